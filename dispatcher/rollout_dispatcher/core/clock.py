@@ -18,6 +18,7 @@ class SteadyClock:
     def __call__(self) -> float:
         """The time now; at least what it was at the last call."""
         reading = self._source()
-        self._now += max(0.0, reading - self._last)
+        if reading > self._last:
+            self._now += reading - self._last
         self._last = reading
         return self._now

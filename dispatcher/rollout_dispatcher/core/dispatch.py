@@ -315,11 +315,14 @@ class Dispatch:
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
         parts = self._parts
-        deadlines = (
+        soonest: float | None = None
+        for at in (
             parts.presence.next_deadline(), parts.held.next_deadline(), parts.timing.wake_at,
             parts.references.next_deadline(),
-        )  # fmt: skip
-        return min([at for at in deadlines if at is not None], default=None)
+        ):  # fmt: skip
+            if at is not None and (soonest is None or at < soonest):
+                soonest = at
+        return soonest
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
@@ -367,12 +370,11 @@ class Dispatch:
         effects = relief.let_in(now) + relief.help(now)
         effects += self._planning.consider(now)
         effects += relief.let_in(now)
-        return effects + self._finish()
+        return effects + self._finish() if self._lifecycle.ended else effects
 
     def _finish(self) -> list[Effect]:
-        if self._lifecycle.ended:
-            self._references.stream_over()
-        if self._planning.busy or not self._lifecycle.ended:
+        self._references.stream_over()
+        if self._planning.busy:
             return []
         return self._lifecycle.finish(flushing=self._parts.phases.flushing)
 
@@ -390,7 +392,7 @@ class Dispatch:
 
     def step(self, number: int) -> OpenStep | None:
         """What an open step holds; None if it is not open, or not any more."""
-        return self._ledger.steps.get(number)
+        return self._ledger.steps.find(number)
 
     def is_expected(self, sample: Sample) -> bool:
         """Whether an open group waits for this sample: it may pass by others that are held."""

@@ -201,11 +201,14 @@ def _gather(
 ) -> tuple[list[Buffer], int]:
     """Field after field, the values of all spans, each field padded; and the bytes in all."""
     values, stride = schema.cut(spans, tokens, rows), len(schema.units)
-    blocks, nbytes = schema.blocks(tokens, rows)
+    counts = (sum(tokens), len(tokens), *map(sum, rows))
     buffers: list[Buffer] = []
-    for at, block in enumerate(blocks):
-        padding = PADDING[block.stop % ALIGNMENT]
-        if block.stop - block.start < JOINED_BYTES:
+    nbytes = 0
+    for at, (unit, by) in enumerate(schema.units):
+        size = unit * counts[by]
+        padding = PADDING[size % ALIGNMENT]
+        nbytes += size + len(padding)
+        if size < JOINED_BYTES:
             buffers.append(b"".join(values[at::stride]) + padding)
         else:
             buffers += values[at::stride]

@@ -10,8 +10,8 @@ from rollout_dispatcher.protocol.messages import MESSAGES, Message, Offering
 
 M = TypeVar("M", bound=Message)
 
-#: Headers that no model has to check.
-_PLAIN = TypeAdapter(dict[str, object])
+#: Writes headers that no model has to check; of its arguments all but the first are left out.
+_to_json = TypeAdapter(dict[str, object]).serializer.to_json
 
 
 def encode(message: Message, payload_size: int = 0) -> bytes:
@@ -25,7 +25,7 @@ def encode(message: Message, payload_size: int = 0) -> bytes:
 
 def encode_checked(kind: type[Message], header: dict[str, object], payload_size: int) -> bytes:
     """`encode` for a message there are many of, from values that were checked when they came."""
-    return encode_frame(kind.type_code, _PLAIN.dump_json(header), payload_size)
+    return encode_frame(kind.type_code, _to_json(header), payload_size)
 
 
 def decode(frame: Frame) -> Message:

@@ -191,9 +191,10 @@ class FrameReader:
             return None
         if self._parts is None:
             self._parts = allocate(self._type, self._header, self._payload_size)
-            self._pieces = Pieces(self._parts)
-            if not self._is_filled():
-                return None
+            if self._parts:
+                self._pieces = Pieces(self._parts)
+                if not self._is_filled():
+                    return None
         frame = Frame(self._type, self._header, self._parts)
         self.num_frames += 1
         self._header = self._parts = None
@@ -227,10 +228,14 @@ class FrameReader:
         return True
 
     def _open(self) -> None:
-        """Take memory for the header."""
+        """Take memory for the header, most of which are here already, whole."""
         self.waits_for = 0
-        self._header = memoryview(bytearray(self._header_size))
-        self._pieces = Pieces((self._header,))
+        start, end = self._start, self._start + self._header_size
+        if end <= self._end:
+            self._header, self._start = memoryview(bytes(self._staging[start:end])), end
+        else:
+            self._header = memoryview(bytearray(self._header_size))
+            self._pieces = Pieces((self._header,))
 
     def _is_filled(self) -> bool:
         """Whether no byte is missing, once what is staged is where it belongs."""

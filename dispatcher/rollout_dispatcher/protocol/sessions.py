@@ -186,14 +186,15 @@ class Session:
 
     def said(self, frame: bytes | bytearray | memoryview) -> None:
         """Note that a frame is sent that was encoded before."""
-        self._note(m.MESSAGES[frame[2]])
+        kind = m.MESSAGES[frame[2]]
+        if self._may_say.get(kind) is not self.state:  # nearly all leave it as it is
+            self._note(kind)
 
     def _note(self, kind: type[m.Message]) -> None:
         after = self._may_say.get(kind)
         if after is None:
             raise IllegalTransition(self.state, f"saying {kind.__name__}")
-        if after is not self.state:
-            self._enter(after)
+        self._enter(after)
 
     def _enter(self, state: SessionState) -> None:
         self.state = state
@@ -244,7 +245,7 @@ class Session:
     def _allocate(self, code: int, header: memoryview, size: int) -> Sequence[memoryview]:
         kind = m.MESSAGES.get(code)
         if kind is not None:
-            self._after(kind)
+            self._check_legal(kind)
             if issubclass(kind, m.Hello):  # first: what is newer must not hide what is wrong
                 offered = codec.decode_offer(header, kind.__name__).offer
                 self.terms = versions.agree(offered, self._offer)
@@ -256,14 +257,13 @@ class Session:
 
     def _accept(self, frame: Frame) -> tuple[m.Message, Sequence[memoryview]]:
         message = self._message
-        after = self._after(type(message))  # we may have said something since the header came
-        if after is not self.state:
-            self._enter(after)
+        after = self._may_hear.get(type(message))
+        if after is not self.state:  # nearly all leave it as it is
+            self._check_legal(type(message))  # we may have said something since the header came
+            self._enter(self._may_hear[type(message)])
             self._reader.limits = self._limits
         return message, frame.parts
 
-    def _after(self, kind: type[m.Message]) -> SessionState:
-        after = self._may_hear.get(kind)
-        if after is None:
+    def _check_legal(self, kind: type[m.Message]) -> None:
+        if kind not in self._may_hear:
             raise ProtocolError(f"{kind.__name__} is not legal in state {self.state}")
-        return after

@@ -38,7 +38,8 @@ class Completion:
     def check(self) -> None:
         """Something has happened that may have been the last thing."""
         if not self._core.drained:  # not yet, or no more: ranks may go back to a checkpoint
-            self.close()
+            if self._timer is not None:
+                self.close()
             return
         if self._connections.ranks:
             return

@@ -38,7 +38,7 @@ async def test_the_clock_is_asked_in_the_thread_of_the_event_loop_alone(samples:
 
     config = PlanConfig(2, samples, micro_batch_size=1, cost=Quadratic())
     duration = Histogram("plan", "Seconds.", registry=CollectorRegistry())
-    planner = Planner(config, duration, clock)
+    planner = Planner(config, duration.observe, clock)
     order = wanted(samples)
     found: asyncio.Future[Plan] = asyncio.get_running_loop().create_future()
     if planner.plans_here(order):
@@ -56,7 +56,7 @@ def test_an_open_step_keeps_its_samples_whatever_its_ranks_may_have() -> None:
     """A smaller step is for samples that can wait for the next; an open step's cannot."""
     config = PlanConfig(2, 16, micro_batch_size=1, cost=Quadratic(), rank_tokens=8)
     duration = Histogram("plan", "Seconds.", registry=CollectorRegistry())
-    planner = Planner(config, duration, time.monotonic)
+    planner = Planner(config, duration.observe, time.monotonic)
     order = wanted(16)
     assert len(planner.plan(order).chosen) < 16
     rest = tuple((entry,) for entry in order.entries)
@@ -72,7 +72,7 @@ def test_an_open_step_of_groups_too_large_for_a_micro_batch_of_now_is_planned_ag
 ) -> None:
     """An earlier process planned it: with larger ones, or under another `--groups`."""
     config = PlanConfig(2, 16, cost=Quadratic(), grouping=Grouping.MICRO_BATCH, **limit)
-    planner = Planner(config, Histogram("plan", "Seconds.", registry=None), time.monotonic)
+    planner = Planner(config, Histogram("plan", "Seconds.", registry=None).observe, time.monotonic)
     order = wanted(16)
     window = replace(order.window, group=np.arange(16) // 8)
     rest = tuple((entry,) for entry in order.entries)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, LabelledHistogram
+from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, ValueHistogram
 
 BOUNDS = (0, 0.001, 0.5, 1, 2.5, 60, 7200, 1_000_000)
 
@@ -45,13 +45,26 @@ def test_it_shows_what_the_clients_histogram_shows(batches: list[list[float]]) -
 def test_one_with_a_label_does_too(values: list[tuple[str, float]]) -> None:
     ours, theirs = CollectorRegistry(auto_describe=True), CollectorRegistry()
     roles = ("producer", "rank")
-    labelled = LabelledHistogram("h_seconds", "Some help.", ("role", roles), BOUNDS, ours)
+    labelled = ValueHistogram("h_seconds", "Some help.", BOUNDS, ours, ("role", roles))
     others = Histogram("h_seconds", "Some help.", ["role"], buckets=BOUNDS, registry=theirs)
     for role in roles:
         others.labels(role)
     for role, value in values:
-        labelled.observe(role, value)
+        labelled.observe(value, role)
         others.labels(role).observe(value)
+    found, expected = exposition(ours), exposition(theirs)
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected)
+
+
+@given(st.lists(numbers, max_size=20))
+def test_one_of_single_values_does_too(values: list[float]) -> None:
+    ours, theirs = CollectorRegistry(auto_describe=True), CollectorRegistry()
+    plain = ValueHistogram("h_seconds", "Some help.", BOUNDS, ours)
+    others = Histogram("h_seconds", "Some help.", buckets=BOUNDS, registry=theirs)
+    for value in values:
+        plain.observe(value)
+        others.observe(value)
     found, expected = exposition(ours), exposition(theirs)
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected)

@@ -91,7 +91,7 @@ class Measuring:
         """The step that a rank reports on, if there is such a step and such a pass."""
         timed, rank = self._steps.get(times.step), self._ledger.ranks[dp_rank]
         if timed is None:
-            step = self._ledger.steps.get(times.step)
+            step = self._ledger.steps.find(times.step)
             if step is None or times.step > rank.prepared:
                 self._refuse(times, Unmeasured.UNKNOWN_STEP, "a step that is long past or unknown")
                 return None

@@ -72,10 +72,10 @@ class Planning:
     def _ask(self, now: float) -> list[Effect]:
         """A step is wanted: ask the trigger, with nothing in the window that it may not have."""
         timing, selection, relief = self._timing, self._selection, self._relief
-        effects = relief.drop_unwanted(now)
+        effects = relief.drop_unwanted(now) if selection.drops else []
         while isinstance(decided := timing.decide(selection.ready, now), MakeCapacity):
             effects += relief.give_up_youngest(now)
-            effects += relief.drop_unwanted(now)
+            effects += relief.drop_unwanted(now) if selection.drops else []
         if isinstance(decided, Wait):
             return effects
         self._asked = selection.request(decided)

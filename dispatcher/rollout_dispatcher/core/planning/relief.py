@@ -78,8 +78,6 @@ class Relief:
     def drop_unwanted(self, now: float) -> list[Effect]:
         """Drop what the next step may not have, and what comes in for it."""
         effects: list[Effect] = []
-        if not self._selection.drops:
-            return effects
         while sum(self._dropping.ready(*unwanted) for unwanted in self._selection.unwanted()):
             effects += self._admission.retry(now)
         return effects

@@ -60,14 +60,15 @@ class Timing:
 
     def _situation(self, ready: int, now: float) -> Situation:
         capacity, hungry, helped = self._capacity, self.hungry_since, self._capacity.helped_since
+        full = capacity.pressed is not None
         return Situation(
             ready=ready,
-            full=capacity.pressed is not None,
+            full=full,
             growing=self._groups.samples > 0,
             flush=self._phases.flushing or self._lifecycle.flushes(ready),
             hungry_for=None if hungry is None else now - hungry,
             tried=self.tried,
-            stuck=self._admission.is_stuck(now) and (ready > 0 or not capacity.is_helped),
+            stuck=full and self._admission.is_stuck(now) and (ready > 0 or not capacity.is_helped),
             quiet_for=now - capacity.last_moved,
             helped_for=math.inf if helped is None else now - helped,
         )

@@ -17,6 +17,7 @@ them waits for it. Nothing is planned that is not wanted. Of what is wanted:
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 #: Sums of floats fall short of what they were added up to: a wait that is over must not go on.
 ROUNDING_S = 1e-6
@@ -41,8 +42,7 @@ class TriggerConfig:
     max_wait: float
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(NamedTuple):
     """What the decision depends on.
 
     ready: what a plan could choose from. full: a cap holds producers back; stuck: one that only

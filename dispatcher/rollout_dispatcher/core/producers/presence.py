@@ -31,8 +31,10 @@ class Presence:
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
-        deadlines = (self._groups.next_deadline(), self._producers.next_deadline())
-        return min([at for at in deadlines if at is not None], default=None)
+        overdue, expired = self._groups.next_deadline(), self._producers.next_deadline()
+        if overdue is None or expired is None:
+            return expired if overdue is None else overdue
+        return min(overdue, expired)
 
     def _gone(self, producers: list[str]) -> None:
         for producer in producers:

@@ -53,7 +53,7 @@ class StepLedger:
         self.generation.check(hello)
         hello.check(self.steps.next_step - 1, self.steps.announced)
         for number, count in hello.received.items():
-            step = self.steps.get(number)
+            step = self.steps.find(number)
             if step is None:
                 continue
             attempt = hello.attempts.get(number, 0)
@@ -141,7 +141,7 @@ class StepLedger:
         A digest that is not ours fails the generation: no rank may train what others do not.
         """
         rank = self.speaker(dp_rank)
-        step = self.steps.get(number)
+        step = self.steps.find(number)
         if self.is_void(rank, number, attempt) or number in rank.unresolved:
             return []
         if step is not None and number > rank.prepared + 1:
@@ -165,7 +165,7 @@ class StepLedger:
         """Whether what this rank says of a step is of a plan that is none any more."""
         if not self.generation.agrees(rank):
             return True  # of a step that was open before the rewind
-        step, withdrawn = self.steps.get(number), self.steps.withdrawn.get(number, -1)
+        step, withdrawn = self.steps.find(number), self.steps.withdrawn.get(number, -1)
         return attempt <= withdrawn if step is None else attempt < step.attempt
 
     def release_ready(self) -> list[Effect]:

@@ -43,6 +43,10 @@ class OpenSteps(Mapping[int, OpenStep]):
     def __getitem__(self, number: int) -> OpenStep:
         return self._open[number]
 
+    def find(self, number: int) -> OpenStep | None:
+        """`get`, which a mapping has through an exception: this is asked for each micro-batch."""
+        return self._open.get(number)
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._open)
 

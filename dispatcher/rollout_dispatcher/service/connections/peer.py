@@ -135,6 +135,8 @@ class Peer(StreamProtocol):
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
         self.role = "unknown"
+        #: Whether it and we may send each other descriptors of shared memory.
+        self.shares_memory = False
         #: Whether its hello was answered; a DP rank is told nothing before that.
         self.welcomed = False
         self.last_heard = clock()
@@ -358,7 +360,8 @@ class Peer(StreamProtocol):
 
     def _take_descriptors(self) -> None:
         """A producer may send descriptors from now on, if that was agreed; a rank is sent some."""
-        if SHARED_MEMORY not in self.terms.capabilities:
+        self.shares_memory = SHARED_MEMORY in self.terms.capabilities
+        if not self.shares_memory:
             return
         assert isinstance(self._transport, StreamTransport)
         if self.role == "rank":
@@ -453,7 +456,10 @@ class Peer(StreamProtocol):
         while self._jobs and not self._paused and self._share > 0 and self._transport is not None:
             bulk = self._jobs.popleft()()
             if bulk is not None and self._may_send(bulk.buffers[0]):
-                bulk = _write(self._transport, bulk)
+                if bulk.descriptors:
+                    bulk = _write_with_descriptors(self._transport, bulk)
+                else:
+                    self._transport.writelines(bulk.buffers)
                 self._share -= frame_bytes(bulk.buffers[0])
                 if self._share <= 0:
                     asyncio.get_running_loop().call_soon(self._pump_on)
@@ -503,15 +509,13 @@ class Peer(StreamProtocol):
             handle.cancel()
 
 
-def _write(transport: asyncio.Transport, bulk: Bulk) -> Bulk:
-    """Write a frame, with its descriptors if there can be so many; returns what was written."""
-    if bulk.descriptors and bulk.without is not None:
-        assert isinstance(transport, StreamTransport)
-        try:
-            transport.writelines(bulk.buffers, bulk.descriptors)
-        except OSError:
-            bulk = bulk.without()
-        else:
-            return bulk
-    transport.writelines(bulk.buffers)
+def _write_with_descriptors(transport: asyncio.Transport, bulk: Bulk) -> Bulk:
+    """Write a frame with its descriptors, or one without; returns what was written."""
+    assert isinstance(transport, StreamTransport)
+    assert bulk.without is not None
+    try:
+        transport.writelines(bulk.buffers, bulk.descriptors)
+    except OSError:  # there can be no more of them
+        bulk = bulk.without()
+        transport.writelines(bulk.buffers)
     return bulk

@@ -13,7 +13,6 @@ from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.payload import InJournal, InMemory, Reference, are_in_memory
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.versions import SHARED_MEMORY
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.connections.connections import RankConnection
 from rollout_dispatcher.service.connections.descriptors import for_segments, open_files_limit
@@ -44,14 +43,13 @@ class Frames:
         numbers = None if groups is None else groups.numbers[rank.dp_rank][index]
         samples = self._samples(entries)
         frame = partial(micro_batch, step.number, index, samples, numbers, attempt=attempt)
-        return self._shared(rank.peer, samples, frame) or Bulk(frame())
+        shared = self._shared(rank.peer, samples, frame) if rank.peer.shares_memory else None
+        return shared or Bulk(frame())
 
     def _shared(
         self, peer: Peer, samples: Sequence[Sample], frame: Callable[..., list[Buffer]]
     ) -> Bulk | None:
-        """With what the peer can find in shared memory, if there is enough of that."""
-        if SHARED_MEMORY not in peer.terms.capabilities:
-            return None
+        """With what a peer that may can find in shared memory, if there is enough of that."""
         payloads = [sample.payload for sample in samples]
         if not are_in_memory(payloads):  # some lie in a payload store
             return None

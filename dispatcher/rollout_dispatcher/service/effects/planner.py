@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
-from prometheus_client import Histogram
 
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
@@ -22,13 +21,18 @@ PLANNED_HERE_SAMPLES = 1024
 
 
 class Planner:
-    """Plans for any number of DP ranks; `duration`: where it is observed how long that takes.
+    """Plans for any number of DP ranks; `observe` is told how long each plan has taken.
 
     clock: for the event loop's thread alone, so the thread that plans never asks it.
     """
 
-    def __init__(self, config: PlanConfig, duration: Histogram, clock: Callable[[], float]) -> None:
-        self._config, self._duration, self._clock = config, duration, clock
+    def __init__(
+        self,
+        config: PlanConfig,
+        observe: Callable[[float], object],
+        clock: Callable[[], float],
+    ) -> None:
+        self._config, self._observe, self._clock = config, observe, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -44,7 +48,7 @@ class Planner:
         """Plan now; raises what the planner raises, which is a bug of ours."""
         began = self._clock()
         found = self._plan(wanted, self._config)
-        self._duration.observe(self._clock() - began)
+        self._observe(self._clock() - began)
         return found
 
     @staticmethod
@@ -79,7 +83,7 @@ class Planner:
         began = self._clock()
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._thread, self._plan, wanted, self._config)
-        self._duration.observe(self._clock() - began)
+        self._observe(self._clock() - began)
         then(found)
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ class EffectRunner:
         self._connections = connections
         self._metrics, self._chronicle = metrics, chronicle
         self._clock = clock
-        self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
+        self._planner = Planner(config.plan_config(), metrics.plan_duration.observe, clock)
         self._deliveries = Deliveries(
             core, connections, Frames(barrier), failure,
             metrics=metrics, chronicle=chronicle, clock=clock, later=self._later,

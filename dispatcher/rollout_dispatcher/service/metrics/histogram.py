@@ -7,6 +7,7 @@ cumulative buckets, a sum and a count, upper bounds inclusive, with a last bucke
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
@@ -47,33 +48,38 @@ class ArrayHistogram:
         return self.collect()
 
 
-class LabelledHistogram:
-    """Counts values one at a time, by one label, whose values are there from the start."""
+class ValueHistogram:
+    """Counts values one at a time, each with the value of the label if there is a label.
+
+    label: its name, and the values whose series are there from the start.
+    """
 
     def __init__(
         self,
         name: str,
         text: str,
-        label: tuple[str, Iterable[str]],
         bounds: Sequence[float],
         registry: CollectorRegistry,
+        label: tuple[str, Iterable[str]] | None = None,
     ) -> None:
-        self._label, values = label
         self._name, self._text, self._bounds = name, text, bounds
-        self._counts = {value: [0] * (len(bounds) + 1) for value in values}
-        self._sums = dict.fromkeys(self._counts, 0.0)
+        self._label, known = label or (None, [""])
+        self._counts = defaultdict(lambda: [0] * (len(bounds) + 1))
+        self._sums = defaultdict(float, dict.fromkeys(known, 0.0))
         registry.register(self)
 
-    def observe(self, label: str, value: float) -> None:
+    def observe(self, value: float, label: str = "") -> None:
         """Count a value."""
         self._counts[label][bisect_left(self._bounds, value)] += 1
         self._sums[label] += value
 
     def collect(self) -> Iterator[Metric]:
         """The histogram as one metric family."""
-        family = HistogramMetricFamily(self._name, self._text, labels=[self._label])
-        for label, counts in self._counts.items():
-            family.add_metric([label], _buckets(self._bounds, counts), self._sums[label])
+        labels = [] if self._label is None else [self._label]
+        family = HistogramMetricFamily(self._name, self._text, labels=labels)
+        for label, total in self._sums.items():
+            buckets = _buckets(self._bounds, self._counts[label])
+            family.add_metric([label] if labels else [], buckets, total)
         yield family
 
     def describe(self) -> Iterator[Metric]:

@@ -7,14 +7,14 @@ the time that counts, for all of them. By the event loop's own clock.
 import asyncio
 
 from rollout_dispatcher.service.connections.peer import Peer
-from rollout_dispatcher.service.metrics.histogram import LabelledHistogram
+from rollout_dispatcher.service.metrics.histogram import ValueHistogram
 from rollout_dispatcher.transport.fair_selector import turns_of
 
 
 class MessageTimes:
     """Of messages that were answered, until their times are observed."""
 
-    def __init__(self, durations: LabelledHistogram) -> None:
+    def __init__(self, durations: ValueHistogram) -> None:
         self._durations, self._loop = durations, asyncio.get_running_loop()
         self._answered: list[tuple[Peer, float]] = []
         turns = turns_of(self._loop)
@@ -33,4 +33,4 @@ class MessageTimes:
     def _observe(self, now: float) -> None:
         answered, self._answered = self._answered, []
         for peer, since in answered:
-            self._durations.observe(peer.role, now - since)
+            self._durations.observe(now - since, peer.role)

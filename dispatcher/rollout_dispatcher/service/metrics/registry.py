@@ -5,7 +5,7 @@ scrape. Only what is over once it has happened (durations, a plan's quality) is 
 happens. Nothing is registered globally.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ from rollout_dispatcher.service.metrics.collectors import (
     RecordCollector,
     SharedMemoryCollector,
 )
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, LabelledHistogram
+from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, ValueHistogram
 from rollout_dispatcher.service.metrics.measured import MeasuredCollector
 from rollout_dispatcher.service.metrics.rank_waits import RankWaits
 from rollout_dispatcher.service.reloading.reloads import OUTCOMES
@@ -150,36 +150,39 @@ class Metrics:
             ["plane"],
             registry=registry,
         )
-        self.message_duration = LabelledHistogram(
+        self.message_duration = ValueHistogram(
             "dispatcher_message_duration_seconds",
             "From when a message can be read until it is answered, durably if there is a journal.",
+            _SECONDS,
+            registry,
             ("role", _ROLES),
+        )
+        self.event_loop_lag = ValueHistogram(
+            "dispatcher_event_loop_lag_seconds",
+            "How late the event loop runs what is due.",
             _SECONDS,
             registry,
         )
-        self.event_loop_lag = Histogram(
-            "dispatcher_event_loop_lag_seconds",
-            "How late the event loop runs what is due.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
 
     def _make_plan_metrics(self, registry: CollectorRegistry) -> None:
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"dispatcher_{name}", text, labels, buckets=buckets, registry=registry)
+        def histogram(
+            name: str, text: str, bounds: tuple[float, ...], stages: Iterable[str] = ()
+        ) -> ValueHistogram:
+            label = ("stage", stages) if stages else None
+            return ValueHistogram(f"dispatcher_{name}", text, bounds, registry, label)
 
         self.plan_duration = histogram("plan_duration_seconds", "Time to plan a step.", _SECONDS)
         self._imbalance = histogram(
             "step_imbalance_ratio",
             "Max over mean of the ranks' cost or time, minus 1.",
             _RATIOS,
-            "stage",
+            _STAGES,
         )
         self._excess = histogram(
             "step_straggler_excess_ratio",
             "Time that waiting for stragglers adds to what even ranks would take.",
             _RATIOS,
-            "stage",
+            _STAGES,
         )
         self._bound_excess = histogram(
             "step_lower_bound_excess_ratio",
@@ -225,17 +228,17 @@ class Metrics:
         )
 
     def _make_rank_metrics(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        self.delivery_duration = Histogram(
+        self.delivery_duration = ValueHistogram(
             "dispatcher_delivery_duration_seconds",
             "From a step's plan to its last micro-batch being written to a rank.",
-            buckets=_STEP_SECONDS,
-            registry=registry,
+            _STEP_SECONDS,
+            registry,
         )
-        waits = Histogram(
+        waits = ValueHistogram(
             "dispatcher_rank_wait_duration_seconds",
             "Time a rank's training loop was blocked waiting for a step, once it has it.",
-            buckets=_STEP_SECONDS,
-            registry=registry,
+            _STEP_SECONDS,
+            registry,
         )
         self.rank_waits = RankWaits(waits.observe)
         self._per_rank = PerRank(self._core, self.rank_waits.seconds, clock)
@@ -256,9 +259,6 @@ class Metrics:
                 self.connection_errors.labels(role, reason)
         for reason in _REDELIVERIES:
             self.redeliveries.labels(reason)
-        for stage in _STAGES:
-            self._imbalance.labels(stage)
-            self._excess.labels(stage)
 
     def watch_health(self, is_ready: Callable[[Statistics], bool]) -> None:
         """Show whether samples are accepted, as who serves knows it."""
@@ -293,13 +293,13 @@ class Metrics:
 
     def step_planned(self, step: StepPlanned) -> None:
         """Observe the quality of a plan and what its samples went through."""
-        plan = step.plan
-        self._imbalance.labels("fifo").observe(plan.fifo_imbalance)
-        self._imbalance.labels("planned").observe(plan.imbalance)
-        self._excess.labels("fifo").observe(plan.fifo_excess)
-        self._excess.labels("planned").observe(plan.excess)
+        plan, excess = step.plan, step.plan.excess
+        self._imbalance.observe(plan.fifo_imbalance, "fifo")
+        self._imbalance.observe(plan.imbalance, "planned")
+        self._excess.observe(plan.fifo_excess, "fifo")
+        self._excess.observe(excess, "planned")
         self.planned_steps += 1
-        self.planned_excess += plan.excess
+        self.planned_excess += excess
         costs = plan.cost.sum(axis=1).tolist()
         even = plan.even_time
         self._bound_excess.observe(max(0.0, plan.lower_bound / even - 1) if even else 0.0)
@@ -314,8 +314,8 @@ class Metrics:
     def step_measured(self, step: StepMeasured) -> None:
         """Observe what a step has lost, by the ranks' own clocks."""
         if step.leads:
-            self._imbalance.labels("measured").observe(step.imbalance)
-            self._excess.labels("measured").observe(step.excess)
+            self._imbalance.observe(step.imbalance, "measured")
+            self._excess.observe(step.excess, "measured")
 
     def _padding(self, step: StepPlanned) -> int:
         """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
