@@ -8,8 +8,8 @@ One producer and two ranks, with a journal, as references need one: each size go
 reference in turn, by one and by eight samples a push, over TCP and over a Unix socket, where what
 is inline is shared memory from 256 KiB on. All is in memory, the journal and a store of files too:
 no disk is measured. Compared is the CPU time that a sample takes each process, and an engine's own
-processes with them; by reference over inline, below 1 where a reference is cheaper. What is left to
-do after a run, as releases are, counts with the next. Linux only.
+processes with them; by reference over inline, below 1 where a reference is cheaper. A run has ended
+when the store is empty again. Linux only.
 """
 
 import argparse
@@ -26,12 +26,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollout_dispatcher.cli.demo.processes import signals_unwind
+from rollout_workers.stores.interface import PayloadStore
+from rollout_workers.stores.registry import open_store
 from tests.bench.pairs import in_turn, in_words, spread
 from tests.bench.plane.children.whole import WARM_UP, cpu_seconds, spent
 from tests.bench.plane.load.loads import LOADS, PUSHES, SIZES_KIB, Load
 from tests.bench.plane.measure.end_to_end import RANK
 from tests.bench.plane.planes.plane import Plane, plane
 from tests.bench.references import STORES
+from tests.support.server import eventually
 
 SOCKETS = ("tcp", "unix")
 INLINE, REFERENCE = "1TiB", "1B"
@@ -46,21 +49,28 @@ class Run:
 
 
 class Way:
-    """A plane that is ready, of one of both ways. engine: processes that its store consists of."""
+    """A plane that is ready, of one of both ways.
 
-    def __init__(self, moving: Plane, engine: Sequence[int]) -> None:
-        self._moving, self._engine = moving, engine
+    store: where its payloads lie, None for inline. engine: the processes that this consists of.
+    """
+
+    def __init__(self, moving: Plane, store: PayloadStore | None, engine: Sequence[int]) -> None:
+        self._moving, self._store, self._engine = moving, store, engine
         moving.join()
         for _ in range(WARM_UP):
-            moving.run()
-        self._before = self._spent()
+            self.run()
 
     def run(self) -> Run:
-        """One more of the load; what it used is counted from the end of the one before."""
-        seconds, after = self._moving.run(), self._spent()
-        used = {name: after[name] - before for name, before in self._before.items()}
-        self._before = after
-        return Run(used, seconds)
+        """One more of the load."""
+        before, seconds = self._spent(), self._moving.run()
+        if self._store is not None:
+            eventually(self._is_empty, "every object is released")
+        after = self._spent()
+        return Run({name: after[name] - used for name, used in before.items()}, seconds)
+
+    def _is_empty(self) -> bool:
+        assert self._store is not None
+        return not self._store.list("")
 
     def _spent(self) -> dict[str, float]:
         each = spent(self._moving)
@@ -123,7 +133,9 @@ def ways(load: Load, socket: str, address: str, engine: Sequence[int]) -> Iterat
             plane(load, rank=RANK, **options("inline", INLINE)) as inline,
             plane(load, rank=RANK, **options("reference", REFERENCE)) as reference,
         ):
-            yield Way(inline, ()), Way(reference, engine)
+            store = open_store(address)
+            yield Way(inline, None, ()), Way(reference, store, engine)
+            store.close()
             inline.finish()
             reference.finish()
 
