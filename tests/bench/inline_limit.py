@@ -1,6 +1,6 @@
 """From which size on a payload had better go by reference: `--inline-limit`, and its default.
 
-    python -m tests.bench.inline_limit [--store file|ray|mooncake] [--kib 64 1024 ...]
+    python -m tests.bench.inline_limit [--stores file ray mooncake] [--kib 64 1024 ...]
                                        [--sockets tcp unix] [--pushes 1 8] [--pairs 7]
                                        [--folder /dev/shm] [--json FILE]
 
@@ -9,12 +9,13 @@ reference in turn, by one and by eight samples a push, over TCP and over a Unix 
 is inline is shared memory from 256 KiB on. All is in memory, the journal and a store of files too:
 no disk is measured. Compared is the CPU time that a sample takes each process, and an engine's own
 processes with them; by reference over inline, below 1 where a reference is cheaper. A run has ended
-when the store is empty again. Linux only.
+when the store is empty again. Each engine is run by an interpreter that has it. Linux only.
 """
 
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from typing import Any
 from rollout_dispatcher.cli.demo.processes import signals_unwind
 from rollout_workers.stores.interface import PayloadStore
 from rollout_workers.stores.registry import open_store
+from tests.bench.engines import figures_of, python_of
 from tests.bench.pairs import in_turn, in_words, spread
 from tests.bench.plane.children.whole import WARM_UP, cpu_seconds, spent
 from tests.bench.plane.load.loads import LOADS, PUSHES, SIZES_KIB, Load
@@ -37,6 +39,7 @@ from tests.bench.references import STORES
 from tests.support.server import eventually
 
 SOCKETS = ("tcp", "unix")
+DEFAULT_KIB = (64, 256, 1024, 4096, 16384)
 INLINE, REFERENCE = "1TiB", "1B"
 
 
@@ -82,10 +85,9 @@ class Way:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--store", choices=sorted(STORES), default="file")
-    parser.add_argument(
-        "--kib", type=int, nargs="+", choices=SIZES_KIB, default=[64, 256, 1024, 2048, 4096]
-    )
+    parser.add_argument("--stores", nargs="+", choices=sorted(STORES), default=["file"])
+    parser.add_argument("--here", action="store_true", help="run stores by this interpreter")
+    parser.add_argument("--kib", type=int, nargs="+", choices=SIZES_KIB, default=DEFAULT_KIB)
     parser.add_argument("--sockets", nargs="+", choices=SOCKETS, default=SOCKETS)
     parser.add_argument(
         "--pushes", type=int, nargs="+", choices=PUSHES, default=PUSHES, help="samples of a push"
@@ -97,22 +99,41 @@ def main() -> None:
     args = parser.parse_args()
     tempfile.tempdir = args.folder
     rows = []
-    with (
-        signals_unwind(),
-        TemporaryDirectory() as folder,
-        STORES[args.store](Path(folder)) as address,
-    ):
+    with signals_unwind():
+        for store in args.stores:
+            for found in of_store(store, args):
+                rows.append(found)
+                print(line(found), flush=True)
+                if args.json is not None:
+                    args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def of_store(store: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of one, by the interpreter that has its engine."""
+    python = Path(sys.executable) if args.here else python_of(store)
+    if python == Path(sys.executable):
+        yield from rows_of(store, args)
+    elif python.exists():
+        words = ["--here", "--stores", store, "--pairs", str(args.pairs), "--folder", args.folder]
+        for name in ("kib", "sockets", "pushes"):
+            words += [f"--{name}", *map(str, getattr(args, name))]
+        words += ["--quick"] if args.quick else []
+        yield from figures_of(python, "tests.bench.inline_limit", words)
+    else:
+        print(f"SKIPPED: {store}, as there is no {python}; make it with tests.frameworks.run")
+
+
+def rows_of(store: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row a socket, a size of a push, and a size."""
+    with TemporaryDirectory() as folder, STORES[store](Path(folder)) as address:
         engine = children(os.getpid())
         for socket, push, kib in product(args.sockets, args.pushes, args.kib):
             load = LOADS[f"{kib}k-by-{push}"]
             load = load.quick if args.quick else load
             with ways(load, socket, address, engine) as (inline, reference):
                 pairs = list(in_turn(inline, reference, lambda way, _: way.run(), args.pairs))
-            said = {"store": args.store, "socket": socket, "push": push, "kib": kib}
-            rows.append(said | figures(load, pairs))
-            print(line(rows[-1]), flush=True)
-            if args.json is not None:
-                args.json.write_text(json.dumps(rows, indent=1) + "\n")
+            said = {"store": store, "socket": socket, "push": push, "kib": kib}
+            yield said | figures(load, pairs)
 
 
 @contextmanager
@@ -163,10 +184,10 @@ def line(of: dict[str, Any]) -> str:
         f"{name} {of['inline_us'].get(name, 0):.0f} -> {us:.0f}"
         for name, us in of["reference_us"].items()
     )
+    words = {name: in_words(at, 2) for name, at in of["ratios"].items()}
     return (
-        f"{of['kib']:6} KiB by {of['push']} {of['socket']:4} {in_words(of['ratios']['all'], 2)}, "
-        f"dispatcher {in_words(of['ratios']['dispatcher'], 2)}, rate {in_words(of['rate'], 2)}; "
-        f"us/sample: {used}"
+        f"{of['store']:8} {of['kib']:5} KiB by {of['push']} {of['socket']:4} {words['all']}, "
+        f"dispatcher {words['dispatcher']}, rate {in_words(of['rate'], 2)}; us/sample: {used}"
     )
 
 
