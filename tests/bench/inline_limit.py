@@ -1,7 +1,7 @@
 """From which size on a payload had better go by reference: `--inline-limit`, and its default.
 
     python -m tests.bench.inline_limit [--stores file ray mooncake] [--kib 64 1024 ...]
-                                       [--sockets tcp unix] [--pushes 1 8] [--pairs 7]
+                                       [--sockets tcp unix] [--pushes 1 8] [--pairs 5]
                                        [--folder /dev/shm] [--json FILE]
 
 One producer and two ranks, with a journal, as references need one: each size goes inline and by
@@ -39,7 +39,7 @@ from tests.bench.references import STORES
 from tests.support.server import eventually
 
 SOCKETS = ("tcp", "unix")
-DEFAULT_KIB = (64, 256, 1024, 4096, 16384)
+DEFAULT_KIB = (64, 256, 1024, 4096)
 INLINE, REFERENCE = "1TiB", "1B"
 
 
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument(
         "--pushes", type=int, nargs="+", choices=PUSHES, default=PUSHES, help="samples of a push"
     )
-    parser.add_argument("--pairs", type=int, default=7, help="of runs, at least 2")
+    parser.add_argument("--pairs", type=int, default=5, help="of runs, at least 2")
     parser.add_argument("--folder", default="/dev/shm", help="where files and journals lie")
     parser.add_argument("--quick", action="store_true", help="short runs: whether it works at all")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -50,7 +50,8 @@ def test_a_sized_load_has_samples_of_that_size(name: str) -> None:
 
 
 def test_processes_that_a_process_has_started_are_found_and_those_that_they_have() -> None:
-    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as shell:
+    command = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as shell:
         assert shell.stdout is not None
         try:
             started = int(shell.stdout.readline())
