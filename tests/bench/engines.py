@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -66,26 +67,27 @@ def row(name: str, python: Path, pairs: int) -> dict[str, Any]:
     }
 
 
-def measured(name: str, python: Path, nbytes: int, pairs: int) -> dict[str, Any]:
+def measured(name: str, python: Path, nbytes: int, pairs: int) -> Any:
     """The figures of one size."""
+    options = {"store": name, "bytes": nbytes, "samples": SAMPLES[nbytes], "pairs": pairs}
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    return figures_of(python, "tests.bench.references", words)
+
+
+def figures_of(python: Path, module: str, words: Sequence[str]) -> Any:
+    """What a benchmark writes as JSON that another interpreter runs."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "found.json")
-        options = {
-            "store": name, "bytes": nbytes, "samples": SAMPLES[nbytes], "pairs": pairs,
-            "json": file,
-        }  # fmt: skip
-        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         with Path(folder, "log").open("wb+") as log:
             done = subprocess.run(
-                [python, "-m", "tests.bench.references", *words],
+                [python, "-m", module, *words, "--json", file],
                 check=False, cwd=ROOT, env=os.environ | {"PYTHONPATH": PYTHONPATH},
                 stdout=log, stderr=log,
             )  # fmt: skip
             if done.returncode:
                 log.seek(0)
-                sys.exit(f"{name} failed:\n{log.read().decode(errors='replace')}")
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
+                sys.exit(f"{module} failed:\n{log.read().decode(errors='replace')}")
+        return json.loads(file.read_text())
 
 
 def line(of: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing as mp
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,8 +79,8 @@ def main() -> None:
 
 @contextmanager
 def file_store(folder: Path) -> Iterator[str]:
-    """Files in memory, so that no disk is measured."""
-    with TemporaryDirectory(dir="/dev/shm") as root:
+    """Files in memory, so that no disk is measured, or where temporary ones are said to lie."""
+    with TemporaryDirectory(dir=tempfile.tempdir or "/dev/shm") as root:
         yield f"file://{root}"
 
 

@@ -1,6 +1,6 @@
 """Measures again what docs/results holds, and writes the tables of docs/ from it.
 
-    python -m tests.results.measure [NAME ...]     # all: about 40 minutes on two idle cores
+    python -m tests.results.measure [NAME ...]     # all: about 55 minutes on two idle cores
 
 It needs the real traces beside the checkout, and the peers that `make results` installs. Times are
 worth something only if the machine does nothing else.
@@ -39,6 +39,10 @@ COMMANDS = {
     "hop-latency-50mbps shared-against-transferqueue shared-against-ray-queue --json FILE",
     "watched": "python -m tests.bench.plane.watched --pairs 40 --json FILE",
     "references": "python -m tests.bench.engines --pairs 5 --engines ray mooncake file --json FILE",
+    "inline-limit": "python -m tests.bench.inline_limit --kib 256 1024 4096 --pairs 7 --json FILE",
+    "inline-limit-engines": "python -m tests.bench.inline_limit --stores mooncake ray "
+    "--sockets tcp --pushes 8 --kib 256 1024 4096 --json FILE",
+    "prefetch": "python -m tests.bench.prefetch --rounds 1 --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
     "journal": "python -m tests.bench.journal --json FILE",

@@ -243,6 +243,61 @@ def references_table() -> str:
     )
 
 
+def inline_limit_table(name: str = "inline-limit") -> str:
+    """docs/payload-stores.md: what a reference costs each process, by size."""
+    found = load(name)
+
+    def each(used: dict[str, float]) -> str:
+        return ", ".join(f"{us:,.0f}" for name, us in used.items() if name != "all")
+
+    rows = [
+        (
+            f"{at['store']}, {at['socket']}, {at['push']}",
+            f"{at['kib']} KiB",
+            each(at["inline_us"]),
+            each(at["reference_us"]),
+            *(_spread(at["ratios"][name]) for name in ("all", "dispatcher")),
+        )
+        for at in found.figures
+    ]
+    return _table(
+        "store, socket, samples a push | a sample | inline: producer, dispatcher, ranks | "
+        "by reference, and the engine | all, over inline (quartiles) | the dispatcher's",
+        rows,
+        found,
+    )
+
+
+def inline_limit_engines_table() -> str:
+    """docs/payload-stores.md: the same with engines."""
+    return inline_limit_table("inline-limit-engines")
+
+
+def prefetch_table() -> str:
+    """docs/payload-stores.md: what a rank waits for, by what it fetches ahead."""
+    found = load("prefetch")
+
+    def wait(of: dict[str, Any]) -> str:
+        median, low, high = (1e3 * of[name] for name in ("wait_s", "low_s", "high_s"))
+        return f"{median:.1f} ms ({low:.1f} to {high:.1f}, {of['waits']})"
+
+    rows = [
+        (
+            f"{at['step_bytes'] >> 20} MiB, {at['prefetch_steps']}",
+            f"`{at['prefetch_bytes']}`",
+            wait(at),
+            f"{at['memory_bytes'] >> 20} MiB",
+        )
+        for at in sorted(found.figures["rows"], key=_by_step)
+    ]
+    return _table(
+        "a step of the rank, steps ahead | `--prefetch-bytes` | waits a step "
+        "(quartiles, steps) | the rank's memory grows by",
+        rows,
+        found,
+    )
+
+
 def watched_table() -> str:
     """docs/performance.md: with all that tells of a run, over without."""
     found = load("watched")
@@ -368,7 +423,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "journal": journal_table,
     },
     "integrate.md": {"integrations": integrations_table},
-    "payload-stores.md": {"references": references_table},
+    "payload-stores.md": {
+        "references": references_table,
+        "inline-limit": inline_limit_table,
+        "inline-limit-engines": inline_limit_engines_table,
+        "prefetch": prefetch_table,
+    },
     "performance.md": {"plane": plane_table, "shared": shared_table, "watched": watched_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
@@ -389,6 +449,15 @@ def _by_lengths(windows: Measured) -> dict[str, dict[str, list[dict[str, Any]]]]
         found.setdefault(_short(row["lengths"]), {}).setdefault(row["meet"], []).append(row)
     drawn = [_short(lengths) for lengths in windows.figures["drawn"]]
     return {lengths: found[lengths] for lengths in drawn}
+
+
+def _by_step(of: dict[str, Any]) -> tuple[int, int]:
+    """Rows of a step together."""
+    return of["step_bytes"], of["prefetch_steps"]
+
+
+def _spread(of: dict[str, float]) -> str:
+    return f"{of['ratio']:.2f} ({of['low']:.2f} to {of['high']:.2f})"
 
 
 def _short(lengths: str) -> str:

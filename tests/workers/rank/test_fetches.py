@@ -68,6 +68,11 @@ def steps_of(fetches: list[Fetch]) -> list[int]:
     return [fetch.held.header.step for fetch in fetches]
 
 
+def indexes_of(fetches: list[Fetch]) -> list[tuple[int, int]]:
+    """The step and the micro-batch of each."""
+    return [(fetch.held.header.step, fetch.received.header.index) for fetch in fetches]
+
+
 def test_a_step_is_prepared_once_all_of_it_is_here_and_fetched() -> None:
     core = connected()
     announce(core, 0, 2)
@@ -137,6 +142,54 @@ def test_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None
     core.demand(hungry=True)
     assert steps_of(core.take_fetches()) == [0]
     assert core.take_fetches() == []
+
+
+def test_of_a_step_that_does_not_fit_as_many_micro_batches_are_fetched_ahead_as_do() -> None:
+    core = connected(prefetch_bytes=3 * NBYTES)
+    for number, count in ((0, 2), (1, 3)):
+        announce(core, number, count)
+        for index in range(count):
+            deliver(core, number, index)
+    fetches = core.take_fetches()
+    assert indexes_of(fetches) == [(0, 0), (0, 1), (1, 0)]
+    for fetch in fetches:
+        find(core, fetch)
+    assert said(core) == [prepared(0)]
+    core.heard(m.Release(step=0), NOTHING, 0.0)
+    held = core.ready()
+    assert held is not None
+    core.take(held)
+    assert indexes_of(core.take_fetches()) == [(1, 1), (1, 2)]
+
+
+def test_the_rest_of_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None:
+    core = connected(prefetch_bytes=NBYTES)
+    for number in range(2):
+        announce(core, number, 2)
+        for index in range(2):
+            deliver(core, number, index)
+    (first,) = core.take_fetches()
+    find(core, first)
+    assert core.take_fetches() == []
+    core.demand(hungry=True)
+    assert indexes_of(core.take_fetches()) == [(0, 1)]
+    assert core.take_fetches() == []
+
+
+def test_what_is_gone_is_not_named_while_others_of_its_step_were_not_looked_for() -> None:
+    core = connected(prefetch_bytes=NBYTES)
+    announce(core, 0, 2)
+    for index, name in enumerate(("one", "two")):
+        deliver(core, 0, index, *referenced([sample([1, 2, 3], name=name)]))
+    (first,) = core.take_fetches()
+    core.missed(first, {"one": "gone"})
+    assert said(core) == []
+    core.demand(hungry=True)
+    (second,) = core.take_fetches()
+    core.missed(second, {"two": "gone"})
+    (message,) = [it for it in said(core) if not isinstance(it, m.Demand)]
+    assert isinstance(message, m.Unresolved)
+    assert message.sample_ids == ["one", "two"]
 
 
 def test_what_is_gone_is_named_once_all_else_is_fetched() -> None:

@@ -4,10 +4,11 @@
                                                               |
                                                               +--some missing--> unresolved
 
-A step is fetched as a whole, and in its turn. Invariants: what is fetched, or being fetched, of
-steps that the training loop has not begun is at most `limit` bytes, but for the one that it waits
-for: that is always fetched, so no rank waits for itself. And a step is told to be prepared behind
-those before it, since whoever prepares one has prepared those.
+A micro-batch is fetched as a whole, and each in its turn: a step that does not fit is fetched ahead
+as far as it does. Invariants: what is fetched, or being fetched, of steps that the training loop
+has not begun is at most `limit` bytes, but for the one that it waits for: that is always fetched,
+so no rank waits for itself. And a step is told to be prepared behind those before it, since whoever
+prepares one has prepared those.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,12 +47,15 @@ class Fetches:
             if len(held.micro_batches) < held.header.num_micro_batches:
                 return  # and later ones are not here either
             taken = held.state is HeldState.TAKEN
-            ahead += 0 if taken else held.referenced_bytes
-            if held.fetching is None:
+            for index, nbytes in held.referenced.items():
+                ahead += 0 if taken else nbytes
+                if index in held.asked:
+                    continue
                 fits = taken or self.limit is None or ahead <= self.limit
                 if not fits and not (waits and held is following):
                     return
-                yield from _begin(held)
+                held.fetch(index)
+                yield Fetch(held, held.micro_batches[index], held.lacking[index])
 
     def found(self, fetch: Fetch, payload: memoryview) -> None:
         """All that a micro-batch lacked is fetched; payload: of all its samples."""
@@ -74,12 +78,6 @@ class Fetches:
             elif not held.told and held.is_unresolved:
                 held.told = True
                 yield _unresolved(held)
-
-
-def _begin(held: HeldStep) -> Iterator[Fetch]:
-    held.fetching = set(held.lacking)
-    for index, references in held.lacking.items():
-        yield Fetch(held, held.micro_batches[index], references)
 
 
 def _prepared(header: m.StepHeader) -> m.Prepared:

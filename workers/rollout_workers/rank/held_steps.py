@@ -68,9 +68,9 @@ class HeldStep:
 
     begun: the training loop has asked for one of its micro-batches. lacking: where the samples are
     that some micro-batches, by index, lack; of those the header and what came inline are here.
-    referenced_bytes: of those samples, fetched or not. fetching: which micro-batches' are being
-    fetched; None before that has begun. missing: samples that are gone, and why. told: the
-    dispatcher knows whether it is resolved.
+    referenced: bytes of the samples in stores, fetched or not, of the micro-batches that have any.
+    asked: those whose samples are being fetched, or were. fetching: those that are being fetched.
+    missing: samples that are gone, and why. told: the dispatcher knows whether it is resolved.
     """
 
     header: m.StepHeader
@@ -78,8 +78,9 @@ class HeldStep:
     micro_batches: list[Received] = field(default_factory=list)
     begun: bool = False
     lacking: dict[int, list[Reference]] = field(default_factory=dict)
-    referenced_bytes: int = 0
-    fetching: set[int] | None = None
+    referenced: dict[int, int] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
+    fetching: set[int] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
     told: bool = False
 
@@ -96,7 +97,8 @@ class HeldStep:
     @property
     def is_unresolved(self) -> bool:
         """Whether samples of it are missing, and all others fetched."""
-        return bool(self.missing) and not self.fetching
+        asked_all = len(self.asked) == len(self.referenced)
+        return bool(self.missing) and asked_all and not self.fetching
 
     def receive(self, header: m.MicroBatch, payload: memoryview) -> None:
         """The next micro-batch came; raises ProtocolError for a payload of another size."""
@@ -108,8 +110,13 @@ class HeldStep:
             received = Received(header, payload, ())
             lacking = [reference for reference in header.references(schema) if reference]
             self.lacking[header.index] = lacking
-            self.referenced_bytes += sum(reference.nbytes for reference in lacking)
+            self.referenced[header.index] = sum(reference.nbytes for reference in lacking)
         self.micro_batches.append(received)
+
+    def fetch(self, index: int) -> None:
+        """What a micro-batch lacks is being fetched from now on."""
+        self.asked.add(index)
+        self.fetching.add(index)
 
     def fetched(self, index: int, payload: memoryview) -> None:
         """What a micro-batch lacked is in this payload, which is that of all its samples."""
@@ -117,15 +124,11 @@ class HeldStep:
         blocks = cut(self.header.schema_, header, payload)
         self.micro_batches[index] = Received(header, payload, blocks)
         del self.lacking[index]
-        self._is_fetched(index)
+        self.fetching.discard(index)
 
     def missed(self, index: int, missing: dict[str, str]) -> None:
         """Samples that a micro-batch lacks are gone, by id, and why."""
         self.missing |= missing
-        self._is_fetched(index)
-
-    def _is_fetched(self, index: int) -> None:
-        assert self.fetching is not None
         self.fetching.discard(index)
 
 

@@ -125,6 +125,21 @@ LOGNORMAL = Shape(2000, spread=0.8)
 #: One step in so many of a run is left when it is to be quick.
 QUICK = 10
 
+#: Samples of one size, in KiB, by one and by eight a push: `16k-by-1` to `16384k-by-8`.
+SIZES_KIB, PUSHES = (16, 64, 256, 512, 1024, 2048, 4096, 16384), (1, 8)
+#: Bytes of a run of those, and its steps at the least and at the most.
+SIZED_RUN_BYTES, LEAST_STEPS, MOST_STEPS = 256 << 20, 2, 64
+
+
+def sized(kib: int, push: int) -> Load:
+    """Samples of so many KiB, a few bytes more, most of them features; so many a push."""
+    width, batch = 64, 16
+    tokens = -(-(kib << 10) // Shape(1, width).token_bytes)
+    steps = max(LEAST_STEPS, min(MOST_STEPS, SIZED_RUN_BYTES // (batch * kib << 10)))
+    shape = Shape(tokens, width)
+    return Load(f"{kib}k-by-{push}", shape, 16, batch, micro_batch=4, push=push, steps=steps)
+
+
 LOADS = {
     load.name: load
     for load in (
@@ -146,6 +161,7 @@ LOADS = {
             push=64,
             steps=3,
         ),
+        *(sized(kib, push) for kib in SIZES_KIB for push in PUSHES),
     )
 }
 
