@@ -22,6 +22,7 @@ from rollout_dispatcher.plan import (
     Oversize,
     Plan,
     PlanConfig,
+    Strategy,
     Sync,
     straggler_excess,
 )
@@ -142,6 +143,18 @@ def test_a_group_too_large_for_a_micro_batch_is_an_error_that_says_so() -> None:
         plan(window_of(lengths), replace(budget, micro_batch_tokens=47, sample_length_multiple=12))
     alone = plan(window_of(lengths), replace(budget, oversize=Oversize.ALONE))
     assert sorted(map(len, (part for rank in alone.micro_batches for part in rank))) == [4, 4]
+
+
+def test_thousands_of_samples_that_are_dealt_as_they_came_keep_to_the_budget() -> None:
+    """They were dealt by rounds, as large ones first, though small ones may come first."""
+    lengths = np.random.default_rng(0).integers(1, 1000, (1600, 2))
+    config = replace(RANK, dp_size=1, micro_batch_size=None, micro_batch_tokens=20_000)
+    config = replace(config, strategy=Strategy.ROUND_ROBIN, dispatch_batch_size=3200)
+    window = window_of(lengths)
+    fewest = plan(window, config).num_micro_batches
+    step = plan(window, replace(config, min_micro_batches=fewest + 1))
+    assert step.num_micro_batches == fewest + 1
+    assert max(int(window.tokens[part].sum()) for part in step.micro_batches[0]) <= 20_000
 
 
 # -- the parts ------------------------------------------------------------------------------

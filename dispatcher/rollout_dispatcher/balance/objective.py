@@ -12,6 +12,7 @@ from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
 from rollout_dispatcher.balance.split.padded.runs import padded_time
+from rollout_dispatcher.balance.split.parts import Batch
 from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync, bubble
 
 
@@ -29,6 +30,15 @@ def ruling_cost(cost: FloatArray, tokens: IntArray, take: float, config: PlanCon
     typical = np.full(round(take), tokens.mean(), dtype=np.int64)
     M = _micro_batches(typical, config)
     return share * bubble(config.pipeline_stages, M) / config.pipeline_stages
+
+
+def bound_of(batch: Batch, M: int, config: PlanConfig) -> float:
+    """The same of a batch; no rank has less than the dearest group that stays on one."""
+    bound = lower_bound(batch.falling, M, config)
+    if batch.group is None:
+        return bound
+    load = np.bincount(batch.group, weights=batch.cost).astype(np.float64)
+    return max(bound, rank_bound(-np.sort(-load), config.dp_size))
 
 
 def lower_bound(x: FloatArray, M: int, config: PlanConfig) -> float:

@@ -10,10 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.micro_batch_order import in_order
 from rollout_dispatcher.balance.numbers import DEAREST
-from rollout_dispatcher.balance.objective import lower_bound
+from rollout_dispatcher.balance.objective import bound_of
 from rollout_dispatcher.balance.rank_cap import (
     fewer,
     fits_on_ranks,
@@ -76,7 +75,7 @@ def plan(
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync, config.pipeline_stages),
-        lower_bound=_bound(choice.batch, parts.num_micro_batches, config),
+        lower_bound=bound_of(choice.batch, parts.num_micro_batches, config),
         pipeline_stages=config.pipeline_stages,
     )
 
@@ -162,15 +161,6 @@ def _groups(group: IntArray, config: PlanConfig) -> IntArray | None:
     if config.grouping in (Grouping.IGNORE, Grouping.STEP) or not (group >= 0).any():
         return None
     return group_index(group)
-
-
-def _bound(batch: Batch, M: int, config: PlanConfig) -> float:
-    """Time that no split can beat; no rank has less than the dearest group that stays on one."""
-    bound = lower_bound(batch.x, M, config)
-    if batch.group is None:
-        return bound
-    load = np.bincount(batch.group, weights=batch.cost).astype(np.float64)
-    return max(bound, rank_bound(-np.sort(-load), config.dp_size))
 
 
 def _padded(window: Window, multiple: int) -> Window:

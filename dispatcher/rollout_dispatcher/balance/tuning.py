@@ -229,7 +229,8 @@ WORTH_A_MICRO_BATCH = 1.05
 #: to be: lower counts are tried only if they are the bound. Chosen by trial: of 2,400 batches none
 #: would have had fewer.
 BEST_FIT_OVER = 0.015
-#: Steps up to this many samples are compared with the greedy split. Chosen by trial.
+#: Steps up to this many samples are compared with the greedy split, whatever they wait. Chosen by
+#: trial.
 GROUPS_COMPARED_UP_TO = 1024
 
 # Budgets of padded tokens.
@@ -305,6 +306,10 @@ EXCHANGED_ALONE_UP_TO = 36
 #: of any cost model is larger. Chosen by trial.
 LEVEL_PADDED, PADDED_ROUNDS = 1e-3, 8
 
+#: Ends that least totals compare, of runs of a number of samples at most: of more items, or runs,
+#: micro-steps are made alike instead. Chosen: two milliseconds.
+SHARED_TABLE = 1 << 17
+
 # Pipelines.
 
 #: Rounds of swaps, pairs of a slow and a fast rank in each, micro-batches of both that are looked
@@ -329,9 +334,14 @@ GREEDY_BY_COUNT = Price(once=40_000, sample=350, rank=600)
 GREEDY_BY_TOKENS = Price(once=60_000, sample=1400, rank=3000, look=15)
 KK_BY_COUNT = Price(once=60_000, sample=1800)
 KK_BY_TOKENS = Price(once=60_000, sample=3500, rank=3000, look=15)
+#: The same, of any of them where ranks have whole groups.
+GROUPS_BY_COUNT = Price(once=40_000, sample=350, rank=3000)
+GROUPS_BY_TOKENS = Price(once=60_000, sample=1200, rank=6000)
 #: The same, of the splitter itself.
 SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
+#: The same, of neighbours that share padded micro-batches with room to spare.
+NEIGHBOURS = Price(once=500_000, sample=1500, look=450)
 #: The same, of ranks with whole groups: their samples filled into micro-batches, and that by KK.
 FILL_RANKS = Price(once=1_500_000, sample=1500)
 FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)

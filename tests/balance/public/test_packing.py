@@ -36,6 +36,15 @@ def test_bins_keep_to_the_budget_and_to_the_count_that_is_asked_for(
     assert sum(1 for part in bins if part) == min(len(bins), len(lengths))
 
 
+@given(LENGTHS, st.integers(100, 400), st.integers(0, 3), st.integers(1, 3))
+def test_no_more_bins_come_than_are_asked_for_if_these_are_enough(
+    lengths: list[int], budget: int, more: int, multiple: int
+) -> None:
+    asked = len(pack(lengths, budget)) + more
+    bins = pack(lengths, budget, minimum=asked, multiple=multiple)
+    assert len(bins) == -(-asked // multiple) * multiple
+
+
 @given(LENGTHS, st.integers(100, 400))
 def test_no_plain_fit_needs_fewer_bins(lengths: list[int], budget: int) -> None:
     found = len(pack(lengths, budget))

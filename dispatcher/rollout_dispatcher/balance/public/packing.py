@@ -134,6 +134,11 @@ def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[La
             return np.arange(len(s)), count
         legal = [labels for labels in fits if labels.max() < count]
         labels = _most_even(items, count, budget, legal)
+        if labels is None and bins < count:
+            # Largest onto least loaded may fail with a bin more than it needs. What it fits into
+            # fewer is good for more, so that nobody who asks for as many as are needed gets others.
+            legal = [labels for labels in fits if labels.max() < bins]
+            labels = _most_even(items, bins, budget, legal)
         if labels is not None:
             return fill_empty(labels, count), count
     raise AssertionError("what was fitted keeps to the budget")

@@ -160,7 +160,9 @@ def _judge_of_groups(
         own = config_of_items(size, config)
         if config.micro_batch_tokens is not None:
             tokens = np.bincount(index, weights=window.tokens).astype(np.int64)
-    order = np.argsort(-load if own.micro_batch_tokens is None else -tokens, kind="stable")
+    order = np.argsort(-load, kind="stable")
+    if own.micro_batch_tokens is not None:
+        tokens = np.minimum(tokens, own.micro_batch_tokens)  # as none is the first that is above it
 
     def judge(keep: BoolArray) -> float:
         kept = order[keep[order]]

@@ -24,17 +24,29 @@ from rollout_dispatcher.plan import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Items of several samples. longest: float64[n], cost of the longest sample of each; size:
+    int64[n], how many it has.
+    """
+
+    longest: FloatArray
+    size: IntArray
+
+
 @dataclass(frozen=True)
 class Batch:
     """The chosen samples in arrival order, and `order`, the same by falling tokens and cost.
 
-    group: dense group number of each sample, where groups have to stay on one rank.
+    group: dense group number of each sample, where groups have to stay on one rank. padded: where
+    each is an item of several samples that a micro-batch pads, what these are.
     """
 
     cost: FloatArray
     tokens: IntArray
     group: IntArray | None
     order: IntArray
+    padded: Padded | None = None
 
     @classmethod
     def of(cls, cost: FloatArray, tokens: IntArray, group: IntArray | None = None) -> "Batch":
@@ -48,6 +60,21 @@ class Batch:
     def x(self) -> FloatArray:
         """Costs in falling order."""
         return self.cost[self.order]
+
+    @cached_property
+    def dearest_first(self) -> IntArray:
+        """Positions by falling cost: `order`, but that items of several samples may have another.
+
+        Four short samples are dearer than one that is twice as long and has fewer tokens.
+        """
+        if (self.x[1:] <= self.x[:-1]).all():
+            return self.order
+        return np.argsort(-self.cost, kind="stable")
+
+    @cached_property
+    def falling(self) -> FloatArray:
+        """Costs in that order."""
+        return self.x if self.dearest_first is self.order else self.cost[self.dearest_first]
 
     @cached_property
     def s(self) -> IntArray:
@@ -115,23 +142,28 @@ Splitter = Callable[[Batch, PlanConfig, Work], Parts]
 
 def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
     """Cost of each micro-batch, float64[R, M]; where the layout pads, of its padded shape."""
-    return laid_out(batch.cost, parts, layout)
+    if batch.padded is None:
+        return laid_out(batch.cost, parts, layout)
+    longest = _reduced(np.maximum, batch.padded.longest, parts)
+    return longest * _reduced(np.add, batch.padded.size, parts)
 
 
 def laid_out(of: FloatArray, parts: Parts, layout: Layout) -> FloatArray:
     """The same of anything that samples have, float64[n]."""
+    if layout is Layout.PADDED:
+        return _reduced(np.maximum, of, parts) * parts.counts
+    return _reduced(np.add, of, parts)
+
+
+def _reduced(by: np.ufunc, of: FloatArray | IntArray, parts: Parts) -> FloatArray:
+    """What that makes of the samples of each micro-batch, float64[R, M]; 0 where it has none."""
     shape, counts, of = parts.counts.shape, parts.counts.ravel(), of[parts.sequence]
     if len(of) == len(counts) == np.count_nonzero(counts):
-        return of.reshape(shape)
+        return of.reshape(shape).astype(np.float64, copy=False)
     full = counts.nonzero()[0]
     counts = counts[full]
-    starts = counts.cumsum() - counts
-    if layout is Layout.PADDED:
-        found = np.maximum.reduceat(of, starts) * counts
-    else:
-        found = np.add.reduceat(of, starts)
     out = np.zeros(shape)
-    out.ravel()[full] = found
+    out.ravel()[full] = by.reduceat(of, counts.cumsum() - counts)
     return out
 
 

@@ -10,7 +10,7 @@ Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.balance.order import by_falling_tokens, running_sums
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.padded.runs import cut_padded
 from rollout_dispatcher.balance.split.parts import Batch, Parts
@@ -65,13 +65,19 @@ def first_fit(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntA
 def spread(
     ranks: list[IntArray], x: FloatArray, s: IntArray, M: int, budget: int
 ) -> list[list[IntArray]]:
-    """Each rank's items, falling, over M micro-batches that cost about the same, if these do."""
+    """Each rank's items over M micro-batches that cost about the same, if these do.
+
+    The largest goes first, wherever it stands; a micro-batch keeps the order that items come in.
+    """
     out = []
     for items in ranks:
-        labels = lpt_budget(x[items], s[items], M, budget)
-        if labels is None:
+        falling = by_falling_tokens(s[items])
+        found = lpt_budget(x[items[falling]], s[items[falling]], M, budget)
+        if found is None:
             out.append(_first_fit(items, s[items].tolist(), budget))
         else:
+            labels = np.empty_like(found)
+            labels[falling] = found
             out.append([items[labels == b] for b in range(M)])
     return out
 

@@ -7,7 +7,7 @@ from rollout_dispatcher.balance.split.parts import Batch, Splitter
 from rollout_dispatcher.balance.splitters.by_count import split_by_count
 from rollout_dispatcher.balance.splitters.by_group import split_by_group
 from rollout_dispatcher.balance.splitters.by_tokens import split_by_tokens
-from rollout_dispatcher.balance.splitters.padded import split_padded
+from rollout_dispatcher.balance.splitters.padded import split_padded, split_padded_groups
 from rollout_dispatcher.balance.splitters.padded_by_tokens import split_padded_by_tokens
 from rollout_dispatcher.plan import Layout, PlanConfig
 
@@ -16,6 +16,8 @@ def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
     """Who cuts this batch: the first that its limits ask for."""
     if batch.group is not None:
         return split_by_group
+    if batch.padded is not None:
+        return split_padded_groups
     padded = config.layout is Layout.PADDED
     if config.micro_batch_size is None:
         return split_padded_by_tokens if padded else split_by_tokens

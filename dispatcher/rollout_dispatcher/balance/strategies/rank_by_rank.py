@@ -52,7 +52,8 @@ class RankByRank:
 
     def _by_tokens(self, batch: Batch, config: PlanConfig) -> Parts:
         R = config.dp_size
-        labels = self.assign(batch.x, R, len(batch))
-        by_rank = batch.order[np.argsort(labels, kind="stable")]
+        rank_of = np.empty(len(batch), dtype=np.int64)
+        rank_of[batch.dearest_first] = labels = self.assign(batch.falling, R, len(batch))
+        by_rank = batch.order[np.argsort(rank_of[batch.order], kind="stable")]
         ranks = cut(by_rank, np.bincount(labels, minlength=R).tolist())
         return cut_ranks(ranks, 1, batch, config)

@@ -8,22 +8,25 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.objective import estimate, lower_bound
+from rollout_dispatcher.balance.objective import bound_of, estimate
 from rollout_dispatcher.balance.split.budgets.differences import by_differences
 from rollout_dispatcher.balance.split.budgets.trades import traded
-from rollout_dispatcher.balance.split.padded.runs import begin_cost
+from rollout_dispatcher.balance.split.padded.runs import begin_cost, fewest_runs
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.splitters import splitter_for
-from rollout_dispatcher.balance.strategies import greedy, kk
+from rollout_dispatcher.balance.strategies import greedy, kk, round_robin
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
-from rollout_dispatcher.balance.work import Work
+from rollout_dispatcher.balance.work import Price, Work
 from rollout_dispatcher.plan import Layout, PlanConfig, Sync, bubble
 
-#: The plain methods, the cheapest first, with their prices by count and by tokens.
+#: The plain methods, the cheapest first, with their prices by count and by tokens. Round-robin is
+#: the last, and has none: a plan shows what it takes anyway.
 _PLAIN = (
     (greedy.STRATEGY, tuning.GREEDY_BY_COUNT, tuning.GREEDY_BY_TOKENS),
     (kk.STRATEGY, tuning.KK_BY_COUNT, tuning.KK_BY_TOKENS),
 )
+#: Of what is not counted.
+_FREE = Price(once=0.0, sample=0.0)
 
 
 class WindowStrategy:
@@ -34,13 +37,14 @@ class WindowStrategy:
     def split(self, batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
         best = without_fillers(batch, splitter_for(batch, config)(batch, config, work), config)
-        if batch.group is not None:
-            return best  # the plain methods keep groups whole in the same way
-        if config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
+        alone = batch.group is None
+        if alone and config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
             return best  # sorted columns are the optimum
-        task = _Task(batch, config, work)
+        task = _Task(batch, config, work, best.num_micro_batches)
         timed = task.compared(task.timed(best))
-        return task.traded(timed) if task.may_trade else timed.parts
+        if task.may_trade:
+            timed = task.traded(timed)
+        return task.beside_arrival(timed).parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,15 @@ class _Timed:
 
 @dataclass(frozen=True)
 class _Task:
-    """What is compared: splits of one batch, as many as there is work for."""
+    """What is compared: splits of one batch, as many as there is work for.
+
+    first: micro-batches a rank of the first of them.
+    """
 
     batch: Batch
     config: PlanConfig
     work: Work
+    first: int
 
     @cached_property
     def share(self) -> float:
@@ -66,8 +74,10 @@ class _Task:
 
     @cached_property
     def thought(self) -> float:
-        """What a good split is thought to take."""
-        return estimate(self.batch.x, self.batch.s, self.config)
+        """What a good split is thought to take, if cost falls with tokens; else nobody knows."""
+        batch = self.batch
+        falls = batch.dearest_first is batch.order
+        return estimate(batch.x, batch.s, self.config) if falls else 0.0
 
     def timed(self, parts: Parts) -> _Timed:
         """These, and their time."""
@@ -75,48 +85,73 @@ class _Task:
 
     def bound(self, M: int) -> float:
         """Time that no split into M micro-batches can beat."""
-        return lower_bound(self.batch.x, M, self.config)
+        return bound_of(self.batch, M, self.config)
 
     def compared(self, best: _Timed) -> _Timed:
         """These, or what a plain method makes of the same samples."""
-        n, by_tokens = len(self.batch), self.config.micro_batch_size is None
-        small = n <= tuning.ALWAYS_COMPARED
-        for plain, price_by_count, price_by_tokens in _PLAIN:
+        n, grouped = len(self.batch), self.batch.group is not None
+        small = n <= (tuning.GROUPS_COMPARED_UP_TO if grouped else tuning.ALWAYS_COMPARED)
+        for plain, by_count, by_tokens in _PLAIN:
             if self.is_bound(best) or (not small and self.is_within_target(best)):
                 break
-            price = price_by_tokens if by_tokens else price_by_count
-            if not self.work.affords(price.of(n, *best.parts.counts.shape)):
+            if not (small and grouped) and not self.affords(best, by_count, by_tokens):
                 break
-            other = plain.split(self.batch, self.config, self.work)
-            if _may_be_better(other, best.parts, self.config):
-                best = min(best, self.timed(other), key=self.rating)
+            best = self.better(best, plain)
             small = False
         return best
+
+    def beside_arrival(self, best: _Timed) -> _Timed:
+        """These, or samples dealt as they came, which may be as good as any that pad."""
+        if self.is_within_target(best) or self.is_bound(best):
+            return best
+        if self.batch.group is not None and not self.affords(best):
+            return best
+        return self.better(best, round_robin.STRATEGY)
+
+    def affords(self, best: _Timed, by_count: Price = _FREE, by_tokens: Price = _FREE) -> bool:
+        """Whether there is work for a plain method, of these prices unless groups stay whole."""
+        if self.batch.group is not None:
+            by_count, by_tokens = tuning.GROUPS_BY_COUNT, tuning.GROUPS_BY_TOKENS
+        price = by_count if self.config.micro_batch_tokens is None else by_tokens
+        return self.work.affords(price.of(len(self.batch), *best.parts.counts.shape))
+
+    def better(self, best: _Timed, plain: PlanningStrategy) -> _Timed:
+        """The better of these and that method's, if it keeps to what comes before waiting."""
+        parts = plain.split(self.batch, self.config, self.work)
+        if plain is round_robin.STRATEGY:
+            parts = without_fillers(self.batch, parts, self.config)
+        if not self.may_be_better(parts, best.parts):
+            return best
+        other, fewer = self.timed(parts), parts.num_micro_batches < best.parts.num_micro_batches
+        longer = fewer and self.batch.group is not None and not self.config.pads_to_budget
+        worth = tuning.WORTH_A_MICRO_BATCH if longer else 1.0
+        return other if self.rating(other) < self.rating(best) * worth else best
 
     @property
     def may_trade(self) -> bool:
         """Whether what is left to gain is a matter of which samples share a budget."""
         config = self.config
         packed = config.micro_batch_tokens is not None and config.layout is Layout.PACKED
-        return packed and config.dp_size > 1 and config.pipeline_stages == 1
+        free = self.batch.group is None
+        return packed and free and config.dp_size > 1 and config.pipeline_stages == 1
 
-    def traded(self, best: _Timed) -> Parts:
+    def traded(self, best: _Timed) -> _Timed:
         """After trades between micro-batches, from these or from Karmarkar-Karp."""
         batch, config, work = self.batch, self.config, self.work
         R, M = best.parts.counts.shape
         enough = self.bound(M) * (1 + tuning.TRADED_TO)
         if best.time <= enough:
-            return best.parts
+            return best
         if self.is_enough(best):
             if len(batch) > tuning.ALWAYS_COMPARED:
-                return best.parts
+                return best
             work = work.share(tuning.WORK_WITHIN_TARGET)
         starts = [best.parts]
         if work.affords(tuning.KK_BY_TOKENS.of(len(batch), R, 0)):
             other = by_differences(batch, M, config)
             starts += [] if other is None else [other]
         found = self.timed(traded(batch, starts, config, enough, work))
-        return min(best, found, key=lambda each: each.time).parts
+        return min(best, found, key=lambda each: each.time)
 
     def is_enough(self, found: _Timed) -> bool:
         """Whether trades would not improve on these, or not by enough to be worth it."""
@@ -136,19 +171,35 @@ class _Task:
         """Their time, without what it takes to fill and drain a pipeline."""
         return found.time / bubble(self.config.pipeline_stages, found.parts.num_micro_batches)
 
+    def may_be_better(self, other: Parts, ours: Parts) -> bool:
+        """Whether another split keeps to what comes before waiting: few micro-batches, no fillers.
+
+        Of budgets of padded tokens their number is weighed, up to what the splitter may have.
+        """
+        theirs = other.num_micro_batches
+        more = theirs > ours.num_micro_batches
+        if not self.config.pads_to_budget:
+            return not more
+        if more and theirs > tuning.TIMES_FEWEST * self.fewest:
+            return False
+        if self.batch.group is not None and not more:
+            return True  # a rank of few samples has fillers, whoever they are
+        return bool(other.counts.all()) or not ours.counts.all()
+
+    @cached_property
+    def fewest(self) -> int:
+        """Micro-batches that a rank has at least under a budget of padded tokens."""
+        if self.batch.group is not None:
+            return self.first  # as few as was found for whole groups
+        runs = fewest_runs(self.batch.s, self.config.micro_batch_tokens or 1)
+        return self.config.micro_batches(-(-runs // self.config.dp_size))
+
     def rating(self, found: _Timed) -> float:
         """Time, and what it costs to begin micro-steps where their number is free."""
         if not self.config.pads_to_budget:
             return found.time
         begin = begin_cost(self.batch.x, self.batch.s, self.config.micro_batch_tokens or 1)
         return found.time + begin * found.parts.num_micro_batches
-
-
-def _may_be_better(other: Parts, ours: Parts, config: PlanConfig) -> bool:
-    """Whether another split keeps to what comes before waiting: few micro-batches, no fillers."""
-    if other.num_micro_batches > ours.num_micro_batches:
-        return False
-    return not config.pads_to_budget or bool(other.counts.all()) or not ours.counts.all()
 
 
 STRATEGY: PlanningStrategy = WindowStrategy()

@@ -17,7 +17,7 @@ import numpy as np
 
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.groups import group_max
-from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.parts import Batch, Padded, Parts
 from rollout_dispatcher.errors import PlanError
 from rollout_dispatcher.plan import FloatArray, Grouping, IntArray, Layout, PlanConfig
 
@@ -44,8 +44,13 @@ def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batc
     if m is None:
         tokens = np.bincount(group, weights=batch.tokens).astype(np.int64)
     if own.micro_batch_tokens is not None:
-        return Batch.of(cost, tokens), own
+        return replace(Batch.of(cost, tokens), padded=_padded(batch.cost, group, size, config)), own
     return Batch(cost, tokens, None, np.argsort(-cost, kind="stable")), own
+
+
+def _padded(cost: FloatArray, group: IntArray, size: IntArray, config: PlanConfig) -> Padded | None:
+    """What a micro-batch pads: groups whose longest and whose size both differ share one."""
+    return Padded(group_max(cost, group), size) if config.layout is Layout.PADDED else None
 
 
 def config_of_items(size: IntArray, config: PlanConfig) -> PlanConfig:

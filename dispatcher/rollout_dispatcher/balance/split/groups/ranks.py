@@ -26,7 +26,6 @@ from rollout_dispatcher.balance.split.groups.assign import (
     Share,
     assignments,
     by_weight,
-    greedily,
     least_loaded,
 )
 from rollout_dispatcher.balance.split.groups.levels import (
@@ -37,7 +36,8 @@ from rollout_dispatcher.balance.split.groups.levels import (
     runs,
 )
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
-from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
+from rollout_dispatcher.balance.split.padded.runs import begin_cost
+from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
@@ -56,14 +56,8 @@ def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig, work: Work)
     """
     task = _Task.of(batch, group, config, work)
     if config.micro_batch_tokens is None:
-        ours = _by_count(task)
-    else:
-        ours = (_by_padded_tokens if config.layout is Layout.PADDED else _by_tokens)(task)
-    if len(batch) > tuning.GROUPS_COMPARED_UP_TO:
-        return ours
-    greedy = _plain_split(task, greedily, batch.order)
-    both = [without_fillers(batch, parts, config) for parts in (ours, greedy)]
-    return min(both, key=lambda parts: (parts.num_micro_batches, task.time(parts)))
+        return _by_count(task)
+    return (_by_padded_tokens if config.layout is Layout.PADDED else _by_tokens)(task)
 
 
 def split_plainly(
@@ -228,11 +222,15 @@ def _by_tokens(task: _Task) -> Parts:
 
 
 def _by_padded_tokens(task: _Task) -> Parts:
-    """The way whose ranks, each of which cuts its own samples in falling order, take least."""
+    """The way whose ranks, each of which cuts its own samples in falling order, take least.
+
+    With what it costs to begin their micro-steps.
+    """
     batch, config = task.batch, task.config
+    begin = begin_cost(batch.x, batch.s, task.cap)
     ways = assignments(task.groups, config.dp_size, len(batch) * task.cap)
     found = [cut_ranks(task.samples(way, batch.order), 1, batch, config) for way in ways]
-    return min(found, key=lambda parts: (parts.num_micro_batches, task.time(parts)))
+    return min(found, key=lambda parts: task.time(parts) + begin * parts.num_micro_batches)
 
 
 def _tight(groups: Groups, R: int, cap: int) -> Iterator[Iterator[IntArray]]:

@@ -45,14 +45,13 @@ def level_runs(x: FloatArray, most: IntArray, wanted: Wanted) -> IntArray:
     n, R, fewest = len(x), wanted.R, wanted.fewest
     share = float(x.sum()) / R
     last = max(min(tuning.TIMES_FEWEST * fewest, n // R), fewest)
-    low = max(float(even_levels(x, R, last)[-1]), tuning.LEAST_LEVEL * share / last)
-    levels = _grid(x, most, low, share / fewest)
+    levels = _grid(x, most, lowest(x, R, last, share), share / fewest)
     if last > tuning.STAGES or n > tuning.FOLLOWED_ONCE_UP_TO:
         return _in_stages(x, most, levels, wanted, last)
     coarse = followed if n <= tuning.FOLLOWED_UP_TO else estimated
     steps = coarse(x, most, R, levels)
     M = steps.count(wanted, last, share)
-    fine = followed(x, most, R, _around(steps.costs(M), levels[-1], n))
+    fine = followed(x, most, R, around(steps.costs(M), levels[-1], n))
     for _ in range(M):
         fine.more()
     best = steps if n <= tuning.FOLLOWED_UP_TO and steps.time(M) < fine.time(M) else fine
@@ -63,16 +62,25 @@ def level_runs(x: FloatArray, most: IntArray, wanted: Wanted) -> IntArray:
     return starts
 
 
+def lowest(x: FloatArray, R: int, M: int, share: float) -> float:
+    """A level that the last of M micro-steps may have, of items of falling cost `x`."""
+    return max(float(even_levels(x, R, M)[-1]), tuning.LEAST_LEVEL * share / M)
+
+
 def _grid(x: FloatArray, most: IntArray, low: float, high: float) -> FloatArray:
     """Levels, and last one that leaves only the budget to end a run."""
     high = max(tuning.LEVELS_ABOVE * high, float(x[0]))
-    count = min(max(tuning.LEVEL_TABLE // len(x), tuning.LEAST_LEVELS), tuning.LEVELS)
-    return np.append(
-        np.geomspace(tuning.LEVELS_BELOW * low, high, count), (x[0], float((most * x).max()))
-    )
+    return spaced(low, high, len(x), (float(x[0]), float((most * x).max())))
 
 
-def _around(found: FloatArray, last: float, n: int) -> FloatArray:
+def spaced(low: float, high: float, n: int, besides: tuple[float, float]) -> FloatArray:
+    """Levels to try first for n items, from below `low` up to `high`, and these."""
+    count = min(max(tuning.LEVEL_TABLE // n, tuning.LEAST_LEVELS), tuning.LEVELS)
+    return np.append(np.geomspace(tuning.LEVELS_BELOW * low, high, count), besides)
+
+
+def around(found: FloatArray, last: float, n: int) -> FloatArray:
+    """Levels close to these, and the last one."""
     room = max(tuning.LEVEL_TABLE // n, tuning.LEAST_LEVELS)
     per = min(max(room // len(found), 3), len(tuning.FINE_LEVELS))
     levels = np.sort(np.append(np.outer(found, tuning.FINE_LEVELS[:per]).ravel(), last))
@@ -80,7 +88,7 @@ def _around(found: FloatArray, last: float, n: int) -> FloatArray:
     return fine
 
 
-class _Program:
+class Program:
     """The dynamic program over places where a micro-step may begin.
 
     ends: int64[levels, places], the number of the place where the next one begins. cost: the same
@@ -138,7 +146,7 @@ class _Program:
         return np.array([self.cost[level, at] for at, _, level in self.walk(M)])
 
 
-def followed(x: FloatArray, most: IntArray, R: int, levels: FloatArray) -> _Program:
+def followed(x: FloatArray, most: IntArray, R: int, levels: FloatArray) -> Program:
     """Run by run from every item.
 
     A run may be dearer than the level if it is a single item: what it costs is counted, and the
@@ -153,11 +161,11 @@ def followed(x: FloatArray, most: IntArray, R: int, levels: FloatArray) -> _Prog
     np.add(length, at, out=ends[:, :n])
     np.multiply(length, x, out=cost[:, :n])
     row = np.arange(0, G * (n + 1), n + 1)[:, None]
-    flat, worst = _repeated((ends + row).ravel(), cost.ravel(), R)
-    return _Program(levels, flat.reshape(G, n + 1) - row, worst.reshape(G, n + 1), R)
+    flat, worst = repeated((ends + row).ravel(), cost.ravel(), R)
+    return Program(levels, flat.reshape(G, n + 1) - row, worst.reshape(G, n + 1), R)
 
 
-def _repeated(ends: IntArray, cost: FloatArray, times: int) -> tuple[IntArray, FloatArray]:
+def repeated(ends: IntArray, cost: FloatArray, times: int) -> tuple[IntArray, FloatArray]:
     """Follow `ends` so many times, and the largest cost on the way, by squaring."""
     done: tuple[IntArray, FloatArray] | None = None
     while True:
@@ -173,7 +181,7 @@ def _repeated(ends: IntArray, cost: FloatArray, times: int) -> tuple[IntArray, F
 
 
 def _starts(
-    x: FloatArray, most: IntArray, R: int, steps: _Program, walk: list[tuple[int, int, int]]
+    x: FloatArray, most: IntArray, R: int, steps: Program, walk: list[tuple[int, int, int]]
 ) -> IntArray:
     """Where the runs of these micro-steps begin, and the end."""
     starts, counts, costs = [], most.tolist(), x.tolist()
@@ -195,7 +203,7 @@ def parts_of_runs(x: FloatArray, most: IntArray, levels: FloatArray) -> FloatArr
 
 def estimated(
     x: FloatArray, most: IntArray, per: float, levels: FloatArray, parts: FloatArray | None = None
-) -> _Program:
+) -> Program:
     """From parts of runs, `per` of them a micro-step, and from some of the items only."""
     n = len(x)
     parts = parts_of_runs(x, most, levels) if parts is None else parts
@@ -210,7 +218,7 @@ def estimated(
     ends = places.searchsorted(ends, "right") - 1
     cost = np.maximum(levels[:, None], x[np.minimum(places, n - 1)])
     cost[:, -1] = 0.0
-    return _Program(levels, ends, cost, 0)
+    return Program(levels, ends, cost, 0)
 
 
 def _in_stages(

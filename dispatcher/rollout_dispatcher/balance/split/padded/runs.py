@@ -181,9 +181,15 @@ def _moved(starts: IntArray, x: FloatArray, most: IntArray, largest: float) -> I
 
 
 def _dealt(starts: IntArray, x: FloatArray, R: int, M: int, per_step: bool) -> Runs:
-    """Give each run its rank and micro-step: ranks of equal sums, or like with like."""
-    load = np.zeros(R * M)
-    load[: len(starts) - 1] = np.diff(starts) * x[starts[:-1]]
+    return Runs(starts, places_of(np.diff(starts) * x[starts[:-1]], R, M, per_step), M)
+
+
+def places_of(load: FloatArray, R: int, M: int, per_step: bool) -> IntArray:
+    """Give each run of this cost its rank and micro-step: ranks of equal sums, or like with like.
+
+    int64[runs], rank * M + micro-step; there are R*M runs at most.
+    """
+    runs, load = len(load), np.append(load, np.zeros(R * M - len(load)))
     by_cost = np.argsort(-load, kind="stable")
     load = load[by_cost]
     place = np.empty(R * M, dtype=np.int64)
@@ -194,4 +200,4 @@ def _dealt(starts: IntArray, x: FloatArray, R: int, M: int, per_step: bool) -> R
     else:
         rank_of = spread_columns(load.reshape(M, R))
         place[by_cost] = (rank_of * M + np.arange(M)[:, None]).ravel()
-    return Runs(starts, place[: len(starts) - 1], M)
+    return place[:runs]
