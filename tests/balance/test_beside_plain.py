@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens
+from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens, tuning
 from rollout_dispatcher.balance.objective import bound_of
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
@@ -98,22 +98,19 @@ def test_no_plain_method_waits_less_on_the_same_samples_with_as_few_micro_batche
             continue
         for strategy in PLAIN:
             other = plan(window, replace(config, strategy=strategy))
-            if config.pads_to_budget and fillers(other) > fillers(ours):
-                continue  # a split with one more filler is no match for one without
+            if fillers(other) > fillers(ours):
+                continue  # a plan has none that another sample of the rank could fill
             if other.num_micro_batches <= ours.num_micro_batches:
-                begun = begin(window, config) * (ours.num_micro_batches - other.num_micro_batches)
-                assert ours.time <= (other.time - begun) * (1 + 1e-9)
+                begun = begin_cost(window, config)
+                theirs = other.time + begun * other.num_micro_batches
+                assert ours.time + begun * ours.num_micro_batches <= theirs * (1 + 1e-9)
 
 
-def begin(window: Window, config: PlanConfig) -> float:
-    """What a micro-step more may cost, where padding decides how many there are."""
-    if not config.pads_to_budget:
-        return 0.0
-    return (
-        -(config.micro_batch_tokens or 1)
-        * 0.04
-        * float(config.cost(window.tokens).sum() / window.tokens.sum())
-    )
+def begin_cost(window: Window, config: PlanConfig) -> float:
+    """What a micro-step more has to save, where padding decides how many there are."""
+    budget = float(config.micro_batch_tokens or 0) if config.pads_to_budget else 0.0
+    work = float(config.cost(window.tokens).sum())
+    return tuning.BEGIN_MICRO_STEP * budget * work / float(window.tokens.sum())
 
 
 def as_groups(cost: list[list[int]]) -> tuple[IntArray, IntArray]:
