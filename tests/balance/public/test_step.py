@@ -151,11 +151,16 @@ def test_the_dearest_costs_there_may_be_are_planned_as_others_are(
     layout: str, sync: Sync, budget: int
 ) -> None:
     lengths = [9000, 120, 300, 8000, 450, 130, 7000, 200]
-    limits = {"dp_size": 2, "sync": sync, "layout": layout, "micro_batch_tokens": budget}
-    found = plan_step(lengths, cost=lambda s: s * 2.0**900, **limits)
-    assert found == plan_step(lengths, cost=lambda s: s * 1.0, **limits)
+    limits: dict[str, Any] = {
+        "dp_size": 2,
+        "sync": sync,
+        "layout": layout,
+        "micro_batch_tokens": budget,
+    }
+    found = plan_step(lengths, cost=Quadratic(0.0, 2.0**900), **limits)
+    assert found == plan_step(lengths, cost=Quadratic(0.0, 1.0), **limits)
     with pytest.raises(ValueError, match=r"costs must be at most 1e\+280, and number 0 is 9"):
-        plan_step(lengths, cost=lambda s: s * 1e300, **limits)
+        plan_step(lengths, cost=Quadratic(0.0, 1e300), **limits)
 
 
 VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}

@@ -198,7 +198,7 @@ class _Held:
         if self.s is None:
             return False
         least, items = int(np.minimum.reduce(self.room)), len(self.s) - 1
-        return least * items < tuning.FULL_BIN * int(np.add.reduce(self.s))
+        return bool(least * items < tuning.FULL_BIN * int(np.add.reduce(self.s)))
 
     def sum_up(
         self, loads: FloatArray, beside: FloatArray | None, changed: IntArray | None
@@ -220,7 +220,7 @@ class _Held:
         gap = gap * (1 - 1e-9)
         while True:
             best = error.argmin(axis=1)
-            gain = error[self.every[: len(best)], best] < gap
+            gain: BoolArray = error[self.every[: len(best)], best] < gap
             one, other = self._slots_of(best, gain.nonzero()[0], high, low)
             if self.s is None or self.is_tight or not np.count_nonzero(self._too_much(one, other)):
                 break

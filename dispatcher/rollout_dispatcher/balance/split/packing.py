@@ -154,7 +154,7 @@ def level_columns(
 ) -> Labels:
     """Sort bins by cost, cut them into columns of R, swap inside columns."""
     bins = R * M
-    load = np.bincount(labels, weights=x, minlength=bins)
+    load = np.bincount(labels, weights=x, minlength=bins).astype(np.float64)
     labels = falling_place(load)[labels]
     if too_many_slots(labels, bins):
         return labels
