@@ -82,6 +82,27 @@ def test_who_receives_is_told_when_it_is_full_and_when_there_is_room() -> None:
     assert not closer.is_full
 
 
+def test_room_is_told_of_though_what_made_it_takes_long_to_close() -> None:
+    told: list[str] = []
+    may = threading.Semaphore(0)
+
+    def one_by_one(descriptor: int) -> None:
+        assert may.acquire(timeout=20)
+        os.close(descriptor)
+
+    closer = Closer(one_by_one, most=2)
+    try:
+        closer.close(some(MOST_THREADS + 2))
+        eventually(lambda: closer._threads == MOST_THREADS, "each thread has one")
+        eventually(lambda: len(closer._waiting) == 2, "and two wait")
+        closer.when_room(lambda: told.append("room"))
+        assert not told
+        may.release()
+        eventually(lambda: told, "one of those that waited is being closed")
+    finally:
+        may.release(MOST_THREADS + 2)
+
+
 def test_nothing_is_left_when_many_close_at_once() -> None:
     before, closer = open_descriptors(), Closer()
 

@@ -4,7 +4,6 @@ from typing import Final
 
 from aiohttp import web
 
-from rollout_dispatcher.errors import ShuttingDown
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.http.bodies.pieces import Work
 from rollout_dispatcher.service.router import Router
@@ -45,9 +44,8 @@ class SamplePush:
                 yield
             some = left[first : first + PUSHED_AT_ONCE]
             answer = router.push_now(tuple(self._left[at] for at in some), named=self._named)
-            for index, (at, outcome) in enumerate(zip(some, answer.outcomes, strict=True)):
-                later = answer.reasons.get(index) == ShuttingDown.code
-                self._outcomes[at] = Outcome.FULL if later else outcome
+            for at, outcome in zip(some, answer.outcomes, strict=True):
+                self._outcomes[at] = outcome
                 if outcome is not Outcome.FULL:
                     del self._left[at]
             self._errors |= {str(some[index]): text for index, text in answer.errors.items()}

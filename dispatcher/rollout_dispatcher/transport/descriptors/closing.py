@@ -102,9 +102,9 @@ class Closer:
                     self._threads -= counts
                     return
                 descriptor = self._waiting.popleft()
-            self._close(descriptor)
             if not self.is_full:
                 self._tell()
+            self._close(descriptor)
 
     def _tell(self) -> None:
         while True:

@@ -1,7 +1,8 @@
 """Unix sockets of peers who may send descriptors that nobody asked for.
 
 Invariant: the thread that receives from such a socket, or closes it, never closes what a peer has
-sent: the kernel finds room for all descriptors, and what is unread is closed elsewhere.
+sent: the kernel finds room for all descriptors, unless this process may open no more files, and
+what is unread is closed elsewhere.
 """
 
 import errno
