@@ -38,7 +38,7 @@ class Life:
         journal = open_journal(config, self.core, metrics, clock)
         assert journal is not None
         self.journal = journal
-        self._planner = Planner(config.plan_config(), metrics.plan_duration, clock)
+        self._planner = Planner(config.plan_config(), metrics.plan_duration.observe, clock)
         self._barrier = DurabilityBarrier(journal, Failure())
 
     async def push(self, *samples: Sample, first: int = 0) -> None:

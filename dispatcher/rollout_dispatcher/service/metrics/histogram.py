@@ -63,8 +63,9 @@ class ValueHistogram:
         label: tuple[str, Iterable[str]] | None = None,
     ) -> None:
         self._name, self._text, self._bounds = name, text, bounds
-        self._label, known = label or (None, [""])
-        self._counts = defaultdict(lambda: [0] * (len(bounds) + 1))
+        self._label = None if label is None else label[0]
+        known: Iterable[str] = [""] if label is None else label[1]
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
         self._sums = defaultdict(float, dict.fromkeys(known, 0.0))
         registry.register(self)
 
