@@ -68,6 +68,29 @@ def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
     assert spoken(core) == [m.Demand(taken=4, hungry=False)]
 
 
+def test_there_is_news_once_a_training_loop_may_go_on() -> None:
+    """A loop that waits is not woken for what of a step comes before its release."""
+    core = connected()
+    assert core.take_news()
+    hear(core, step(4, 2), m.Pong())
+    deliver(core, 4, 0)
+    assert not core.take_news()
+    hear(core, m.Release(step=4))
+    assert core.take_news()
+    deliver(core, 4, 1)
+    assert core.take_news()
+    assert not core.take_news()
+
+
+@pytest.mark.parametrize("message", [m.End(reason="done"), m.StepWithdrawn(step=0)])
+def test_there_is_news_where_nothing_more_comes(message: m.Message) -> None:
+    core = connected()
+    hear(core, step(0))
+    core.take_news()
+    hear(core, message)
+    assert core.take_news()
+
+
 def test_a_dispatcher_that_lacks_what_the_rank_needs_is_refused_whenever_it_is_met() -> None:
     core = RankCore("me", 0, 2, None, prefetch=1, needs=["group-totals"])
     assert "group-totals" in core.hello().capabilities

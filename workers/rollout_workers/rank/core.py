@@ -59,6 +59,8 @@ class RankCore:
         #: Whether the training loop has asked for the next step, though it may wait no more.
         self._asked = False
         self.end_reason: str | None = None
+        #: Whether something was heard that a training loop may wait for, and nobody told it.
+        self._has_news = False
         self._version: m.PolicyVersion | None = None
         self._resume: m.CheckpointPosition | None = None
         self._saved = -1
@@ -137,6 +139,8 @@ class RankCore:
     def heard(self, message: m.Message, payload: memoryview, now: float) -> None:  # noqa: ARG002
         """Take a message. Raises ProtocolError, GenerationFenced or ConfigError."""
         match message:
+            case m.MicroBatch() if self._connected:  # first, as there are many
+                self._receive(message, payload)
             case m.WelcomeRank():
                 self._on_welcome(message)
             case m.Free() | m.Sweep():
@@ -148,19 +152,26 @@ class RankCore:
             case m.StepHeader():
                 if self._steps.announce(message):
                     self._tell()
-            case m.MicroBatch():
-                self._steps.receive(message, payload)
-                self._tell()
             case m.StepWithdrawn():
                 self._steps.withdraw(message.step)
+                self._has_news = True
             case m.Release():
                 self._steps.release(message.step)
+                self._has_news = True
             case m.End():
-                self.end_reason = message.reason
+                self.end_reason, self._has_news = message.reason, True
             case m.Pong():
                 pass
             case _:
                 raise ProtocolError(f"a DP rank has no use for {type(message).__name__}")
+
+    def take_news(self) -> bool:
+        """Whether something was heard since this was last asked that a training loop may wait for.
+
+        What comes of a step before its release is none.
+        """
+        found, self._has_news = self._has_news, False
+        return found
 
     @property
     def committed(self) -> int:
@@ -358,11 +369,20 @@ class RankCore:
 
     # -- mechanism
 
+    def _receive(self, header: m.MicroBatch, payload: memoryview) -> None:
+        held = self._steps.receive(header, payload)
+        if held is None:
+            return
+        self._has_news |= held.state is not HeldState.PREPARED
+        if held.header.num_referenced:  # of another step there is no more to tell
+            self._tell()
+
     def _say(self, message: m.Message) -> None:
         if self._introduced:
             self._unsaid.put(message)
 
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
+        self._has_news = True
         if self._connected:
             raise ProtocolError("a second welcome")
         if missing := self._needs - set(welcome.capabilities):

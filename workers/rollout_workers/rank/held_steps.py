@@ -86,7 +86,7 @@ class HeldStep:
     @property
     def here(self) -> int:
         """How many of the first micro-batches are here, and whole."""
-        return min(self.lacking, default=len(self.micro_batches))
+        return min(self.lacking) if self.lacking else len(self.micro_batches)
 
     @property
     def is_resolved(self) -> bool:
@@ -188,12 +188,12 @@ class HeldSteps:
         self._steps[header.step].told = False
         return True
 
-    def receive(self, header: m.MicroBatch, payload: memoryview) -> None:
-        """A micro-batch came."""
+    def receive(self, header: m.MicroBatch, payload: memoryview) -> HeldStep | None:
+        """A micro-batch came; returns its step if there is more of that now."""
         held = self._steps.get(header.step)
         if held is None:
             if header.step <= self.committed:
-                return
+                return None
             raise ProtocolError(f"a micro-batch of step {header.step}, which was not announced")
         if header.attempt != held.header.attempt:
             raise ProtocolError(
@@ -202,14 +202,16 @@ class HeldSteps:
             )
         due = len(held.micro_batches)
         if header.index < due:
-            return
+            return None
         if header.index > due or due >= held.header.num_micro_batches:
             raise ProtocolError(
                 f"micro-batch {header.index} of step {header.step}, which has "
                 f"{held.header.num_micro_batches} of which {due} came before"
             )
-        _check_groups(held.header, header)
+        if header.group_numbers:
+            _check_groups(held.header, header, header.group_numbers)
         held.receive(header, payload)
+        return held
 
     def withdraw(self, step: int) -> None:
         """Nothing is left of this step, nor is any after it announced."""
@@ -268,10 +270,8 @@ class HeldSteps:
         self.committed = step
 
 
-def _check_groups(step: m.StepHeader, header: m.MicroBatch) -> None:
-    if not header.group_numbers:
-        return
-    last, groups = max(header.group_numbers), len(step.group_loss_tokens or ())
+def _check_groups(step: m.StepHeader, header: m.MicroBatch, numbers: list[int]) -> None:
+    last, groups = max(numbers), len(step.group_loss_tokens or ())
     if last >= groups:
         raise ProtocolError(
             f"micro-batch {header.index} of step {header.step} has samples of group {last}, of "

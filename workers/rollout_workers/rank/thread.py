@@ -49,7 +49,7 @@ class RankThread:
         mappings: int,
         ended: Callable[[DispatcherError | None], object],
     ) -> None:
-        self._changed, self._ended = changed, ended
+        self._core, self._changed, self._ended = core, changed, ended
         self._process = OwnProcess("stream")
         self._woken = False
         self.stopping = self.over = False
@@ -99,7 +99,9 @@ class RankThread:
     # -- in the thread
 
     def _heard(self) -> None:
-        self._changed.notify_all()
+        """Wake the training loop, unless it finds nothing new: that costs both threads much."""
+        if self._core.take_news():
+            self._changed.notify_all()
         self._fetcher.look()
 
     def _pump(self) -> None:
