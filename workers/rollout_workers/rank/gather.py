@@ -9,6 +9,7 @@ Elsewhere is a payload store, which puts what it has where it belongs (`get_into
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate, compress, pairwise
 from typing import Generic, TypeVar
 
@@ -37,7 +38,7 @@ class Whole(Generic[P]):
 
     def check_carried(self, nbytes: int) -> None:
         """Raise ProtocolError where a frame does not carry what its samples have that are in it."""
-        described = self._carried()[1]
+        described = self._carried[1]
         if described != nbytes:
             raise ProtocolError(
                 f"micro-batch {self._header.index} of step {self._header.step} describes "
@@ -65,7 +66,7 @@ class Whole(Generic[P]):
         `carried` was checked.
         """
         payload, elsewhere = memory(self.nbytes), list[tuple[P, list[slice]]]()
-        ends = [block.start for block in self._carried()[0]]  # of what was taken of each block
+        ends = [block.start for block in self._carried[0]]  # of what was taken of each block
         for place, *own in zip(self._places, *self._values(), strict=True):
             if place is not None:
                 elsewhere.append((place, own))
@@ -79,6 +80,7 @@ class Whole(Generic[P]):
             payload[block.stop : block.stop + len(padding)] = padding
         return payload, elsewhere
 
+    @cached_property
     def _carried(self) -> tuple[list[slice], int]:
         """The blocks of the samples that are in the frame, and their bytes in all."""
         here = [place is None for place in self._places]

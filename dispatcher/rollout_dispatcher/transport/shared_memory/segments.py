@@ -61,15 +61,26 @@ def _write(descriptor: int, buffers: Sequence[Buffer]) -> None:
         unwritten.sent(os.writev(descriptor, unwritten.head()))
 
 
-def check_segment(descriptor: int, nbytes: int) -> None:
-    """Raise SegmentRefused unless this is a sealed segment of so many bytes, all of them there."""
+def check_sealed(descriptor: int) -> None:
+    """Raise SegmentRefused unless this is a sealed segment, of whatever size.
+
+    Enough for who reads it, and so finds out if there is less than was said.
+    """
     try:
-        found = os.fstat(descriptor)
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:  # only files that are nothing but memory have seals
         raise SegmentRefused(f"it is no shared memory ({error.strerror})") from error
     if seals & _SEALS != _SEALS:
         raise SegmentRefused("it is not sealed against writing, growing and shrinking")
+
+
+def check_segment(descriptor: int, nbytes: int) -> None:
+    """Raise SegmentRefused unless this is a sealed segment of so many bytes, all of them there.
+
+    For who maps it.
+    """
+    check_sealed(descriptor)
+    found = os.fstat(descriptor)
     if found.st_size != nbytes:
         raise SegmentRefused(f"it has {found.st_size} bytes, and {nbytes} were announced")
     if found.st_blocks * _BLOCK_BYTES < nbytes:  # to read a hole takes memory of the reader's

@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import ProtocolError, SegmentRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.pieces import Pieces
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_dispatcher.transport.memory import Memory
-from rollout_dispatcher.transport.shared_memory.segments import check_segment
+from rollout_dispatcher.transport.shared_memory.segments import check_sealed, check_segment
 from rollout_workers.rank.gather import Whole
 
 #: A segment, by its index, and a byte in it.
@@ -55,8 +55,8 @@ class Gatherer:
         is said to be there.
         """
         sizes, places = header.segments or (), header.segment_places or ()
-        for descriptor, nbytes in zip(segments, sizes, strict=True):
-            check_segment(descriptor, nbytes)
+        for descriptor, _ in zip(segments, sizes, strict=True):
+            check_sealed(descriptor)
         whole = Whole(schema, header, places)
         for place, nbytes in zip(places, schema.sizes(header.tokens, whole.rows), strict=True):
             if place is not None and place[1] + nbytes > sizes[place[0]]:
@@ -69,18 +69,20 @@ class Gatherer:
                 f"micro-batch {header.index} of step {header.step} has {whole.nbytes} payload "
                 f"bytes, of at most {self._limit}"
             )
-        payload = self._gather(whole, places, carried, segments)
+        payload = self._gather(whole, header, carried, segments)
         return header.model_copy(update={"segments": None, "segment_places": None}), payload
 
     def _gather(
         self,
         whole: Whole[Place],
-        places: Sequence[Place | None],
+        header: m.MicroBatch,
         carried: memoryview,
         segments: Sequence[int],
     ) -> memoryview:
+        sizes, places = header.segments or (), header.segment_places or ()
         if len(places) == 1 and places[0] and whole.nbytes >= MAPPED_BYTES and self._free:
             index, offset = places[0]
+            check_segment(segments[index], sizes[index])
             with suppress(OSError):  # for want of descriptors, mappings or memory: then it is read
                 return self._mapped(segments[index], offset, whole.nbytes)
         whole.check_carried(carried.nbytes)
@@ -123,4 +125,4 @@ def _read(descriptor: int, offset: int, values: Sequence[memoryview]) -> None:
             return
         offset += nbytes
         nbytes = os.preadv(descriptor, rest.missing(len(parts)), offset)
-    raise ProtocolError("a segment of shared memory ends before a sample that lies in it")
+    raise SegmentRefused("it ends before a sample that lies in it")
