@@ -19,23 +19,37 @@ REMEDIES: Final = {
 }
 
 
+class _Here:
+    """This process. A fork tells it, as to ask the kernel takes longer than what it guards."""
+
+    pid = os.getpid()
+
+    @classmethod
+    def forked(cls) -> None:
+        """It is another one."""
+        cls.pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_Here.forked)
+
+
 class OwnProcess:
     """Remembers which process a client is made in. what: a key of `REMEDIES`."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._pid = what, os.getpid()
+        self._what, self._pid = what, _Here.pid
 
     @property
     def is_here(self) -> bool:
         """Whether this is that process."""
-        return os.getpid() == self._pid
+        return _Here.pid == self._pid
 
     def check(self) -> None:
         """Raise ConfigError in any other process."""
-        if not self.is_here:
+        if _Here.pid != self._pid:
             raise ConfigError(
                 f"this {self._what} was made in process {self._pid}, from which this one "
-                f"({os.getpid()}) was forked; its connection is served there: "
+                f"({_Here.pid}) was forked; its connection is served there: "
                 f"{REMEDIES[self._what]}"
             )
 
