@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 
@@ -19,6 +20,13 @@ from rollout_dispatcher.transport.memory import Memory, uninitialised
 SMALLEST_BYTES = 128 * 1024
 #: About what the training loop lets go of at once, when it commits a step.
 KEPT_BYTES = 128 * 2**20
+
+
+class _Lent(weakref.ref[NDArray[np.uint8]]):
+    """A block that somebody has; a `weakref.finalize` takes a microsecond more."""
+
+    __slots__ = ("block",)
+    block: memoryview
 
 
 class MemoryPool:
@@ -30,6 +38,8 @@ class MemoryPool:
         #: Blocks by size; the size that was asked for last is at the end.
         self._kept: OrderedDict[int, list[memoryview]] = OrderedDict()
         self.kept_bytes = 0
+        #: What hears of the end of each owner, by its `id`.
+        self._lent: dict[int, _Lent] = {}
 
     def __call__(self, nbytes: int) -> memoryview:
         """Memory for so many bytes, that nobody else has."""
@@ -37,7 +47,9 @@ class MemoryPool:
             return self._memory(nbytes)
         block = self._take(_rounded(nbytes))
         owner = np.frombuffer(block, np.uint8, nbytes)
-        weakref.finalize(owner, self._give_back, block).atexit = False
+        lent = _Lent(owner, self._give_back)
+        lent.block = block
+        self._lent[id(lent)] = lent
         return owner.data
 
     def _take(self, size: int) -> memoryview:
@@ -49,8 +61,9 @@ class MemoryPool:
                 return blocks.pop()
         return self._memory(size)
 
-    def _give_back(self, block: memoryview) -> None:
+    def _give_back(self, lent: "_Lent") -> None:
         """Called where the last view goes, which may be in the midst of `_take`: never waits."""
+        block = self._lent.pop(id(lent)).block
         if not self._lock.acquire(blocking=False):
             return  # then it is freed
         try:
