@@ -43,8 +43,8 @@ class Step:
         self._ranks, self._totals = ranks, StepTotals(step.header, config.loss)
         self._timing = timing
         self._timer = Untimed() if timing is None else timing.begin(self.number, len(self))
-        #: How often each micro-batch was handed out, in order; those never reached are missing.
-        self._handed_out: list[int] = []
+        #: How often each micro-batch was handed out.
+        self._times = [0] * len(self)
 
     def __len__(self) -> int:
         """Micro-batches of this rank, and of every other; known before the first arrives."""
@@ -73,7 +73,7 @@ class Step:
         if self._config.delivery.ahead:
             sent = look_ahead(len(self), self._may_look_ahead, self._send)
         for index, coming in enumerate(sent):
-            self._handed_out[index : index + 1] = [self._times(index) + 1]
+            self._times[index] += 1
             micro_batch = coming.arrived()
             self._timer.hand_out(index)
             try:
@@ -82,14 +82,11 @@ class Step:
                 self._timer.asked(index)
 
     def _may_look_ahead(self, index: int) -> bool:
-        return self._times(index) != self._epochs and self._step.has(index)
-
-    def _times(self, index: int) -> int:
-        return self._handed_out[index] if index < len(self._handed_out) else 0
+        return self._times[index] != self._epochs and self._step.has(index)
 
     def _send(self, index: int) -> Coming:
         """Wait for a micro-batch, and send it to where it is computed."""
-        item, before = self._step.micro_batch(index), self._times(index)
+        item, before = self._step.micro_batch(index), self._times[index]
         if before == self._epochs:
             raise StepContractError(
                 f"micro-batch {index} of step {self.number} was handed out as often as the stream "
@@ -154,7 +151,7 @@ class Step:
         are left that no iteration has reached yet.
         """
         if not (self.handed_out or partial):
-            reached = len(self._handed_out)
+            reached = sum(map(bool, self._times))
             raise StepContractError(
                 f"step {self.number} is to be committed, and {reached} of its {len(self)} "
                 "micro-batches were handed out: the others would count as trained. Iterate the "
@@ -188,7 +185,7 @@ class Step:
     @property
     def handed_out(self) -> bool:
         """Whether some iteration has reached every micro-batch."""
-        return len(self._handed_out) == len(self)
+        return all(self._times)
 
     @property
     def number(self) -> int:

@@ -18,6 +18,8 @@ from rollout_workers.timing.step_timer import AHEAD, GAPS, StepTimer
 class Clock:
     """Seconds that a test lets pass. behind: what is computed is so late."""
 
+    is_instant = False
+
     def __init__(self) -> None:
         self.now, self.behind, self.captures, self.held = 0.0, 0.0, False, 0
 

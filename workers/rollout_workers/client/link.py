@@ -23,6 +23,8 @@ from rollout_workers.client.liveness import CLOSE_TIMEOUT_S, Heartbeat
 from rollout_workers.client.refusal import refusal
 from rollout_workers.client.sharing import SEGMENT_FROM_BYTES, Sharing
 
+#: What a link heeds beside its core; all others are the core's alone.
+OF_CONNECTIONS = frozenset({m.Error, m.Bye, m.WelcomeProducer, m.WelcomeRank})
 #: Of a message that has none.
 NO_PAYLOAD = memoryview(b"")
 
@@ -247,6 +249,9 @@ class Link(StreamProtocol):
         self.pump()
 
     def _hear(self, message: m.Message, payload: memoryview) -> None:
+        if type(message) not in OF_CONNECTIONS:
+            self._core.heard(message, payload, self._loop.time())
+            return
         if isinstance(message, m.Error):
             if message.code == SegmentRefused.code:
                 self._sharing.give_up(message.message)

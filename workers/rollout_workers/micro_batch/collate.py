@@ -211,12 +211,12 @@ def _texts(block: Block, payload: memoryview) -> tuple[str, ...]:
 
 
 def _view(block: Block, payload: memoryview) -> Tensor:
+    dtype, is_flat = _TORCH[block.field.dtype], not block.field.shape
     if not block.rows:  # torch makes no tensor of an empty buffer
-        return torch.empty(block.shape, dtype=_TORCH[block.field.dtype])
-    values = torch.frombuffer(
-        payload, dtype=_TORCH[block.field.dtype], count=block.values, offset=block.offset
-    )
-    return values.view(block.shape) if block.field.shape else values
+        return torch.empty(block.shape, dtype=dtype)
+    count = block.rows if is_flat else block.values
+    values = torch.frombuffer(payload, dtype=dtype, count=count, offset=block.offset)
+    return values if is_flat else values.view(block.shape)
 
 
 def _positions(tokens: list[int]) -> Tensor:

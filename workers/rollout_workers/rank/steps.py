@@ -155,12 +155,9 @@ class StepClient(Closing):
         Raises StepContractError when the step is committed, or the error that ended the
         connection for good.
         """
-        began = monotonic()
         with self._changed:
-            try:
-                found = self._wait(lambda: self._received(step, index))
-            finally:
-                self._micro_batch_wait_s += monotonic() - began
+            self._check()
+            found = self._received(step, index) or self._await(step, index)
             self._micro_batches += 1
             return found
 
@@ -286,6 +283,14 @@ class StepClient(Closing):
             self._core.demand(hungry=True)
             self._feed.wake()
         return held
+
+    def _await(self, step: int, index: int) -> Received:
+        """A micro-batch that is not here yet."""
+        began = monotonic()
+        try:
+            return self._wait(lambda: self._received(step, index))
+        finally:
+            self._micro_batch_wait_s += monotonic() - began
 
     def _received(self, step: int, index: int) -> Received | None:
         held = self._core.begin(step)

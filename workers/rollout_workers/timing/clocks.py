@@ -16,7 +16,12 @@ Mark = Any
 
 
 class Clock(Protocol):
-    """Where moments come from."""
+    """Where moments come from.
+
+    is_instant: whether its moments are seconds, and have passed once they are there.
+    """
+
+    is_instant: bool
 
     def mark(self) -> Mark:
         """This moment, of what is computed; None where there is none (inside a CUDA graph)."""
@@ -33,6 +38,8 @@ class Clock(Protocol):
 
 class HostClock:
     """For what is computed where the training loop runs: on the CPU."""
+
+    is_instant = True
 
     #: Now; the function itself, as it is called twice a micro-batch.
     mark = staticmethod(time.perf_counter)
@@ -51,6 +58,8 @@ class HostClock:
 
 class CudaClock:
     """For what is computed on a GPU; events are used again, as each takes the driver to make."""
+
+    is_instant = False
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._unused = device, list[torch.cuda.Event]()

@@ -127,6 +127,16 @@ def fold(clock: Clock, owner: Pass, index: int, begin: Mark, end: Mark) -> bool:
     return True
 
 
+def fold_all(clock: Clock, stretches: list[Stretch]) -> None:
+    """Add those up, and take them away, that what is computed has come to the end of."""
+    if clock.is_instant:
+        for owner, index, begin, end in stretches:
+            owner.busy_s[index] += end - begin
+        stretches.clear()
+    while stretches and fold(clock, *stretches[0]):
+        stretches.pop(0)
+
+
 def _free(clock: Clock, *marks: Mark) -> None:
     for mark in marks:
         clock.free(mark)

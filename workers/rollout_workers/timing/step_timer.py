@@ -21,7 +21,7 @@ from rollout_workers.client.checked import validated
 from rollout_workers.timing import running
 from rollout_workers.timing.clocks import Clock, Mark
 from rollout_workers.timing.collectives import Collectives
-from rollout_workers.timing.passes import FORWARD, Pass, Span, Stretch, fold
+from rollout_workers.timing.passes import FORWARD, Pass, Span, Stretch, fold_all
 
 #: Micro-batches less than this share of their step's time were not computed when they seemed to be.
 LEAST_SHARE = 0.1
@@ -259,8 +259,7 @@ class StepTimer:
     def _fold(self) -> bool:
         """Add up what has an end; returns whether the clock has come to all of it."""
         clock, stretches, spans = self._clock, self._stretches, self._spans
-        while stretches and fold(clock, *stretches[0]):
-            stretches.pop(0)
+        fold_all(clock, stretches)
         while spans and spans[0].fold(clock):
             spans.pop(0)
         return not (stretches or spans)
