@@ -337,4 +337,4 @@ def _rounded(seconds: list[float]) -> list[float]:
 
     A GPU may come to events of two streams in another order than they were recorded in.
     """
-    return [max(0.0, round(value, 6)) for value in seconds]
+    return [int(1e6 * value + 0.5) / 1e6 if value > 0 else 0.0 for value in seconds]

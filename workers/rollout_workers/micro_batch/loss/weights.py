@@ -22,8 +22,10 @@ def token_weights(
     """
     if header.is_filler:
         return torch.zeros(sum(header.tokens), dtype=config.weights_dtype)
-    counted = _all_but_first(header.tokens) if values is None else _as_floats(values)
-    weights = counted.to(config.weights_dtype, copy=counted is values)
+    if values is None:
+        weights = _all_but_first(header.tokens).to(config.weights_dtype)
+    else:
+        weights = _as_weights(values, config.weights_dtype)
     if loss.normaliser.share is not Share.NOTHING:
         shares = _shares(loss, header, values, totals)
         exact = np.float64 if config.weights_dtype is torch.float64 else np.float32
@@ -79,8 +81,9 @@ def _all_but_first(tokens: list[int]) -> Tensor:
     return torch.from_numpy(ones)
 
 
-def _as_floats(mask: Tensor) -> Tensor:
-    """The same numbers; numpy is several times as fast with the usual kind of mask."""
-    if mask.dtype is not torch.bool:
-        return mask
-    return torch.from_numpy(mask.numpy().astype(np.float32))
+def _as_weights(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of this type; numpy is several times as fast with the usual kind of mask."""
+    if values.dtype is not torch.bool:
+        return values.to(dtype, copy=True)
+    floats = torch.from_numpy(values.numpy().astype(np.float32))
+    return floats if dtype is torch.float32 else floats.to(dtype)
