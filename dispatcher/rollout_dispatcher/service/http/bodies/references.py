@@ -18,6 +18,7 @@ from pydantic import Field as Declared
 
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.messages import MAX_FIELDS, Count, Name, Rows, Tokens, Total
+from rollout_dispatcher.protocol.messages.base import MAX_NAME
 from rollout_dispatcher.protocol.messages.samples import Key, StoreAddress
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.service.config.fields import schema_of
@@ -26,6 +27,9 @@ from rollout_dispatcher.service.http.bodies.tensors import FieldRefused, Reading
 
 #: The member that tells a sample by reference from one with its tensors.
 REFERENCE = "reference"
+#: Of one field: its name, type and shape have less, and blanks are allowed. What some requests said
+#: is kept.
+MAX_LETTERS = 3 * MAX_NAME
 
 
 class Place(BaseModel):
@@ -47,7 +51,10 @@ class ReferenceRequest(Metadata):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     reference: Place
-    fields: Annotated[list[str], Declared(min_length=1, max_length=MAX_FIELDS)]
+    fields: Annotated[
+        list[Annotated[str, Declared(max_length=MAX_LETTERS)]],
+        Declared(min_length=1, max_length=MAX_FIELDS),
+    ]
     """what lies in its span, in this order, which is that of the names: each as --fields has it,
     name:dtype, name:dtype:per-sample, name:dtype:ragged or name:str"""
     tokens: Tokens

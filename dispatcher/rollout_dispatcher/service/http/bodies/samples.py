@@ -152,7 +152,8 @@ def _place(parts: tuple[int | str, ...]) -> str:
 def _words(message: str) -> str:
     """What pydantic says, as everybody else here would."""
     message = message.removeprefix("Value error, ").replace("Field required", "it is missing")
-    return re.sub(r"^(Input|String|Dictionary) should", "it must", message)
+    message = re.sub(r" or instance of \w+| after validation, not \d+", "", message)
+    return re.sub(r"^(Input|String|Dictionary|List) should", "it must", message)
 
 
 def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
