@@ -253,3 +253,15 @@ def test_what_is_refused_over_http_is_needed_no_more() -> None:
     elsewhere = Reference(StoredObject("file:///other", "web/1", 32), 0, 32)
     assert bench.send_over_http([sample._replace(payload=elsewhere)]) == (REFUSED,)
     assert unneeded(bench) == ["web/0"]
+
+
+def test_what_a_shutdown_turns_away_is_its_producers_and_may_be_pushed_again() -> None:
+    bench = StoreBench(batch=2, window=2, capacity=2)
+    samples = web(3)
+    assert bench.send_over_http(samples[:2]) == (ACCEPTED, ACCEPTED)
+    assert bench.send(bench.put("p", 0, 2)) is None, "it waits"
+    bench.perform(bench.core.drain(bench.now))
+    assert bench.send(bench.put("p", 2, 1)) == (REFUSED,)
+    assert unneeded(bench) == ["web/0", "web/1"], "which are dropped, as no ranks are there"
+    assert bench.send_over_http(samples[2:]) == (REFUSED,), "and nobody says that it may come again"
+    assert unneeded(bench) == [f"web/{at}" for at in range(3)]

@@ -145,8 +145,12 @@ class Objects:
                 needed.samples += 1
                 self._decided(needed, push.producer, number)
 
-    def settled(self, push: Push, index: int, outcome: Outcome) -> None:
-        """One sample of a push has not; answered `full`, it comes again."""
+    def settled(self, push: Push, index: int, outcome: Outcome, *, elsewhere: bool = False) -> None:
+        """One sample of a push has not; answered `full`, it comes again.
+
+        elsewhere: it may come again too, but not to us: it is its producer's as before. Who pushes
+        over HTTP is told that it is refused, and nothing else.
+        """
         payload = push.samples[index].payload
         if not isinstance(payload, Reference):
             return
@@ -157,7 +161,9 @@ class Objects:
             return
         needed = self._needed.get(name_of(payload.stored))
         if needed is not None and (not is_full or self._is_much(push.producer)):
-            self._decided(needed, push.producer, push.first_seq + index, forgotten=is_full)
+            self._decided(
+                needed, push.producer, push.first_seq + index, forgotten=is_full or elsewhere
+            )
 
     def done(self, entries: Iterable[Entry]) -> None:
         """Nobody will train on these samples again."""
