@@ -157,10 +157,11 @@ def plan_digest(plan: Plan) -> str:
 
 
 def _groups(group: IntArray, config: PlanConfig) -> IntArray | None:
-    """Dense group numbers where groups matter to the split, and there are any."""
+    """Dense group numbers where groups matter to the split, and one has two samples."""
     if config.grouping in (Grouping.IGNORE, Grouping.STEP) or not (group >= 0).any():
         return None
-    return group_index(group)
+    index = group_index(group)
+    return None if int(index.max()) + 1 == len(index) else index
 
 
 def _padded(window: Window, multiple: int) -> Window:

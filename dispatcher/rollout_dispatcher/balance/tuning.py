@@ -291,6 +291,8 @@ BEGIN_MICRO_STEP = 0.04
 ESTIMATE_SHARES, LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6
 #: Where ranks meet once a step, what a run may cost at most, in shares of a rank. Chosen by trial.
 LARGEST_RUN = (0.6, 1.0)
+#: The same, the first that holds all where those do not. Chosen by trial.
+LARGER_RUN = (1.25, 1.6, 2.0)
 #: Places tried for a run's end between those of its neighbours, and close to where it is. Chosen by
 #: trial.
 END_SPREAD, END_CLOSE = np.arange(1, 16) / 16, np.arange(-3, 4)
@@ -309,6 +311,10 @@ LEVEL_PADDED, PADDED_ROUNDS = 1e-3, 8
 #: Ends that least totals compare, of runs of a number of samples at most: of more items, or runs,
 #: micro-steps are made alike instead. Chosen: two milliseconds.
 SHARED_TABLE = 1 << 17
+#: Where ranks keep their samples: turns of each rank to end its runs beside those of the others,
+#: what a run counts below their pace, so that all may become cheaper; and what turns may spend of
+#: the work that is left. Chosen by trial.
+RECUT_ROUNDS, RECUT_OWN, WORK_ON_RECUTS = 4, 1e-3, 0.3
 
 # Pipelines.
 
@@ -342,6 +348,9 @@ SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
 #: The same, of neighbours that share padded micro-batches with room to spare.
 NEIGHBOURS = Price(once=500_000, sample=1500, look=450)
+#: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as
+#: often as a run may have.
+RECUT = Price(once=60_000, sample=10, rank=40_000, look=8)
 #: The same, of ranks with whole groups: their samples filled into micro-batches, and that by KK.
 FILL_RANKS = Price(once=1_500_000, sample=1500)
 FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)

@@ -15,17 +15,17 @@ from rollout_dispatcher.plan import PlanConfig, Sync
 
 def split_padded(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Sorted runs, which pad least; where samples are too few to fill them, of like cost."""
-    R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
-    M = micro_batches_for(n, config)
+    R, most, n = config.dp_size, config.micro_batch_size or 1, len(batch)
+    M, m = micro_batches_for(n, config), most
     if R * M * m > 2 * n:
-        m = -(-n // (R * M))
+        m = -(-n // (R * M))  # slots to fill; neighbours may still be more
     x, order = filled_up(batch, R * M * m)
     per_step, stages = config.sync is Sync.STEP, config.pipeline_stages
     full = Parts.of_slots(order[padded_partition(x, R, M, m, per_step, stages=stages)], n)
-    if n == R * M * m:
+    if n == R * M * most:
         return full
     full = without_fillers(batch, full, config)
-    found = _neighbours(batch, config, M, m, work)
+    found = _neighbours(batch, config, M, most, work)
     return min((full, *found), key=lambda parts: time_of(batch, parts, config))
 
 
@@ -51,7 +51,8 @@ def _neighbours(batch: Batch, config: PlanConfig, M: int, most: int, work: Work)
     padded = batch.padded or Padded(batch.cost, np.ones(n, dtype=np.int64))
     order = np.argsort(-padded.longest, kind="stable")
     items, found = Items(padded.longest[order], padded.size[order], most), []
-    for place in shared_runs(items, R, M, per_step=config.sync is Sync.STEP):
+    per_step = config.sync is Sync.STEP or R == 1  # one rank waits for nobody
+    for place in shared_runs(items, R, M, per_step=per_step):
         counts = np.bincount(place, minlength=R * M).reshape(R, M)
         found.append(Parts(order[np.argsort(place, kind="stable")], counts))
     return found

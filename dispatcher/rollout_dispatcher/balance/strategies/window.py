@@ -11,6 +11,7 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import bound_of, estimate
 from rollout_dispatcher.balance.split.budgets.differences import by_differences
 from rollout_dispatcher.balance.split.budgets.trades import traded
+from rollout_dispatcher.balance.split.padded.recut import recut
 from rollout_dispatcher.balance.split.padded.runs import begin_cost, fewest_runs
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.splitters import splitter_for
@@ -44,7 +45,8 @@ class WindowStrategy:
         timed = task.compared(task.timed(best))
         if task.may_trade:
             timed = task.traded(timed)
-        return task.beside_arrival(timed).parts
+        timed = task.beside_arrival(timed)
+        return recut(batch, timed.parts, config, work) if task.may_end_elsewhere else timed.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,12 @@ class _Task:
         packed = config.micro_batch_tokens is not None and config.layout is Layout.PACKED
         free = self.batch.group is None
         return packed and free and config.dp_size > 1 and config.pipeline_stages == 1
+
+    @property
+    def may_end_elsewhere(self) -> bool:
+        """Whether whole groups tie padded micro-batches to ranks that may end them earlier."""
+        grouped = self.batch.group is not None
+        return grouped and self.first > 1 and self.config.layout is Layout.PADDED
 
     def traded(self, best: _Timed) -> _Timed:
         """After trades between micro-batches, from these or from Karmarkar-Karp."""

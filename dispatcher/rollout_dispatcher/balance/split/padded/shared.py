@@ -111,7 +111,9 @@ def _least_totals(items: Items, R: int, M: int) -> list[IntArray]:
     cost = _costs(items, width)
     share = float((longest * items.size).sum()) / R
     found: list[IntArray] = []
-    for part in (np.inf, *tuning.LARGEST_RUN):
+    for part in (np.inf, *tuning.LARGEST_RUN, *tuning.LARGER_RUN):
+        if part in tuning.LARGER_RUN and len(found) > 1:
+            break
         capped = np.where(cost <= max(part * share, float(cost[0].max())), cost, np.inf)
         starts = _least_total(capped, R * M)
         if starts is not None and not any(np.array_equal(starts, each) for each in found):

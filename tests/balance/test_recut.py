@@ -1,0 +1,95 @@
+"""Claims about where padded micro-batches end, of ranks whose samples are given."""
+
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.balance import Quadratic, plan_step
+from rollout_dispatcher.plan import FloatArray, Sync, step_time
+
+
+def costs(lengths: list[int], ranks: list[list[list[int]]]) -> FloatArray:
+    """What each micro-batch takes, padded to its longest, float64[R, M]."""
+    x = Quadratic()(np.array(lengths))
+    rows = [[len(part) * max(x[part], default=0.0) for part in rank] for rank in ranks]
+    return np.array(rows)
+
+
+def least_alone(lengths: list[int], runs: int, most: int) -> float:
+    """What one rank takes at least for so many runs of at most `most` samples: by all cuts."""
+    x = np.sort(Quadratic()(np.array(lengths)))[::-1]
+    found = np.inf
+    for ends in combinations(range(1, len(x)), runs - 1):
+        cut = np.split(x, ends)
+        if max(map(len, cut)) <= most:
+            found = min(found, sum(len(run) * float(run[0]) for run in cut))
+    return found
+
+
+@pytest.mark.parametrize("sync", Sync)
+def test_a_group_with_one_long_sample_does_not_pad_others_to_it(sync: Sync) -> None:
+    lengths = [20_000, 37, 12, 30, 5, 18, 44, 9]
+    step = plan_step(
+        lengths, dp_size=2, micro_batch_tokens=40_000, layout="padded", sync=sync, groups=[7] * 8
+    )
+    [own] = [rank for rank in step if any(rank)]
+    assert sorted(map(len, own)) == [1, 7]
+
+
+@pytest.mark.parametrize("sync", Sync)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rank_of_one_group_ends_its_runs_where_they_cost_least(seed: int, sync: Sync) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = np.rint(rng.lognormal(6, 1.2, 10) + 1).astype(int).tolist()
+    step = plan_step(
+        lengths, dp_size=2, micro_batch_size=4, layout="padded", sync=sync, groups=[1] * 10
+    )
+    time = step_time(costs(lengths, step), sync)
+    assert len(step[0]) == 3
+    assert time == pytest.approx(least_alone(lengths, 3, 4))
+
+
+def test_ranks_end_runs_beside_those_of_others() -> None:
+    lengths = [20_000] + [30] * 11 + [40] * 24 + [45] * 24
+    groups = [0] * 12 + [1] * 24 + [2] * 24
+    step = plan_step(
+        lengths, dp_size=3, micro_batch_size=8, multiple=3, layout="padded", groups=groups
+    )
+    x = Quadratic()(np.array(lengths))
+    assert [0] in [part for rank in step for part in rank]
+    rest = step_time(costs(lengths, step), Sync.MICRO_STEP) - float(x[0])
+    assert rest == pytest.approx(2 * 8 * float(x[-1]))
+
+
+@pytest.mark.parametrize("grouping", ["rank", "micro-batch"])
+def test_groups_of_one_sample_are_none(grouping: str) -> None:
+    lengths = [171, 248, 263, 353, 457, 770]
+    planned = partial(
+        plan_step, lengths, dp_size=2, micro_batch_size=8, layout="padded", sync="step"
+    )
+    alone = planned()
+    assert planned(groups=list("abcdef"), grouping=grouping) == alone
+    assert sorted(len(part) for [part] in alone) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "minimum", "sizes"),
+    [
+        ([10, 37, 37, 100, 100, 1000], 8, 3, [1, 2, 3]),
+        ([1, 1000, 1, 1, 1, 1], 4, 1, [2, 4]),
+    ],
+)
+def test_short_samples_fill_the_micro_batches_of_a_rank_that_is_alone(
+    lengths: list[int], most: int, minimum: int, sizes: list[int]
+) -> None:
+    [own] = plan_step(lengths, dp_size=1, layout="padded", micro_batch_size=most, minimum=minimum)
+    assert sorted(map(len, own)) == sizes
+
+
+def test_a_run_may_cost_more_than_a_ranks_share_where_the_others_would_not_hold_all() -> None:
+    lengths = [1000] * 10 + [104] * 13 + [40] * 11 + [16] * 4
+    step = plan_step(lengths, dp_size=3, micro_batch_size=8, layout="padded", sync="step")
+    x = Quadratic()(np.array([1000]))[0]
+    assert step_time(costs(lengths, step), Sync.STEP) < 6.5 * x
