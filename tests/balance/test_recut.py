@@ -93,3 +93,18 @@ def test_a_run_may_cost_more_than_a_ranks_share_where_the_others_would_not_hold_
     step = plan_step(lengths, dp_size=3, micro_batch_size=8, layout="padded", sync="step")
     x = Quadratic()(np.array([1000]))[0]
     assert step_time(costs(lengths, step), Sync.STEP) < 6.5 * x
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whole_groups_beside_one_long_sample_leave_it_room(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = [1] * 5 + [2] * 5 + [3] * 14 + [4] * 6 + [5] * 4 + [6] * 6 + [7] * 3 + [8] * 2 + [10]
+    lengths = rng.integers(1, 50, sum(sizes))
+    groups = np.repeat(rng.permutation(len(sizes)), sizes)
+    lengths[rng.integers(len(lengths))] = 20_000
+    step = plan_step(
+        lengths, dp_size=8, micro_batch_size=4, layout="padded", groups=groups, minimum=6
+    )
+    alone = float(Quadratic()(np.array([20_000]))[0])
+    time = step_time(costs(lengths.tolist(), step), Sync.MICRO_STEP)
+    assert time < 1.1 * alone, "nothing else is padded to it"

@@ -96,13 +96,25 @@ def dealt(ranks: Ranks, M: int, m: int) -> Parts:
 
 
 def runs(ranks: Ranks, M: int, m: int) -> list[Parts]:
-    """Neighbours in cost together; where there are too few, the last or the first lacks some."""
+    """Neighbours in cost together; where there are too few, the last or the first lacks some.
+
+    Where that leaves a micro-batch empty, also as many in each as in the others, or one more in the
+    cheaper ones: beside the longest every sample is padded to it.
+    """
     n, slots = int(ranks.sizes.sum()), ranks.slots(M, m)
     found = [Parts.of_slots(slots.reshape(-1, M, m), n)]
     full = -(-ranks.sizes // m) * m
     if (full != ranks.sizes).any():
         place = (np.arange(M * m) - (full - ranks.sizes)[:, None]) % (M * m)
         found.append(Parts.of_slots(np.take_along_axis(slots, place, 1).reshape(-1, M, m), n))
+    if (ranks.sizes <= (M - 1) * m).any():
+        ends = (ranks.sizes[:, None] * np.arange(1, M + 1)) // M
+        has = np.diff(ends, axis=1, prepend=0)
+        place = (ends - has)[:, :, None] + np.arange(m)
+        place[np.arange(m) >= has[:, :, None]] = M * m  # none
+        more = np.append(slots, np.full((len(slots), 1), n), axis=1)
+        even = np.take_along_axis(more, place.reshape(len(slots), -1), 1)
+        found.append(Parts.of_slots(even.reshape(-1, M, m), n))
     return found
 
 
