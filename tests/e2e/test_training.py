@@ -154,5 +154,5 @@ def test_sigterm_drains_what_was_accepted_and_ends_the_ranks(
     outcomes = json.loads(finish(pushing))
     finish(trainers)
     assert server.wait() == 0
-    assert set(outcomes) == {"accepted", "refused"}
+    assert set(outcomes) == {"accepted", "shutting-down"}
     assert_each_exactly_once(read_diaries(tmp_path), names("p", outcomes["accepted"]))

@@ -32,7 +32,9 @@ def distributions(source: Path, work: Path) -> Distributions:
     sdist = build(source, work, "sdist")
     wheel = build(source, work / "of-tree", "wheel")
     with tarfile.open(sdist) as archive:
-        archive.extractall(work, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11 has it from 3.11.4 on
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(work)
     unpacked = work / sdist.name.removesuffix(".tar.gz")
     again = build(unpacked, work / "of-sdist", "wheel")
     assert again.name == wheel.name
