@@ -108,3 +108,15 @@ def test_whole_groups_beside_one_long_sample_leave_it_room(seed: int) -> None:
     alone = float(Quadratic()(np.array([20_000]))[0])
     time = step_time(costs(lengths.tolist(), step), Sync.MICRO_STEP)
     assert time < 1.1 * alone, "nothing else is padded to it"
+
+
+@pytest.mark.parametrize("sync", Sync)
+def test_what_a_step_lacks_is_lacking_beside_the_longest(sync: Sync) -> None:
+    lengths = [3969, 3259, 2897, 2882, 2222, 2197, 1900, 1858, 1594, 1405, 1231]
+    lengths += [1175 - 30 * i for i in range(34)]
+    step = plan_step(lengths, dp_size=2, micro_batch_size=8, layout="padded", sync=sync)
+    x = Quadratic()(np.array(lengths))
+    runs = [x[:5], *np.split(x[5:], 5)]
+    loads = np.array([len(run) * float(run[0]) for run in runs])
+    best = float(loads[::2].sum()) if sync is Sync.MICRO_STEP else float(loads.sum() / 2)
+    assert step_time(costs(lengths, step), sync) <= best * (1.05 if sync is Sync.STEP else 1)

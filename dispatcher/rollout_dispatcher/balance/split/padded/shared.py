@@ -43,13 +43,16 @@ class Items(NamedTuple):
 
 def shared_runs(items: Items, R: int, M: int, *, per_step: bool) -> list[IntArray]:
     """Places, rank * M + micro-step, of each item, once for each way; none if items do not fit."""
-    n = len(items.size)
+    n, spare = len(items.size), R * M * items.most - len(items.size)
     if n <= R * M:
         found = [np.arange(n + 1)]
     elif per_step:
         found = _least_totals(items, R, M)
     else:
         found = _levelled(items, R, M)
+    if items.size.max() == 1 and spare < min(items.most, n):
+        # Sorted runs whose first lacks all that there is to lack: it is beside the longest.
+        found.append(np.append(0, np.arange(items.most - spare, n + 1, items.most)))
     return [_places(starts, items, R, M, per_step) for starts in found]
 
 
