@@ -11,7 +11,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -22,12 +22,18 @@ import pytest
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.connections.peer import DESCRIPTORS_AHEAD
+from rollout_dispatcher.transport.descriptors.closing import MOST_THREADS
 from rollout_dispatcher.transport.shared_memory.segments import DESCRIPTORS_EACH, write_segment
 from rollout_workers import Outcome, RolloutProducer, RolloutSample
 from rollout_workers.producer.to_array import ArrayLike
 from tests.support import shared_memory
 from tests.support.client import Producer, Rank, Trainer, WireClient, make_push
-from tests.support.descriptors import a_lingering_socket
+from tests.support.descriptors import (
+    a_lingering_socket,
+    an_endless_close,
+    kernel_refuses_descriptors,
+    send_away,
+)
 from tests.support.server import ServeProcess, eventually
 from tests.support.shared_memory import SEGMENT
 from tests.support.source import PYTHONPATH
@@ -355,12 +361,13 @@ def test_a_segment_that_was_not_agreed_on_is_refused(victim: ServeProcess) -> No
     with harms_nobody(victim):
         cheater = SharingProducer(victim.endpoint, capabilities=())
         assert "shared-memory" not in cheater.welcome.capabilities
-        cheater.push(write_segment([PAYLOAD]), len(PAYLOAD))
-        cheater.is_refused("protocol")
+        segment = write_segment([PAYLOAD])
+        if send_away(cheater._sock, segment, large_push(len(PAYLOAD))):
+            cheater.is_refused("protocol")
+        cheater.close()
         with WireClient(victim.endpoint) as stranger:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [0]))
-            stranger._sock.sendmsg([b"R"], [rights])
-            stranger.expect_error("protocol")
+            if send_away(stranger._sock, os.memfd_create("cheat"), b"R"):
+                stranger.expect_error("protocol")
 
 
 def test_over_tcp_it_is_not_offered_and_not_taken(victim: ServeProcess) -> None:
@@ -426,10 +433,8 @@ def others_are_answered(server: ServeProcess) -> Iterator[None]:
 def test_nobody_waits_for_what_a_stranger_sends_to_be_closed(victim: ServeProcess) -> None:
     with others_are_answered(victim), a_lingering_socket(LINGERS_S) as slow:
         stranger = WireClient(victim.endpoint)
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slow]))
-        stranger._sock.sendmsg([b"R"], [rights])
-        os.close(slow)
-        stranger.expect_error("protocol")
+        if send_away(stranger._sock, slow, b"R"):  # a kernel that does not refuse it
+            stranger.expect_error("protocol")
         stranger.close()
 
 
@@ -451,6 +456,28 @@ def test_nobody_waits_for_what_came_without_a_push_to_be_closed(victim: ServePro
         cheater = SharingProducer(victim.endpoint)
         cheater.send_with(ping, [os.memfd_create("cheat") for _ in range(249)] + [slow])
         cheater.is_refused("segment-refused")
+
+
+@pytest.mark.skipif(
+    not kernel_refuses_descriptors(), reason="the kernel refuses no descriptors before Linux 6.16"
+)
+def test_others_on_the_same_socket_are_answered_while_as_many_wait_to_be_closed_as_may(
+    victim: ServeProcess,
+) -> None:
+    ping = codec.encode(m.Ping())
+    with ExitStack() as stack:
+        honest = stack.enter_context(Producer(victim.endpoint, "honest-before"))
+        slow = [stack.enter_context(an_endless_close(LINGERS_S)) for _ in range(MOST_THREADS)]
+        many = [[os.memfd_create("cheat") for _ in range(250)] for _ in range(2)]
+        for some in [slow, *many]:
+            SharingProducer(victim.endpoint).send_with(ping, some)
+        eventually(lambda: "wait to be closed" in victim.log(), "no more may wait")
+        began = monotonic()
+        honest.push([4])
+        with Producer(victim.endpoint, "honest-after") as another:
+            another.push([4])
+        assert "shared-memory" not in SharingProducer(victim.endpoint).welcome.capabilities
+        assert monotonic() - began < ANSWERED_S
 
 
 def test_who_cuts_a_segment_after_it_was_taken_cannot(victim: ServeProcess) -> None:

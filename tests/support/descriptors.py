@@ -4,10 +4,17 @@ import os
 import resource
 import socket
 import struct
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
+
+from rollout_dispatcher.transport.descriptors.closing import close_at_once
+from rollout_dispatcher.transport.descriptors.sockets import (
+    let_descriptors_come,
+    may_bring_descriptors,
+)
 
 PATIENCE_S = 10.0
 _OPEN = Path("/proc/self/fd")
@@ -51,6 +58,25 @@ def no_more_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def kernel_refuses_descriptors() -> bool:
+    """Whether it can, of who listens: Linux can from 6.16 on."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        let_descriptors_come(sock, may=False)
+        return not may_bring_descriptors(sock)
+
+
+def send_away(sock: socket.socket, descriptor: int, data: bytes = b"x") -> bool:
+    """Send it with these bytes, and have it no more; or neither, if the kernel refuses it."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))
+    try:
+        sock.sendmsg([data], [rights])
+    except PermissionError:
+        close_at_once(descriptor)
+        return False
+    os.close(descriptor)
+    return True
+
+
 @contextmanager
 def a_lingering_socket(seconds: int) -> Iterator[int]:
     """A TCP socket whose last close takes so long, as nobody reads what it has sent.
@@ -68,3 +94,13 @@ def a_lingering_socket(seconds: int) -> Iterator[int]:
                     sock.send(bytes(65536))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", True, seconds))
             yield sock.detach()
+
+
+@contextmanager
+def an_endless_close(seconds: int) -> Iterator[int]:
+    """A Unix socket in which a lingering one waits unread: to tell it apart does not help."""
+    with a_lingering_socket(seconds) as slow:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            assert send_away(theirs, slow)
+        yield ours.detach()

@@ -28,6 +28,7 @@ from rollout_dispatcher.transport.descriptors.sockets import (
     CLOSE_ON_EXEC,
     close_socket,
     descriptors_in,
+    let_descriptors_come,
     room_for_descriptors,
 )
 from rollout_dispatcher.transport.fair_selector import turns_of
@@ -181,9 +182,9 @@ class StreamTransport(asyncio.Transport):
     # -- descriptors ------------------------------------------------------------------------
 
     @property
-    def carries_descriptors(self) -> bool:
-        """Whether descriptors can travel here."""
-        return self._sock.family == socket.AF_UNIX and bool(CLOSE_ON_EXEC)
+    def takes_more_descriptors(self) -> bool:
+        """Whether they can travel here, and not too many of others wait to be closed already."""
+        return self._sock.family == socket.AF_UNIX and bool(CLOSE_ON_EXEC) and not CLOSER.is_full
 
     @property
     def is_all_read(self) -> bool:
@@ -198,6 +199,8 @@ class StreamTransport(asyncio.Transport):
 
     def take_descriptors(self, at_once: int) -> None:
         """From now on so many descriptors may come with one write of the peer's."""
+        let_descriptors_come(self._sock, may=True)
+        self._ancillary_bytes = room_for_descriptors(self._sock)
         self._most_descriptors = at_once
 
     def _pass_on(self, ancillary: Sequence[tuple[int, int, bytes]], *, is_truncated: bool) -> None:
@@ -218,9 +221,9 @@ class StreamTransport(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Write buffers in order; they must not change before they are sent.
 
-        descriptors: leave with the first byte, at most `sockets.MAX_DESCRIPTORS`, where this
-        `carries_descriptors`; they stay the caller's. Raises OSError if there can be no more of
-        them; nothing is written then.
+        descriptors: leave with the first byte, at most `sockets.MAX_DESCRIPTORS`, over a Unix
+        socket; they stay the caller's. Raises OSError if there can be no more of them; nothing is
+        written then.
         """
         if self._closing:
             return

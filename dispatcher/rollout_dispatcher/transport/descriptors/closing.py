@@ -83,7 +83,7 @@ class Closer:
         if becomes_full:
             log.warning(
                 "%d file descriptors that others have sent wait to be closed, as closing takes "
-                "long: until some are, nothing is received over Unix sockets",
+                "long: until some are, nothing is received from those who can send more",
                 len(self._waiting),
             )
 
@@ -115,10 +115,14 @@ class Closer:
             tell()
 
     def forked(self) -> None:
-        """The threads are the parent's: here what waits is closed with what comes next."""
+        """The threads are the parent's: what waits is closed here by some of our own.
+
+        What the parent's have begun to close stays open here: its number may be another file's.
+        """
         self._lock = threading.RLock()
         self._threads = 0
         self._told.clear()
+        self.close(())
 
 
 #: That of this process.

@@ -1,13 +1,17 @@
 """Unix sockets of peers who may send descriptors that nobody asked for.
 
-Invariant: the thread that receives from such a socket, or closes it, never closes what a peer has
-sent: the kernel finds room for all descriptors, unless this process may open no more files, and
-what is unread is closed elsewhere.
+From Linux 6.16 on a listener's connections bring none until that was agreed on: the kernel refuses
+whoever sends one (SO_PASSRIGHTS). Before that anybody who may connect can send some.
+
+Invariant: the thread that receives from a socket that may bring descriptors, or closes it, never
+closes what a peer has sent: the kernel finds room for all of them, unless this process may open no
+more files, and what is unread is closed elsewhere.
 """
 
 import errno
 import fcntl
 import socket
+import sys
 import termios
 from array import array
 from collections.abc import Sequence
@@ -20,11 +24,33 @@ from rollout_dispatcher.transport.descriptors.closing import CLOSER
 MAX_DESCRIPTORS = 253
 #: Where there is none such, nobody asks for descriptors.
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+#: Of Linux's <asm-generic/socket.h>, as of 6.16; Python has no name for it.
+SO_PASSRIGHTS = 83
+
+
+def let_descriptors_come(sock: socket.socket, *, may: bool) -> None:
+    """Whether peers may send some; of a listener, also to what it has not accepted yet.
+
+    Where the kernel cannot refuse them they may come all the same.
+    """
+    if sock.family == socket.AF_UNIX and sys.platform == "linux":
+        with suppress(OSError):  # before 6.16
+            sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, may)
+
+
+def may_bring_descriptors(sock: socket.socket) -> bool:
+    """Whether peers can send some, wanted or not."""
+    if sock.family != socket.AF_UNIX or not CLOSE_ON_EXEC:
+        return False
+    try:
+        return bool(sock.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS))
+    except OSError:  # before 6.16, or it is closed
+        return True
 
 
 def room_for_descriptors(sock: socket.socket) -> int:
     """Bytes of ancillary data to receive with, so that the kernel closes nothing itself."""
-    if sock.family != socket.AF_UNIX or not CLOSE_ON_EXEC:
+    if not may_bring_descriptors(sock):
         return 0
     return socket.CMSG_SPACE(MAX_DESCRIPTORS * array("i").itemsize)
 
@@ -40,7 +66,7 @@ def descriptors_in(ancillary: Sequence[tuple[int, int, bytes]]) -> "array[int]":
 
 def close_socket(sock: socket.socket) -> None:
     """Close it; of a Unix socket what is unread, which may be descriptors, elsewhere."""
-    if not (sock.family == socket.AF_UNIX and sock.fileno() >= 0 and _ends_with_unread(sock)):
+    if not (may_bring_descriptors(sock) and sock.fileno() >= 0 and _ends_with_unread(sock)):
         sock.close()
         return
     CLOSER.close([sock.detach()])
@@ -57,7 +83,10 @@ def _ends_with_unread(sock: socket.socket) -> bool:
 
 
 class UnixSocket(socket.socket):
-    """For those who receive with `recv`, as asyncio does, and expect no descriptors."""
+    """For those who receive with `recv`, as asyncio does, and expect no descriptors.
+
+    For sockets that may bring some: any other one needs nothing of this.
+    """
 
     @classmethod
     def of(cls, sock: socket.socket) -> Self:
@@ -68,7 +97,15 @@ class UnixSocket(socket.socket):
         return made
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
-        """As that of any socket; descriptors are closed."""
+        """As that of any socket; descriptors are closed.
+
+        Raises ConnectionAbortedError while as many wait to be closed as may: asyncio, which would
+        ask again and again, ends the connection.
+        """
+        if CLOSER.is_full:
+            raise ConnectionAbortedError(
+                "as many file descriptors that others have sent wait to be closed as may"
+            )
         data, ancillary, _, _ = self.recvmsg(
             bufsize, room_for_descriptors(self), flags | CLOSE_ON_EXEC
         )
