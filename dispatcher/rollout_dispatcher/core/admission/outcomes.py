@@ -76,17 +76,17 @@ class Outcomes:
         tokens = [sample.tokens for sample in accepted]
         self._totals.accepted(tokens, payloads, Taken.by(payloads))
 
-    def settle(self, push: Push, index: int, outcome: Outcome, *, elsewhere: bool = False) -> None:
-        """One sample of a push does not come in. elsewhere: it may, at another dispatcher."""
+    def settle(self, push: Push, index: int, outcome: Outcome, *, theirs: bool = False) -> None:
+        """One sample of a push does not come in. theirs: it may be pushed again, to a successor."""
         push.outcomes[index] = outcome
         self._totals.received[outcome] += 1
         if push.refers:
-            self._objects.settled(push, index, outcome, elsewhere=elsewhere)
+            self._objects.settled(push, index, outcome, theirs=theirs)
 
     def refuse(self, push: Push, index: int, why: SampleRefused) -> None:
         """One sample of a push never will, and its producer is told why."""
         push.errors[index], push.reasons[index] = str(why), why.reason
-        self.settle(push, index, Outcome.REFUSED, elsewhere=why.retriable)
+        self.settle(push, index, Outcome.REFUSED, theirs=why.retriable)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
         """Entries of a push are accepted, under these numbers."""

@@ -145,25 +145,23 @@ class Objects:
                 needed.samples += 1
                 self._decided(needed, push.producer, number)
 
-    def settled(self, push: Push, index: int, outcome: Outcome, *, elsewhere: bool = False) -> None:
+    def settled(self, push: Push, index: int, outcome: Outcome, *, theirs: bool = False) -> None:
         """One sample of a push has not; answered `full`, it comes again.
 
-        elsewhere: it may come again too, but not to us: it is its producer's as before. Who pushes
-        over HTTP is told that it is refused, and nothing else.
+        theirs: it is its producer's as before, who may push it to a successor. Who pushes over
+        HTTP is told that it is refused, and nothing else.
         """
         payload = push.samples[index].payload
         if not isinstance(payload, Reference):
             return
-        is_full = outcome is Outcome.FULL
-        if not push.producer:
-            if not is_full and payload.stored.store in self._stores:
-                self._check(self._need(payload.stored))
-            return
-        needed = self._needed.get(name_of(payload.stored))
-        if needed is not None and (not is_full or self._is_much(push.producer)):
-            self._decided(
-                needed, push.producer, push.first_seq + index, forgotten=is_full or elsewhere
-            )
+        stored, is_full = payload.stored, outcome is Outcome.FULL
+        needed = self._needed.get(name_of(stored))
+        if push.producer:
+            if needed is not None and (not is_full or self._is_much(push.producer)):
+                number = push.first_seq + index
+                self._decided(needed, push.producer, number, theirs=is_full or theirs)
+        elif needed is None and not is_full and stored.store in self._stores:
+            self.unneeded[name_of(stored)] = stored
 
     def done(self, entries: Iterable[Entry]) -> None:
         """Nobody will train on these samples again."""
@@ -178,12 +176,12 @@ class Objects:
 
     def producer_gone(self, producer: str) -> None:
         """It sends nothing again."""
-        self._await_nothing(producer, forgotten=False)
+        self._await_nothing(producer)
 
     def producer_away(self, producer: str) -> None:
         """It may come back, and what it has pushed is awaited, unless that is too much by now."""
         if self._num_awaited > MOST:
-            self._await_nothing(producer, forgotten=True)
+            self._await_nothing(producer, theirs=True)
 
     def take_unneeded(self) -> tuple[StoredObject, ...]:
         """Those that nobody was told of, once."""
@@ -227,17 +225,17 @@ class Objects:
             ]
             heapify(awaited.lowest)
 
-    def _await_nothing(self, producer: str, *, forgotten: bool) -> None:
+    def _await_nothing(self, producer: str, *, theirs: bool = False) -> None:
         awaited = self._awaited.get(producer)
         for name in () if awaited is None else list(awaited.objects):
             needed = self._needed[name]
             for number in list(needed.awaited[producer]):
-                self._decided(needed, producer, number, forgotten=forgotten)
+                self._decided(needed, producer, number, theirs=theirs)
 
     def _decided(
-        self, needed: _Needed, producer: str, number: int, *, forgotten: bool = False
+        self, needed: _Needed, producer: str, number: int, *, theirs: bool = False
     ) -> None:
-        """It is not awaited any more. forgotten: it may come all the same, its producer's still."""
+        """It is not awaited any more. theirs: it may come all the same, its producer's still."""
         numbers = needed.awaited.get(producer, set())
         if number in numbers:
             numbers.remove(number)
@@ -248,11 +246,11 @@ class Objects:
                 del needed.awaited[producer], awaited.objects[name_of(needed.stored)]
             if not awaited.samples:
                 del self._awaited[producer]
-        self._check(needed, forgotten=forgotten)
+        self._check(needed, theirs=theirs)
 
-    def _check(self, needed: _Needed, *, forgotten: bool = False) -> None:
+    def _check(self, needed: _Needed, *, theirs: bool = False) -> None:
         name = name_of(needed.stored)
         if not needed.samples and not needed.awaited and self._needed.pop(name, None) is not None:
             self.nbytes -= needed.stored.nbytes
-            if not forgotten:
+            if not theirs:
                 self.unneeded[name] = needed.stored
