@@ -15,7 +15,6 @@ import argparse
 import json
 import tempfile
 import time
-from contextlib import ExitStack
 from itertools import islice, product
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -27,8 +26,7 @@ import torch
 
 from rollout_dispatcher.cli.demo.processes import signals_unwind
 from rollout_workers import MicroBatchStream
-from tests.bench.references import MICRO_BATCH, PROCESSES, STORES, push, read
-from tests.support.server import ServeProcess
+from tests.bench.references import PROCESSES, STORES, push, read, serving
 
 SAMPLE_BYTES = 10 << 20
 #: Steps of a run, the first of which do not count.
@@ -84,32 +82,21 @@ def main() -> None:
 def run(address: str, setting: Setting, compute_s: float) -> Found:
     """One rank's, from an empty store."""
     samples = STEPS * setting.samples
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        server = stack.enter_context(
-            ServeProcess(
-                folder,
-                dp_size=1,
-                dispatch_batch_size=setting.samples,
-                micro_batch_size=MICRO_BATCH,
-                max_sample_tokens=SAMPLE_BYTES,
-                window_multiple=1,
-                buffer_capacity=samples,
-                max_open_steps=setting.steps + 2,
-                payload_stores=address,
-                referenced_bytes="1TiB",
-                journal_dir=str(folder / "journal"),
-                prefetch_bytes=setting.prefetch,
-                checked=False,
-            )
-        )
-        producer = PROCESSES.Process(target=push, args=(server.endpoint, SAMPLE_BYTES, samples))
+    with serving(
+        address,
+        SAMPLE_BYTES,
+        dispatch_batch_size=setting.samples,
+        window_multiple=1,
+        buffer_capacity=samples,
+        max_open_steps=setting.steps + 2,
+        referenced_bytes="1TiB",
+        prefetch_bytes=setting.prefetch,
+    ) as endpoint:
+        producer = PROCESSES.Process(target=push, args=(endpoint, SAMPLE_BYTES, samples))
         producer.start()
         producer.join()
         found = PROCESSES.Queue()
-        rank = PROCESSES.Process(
-            target=train, args=(server.endpoint, setting.steps, compute_s, found)
-        )
+        rank = PROCESSES.Process(target=train, args=(endpoint, setting.steps, compute_s, found))
         rank.start()
         of_all = Found(*found.get(timeout=600))
         rank.join()

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -120,33 +120,34 @@ def sample(nbytes: int) -> dict[str, np.ndarray]:
 # -- ours
 
 
-def ours(
-    address: str, nbytes: int, samples: int, *, inline_limit: str = "1B", listen: str | None = None
-) -> tuple[float, float]:
-    """Samples a second, and bytes a sample that the rank had from the dispatcher.
+@contextmanager
+def serving(address: str, nbytes: int, **options: Any) -> Iterator[str]:
+    """A dispatcher with a journal, for one rank and samples of so many bytes; yields where."""
+    with (
+        TemporaryDirectory() as folder,
+        ServeProcess(
+            Path(folder),
+            dp_size=1,
+            micro_batch_size=MICRO_BATCH,
+            max_sample_tokens=nbytes,
+            payload_stores=address,
+            journal_dir=f"{folder}/journal",
+            checked=False,
+            **options,
+        ) as server,
+    ):
+        yield server.endpoint
 
-    listen: `unix`: on a Unix socket, where payloads that are inline may be shared memory.
-    """
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        server = stack.enter_context(
-            ServeProcess(
-                folder,
-                dp_size=1,
-                dispatch_batch_size=BATCH,
-                micro_batch_size=MICRO_BATCH,
-                max_sample_tokens=nbytes,
-                window_multiple=AHEAD / BATCH - 1,
-                payload_stores=address,
-                journal_dir=str(folder / "journal"),
-                inline_limit=inline_limit,
-                listen=f"unix:{folder}/socket" if listen == "unix" else "127.0.0.1:0",
-                checked=False,
-            )
-        )
+
+def ours(address: str, nbytes: int, samples: int) -> tuple[float, float]:
+    """Samples a second, and bytes a sample that the rank had from the dispatcher."""
+    window = AHEAD / BATCH - 1
+    with serving(
+        address, nbytes, dispatch_batch_size=BATCH, window_multiple=window, inline_limit="1B"
+    ) as endpoint:
         found = PROCESSES.Queue()
-        rank = PROCESSES.Process(target=train, args=(server.endpoint, found))
-        producer = PROCESSES.Process(target=push, args=(server.endpoint, nbytes, samples))
+        rank = PROCESSES.Process(target=train, args=(endpoint, found))
+        producer = PROCESSES.Process(target=push, args=(endpoint, nbytes, samples))
         rank.start()
         producer.start()
         rate, wire = found.get(timeout=600)
