@@ -1,5 +1,6 @@
 """A client opens what the dispatcher allows, and nothing else."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ from rollout_dispatcher.errors import ConfigError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.file import FileStore
-from rollout_workers.stores.opened import OpenedStores
+from rollout_workers.stores.opened import PAUSE_MOST_S, OpenedStores
+from tests.support.server import eventually
 from tests.workers.support.stored import make_store
 
 
@@ -126,3 +128,66 @@ def test_a_put_that_returns_what_no_push_can_say_has_failed(
     opened.allow([store.address])
     with pytest.raises(StoreFailed, match=why):
         opened.put("k", [b"x", b"yz"])
+
+
+class Unreachable:
+    """Opens nothing, after so many seconds of a clock of its own."""
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s, self.now, self.asked = takes_s, 0.0, list[str]()
+
+    def __call__(self, address: str) -> FileStore:
+        self.asked.append(address)
+        self.now += self.takes_s
+        raise StoreFailed(address, "nobody answers")
+
+
+@pytest.mark.parametrize(("takes_s", "asked"), [(0.01, 3), (20, 1)])
+def test_no_push_waits_for_a_store_that_has_just_failed_to_answer(
+    takes_s: float, asked: int
+) -> None:
+    opener = Unreachable(takes_s)
+    opened = OpenedStores(opener, clock=lambda: opener.now)
+    opened.allow(["file:///nowhere"])
+    for _ in range(3):
+        with pytest.raises(StoreFailed, match="nobody answers"):
+            opened.put("k", [b"x"])
+    assert len(opener.asked) == asked
+    with pytest.raises(StoreFailed, match="nobody answers"):
+        opened.list("file:///nowhere", "")
+    assert len(opener.asked) == asked + 1, "only what has somewhere else to go does not wait"
+    opener.now += PAUSE_MOST_S
+    with pytest.raises(StoreFailed, match="nobody answers"):
+        opened.put("k", [b"x"])
+    assert len(opener.asked) == asked + 2
+
+
+def test_who_has_waited_for_another_ones_attempt_makes_none_of_its_own() -> None:
+    may, clocked = threading.Event(), list[int]()
+    asked, failures = list[str](), list[StoreFailed]()
+
+    def opener(address: str) -> FileStore:
+        asked.append(address)
+        assert may.wait(20)
+        raise StoreFailed(address, "nobody answers")
+
+    def clock() -> float:
+        clocked.append(1)
+        return len(clocked)
+
+    def look() -> None:
+        try:
+            opened.list("file:///nowhere", "")
+        except StoreFailed as error:
+            failures.append(error)
+
+    opened = OpenedStores(opener, clock)
+    opened.allow(["file:///nowhere"])
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(clocked) == 4, "all of them wait")
+    may.set()
+    for thread in threads:
+        thread.join()
+    assert (len(asked), len(failures)) == (1, 4)

@@ -1,5 +1,8 @@
 """The payload stores that one client uses: those that the dispatcher allows, opened when needed.
 
+A store that nobody answers for takes its time to say so, and whoever puts can do without it. So
+after that it is not asked to take anything for a while.
+
 Invariant: no address is opened that was not in the last welcome, whatever a message says.
 """
 
@@ -7,6 +10,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,20 +24,39 @@ from rollout_workers.stores.registry import open_store
 
 log = logging.getLogger(__name__)
 
+#: A put that fails sooner than this is tried again by the next one.
+SLOW_S = 1.0
+#: Otherwise no put waits for that store for so many times as long, but no longer than the other.
+PAUSE_RATIO, PAUSE_MOST_S = 10, 60.0
+
+
+class _Failure(NamedTuple):
+    """What went wrong. until: by the clock, what this stands for."""
+
+    error: Exception
+    until: float
+
 
 class OpenedStores:
     """Calls go to the store that they name, from any thread; whatever goes wrong is a StoreFailed.
 
     But for the ProtocolError of `get_into`, where a store returns more or less than asked for.
-    What could not be opened is tried again by the next call.
+    What could not be opened is tried again by the next call, but for puts.
     """
 
-    def __init__(self, opener: Callable[[str], PayloadStore] = open_store) -> None:
-        self._opener = opener
+    def __init__(
+        self,
+        opener: Callable[[str], PayloadStore] = open_store,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._opener, self._clock = opener, clock
         self._allowed: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
         self._stores: dict[str, PayloadStore] = {}
+        #: Of the last put, if it took long; and of the last attempt to open a store.
+        self._puts: dict[str, _Failure] = {}
+        self._attempts: dict[str, _Failure] = {}
 
     def allow(self, addresses: Sequence[str]) -> None:
         """From now on these, and no others; the first is where to put."""
@@ -45,11 +69,27 @@ class OpenedStores:
             if failed is not None:
                 log.warning("%s; %s is tried instead", failed, address)
             try:
-                with self._asking(address) as store:
-                    return _checked(store.put(key, spans), address, sum(map(len, spans)))
+                return self._put(address, key, spans)
             except StoreFailed as error:
                 failed = error
         raise failed or StoreFailed("", "the dispatcher allows no payload store")
+
+    def _put(self, address: str, key: str, spans: Sequence[Buffer]) -> StoredObject:
+        """Unless that has just failed, and took long."""
+        began, before = self._clock(), self._puts.get(address)
+        if before is not None and began < before.until:
+            raise before.error
+        try:
+            with self._asking(address) as store:
+                stored = _checked(store.put(key, spans), address, sum(map(len, spans)))
+        except StoreFailed as error:
+            now = self._clock()
+            if (took := now - began) >= SLOW_S:
+                pause = min(PAUSE_RATIO * took, PAUSE_MOST_S)
+                self._puts[address] = _Failure(error, now + pause)
+            raise
+        self._puts.pop(address, None)
+        return stored
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
         """The bytes of each, in their order."""
@@ -107,11 +147,23 @@ class OpenedStores:
     def _opened(self, address: str) -> PayloadStore:
         with self._lock:
             opening = self._opening.setdefault(address, threading.Lock())
+        came = self._clock()
         with opening:  # which may take long: other stores are not in its way
             store = self._stores.get(address)
             if store is None:
-                store = self._stores[address] = self._opener(address)
+                store = self._stores[address] = self._open(address, came)
             return store
+
+    def _open(self, address: str, came: float) -> PayloadStore:
+        """Who came while somebody else failed to is told that, rather than waits as long again."""
+        before = self._attempts.get(address)
+        if before is not None and came < before.until:
+            raise before.error
+        try:
+            return self._opener(address)
+        except Exception as error:
+            self._attempts[address] = _Failure(error, self._clock())
+            raise
 
 
 def _checked(stored: object, address: str, nbytes: int) -> StoredObject:

@@ -81,7 +81,9 @@ class RayStore(PayloadStore):
             return cls(address, namespace, name)
         except (RayError, ConnectionError, RuntimeError, ValueError) as error:
             raise StoreFailed(
-                address, f"there is no Ray cluster to join ({error}); set RAY_ADDRESS"
+                address,
+                f"there is no Ray cluster to join ({error}); set RAY_ADDRESS, and "
+                "RAY_AUTH_MODE=token where the cluster asks for one",
             ) from error
 
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
