@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 #: A put that fails sooner than this is tried again by the next one.
 SLOW_S = 1.0
 #: Otherwise no put waits for that store for so many times as long, but no longer than the other.
-PAUSE_RATIO, PAUSE_MOST_S = 10, 60.0
+PAUSE_RATIO, PAUSE_MOST_S = 10, 600.0
 
 
 class _Failure(NamedTuple):
