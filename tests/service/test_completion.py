@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.config.core import core_config
@@ -74,10 +76,16 @@ async def ends(run: Run) -> bool:
     return True
 
 
-async def test_who_left_without_a_goodbye_is_waited_for_and_no_longer() -> None:
+async def test_who_left_without_a_goodbye_is_waited_for_and_no_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     run = Run()
     lose(await run.trained())
+    assert "waiting 0.1 s at most (--drain-timeout) for DP ranks that left without" in caplog.text
+    assert "did not come back" not in caplog.text
     assert await ends(run)
+    assert "a client left without a goodbye and did not come back" in caplog.text
     run.router.close()
 
 

@@ -162,6 +162,9 @@ def test_a_drain_that_takes_too_long_is_given_up(serve: Serve) -> None:
     trainer.take()
     server.send_signal(signal.SIGTERM)
     assert server.wait() == 1
+    log = server.log()
+    assert "SIGTERM: draining for 0.2 s at most (--drain-timeout)" in log
+    assert "not drained within 0.2 s (--drain-timeout)" in log
 
 
 def test_the_end_of_the_stream_ends_the_dispatcher(serve: Serve) -> None:

@@ -48,11 +48,20 @@ class Completion:
         elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout, self._give_up)
+            log.info("waiting %g s at most (--drain-timeout) for %s", self._timeout, self._awaited)
 
     @property
     def _is_over(self) -> bool:
         everybody_knows = self._core.deserted and self._connections.end_is_known
         return everybody_knows and not self._core.unreleased
+
+    @property
+    def _awaited(self) -> str:
+        if not self._core.deserted:
+            return "DP ranks that left without a goodbye to come back and hear of the end"
+        if not self._connections.end_is_known:
+            return "producers that ended the stream to come back and hear that it was heard"
+        return "a worker to release what is left in payload stores"
 
     def close(self) -> None:
         """Wait for nobody any more."""

@@ -177,6 +177,7 @@ class Dispatcher:
             async with asyncio.timeout(self.config.drain_timeout):
                 return await self.drained()
         except TimeoutError:
+            log.error("not drained within %g s (--drain-timeout)", self.config.drain_timeout)
             return False
 
     async def stop(self) -> bool:

@@ -94,7 +94,11 @@ async def _end(dispatcher: Dispatcher, signals: Signals, manager: ServiceManager
             "start; a second signal quits at once", ended.name, at.buffered, at.in_flight,
         )  # fmt: skip
         return await signals.unless_asked(dispatcher.stop()) is True
-    log.info("%s: draining; a second signal quits at once", ended.name)
+    log.info(
+        "%s: draining for %g s at most (--drain-timeout), until what is here is trained on and DP "
+        "ranks have said goodbye; a second signal quits at once",
+        ended.name, dispatcher.config.drain_timeout,
+    )  # fmt: skip
     return await signals.unless_asked(dispatcher.drain()) is True
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import ray
@@ -70,6 +71,24 @@ class TestRay(PayloadStoreTests):
             with pytest.raises(StoreFailed, match="not answered"):
                 store.put("p.9/1", [bytes(1 << 20)])
         assert store.list("p.9/") == [], "it is asked in the order of the calls"
+
+    def test_an_object_that_ray_does_not_come_to_is_asked_for_again(
+        self, store: PayloadStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stored, get, late = eventually_put(store, "p.9/2"), ray.get, 0
+
+        def late_once(ids: Any, **options: Any) -> Any:
+            nonlocal late
+            if isinstance(ids, list) and not late:
+                late += 1
+                raise GetTimeoutError("it has not come yet")
+            return get(ids, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ray, "get", late_once)
+            assert read(store, whole(stored)) == [b"abc"]
+        assert late, "this test has to make objects late"
+        store.release([stored.key])
 
     def test_an_address_without_a_name_is_refused(self) -> None:
         with pytest.raises(StoreFailed, match="ray://NAMESPACE/NAME"):

@@ -61,6 +61,11 @@ def give(peer: Peer, number: int, *batches: list[int], count: int | None = None)
         peer.send_bytes(micro_batch(number, index, sample(ids)))
 
 
+def rank_threads() -> set[threading.Thread]:
+    """Those of DP ranks in this process: other tests' too, if one has left some."""
+    return {thread for thread in threading.enumerate() if thread.name == "dispatcher-rank"}
+
+
 def ids_of(taken: RankStep) -> list[list[int]]:
     return [arrays(r.payload, r.blocks)["input_ids"].tolist() for r in taken]
 
@@ -361,6 +366,7 @@ def test_a_last_commit_that_was_lost_with_its_connection_after_the_end_is_told_a
 def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
+    before_it = rank_threads()
     joining = threads.submit(
         RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2, reconnect_timeout=0.2
     )
@@ -371,7 +377,7 @@ def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
         peer.send(m.End(reason="drained"))
         taken_from(client).commit()
         assert client.next_step() is None
-        (thread,) = [one for one in threading.enumerate() if one.name == "dispatcher-rank"]
+        (thread,) = rank_threads() - before_it
         dispatcher.hang_up()
         thread.join(10)
         assert not thread.is_alive()
@@ -381,11 +387,11 @@ def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
 def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
     join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
+    before_it = rank_threads()
     client, peer = join()
-    before = {thread for thread in threading.enumerate() if thread.name == "dispatcher-rank"}
     peer.send(m.End(reason="over"))
     dispatcher.hang_up()
-    for thread in before:
+    for thread in rank_threads() - before_it:
         thread.join(10)
     loading = threads.submit(client.resume, m.CheckpointPosition(run_id="run", step=3))
     with pytest.raises(ClientClosed, match="make a new stream"):
@@ -493,10 +499,11 @@ def test_an_interpreter_exits_with_a_rank_left_open_and_without_torch(
 
 
 def test_waiting_costs_no_cpu(join: Join, threads: ThreadPoolExecutor) -> None:
+    before_it = rank_threads()
     client, peer = join()
     waiting = threads.submit(client.next_step)
     peer.expect(m.Demand)
-    (thread,) = [t for t in threading.enumerate() if t.name == "dispatcher-rank"]
+    (thread,) = rank_threads() - before_it
     assert thread.native_id is not None
     stat = Path(f"/proc/self/task/{thread.native_id}/stat")
     before = stat.read_text().split()[13:15]

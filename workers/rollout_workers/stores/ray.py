@@ -31,6 +31,10 @@ from rollout_workers.stores.interface import Missing, PayloadStore, part_of
 #: How long a holder may take to answer, in seconds, and Ray to fetch objects, before it is asked
 #: again later.
 ANSWERED_WITHIN_S, FETCHED_WITHIN_S = 15.0, 60.0
+#: Seconds before its holder is asked for an object's id once more. On a busy machine `ray.get` was
+#: seen to wait for as long as it may for an id that it had, of an object that was on its node; what
+#: the first try costs a large object of another node is no more than this.
+ASKED_AGAIN_AFTER_S = 5.0
 
 
 class Holder:
@@ -192,28 +196,38 @@ class RayStore(PayloadStore):
                 gone = Missing(f"the actor {self._actor(node)} that held it has ended")
                 found |= dict.fromkeys(there, gone)
             else:
-                found |= dict(zip(there, self._views(ids), strict=True))
+                found |= dict(zip(there, self._views(node, there, ids), strict=True))
         return found
 
-    def _views(self, ids: Sequence[Any]) -> "list[memoryview | Missing]":
+    def _views(
+        self, node: str, keys: Sequence[str], ids: Sequence[Any]
+    ) -> "list[memoryview | Missing]":
+        """Of all, once the holder was asked for them again if Ray does not come to an end."""
+        try:
+            return self._fetched(ids, ASKED_AGAIN_AFTER_S)
+        except StoreFailed:
+            again = self._asked(node, "find", keys)  # `ids` are kept until the others are here
+            return self._fetched(again, FETCHED_WITHIN_S)
+
+    def _fetched(self, ids: Sequence[Any], within_s: float) -> "list[memoryview | Missing]":
         """Of all at once, or else one by one, if some are lost."""
         if None not in ids:
             with suppress(ObjectLostError):
-                return [memoryview(data) for data in self._had(list(ids))]
-        return list(map(self._view, ids))
+                return [memoryview(data) for data in self._had(list(ids), within_s)]
+        return [self._view(held, within_s) for held in ids]
 
-    def _view(self, held: Any) -> "memoryview | Missing":
+    def _view(self, held: Any, within_s: float) -> "memoryview | Missing":
         if held is None:
             return Missing("nobody holds it")
         try:
-            return memoryview(self._had(held))
+            return memoryview(self._had(held, within_s))
         except ObjectLostError as error:
             return Missing(f"Ray has lost it ({type(error).__name__})")
 
-    def _had(self, held: Any) -> Any:
+    def _had(self, held: Any, within_s: float) -> Any:
         """Objects by their ids. Raises ObjectLostError, and StoreFailed for the rest."""
         try:
-            return ray.get(held, timeout=FETCHED_WITHIN_S)
+            return ray.get(held, timeout=within_s)
         except ObjectFetchTimedOutError as error:  # which is an ObjectLostError, and says nothing
             raise StoreFailed(self._address, error) from error
         except ObjectLostError:
