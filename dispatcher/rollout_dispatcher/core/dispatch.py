@@ -265,7 +265,9 @@ class Dispatch:
     ) -> Decision:
         """A rank can train a step."""
         effects = self._ledger.prepared(dp_rank, step, digest, attempt)
-        return self._decide(effects + self._consider(now))
+        if self._ledger.generation.failed is not None:  # else planning has waited for none of this
+            effects += self._consider(now)
+        return self._decide(effects)
 
     def unresolved(self, dp_rank: int, said: Unresolved, now: float) -> Decision:
         """A rank cannot get samples of a step: they are dropped, and it is planned again."""
@@ -273,8 +275,12 @@ class Dispatch:
         return self._decide(effects + self._relieve(now))
 
     def commit(self, dp_rank: int, step: int, now: float) -> Decision:
-        """A rank has applied every step up to `step`."""
-        return self._decide(self._commit(dp_rank, step, now) + self._consider(now))
+        """A rank has applied every step up to `step`; planning waits for the last rank to."""
+        done = self._ledger.commit(dp_rank, step)
+        self._parts.measuring.committed(done)
+        if not done:
+            return self._decide([])
+        return self._decide([*self._checkpoints.committed(done, now), *self._consider(now)])
 
     def set_policy_version(self, version: int, now: float, first_step: int) -> Decision:
         """DP rank 0 trains these weights from step `first_step` on."""
@@ -296,11 +302,6 @@ class Dispatch:
         """A rank tells what a pass over a step took; what is of no use is counted."""
         measured = self._parts.measuring.heard(dp_rank, times)
         return NOTHING if measured is None else self._decide([measured])
-
-    def _commit(self, dp_rank: int, step: int, now: float) -> list[Effect]:
-        done = self._ledger.commit(dp_rank, step)
-        self._parts.measuring.committed(done)
-        return [*self._checkpoints.committed(done, now)]
 
     # -- time and plans ---------------------------------------------------------------------
 

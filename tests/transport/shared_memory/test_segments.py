@@ -5,6 +5,8 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable
+from itertools import dropwhile
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,24 @@ def test_a_segment_lasts_until_its_last_span_is_done_with_and_knows_which_are() 
     assert kept[0] == BYTES[SIZE // 2 + 8]
     del kept
     assert open_descriptors() == before
+
+
+def mapped_bytes(segment: Segment) -> int:
+    """Of its memory, what this process has looked at through the mapping."""
+    inode = str(os.fstat(segment.descriptor).st_ino)
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    own = dropwhile(lambda line: inode not in line.split()[4:5], lines)
+    return next(int(line.split()[1]) * 1024 for line in own if line.startswith("Rss:"))
+
+
+def test_a_span_is_copied_without_a_page_of_it_being_mapped() -> None:
+    segment = Segment.received(write_segment([BYTES]), SIZE)
+    first, none, second = segment.cut([100, 0, SIZE - 100])
+    copies = list(map(segment.copied, (first, none, second)))
+    assert mapped_bytes(segment) == 0
+    assert list(map(bytes, copies)) == [BYTES[:100], b"", BYTES[100:]]
+    assert list(map(segment_of, copies)) == [None] * 3
+    assert bytes(segment.copied(second[5:])) == BYTES[105:]  # which is no span
 
 
 def test_nobody_can_change_what_was_sealed() -> None:

@@ -8,7 +8,7 @@ Elsewhere is a payload store, which puts what it has where it belongs (`get_into
 (`shared_memory/`). So each value is copied once, and other threads run meanwhile.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, compress, pairwise
 from typing import Generic, TypeVar
@@ -21,6 +21,10 @@ from rollout_dispatcher.transport.memory import Memory, copy_bytes
 from rollout_workers.stores.interface import Part
 
 P = TypeVar("P")
+#: Where a sample's values of a field begin and end in a payload.
+Ends = tuple[int, int]
+#: What is read of the zeros between the fields of a span; nobody looks at it.
+_BETWEEN = [memoryview(bytearray(len(padding))) for padding in PADDING]
 
 
 class Whole(Generic[P]):
@@ -50,50 +54,59 @@ class Whole(Generic[P]):
     ) -> memoryview:
         """The payload, in memory of its own; `carried` was checked.
 
-        read: called for each span elsewhere, in order, with its place and with where its fields'
-        values belong, a piece a field.
+        read: called for each span elsewhere, in order, with its place and with where its bytes
+        belong: the values of each field, and what is between them, which may be empty.
         """
-        payload, elsewhere = self.lay_out(carried, memory)
-        for place, own in elsewhere:
-            read(place, [payload[at] for at in own])
+        payload = self.begun(carried, memory)
+        pieces: list[list[memoryview]] = []
+        for ends, (unit, _) in zip(self._values, self._schema.units, strict=True):
+            values = [payload[start:stop] for start, stop in ends]
+            pieces.append(values)
+            if unit % ALIGNMENT:
+                pieces.append([_BETWEEN[len(value) % ALIGNMENT] for value in values])
+        for place, *span in zip(self._places, *pieces, strict=True):
+            if place is not None:
+                read(place, span)
         return payload
 
-    def lay_out(
-        self, carried: memoryview, memory: Memory
-    ) -> tuple[memoryview, list[tuple[P, list[slice]]]]:
-        """The payload, without the values of spans elsewhere: where those belong, a slice a field.
-
-        `carried` was checked.
-        """
-        payload, elsewhere = memory(self.nbytes), list[tuple[P, list[slice]]]()
-        ends = [block.start for block in self._carried[0]]  # of what was taken of each block
-        for place, *own in zip(self._places, *self._values(), strict=True):
-            if place is not None:
-                elsewhere.append((place, own))
-                continue
-            for field, at in enumerate(own):
-                start = ends[field]
-                ends[field] = stop = start + at.stop - at.start
-                copy_bytes(payload[at], carried[start:stop])
+    def begun(self, carried: memoryview, memory: Memory) -> memoryview:
+        """The payload without the values of spans elsewhere; `carried` was checked."""
+        payload = memory(self.nbytes)
+        if carried.nbytes:
+            taken = [block.start for block in self._carried[0]]  # the end of that in each block
+            for place, *own in self._by_sample():
+                for field, (start, stop) in enumerate(own if place is None else ()):
+                    begin = taken[field]
+                    taken[field] = end = begin + stop - start
+                    copy_bytes(payload[start:stop], carried[begin:end])
         for block in self._blocks:
             padding = PADDING[block.stop % ALIGNMENT]
             payload[block.stop : block.stop + len(padding)] = padding
-        return payload, elsewhere
+        return payload
+
+    def elsewhere(self) -> list[list[Ends]]:
+        """Of each span elsewhere where its values belong, one a field."""
+        return [own for place, *own in self._by_sample() if place is not None]
 
     @cached_property
     def _carried(self) -> tuple[list[slice], int]:
-        """The blocks of the samples that are in the frame, and their bytes in all."""
+        """The blocks of the samples that are in the frame, if there are any, and their bytes."""
+        if None not in self._places:
+            return [], 0
         here = [place is None for place in self._places]
         tokens = list(compress(self._header.tokens, here))
         return self._schema.blocks(tokens, [list(compress(each, here)) for each in self.rows])
 
-    def _values(self) -> list[list[slice]]:
+    @cached_property
+    def _values(self) -> list[list[Ends]]:
         """Of each field where the values of each sample belong."""
         counts = (self._header.tokens, [1] * len(self._places), *self.rows)
-        return [
-            _one_by_one(block.start, [unit * count for count in counts[by]])
-            for block, (unit, by) in zip(self._blocks, self._schema.units, strict=True)
-        ]
+        fields = zip(self._blocks, self._schema.units, strict=True)
+        return [_one_by_one(block.start, unit, counts[by]) for block, (unit, by) in fields]
+
+    def _by_sample(self) -> Iterator[tuple[P | None, *tuple[Ends, ...]]]:
+        """Of each sample its place, and where its values belong."""
+        return zip(self._places, *self._values, strict=True)
 
 
 def lay_out(
@@ -103,19 +116,18 @@ def lay_out(
 
     Also where the parts of each of them go, in their order. carried: what came in the frame.
     """
-    payload, stored = Whole(schema, header, header.places or ()).lay_out(carried, memory)
-    return payload, [list(_parts(own)) for _, own in stored]
+    whole = Whole(schema, header, header.places or ())
+    return whole.begun(carried, memory), [list(_parts(own)) for own in whole.elsewhere()]
 
 
-def _parts(values: Iterable[slice]) -> Iterator[Part]:
+def _parts(values: Sequence[Ends]) -> Iterator[Part]:
     """Those of a span, one a field."""
     source = 0
-    for at in values:
-        nbytes = at.stop - at.start
-        yield Part(source, at.start, nbytes)
-        source = aligned(source + nbytes)
+    for start, stop in values:
+        yield Part(source, start, stop - start)
+        source = aligned(source + stop - start)
 
 
-def _one_by_one(start: int, sizes: Iterable[int]) -> list[slice]:
-    """Where values of these sizes lie, one behind the other, from `start` on."""
-    return [slice(*ends) for ends in pairwise(accumulate(sizes, initial=start))]
+def _one_by_one(start: int, unit: int, counts: Sequence[int]) -> list[Ends]:
+    """Where so many units each lie, one behind the other, from `start` on."""
+    return list(pairwise(accumulate([unit * count for count in counts], initial=start)))

@@ -16,7 +16,6 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.payload import InMemory
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
-from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.shared_memory.segments import Segment, segment_of
 
 #: Bytes that may be mapped for each byte of payload that is needed.
@@ -94,17 +93,14 @@ class Stragglers:
         left, looked = BYTES_A_TURN, 0
         for looked, entry in enumerate(islice(self._entries, ENTRIES_A_TURN), 1):  # noqa: B007
             payload = entry.sample.payload
-            if isinstance(payload, InMemory) and id(segment_of(payload)) in chosen:
-                moved.append((entry, _copy(payload)))
+            if not isinstance(payload, InMemory):
+                continue
+            segment = segment_of(payload)
+            if segment is not None and id(segment) in chosen:
+                moved.append((entry, segment.copied(payload)))
                 left -= len(payload)
                 if left <= 0:
                     break
         self._core.payloads_moved(moved)
         self._shared_memory.copied_bytes += BYTES_A_TURN - left
         return looked == ENTRIES_A_TURN or left <= 0
-
-
-def _copy(payload: InMemory) -> InMemory:
-    copy = uninitialised(len(payload))
-    copy[:] = payload
-    return copy

@@ -20,6 +20,7 @@ from typing import Self
 from rollout_dispatcher.errors import SegmentRefused
 from rollout_dispatcher.protocol.outbox import MAX_BUFFERS, Buffer, Outbox
 from rollout_dispatcher.transport.descriptors.closing import CLOSER
+from rollout_dispatcher.transport.memory import uninitialised
 
 #: Whether this system has such memory.
 ARE_SUPPORTED = hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
@@ -145,6 +146,17 @@ class Segment(mmap.mmap):
         """The byte at which one of its spans begins; None if this is none of them."""
         find, start = self._spans.get(id(span), _NO_SPAN)
         return start if find() is span else None
+
+    def copied(self, span: memoryview) -> memoryview:
+        """One of its spans in memory of our own.
+
+        It is read: pages that nobody looks at through the mapping need not be mapped, and unmapped.
+        """
+        copy = uninitialised(len(span))
+        start = self.start_of(span)
+        if start is None or os.preadv(self.descriptor, [copy], start) < len(copy):
+            copy[:] = span
+        return copy
 
     def __del__(self) -> None:
         if (descriptor := getattr(self, "descriptor", None)) is not None:

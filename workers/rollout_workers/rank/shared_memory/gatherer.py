@@ -15,20 +15,19 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from rollout_dispatcher.errors import ProtocolError, SegmentRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.pieces import Pieces
 from rollout_dispatcher.sample import Schema
-from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_dispatcher.transport.memory import Memory
 from rollout_dispatcher.transport.shared_memory.segments import check_sealed, check_segment
 from rollout_workers.rank.gather import Whole
 
-#: A segment, by its index, and a byte in it.
-Place = tuple[int, int]
+#: A sample in a segment: the segment's descriptor, the byte there, and how many these are.
+Span = tuple[int, int, int]
 #: A span of fewer bytes is copied: its page faults take longer.
 MAPPED_BYTES = 512 * 1024
 
@@ -54,16 +53,9 @@ class Gatherer:
         SegmentRefused for what is no sealed segment, and ProtocolError where it does not have what
         is said to be there.
         """
-        sizes, places = header.segments or (), header.segment_places or ()
-        for descriptor, _ in zip(segments, sizes, strict=True):
+        for descriptor, _ in zip(segments, header.segments or (), strict=True):
             check_sealed(descriptor)
-        whole = Whole(schema, header, places)
-        for place, nbytes in zip(places, schema.sizes(header.tokens, whole.rows), strict=True):
-            if place is not None and place[1] + nbytes > sizes[place[0]]:
-                raise ProtocolError(
-                    f"micro-batch {header.index} of step {header.step} has a sample of {nbytes} "
-                    f"bytes at byte {place[1]} of a segment of {sizes[place[0]]}"
-                )
+        whole = Whole(schema, header, list(_spans(schema, header, segments)))
         if whole.nbytes > self._limit:
             raise ProtocolError(
                 f"micro-batch {header.index} of step {header.step} has {whole.nbytes} payload "
@@ -74,7 +66,7 @@ class Gatherer:
 
     def _gather(
         self,
-        whole: Whole[Place],
+        whole: Whole[Span],
         header: m.MicroBatch,
         carried: memoryview,
         segments: Sequence[int],
@@ -86,9 +78,7 @@ class Gatherer:
             with suppress(OSError):  # for want of descriptors, mappings or memory: then it is read
                 return self._mapped(segments[index], offset, whole.nbytes)
         whole.check_carried(carried.nbytes)
-        return whole.put_together(
-            carried, self._memory, lambda place, pieces: _read(segments[place[0]], place[1], pieces)
-        )
+        return whole.put_together(carried, self._memory, _read)
 
     def _mapped(self, descriptor: int, offset: int, nbytes: int) -> memoryview:
         """These bytes of a segment, without a copy until somebody writes to them."""
@@ -104,25 +94,34 @@ class Gatherer:
         return memoryview(mapping)[offset - begin :]
 
 
-#: What is read of the zeros between the fields of a span; nobody looks at it.
-_ZEROS = [memoryview(bytearray(len(padding))) for padding in PADDING]
+def _spans(schema: Schema, header: m.MicroBatch, segments: Sequence[int]) -> Iterator[Span | None]:
+    """Where each sample lies, None for one in the frame; raises ProtocolError for one beyond."""
+    ends, places = header.segments or (), header.segment_places or ()
+    sizes = schema.sizes(header.tokens, header.rows_of(schema))
+    for place, nbytes in zip(places, sizes, strict=True):
+        if place is None:
+            yield None
+            continue
+        index, offset = place
+        if offset + nbytes > ends[index]:
+            raise ProtocolError(
+                f"micro-batch {header.index} of step {header.step} has a sample of {nbytes} "
+                f"bytes at byte {offset} of a segment of {ends[index]}"
+            )
+        yield segments[index], offset, nbytes
 
 
-def _read(descriptor: int, offset: int, values: Sequence[memoryview]) -> None:
-    """The values of a span that lies there, a piece a field."""
-    parts = []
-    for value in values:
-        parts.append(value)
-        if over := len(value) % ALIGNMENT:
-            parts.append(_ZEROS[over])
-    nbytes = os.preadv(descriptor, parts, offset)
-    if nbytes == sum(map(len, parts)):
+def _read(span: Span, pieces: Sequence[memoryview]) -> None:
+    """The bytes of a span, to where they belong."""
+    descriptor, offset, size = span
+    nbytes = os.preadv(descriptor, pieces, offset)
+    if nbytes == size:
         return
-    rest = Pieces(parts)  # a system call reads 2 GiB at the most
+    rest = Pieces(pieces)  # a system call reads 2 GiB at the most
     while nbytes:
         rest.filled(nbytes)
         if rest.is_full:
             return
         offset += nbytes
-        nbytes = os.preadv(descriptor, rest.missing(len(parts)), offset)
+        nbytes = os.preadv(descriptor, rest.missing(len(pieces)), offset)
     raise SegmentRefused("it ends before a sample that lies in it")
