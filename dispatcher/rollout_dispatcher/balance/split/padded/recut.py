@@ -29,6 +29,8 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
 
     work: pays for it, as far as it goes.
     """
+    if len(batch) == parts.counts.size * (config.micro_batch_size or 0):
+        return parts  # all are full, so runs end nowhere else
     ranks = _Ranks.of(batch, parts, config)
     if not ranks.paid_by(work, len(ranks.sizes)):
         return parts
