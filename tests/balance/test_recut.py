@@ -120,3 +120,13 @@ def test_what_a_step_lacks_is_lacking_beside_the_longest(sync: Sync) -> None:
     loads = np.array([len(run) * float(run[0]) for run in runs])
     best = float(loads[::2].sum()) if sync is Sync.MICRO_STEP else float(loads.sum() / 2)
     assert step_time(costs(lengths, step), sync) <= best * (1.05 if sync is Sync.STEP else 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_nearly_full_step_has_its_longest_samples_by_themselves(seed: int) -> None:
+    """With neighbours in each micro-step it took 3.5 to 4.1 times the work; now 1.9 to 2."""
+    x = -np.sort(-np.rint(np.random.default_rng(seed).lognormal(7, 1, 249) + 1))
+    lengths = np.minimum(x, 20_000).astype(int).tolist()
+    step = plan_step(lengths, dp_size=16, micro_batch_size=4, layout="padded")
+    work = float(Quadratic()(np.array(lengths)).sum()) / 16
+    assert step_time(costs(lengths, step), Sync.MICRO_STEP) < 2.4 * work

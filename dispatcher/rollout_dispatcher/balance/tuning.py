@@ -311,6 +311,9 @@ LEVEL_PADDED, PADDED_ROUNDS = 1e-3, 8
 #: Ends that least totals compare, of runs of a number of samples at most: of more items, or runs,
 #: micro-steps are made alike instead. Chosen: two milliseconds.
 SHARED_TABLE = 1 << 17
+#: A padded step that lacks no more than this part of its samples lacks them beside the longest; if
+#: it lacks more, levels are looked for as well, which takes twice as long. Chosen by trial.
+NEARLY_FULL = 1 / 32
 #: Swaps of whole groups between padded micro-batches, how much what all of these cost counts beside
 #: what the step takes, one after the other (with nothing swaps end where several are as dear), and
 #: what they may spend of the work that is left: plain methods come after them. Chosen by trial.

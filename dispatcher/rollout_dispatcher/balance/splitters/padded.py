@@ -4,6 +4,7 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.padded.exchange import lacking_first
 from rollout_dispatcher.balance.split.padded.runs import places_of
 from rollout_dispatcher.balance.split.padded.shared import Items, shared_runs
 from rollout_dispatcher.balance.split.padded.swaps import exchange_items
@@ -34,8 +35,22 @@ def split_padded(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     if n == R * M * most:
         return full
     full = without_fillers(batch, full, config)
-    found = _neighbours(batch, config, M, most, work)
+    lacking = R * M * most - n
+    alike = not per_step and M > 1 and n > R * M and R * M <= tuning.EXCHANGED_UP_TO
+    found = [_lacking_first(batch, R, M, most)] if alike else []
+    if not alike or lacking > tuning.NEARLY_FULL * n:
+        found += _neighbours(batch, config, M, most, work)
     return min((full, *found), key=lambda parts: time_of(batch, parts, config))
+
+
+def _lacking_first(batch: Batch, R: int, M: int, most: int) -> Parts:
+    """Neighbours again, but what is lacking is so beside the longest, whoever shares a step."""
+    x, n = batch.falling, len(batch)
+    starts = lacking_first(n, R * M, most, R, x)
+    places = places_of(np.diff(starts) * x[starts[:-1]], R, M, per_step=False)
+    place = np.empty(n, dtype=np.int64)
+    place[batch.dearest_first] = np.repeat(places, np.diff(starts))
+    return _placed(place, R, M)
 
 
 def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
