@@ -130,3 +130,19 @@ def test_a_nearly_full_step_has_its_longest_samples_by_themselves(seed: int) -> 
     step = plan_step(lengths, dp_size=16, micro_batch_size=4, layout="padded")
     work = float(Quadratic()(np.array(lengths)).sum()) / 16
     assert step_time(costs(lengths, step), Sync.MICRO_STEP) < 2.4 * work
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_ranks_with_whole_groups_have_their_dearest_micro_batches_together(budget: bool) -> None:
+    """Three samples of 61 may cost more than one of 84: then the former are the first."""
+    rng = np.random.default_rng(12)
+    for _ in range(60):
+        n = int(rng.integers(8, 40))
+        lengths = np.rint(rng.lognormal(5, 1, n) + 1).astype(int).tolist()
+        limit = {"micro_batch_tokens": 2 * max(lengths)} if budget else {"micro_batch_size": 4}
+        groups = rng.integers(0, max(n // 3, 1), n).tolist()
+        step = plan_step(lengths, dp_size=4, layout="padded", groups=groups, **limit)
+        found = costs(lengths, step)
+        falling = -np.sort(-found, axis=1)
+        least = step_time(falling, Sync.MICRO_STEP)
+        assert step_time(found, Sync.MICRO_STEP) <= least * (1 + 1e-9)
