@@ -355,6 +355,8 @@ SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
 #: The same, of neighbours that share padded micro-batches with room to spare.
 NEIGHBOURS = Price(once=500_000, sample=1500, look=450)
+#: The same, of climbs, for each run that they look at.
+CLIMB = Price(once=100_000, sample=12)
 #: The same, of a swap of whole groups between padded micro-batches, for each pair it looks at.
 ITEM_SWAP = Price(once=60_000, sample=30)
 #: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as

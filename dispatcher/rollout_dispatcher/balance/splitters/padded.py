@@ -4,7 +4,7 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.padded.exchange import lacking_first
+from rollout_dispatcher.balance.split.padded.exchange import climbing, lacking_first
 from rollout_dispatcher.balance.split.padded.runs import places_of
 from rollout_dispatcher.balance.split.padded.shared import Items, shared_runs
 from rollout_dispatcher.balance.split.padded.swaps import exchange_items
@@ -36,7 +36,7 @@ def split_padded(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
         return full
     full = without_fillers(batch, full, config)
     lacking = R * M * most - n
-    alike = not per_step and M > 1 and n > R * M and R * M <= tuning.EXCHANGED_UP_TO
+    alike = not per_step and M > 1 and n > R * M and work.affords(climbing(R, M))
     found = [_lacking_first(batch, R, M, most)] if alike else []
     if not alike or lacking > tuning.NEARLY_FULL * n:
         found += _neighbours(batch, config, M, most, work)

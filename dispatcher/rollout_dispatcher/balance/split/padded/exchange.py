@@ -41,6 +41,12 @@ def lacking_first(n: int, runs: int, most: int, R: int, x: FloatArray) -> IntArr
     return _climb(most - np.clip(lacks, 0, most - 1), x, np.full(n, most), R)
 
 
+def climbing(R: int, M: int) -> float:
+    """Operations of that: each climb compares givers times takers times runs."""
+    looked_at = min(M * (2 * M + 4) * R * M, tuning.CLIMB_LOOKED_AT)
+    return tuning.CLIMB.of(tuning.CLIMBS * looked_at, 0, 0)
+
+
 def _climb(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
     """count: items of each run."""
     runs = len(count)
