@@ -120,3 +120,29 @@ def test_what_a_step_lacks_is_lacking_beside_the_longest(sync: Sync) -> None:
     loads = np.array([len(run) * float(run[0]) for run in runs])
     best = float(loads[::2].sum()) if sync is Sync.MICRO_STEP else float(loads.sum() / 2)
     assert step_time(costs(lengths, step), sync) <= best * (1.05 if sync is Sync.STEP else 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_nearly_full_step_has_its_longest_samples_by_themselves(seed: int) -> None:
+    """With neighbours in each micro-step it took 3.5 to 4.1 times the work; now 1.9 to 2."""
+    x = -np.sort(-np.rint(np.random.default_rng(seed).lognormal(7, 1, 249) + 1))
+    lengths = np.minimum(x, 20_000).astype(int).tolist()
+    step = plan_step(lengths, dp_size=16, micro_batch_size=4, layout="padded")
+    work = float(Quadratic()(np.array(lengths)).sum()) / 16
+    assert step_time(costs(lengths, step), Sync.MICRO_STEP) < 2.4 * work
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_ranks_with_whole_groups_have_their_dearest_micro_batches_together(budget: bool) -> None:
+    """Three samples of 61 may cost more than one of 84: then the former are the first."""
+    rng = np.random.default_rng(12)
+    for _ in range(60):
+        n = int(rng.integers(8, 40))
+        lengths = np.rint(rng.lognormal(5, 1, n) + 1).astype(int).tolist()
+        limit = {"micro_batch_tokens": 2 * max(lengths)} if budget else {"micro_batch_size": 4}
+        groups = rng.integers(0, max(n // 3, 1), n).tolist()
+        step = plan_step(lengths, dp_size=4, layout="padded", groups=groups, **limit)
+        found = costs(lengths, step)
+        falling = -np.sort(-found, axis=1)
+        least = step_time(falling, Sync.MICRO_STEP)
+        assert step_time(found, Sync.MICRO_STEP) <= least * (1 + 1e-9)

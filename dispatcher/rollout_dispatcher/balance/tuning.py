@@ -311,6 +311,13 @@ LEVEL_PADDED, PADDED_ROUNDS = 1e-3, 8
 #: Ends that least totals compare, of runs of a number of samples at most: of more items, or runs,
 #: micro-steps are made alike instead. Chosen: two milliseconds.
 SHARED_TABLE = 1 << 17
+#: A padded step that lacks no more than this part of its samples lacks them beside the longest; if
+#: it lacks more, levels are looked for as well, which takes twice as long. Chosen by trial.
+NEARLY_FULL = 1 / 32
+#: Swaps of whole groups between padded micro-batches, how much what all of these cost counts beside
+#: what the step takes, one after the other (with nothing swaps end where several are as dear), and
+#: what they may spend of the work that is left: plain methods come after them. Chosen by trial.
+ITEM_SWAPS, ALL_ITEMS, WORK_ON_ITEMS = 64, (0.2, 1.0, 0.05), 0.5
 #: Where ranks keep their samples: turns of each rank to end its runs beside those of the others,
 #: what a run counts below their pace, so that all may become cheaper; and what turns may spend of
 #: the work that is left. Chosen by trial.
@@ -348,6 +355,10 @@ SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
 #: The same, of neighbours that share padded micro-batches with room to spare.
 NEIGHBOURS = Price(once=500_000, sample=1500, look=450)
+#: The same, of climbs, for each run that they look at.
+CLIMB = Price(once=100_000, sample=12)
+#: The same, of a swap of whole groups between padded micro-batches, for each pair it looks at.
+ITEM_SWAP = Price(once=60_000, sample=30)
 #: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as
 #: often as a run may have.
 RECUT = Price(once=60_000, sample=10, rank=40_000, look=8)

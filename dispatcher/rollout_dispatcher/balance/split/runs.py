@@ -96,12 +96,14 @@ def _first_fit(items: IntArray, tokens: list[int], budget: int) -> list[IntArray
 
 
 def cut_ranks(ranks: list[IntArray], M: int, batch: Batch, config: PlanConfig) -> Parts:
-    """Each rank's samples, in their order, in micro-batches as full as the limit allows."""
+    """Each rank's samples, in their order, in micro-batches as full as the limit allows.
+
+    M: micro-batches of a rank, where these have a fixed size.
+    """
     if config.micro_batch_size is None:
-        fitted = _fitted(ranks, batch, config)
-    else:
-        fitted = _cut(ranks, M, config.micro_batch_size)
-    return Parts.of_lists(fitted, config)
+        return Parts.of_lists(_fitted(ranks, batch, config), config)
+    sizes = np.array([len(rank) for rank in ranks])
+    return Parts.of_ranks(np.concatenate(ranks), sizes, M, config.micro_batch_size)
 
 
 def _fitted(ranks: list[IntArray], batch: Batch, config: PlanConfig) -> list[list[IntArray]]:
@@ -113,8 +115,3 @@ def _fitted(ranks: list[IntArray], batch: Batch, config: PlanConfig) -> list[lis
     needed = max(len(rank) for rank in fitted)
     M = config.micro_batches(needed)
     return fitted if needed == M else spread(ranks, batch.cost, batch.tokens, M, budget)
-
-
-def _cut(ranks: list[IntArray], M: int, m: int) -> list[list[IntArray]]:
-    """Runs of at most m in each rank's order; M micro-batches, empty ones at the end."""
-    return [[rank[j * m : (j + 1) * m] for j in range(M)] for rank in ranks]

@@ -4,13 +4,23 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.split.padded.exchange import climbing, lacking_first
+from rollout_dispatcher.balance.split.padded.runs import places_of
 from rollout_dispatcher.balance.split.padded.shared import Items, shared_runs
+from rollout_dispatcher.balance.split.padded.swaps import exchange_items
 from rollout_dispatcher.balance.split.partition import padded_partition
-from rollout_dispatcher.balance.split.parts import Batch, Padded, Parts, time_of, without_fillers
+from rollout_dispatcher.balance.split.parts import (
+    Batch,
+    Padded,
+    Parts,
+    matrix,
+    time_of,
+    without_fillers,
+)
 from rollout_dispatcher.balance.splitters.by_count import filled_up
 from rollout_dispatcher.balance.splitters.by_tokens import split_by_tokens
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import PlanConfig, Sync
+from rollout_dispatcher.plan import IntArray, PlanConfig, Sync
 
 
 def split_padded(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
@@ -25,8 +35,22 @@ def split_padded(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     if n == R * M * most:
         return full
     full = without_fillers(batch, full, config)
-    found = _neighbours(batch, config, M, most, work)
+    lacking = R * M * most - n
+    alike = not per_step and M > 1 and n > R * M and work.affords(climbing(R, M))
+    found = [_lacking_first(batch, R, M, most)] if alike else []
+    if not alike or lacking > tuning.NEARLY_FULL * n:
+        found += _neighbours(batch, config, M, most, work)
     return min((full, *found), key=lambda parts: time_of(batch, parts, config))
+
+
+def _lacking_first(batch: Batch, R: int, M: int, most: int) -> Parts:
+    """Neighbours again, but what is lacking is so beside the longest, whoever shares a step."""
+    x, n = batch.falling, len(batch)
+    starts = lacking_first(n, R * M, most, R, x)
+    places = places_of(np.diff(starts) * x[starts[:-1]], R, M, per_step=False)
+    place = np.empty(n, dtype=np.int64)
+    place[batch.dearest_first] = np.repeat(places, np.diff(starts))
+    return _placed(place, R, M)
 
 
 def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
@@ -35,9 +59,31 @@ def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Part
     As few micro-batches come first, and for these what shares one may have to be far apart.
     """
     packed = split_by_tokens(batch, config, work)
-    M = packed.num_micro_batches
-    found = _neighbours(batch, config, M, config.micro_batch_tokens or 1, work)
-    return min((packed, *found), key=lambda parts: time_of(batch, parts, config))
+    M, most = packed.num_micro_batches, config.micro_batch_tokens or 1
+    found = [packed, *_neighbours(batch, config, M, most, work)]
+    work = work.share(tuning.WORK_ON_ITEMS)
+    found += [_exchanged(batch, parts, config, work) for parts in found]
+    return min(found, key=lambda parts: time_of(batch, parts, config))
+
+
+def _exchanged(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
+    """After swaps of whole groups, in micro-steps and ranks that suit what they then cost."""
+    assert batch.padded is not None, "samples need no swaps: neighbours waste least"
+    longest, size = batch.padded.longest, batch.padded.size
+    (R, M), per_step = parts.counts.shape, config.sync is Sync.STEP
+    place = np.empty(len(batch), dtype=np.int64)
+    place[parts.sequence] = np.repeat(np.arange(R * M), parts.counts.ravel())
+    items = Items(longest, size, config.micro_batch_tokens or 1)
+    place = exchange_items(place, items, (R, M), work, per_step=per_step)
+    moved = _placed(place, R, M)
+    if per_step:
+        return moved
+    return _placed(places_of(matrix(batch, moved, config.layout).ravel(), R, M, False)[place], R, M)
+
+
+def _placed(place: IntArray, R: int, M: int) -> Parts:
+    counts = np.bincount(place, minlength=R * M).reshape(R, M)
+    return Parts(np.argsort(place, kind="stable"), counts)
 
 
 def _neighbours(batch: Batch, config: PlanConfig, M: int, most: int, work: Work) -> list[Parts]:

@@ -52,17 +52,19 @@ class _Swaps:
 
     def __init__(self, ids: IntArray, layers: FloatArray, weight: IntArray, cap: int) -> None:
         self.ids = ids
-        self.reach = np.vstack((layers, np.zeros(layers.shape[1])))[ids]  # [rank, slot, layer]
+        # [layer, rank, slot]: sums over layers then add up whole tables, not a few numbers each
+        reach = np.vstack((layers, np.zeros(layers.shape[1])))[ids]
+        self.reach = np.ascontiguousarray(np.moveaxis(reach, 2, 0))
         self.weight = np.append(weight, 0)[ids]
-        self.ranks, self.room = self.reach.sum(axis=1), cap - self.weight.sum(axis=1)
+        self.ranks, self.room = self.reach.sum(axis=2), cap - self.weight.sum(axis=1)
         self.given_up = np.zeros(len(ids), dtype=bool)
 
     def make_one(self) -> bool:
         """The best swap of the rank that costs most alone; whether there may be another."""
-        most = self.ranks.max(axis=0)
+        most = self.ranks.max(axis=1)
         time = float(most.sum())
-        above = most - np.partition(self.ranks, -2, axis=0)[-2]
-        alone = np.where(self.ranks == most, above, 0.0).sum(axis=1)
+        above = most - np.partition(self.ranks, -2, axis=1)[:, -2]
+        alone = np.where(self.ranks == most[:, None], above[:, None], 0.0).sum(axis=0)
         alone[self.given_up] = 0.0
         high = int(alone.argmax())
         if alone[high] <= time * tuning.WORTH_A_SWAP:
@@ -76,17 +78,18 @@ class _Swaps:
         self.given_up[:] = False
         u, i, v = np.unravel_index(best, after.shape)
         one, other = (high, int(u)), (int(low[i]), int(v))
-        for array in (self.ids, self.reach, self.weight):
-            array[one], array[other] = array[other].copy(), array[one].copy()
+        for array in (self.ids, self.weight, *self.reach):
+            array[one], array[other] = array[other], array[one]
         more = self.weight[other] - self.weight[one]  # as they are now: what the high one gave
         self.room[high] += more
         self.room[other[0]] -= more
-        self.ranks[[high, other[0]]] = self.reach[[high, other[0]]].sum(axis=1)
+        ranks = [high, other[0]]
+        self.ranks[:, ranks] = self.reach[:, ranks].sum(axis=2)
         return True
 
     def _partners(self, high: int) -> IntArray:
         """Ranks with the most room below the others, few if they hold many groups."""
-        held = self.ranks.sum(axis=1)
+        held = self.ranks.sum(axis=0)
         held[high] = np.inf
         count = min(max(tuning.ALIKE_PAIRS // self.ids.shape[1] ** 2, 1), len(held) - 1)
         return np.argsort(held, kind="stable")[:count]
@@ -94,19 +97,21 @@ class _Swaps:
     def _after(self, high: int, low: IntArray) -> FloatArray:
         """The measure after each swap, float64[slot of the high one, partner, slot]."""
         ranks = self.ranks
-        gone = self.reach[high][:, None, None] - self.reach[low]
-        after = np.maximum(ranks[high] - gone, ranks[low][:, None] + gone)
-        after = np.maximum(after, self._others(high, low)[:, None])
-        time: FloatArray = after.sum(axis=3)
+        gone = self.reach[:, high, :, None, None] - self.reach[:, low][:, None]
+        after = ranks[:, low][:, None, :, None] + gone
+        np.maximum(after, np.subtract(ranks[:, high, None, None, None], gone, out=gone), out=after)
+        np.maximum(after, self._others(high, low)[:, None, :, None], out=after)
+        time: FloatArray = after.sum(axis=0)
         more = self.weight[high][:, None, None] - self.weight[low]
         time[(more > self.room[low][:, None]) | (-more > self.room[high])] = np.inf
         return time
 
     def _others(self, high: int, low: IntArray) -> FloatArray:
-        """Largest of each layer among all ranks but `high` and each of `low`, [low, layers]."""
+        """Largest of each layer among all ranks but `high` and each of `low`, [layers, low]."""
         others = self.ranks.copy()
-        others[high] = 0.0
-        first, largest = others.argmax(axis=0), others.max(axis=0)
-        others[first, np.arange(others.shape[1])] = 0.0
-        without: FloatArray = np.where(low[:, None] == first, others.max(axis=0), largest)
+        others[:, high] = 0.0
+        first, largest = others.argmax(axis=1), others.max(axis=1)
+        others[np.arange(len(others)), first] = 0.0
+        second = others.max(axis=1)
+        without: FloatArray = np.where(low == first[:, None], second[:, None], largest[:, None])
         return without

@@ -32,6 +32,21 @@ def exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArr
     return min((*climbed, found[0]), key=lambda each: time_of_runs(each, x, R))
 
 
+def lacking_first(n: int, runs: int, most: int, R: int, x: FloatArray) -> IntArray:
+    """Where runs begin, and the end, if the first lack all that there is to lack, and then climb.
+
+    Of n items up to `most` in a run: single long ones are what padding costs most.
+    """
+    lacks = runs * most - n - np.arange(runs) * (most - 1)
+    return _climb(most - np.clip(lacks, 0, most - 1), x, np.full(n, most), R)
+
+
+def climbing(R: int, M: int) -> float:
+    """Operations of that: each climb compares givers times takers times runs."""
+    looked_at = min(M * (2 * M + 4) * R * M, tuning.CLIMB_LOOKED_AT)
+    return tuning.CLIMB.of(tuning.CLIMBS * looked_at, 0, 0)
+
+
 def _climb(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
     """count: items of each run."""
     runs = len(count)

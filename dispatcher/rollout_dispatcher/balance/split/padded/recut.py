@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.micro_batch_order import rearranged
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
@@ -29,6 +30,8 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
 
     work: pays for it, as far as it goes.
     """
+    if len(batch) == parts.counts.size * (config.micro_batch_size or 0):
+        return parts  # all are full, so runs end nowhere else
     ranks = _Ranks.of(batch, parts, config)
     if not ranks.paid_by(work, len(ranks.sizes)):
         return parts
@@ -41,7 +44,14 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
         work = work.share(tuning.WORK_ON_RECUTS)
         for cost in (alone, own):
             found += _in_turns(table, ranks, cost, work)
+        found += [_dearest_first(batch, each, config) for each in found]
     return min(found, key=lambda each: time_of(batch, each, config))
+
+
+def _dearest_first(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
+    """Each rank's micro-batches by what they cost, which is not always by their longest."""
+    (R, M), cost = parts.counts.shape, matrix(batch, parts, config.layout)
+    return rearranged(parts, np.arange(R)[:, None] * M + np.argsort(-cost, axis=1, kind="stable"))
 
 
 @dataclass(frozen=True, slots=True)
