@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import TypeVar
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 _Count = TypeVar("_Count", int, IntArray)
+_Items = TypeVar("_Items", IntArray, list[Any], tuple[Any, ...])
 
 #: The pass over a step's micro-batches that trains; others have the trainer's names.
 UPDATE = "update"
@@ -167,14 +169,19 @@ class Window:
 class Plan:
     """One step: which window positions go to which micro-batch of which DP rank.
 
-    micro_batches: [dp rank][micro-batch] -> int64 positions in the window, the same number of
-        micro-batches on every rank; an empty array is a filler.
+    Samples and sizes are kept flat: most who read a plan go through all of its samples, and to cut
+    them takes as long as much of the planning.
+
+    chosen: int64[n], positions in the window in delivery order: rank by rank, micro-batch by
+        micro-batch.
+    counts: int64[R, M], samples of each micro-batch; one of none is a filler.
     cost: float64[R, M], estimated work of each micro-batch (0 for a filler).
     fifo_excess: straggler excess that a plain split of the same samples, in arrival order, has.
     lower_bound: the smallest time any split of these samples could need on these ranks, in cost.
     """
 
-    micro_batches: tuple[tuple[IntArray, ...], ...]
+    chosen: IntArray
+    counts: IntArray
     cost: FloatArray
     sync: Sync
     fifo_imbalance: float
@@ -183,14 +190,21 @@ class Plan:
     pipeline_stages: int = 1
 
     @property
-    def chosen(self) -> IntArray:
-        """Positions in the window of all samples in this plan, in delivery order."""
-        return np.concatenate([part for rank in self.micro_batches for part in rank])
+    def micro_batches(self) -> tuple[tuple[IntArray, ...], ...]:
+        """Positions in the window, [dp rank][micro-batch]; cut anew whenever asked for."""
+        return self.laid_out(self.chosen)
+
+    def laid_out(self, items: _Items) -> tuple[tuple[_Items, ...], ...]:
+        """What there is of each sample, in delivery order, as [dp rank][micro-batch]."""
+        ends: list[int] = list(accumulate(self.counts.ravel().tolist()))
+        parts = [items[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        each = self.num_micro_batches
+        return tuple([tuple(parts[at : at + each]) for at in range(0, len(parts), each)])
 
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches per DP rank."""
-        return int(self.cost.shape[1])
+        return int(self.counts.shape[1])
 
     @property
     def imbalance(self) -> float:

@@ -70,7 +70,8 @@ def plan(
         choice = replace(choice, parts=parts)
     plain = matrix(choice.batch, plain_split(choice.batch, config), config.layout)
     return Plan(
-        micro_batches=parts.positions(choice.chosen),
+        chosen=choice.chosen[parts.sequence],
+        counts=parts.counts,
         cost=choice.costs,
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
@@ -152,8 +153,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
 
 def plan_digest(plan: Plan) -> str:
     """Fingerprint of who trains on what and when: equal for equal micro-batches, 32 hex digits."""
-    counts = [[len(part) for part in rank] for rank in plan.micro_batches]
-    return digest_of(0, counts, plan.chosen.tolist())
+    return digest_of(0, plan.counts.tolist(), plan.chosen.tolist())
 
 
 def _groups(group: IntArray, config: PlanConfig) -> IntArray | None:

@@ -14,15 +14,14 @@ from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
     """Append one line."""
     ids = [entry.sample.sample_id for entry in step.entries]
-    skips = zip(step.plan.chosen.tolist(), step.skips.tolist(), strict=True)
+    chosen = step.plan.chosen.tolist()
+    skips = zip(chosen, step.skips.tolist(), strict=True)
     line = {
         "step": step.number,
         "window": setting.window,
         "strategy": str(setting.strategy),
         "arrived": [sample.sample_id for sample in step.arrived],
-        "ranks": [
-            [[ids[at] for at in part.tolist()] for part in rank] for rank in step.plan.micro_batches
-        ],
+        "ranks": step.plan.laid_out([ids[at] for at in chosen]),
         "skips": {ids[at]: count for at, count in skips if count},
         "dropped": step.dropped,
     }

@@ -168,8 +168,10 @@ def replan(ledger: StepLedger) -> list[Effect]:
     assert step is not None
     entries = tuple(sorted(step.entries(), key=lambda entry: entry.ticket))
     places, size = np.arange(len(entries)), ledger.generation.dp_size
-    parts = tuple((places[rank::size],) for rank in range(size))
-    return ledger.replan(step.number, Plan(parts, np.ones((size, 1)), Sync.STEP, 0, 0, 1), entries)
+    parts = [places[rank::size] for rank in range(size)]
+    counts = np.array([[len(part)] for part in parts])
+    plan = Plan(np.concatenate(parts), counts, np.ones((size, 1)), Sync.STEP, 0, 0, 1)
+    return ledger.replan(step.number, plan, entries)
 
 
 def names(step: OpenStep) -> list[str]:

@@ -42,8 +42,9 @@ def open_step(ledger: StepLedger, *names: str) -> list[Effect]:
     names = names or ("a", "b")
     entries = tuple(Entry(make_sample(name), at, 0.0) for at, name in enumerate(names))
     places = np.arange(len(names))
-    parts = ((places[::2],), (places[1::2],))
-    plan = Plan(parts, np.ones((2, 1)), Sync.STEP, 0.0, 0.0, 1.0)
+    parts = (places[::2], places[1::2])
+    counts = np.array([[len(part)] for part in parts])
+    plan = Plan(np.concatenate(parts), counts, np.ones((2, 1)), Sync.STEP, 0.0, 0.0, 1.0)
     return ledger.open(plan, entries, 0.0)
 
 

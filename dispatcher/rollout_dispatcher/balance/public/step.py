@@ -119,7 +119,7 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list
     n = len(tokens)
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
     found = plan(window, config, take=n)
-    return [[part.tolist() for part in rank] for rank in found.micro_batches]
+    return list(map(list, found.laid_out(found.chosen.tolist())))
 
 
 def _check_sizes(group: IntArray, most: int) -> None:

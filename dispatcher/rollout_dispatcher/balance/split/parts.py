@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.order import by_falling_tokens, cut
+from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
@@ -117,14 +117,6 @@ class Parts:
     def num_micro_batches(self) -> int:
         """Micro-batches per DP rank."""
         return int(self.counts.shape[1])
-
-    def positions(self, chosen: IntArray) -> tuple[tuple[IntArray, ...], ...]:
-        """Window positions of every micro-batch."""
-        where, (R, M) = chosen[self.sequence], self.counts.shape
-        if self.counts.min() == self.counts.max():
-            return tuple(map(tuple, where.reshape(R, M, -1)))
-        parts = cut(where, self.counts.ravel().tolist())
-        return tuple([tuple(parts[at : at + M]) for at in range(0, R * M, M)])
 
 
 def slots_of_each(n: int, bins: int, most: int) -> int:

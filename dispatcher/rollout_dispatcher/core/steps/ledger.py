@@ -266,7 +266,4 @@ class StepLedger:
 
 
 def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
-    return tuple(
-        tuple([tuple([entries[at] for at in part.tolist()]) for part in rank])
-        for rank in plan.micro_batches
-    )
+    return plan.laid_out(tuple([entries[at] for at in plan.chosen.tolist()]))

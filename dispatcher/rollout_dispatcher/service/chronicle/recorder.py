@@ -121,7 +121,7 @@ class Recorder:
         """A step was planned for the first time."""
         self._put_accepted()
         tickets = np.fromiter(map(_TICKET, report.entries), np.int64, len(report.entries))
-        sizes = [list(map(len, rank)) for rank in report.plan.micro_batches]
+        sizes = report.plan.counts.tolist()
         chosen: dict[str, Any] = {"trigger": str(report.trigger), "eligible": len(wanted.entries)}
         if report.skips.any():
             chosen["skips"] = report.skips.tolist()

@@ -319,7 +319,7 @@ class Metrics:
 
     def _padding(self, step: StepPlanned) -> int:
         """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
-        counts = np.array([list(map(len, rank)) for rank in step.plan.micro_batches])
+        counts = step.plan.counts
         full = counts[counts > 0]
         multiple = self._config.sample_length_multiple
         tokens, starts = round_up(step.tokens, multiple), full.cumsum() - full

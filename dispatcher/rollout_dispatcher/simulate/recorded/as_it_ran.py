@@ -122,13 +122,9 @@ def _virtual(
 
 def _plan(step: RecordedStep, setting: Setting, position: list[int]) -> Plan:
     """The recorded plan; position: of each sample, in the order of delivery."""
-    places = iter(position)
-    micro_batches = tuple(
-        tuple(np.array([next(places) for _ in part], dtype=np.int64) for part in rank)
-        for rank in step.micro_batches
-    )
     return Plan(
-        micro_batches=micro_batches,
+        chosen=np.array(position, dtype=np.int64),
+        counts=np.array([list(map(len, rank)) for rank in step.micro_batches], dtype=np.int64),
         cost=step.cost,
         sync=setting.plan.sync,
         fifo_imbalance=step.fifo_imbalance,
