@@ -1,7 +1,8 @@
 """`against-*`: the same samples through what else there is, each peer at its best batch size.
 
 26 kB samples from one producer process to two consumer processes that check what they get, with a
-run for each batch size to find the best, then alternating runs of ours and the peer's.
+run for each batch size to find the best, then alternating runs of ours and the peer's. Our ranks
+prefetch as those of `end-to-end` do; peers' consumers find whatever their queue has.
 `shared-against-*` are the same where ours connect over a Unix socket, so that payloads are shared
 memory. Peers live in an environment of their own, which `make bench-plane` makes; without it these
 rows are left out, which is said.
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from tests.bench.plane.children.children import Child
 from tests.bench.plane.load.loads import Load
+from tests.bench.plane.measure.end_to_end import RANK
 from tests.bench.plane.planes.plane import plane
 from tests.bench.plane.rows import Row, row
 from tests.support.source import ROOT
@@ -51,7 +53,7 @@ def against(
         _environ() as environ,
         Child(module, {}, str(PYTHON), environ) as theirs,
         TemporaryDirectory(prefix="plane-") as folder,
-        plane(load, listen=f"unix:{folder}/socket" if shared else "127.0.0.1:0") as ours,
+        plane(load, rank=RANK, listen=_address(folder, shared=shared)) as ours,
     ):
         theirs.hear()
         ours.join()
@@ -71,6 +73,10 @@ def against(
     rows = {n: row(f"{peer.name}-26k-by-{n}", RATE, runs) for n, runs in tried.items()}
     yield from rows.values()
     yield row(name, RATE, rates, rows[best])
+
+
+def _address(folder: str, *, shared: bool) -> str:
+    return f"unix:{folder}/socket" if shared else "127.0.0.1:0"
 
 
 @contextmanager
