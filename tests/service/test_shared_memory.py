@@ -4,6 +4,7 @@ Real processes and Unix sockets. What DP ranks make of it: tests/workers/test_sh
 """
 
 import fcntl
+import gc
 import os
 import signal
 import socket
@@ -93,7 +94,8 @@ def descriptors_of(pid: int) -> int:
 
 
 def has_segments(pid: int) -> bool:
-    """Whether a process has one open or mapped."""
+    """Whether a process has one open or mapped; what earlier tests left in cycles is none."""
+    gc.collect()
     opened = [one.readlink() for one in Path(f"/proc/{pid}/fd").iterdir() if one.is_symlink()]
     return SEGMENT in str(opened) + Path(f"/proc/{pid}/maps").read_text()
 
