@@ -4,7 +4,7 @@ A `Window` is columns over the samples it may choose from, oldest first; a `Plan
 positions in that window. Neither knows where samples live or how they travel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
@@ -196,9 +196,7 @@ class Plan:
 
     def laid_out(self, items: _Items) -> tuple[tuple[_Items, ...], ...]:
         """What there is of each sample, in delivery order, as [dp rank][micro-batch]."""
-        ends: list[int] = list(accumulate(self.counts.ravel().tolist()))
-        parts = [items[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        each = self.num_micro_batches
+        parts, each = cut(items, self.counts.ravel().tolist()), self.num_micro_batches
         return tuple([tuple(parts[at : at + each]) for at in range(0, len(parts), each)])
 
     @property
@@ -277,3 +275,9 @@ def digest_of(
     """
     named = ascii((number, counts, list(samples), *([attempt] if attempt else ()))).encode()
     return blake2b(named, digest_size=16).hexdigest()
+
+
+def cut(items: _Items, sizes: Iterable[int]) -> list[_Items]:
+    """Pieces of these sizes, one after the other; of many small ones much faster than np.split."""
+    ends: list[int] = list(accumulate(sizes))
+    return [items[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,10 +1,8 @@
-"""Sorting by tokens, the one order that everything else is built on; sums along it, and cuts.
+"""Sorting by tokens, the one order that everything else is built on; and sums along it.
 
 Invariant: falling tokens, ties by position; as cost is monotone in tokens, cost falls as well.
 """
 
-from collections.abc import Iterable
-from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +10,6 @@ import numpy as np
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 _Numbers = TypeVar("_Numbers", IntArray, FloatArray)
-_Items = TypeVar("_Items", IntArray, list[int])
 
 
 def by_falling_tokens(tokens: IntArray) -> IntArray:
@@ -51,9 +48,3 @@ def running_sums(x: _Numbers) -> _Numbers:
     sums = np.zeros(len(x) + 1, dtype=x.dtype)
     x.cumsum(out=sums[1:])
     return sums
-
-
-def cut(items: _Items, sizes: Iterable[int]) -> list[_Items]:
-    """Pieces of these sizes, one after the other; of many small ones much faster than np.split."""
-    ends: list[int] = list(accumulate(sizes))
-    return [items[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -21,14 +21,13 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.numbers import as_costs
-from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.balance.public.arguments import at_least
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
 from rollout_dispatcher.balance.split.packing import members, too_many_slots
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.errors import UnequalPartitions
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.plan import FloatArray, IntArray, cut
 
 
 def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int]]:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.order import by_label, cut
+from rollout_dispatcher.balance.order import by_label
 from rollout_dispatcher.balance.split.groups.assign import Share
 from rollout_dispatcher.balance.split.groups.ranks import split_plainly
 from rollout_dispatcher.balance.split.parts import Batch, Parts, slots_of_each, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, cut
 
 #: Rank of each item of falling cost `x` among R ranks, which may take so many items each.
 Assign = Callable[[FloatArray, int, int], IntArray]

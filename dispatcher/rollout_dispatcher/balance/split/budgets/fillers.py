@@ -16,8 +16,7 @@ import heapq
 
 import numpy as np
 
-from rollout_dispatcher.balance.order import cut
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.plan import FloatArray, IntArray, cut
 
 #: The samples of each micro-batch.
 _Parts = list[list[int]]

@@ -20,13 +20,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.order import cut
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync, cut
 
 
 def traded(

@@ -20,6 +20,7 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.micro_batch_order import rearranged
+from rollout_dispatcher.balance.split.padded.runs import most_in_run
 from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
@@ -93,7 +94,7 @@ def _most(s: IntArray, config: PlanConfig) -> IntArray:
     """Samples that a run may have which begins with each of tokens `s`."""
     if config.micro_batch_tokens is None:
         return np.full(s.shape, config.micro_batch_size or 1)
-    return np.maximum(config.micro_batch_tokens // s, 1)
+    return most_in_run(s, config.micro_batch_tokens)
 
 
 def _costs(x: FloatArray, ranks: _Ranks) -> FloatArray:
