@@ -5,6 +5,7 @@ the first number that is wrong. Tensors are known by what they can do (`tolist`,
 """
 
 from collections.abc import Iterable
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,13 @@ def as_plain(values: Any, what: str = "lengths") -> list[Any]:
 def as_groups(values: Any, n: int) -> IntArray:
     """Dense group numbers, int64[n], of any hashable names, by first appearance; None is no name.
 
-    A sample without a name has a group of its own.
+    A sample without a name has a group of its own. A tensor of one number stands for the number:
+    tensors hash by identity, so that each would be a group.
     """
     numbers: dict[Any, int] = {}
     try:
         names = values.tolist() if hasattr(values, "tolist") else list(values)
-        known = [object() if name is None else name for name in names]
+        known = [object() if name is None else _as_scalar(name) for name in names]
         found = [numbers.setdefault(name, len(numbers)) for name in known]
     except TypeError as error:
         raise UnequalPartitions(f"groups must be one hashable name a sample: {error}") from None
@@ -72,10 +74,10 @@ def _checked(values: Any, what: str) -> NDArray[Any]:
 def _as_array(values: Any, what: str) -> NDArray[Any]:
     plain = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(plain, Iterable) or isinstance(plain, str | bytes):
-        raise UnequalPartitions(f"{what} must be a sequence of numbers, not {plain!r}")
+        raise UnequalPartitions(f"{what} must be a sequence of numbers, not {shortened(plain)}")
     plain = list(plain)
     if plain and hasattr(plain[0], "item"):
-        plain = [value.item() if hasattr(value, "item") else value for value in plain]
+        plain = [_as_scalar(value) for value in plain]
     try:
         found = np.array(plain) if plain else np.zeros(0)
     except ValueError:  # sequences within it
@@ -85,12 +87,22 @@ def _as_array(values: Any, what: str) -> NDArray[Any]:
     return found
 
 
+def _as_scalar(value: Any) -> Any:
+    """The number that a tensor or an array of one holds; of several a list; others as they are."""
+    if not (hasattr(value, "item") and hasattr(value, "tolist")):
+        return value
+    try:
+        return value.item()
+    except (RuntimeError, ValueError):  # torch's and numpy's word for more numbers than one
+        return value.tolist()
+
+
 def _refuse_others(plain: list[Any], what: str) -> None:
     """Raise UnequalPartitions for the first item that is no number."""
     for at, value in enumerate(plain):
         if not isinstance(value, int | float):
             raise UnequalPartitions(
-                f"{what} must be one number a sample, and number {at} is {value!r}"
+                f"{what} must be one number a sample, and number {at} is {shortened(value)}"
             )
 
 

@@ -119,6 +119,9 @@ def test_lists_arrays_and_tensors_are_split_alike(make: Any) -> None:
         ([1, -2], 2, "costs must not be negative, and number 1 is -2"),
         ([1, None], 2, "one number a sample, and number 1 is None"),
         ([[1, 2], [3, 4]], 2, "one number a sample, and number 0 is"),
+        ([torch.arange(2), torch.arange(3)], 2, r"one number a sample, and number 0 is \[0, 1\]"),
+        ([np.arange(2), np.arange(3)], 2, r"one number a sample, and number 0 is \[0, 1\]"),
+        ([list(range(9000)), [1]], 2, r"number 0 is \[0, 1, 2, 3, 4, 5, \.\.\.\]"),
         ("ab", 2, "must be a sequence of numbers"),
     ],
 )

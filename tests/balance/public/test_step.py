@@ -71,6 +71,16 @@ def test_groups_share_a_rank() -> None:
     assert all(part for rank in ranks for part in rank)
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, np.int32])
+def test_names_of_groups_may_be_tensors_and_arrays_of_one_number(kind: Any) -> None:
+    names = [0, 1, 2, 3] * 4
+    options: dict[str, Any] = {"dp_size": 2, "micro_batch_size": 2}
+    of_kind = [kind(name) for name in names]
+    assert plan_step([5] * 16, groups=of_kind, **options) == plan_step(
+        [5] * 16, groups=names, **options
+    )
+
+
 def test_with_fewer_samples_than_micro_batches_the_rest_are_fillers() -> None:
     assert plan_step([7, 5, 6], dp_size=4, micro_batch_size=2) == [[[0]], [[2]], [[1]], [[]]]
 
@@ -184,6 +194,8 @@ VALID: dict[str, Any] = {"lengths": [3], "dp_size": 2, "micro_batch_tokens": 10}
         ({"micro_batch_tokens": 10**30}, "it must be at most"),
         ({"micro_batch_tokens": None, "micro_batch_size": -1}, "micro_batch_size is -1"),
         ({"groups": 5}, "groups must be one hashable name"),
+        ({"groups": [torch.tensor([1, 2])]}, "groups must be one hashable name a sample"),
+        ({"groups": [np.array([1, 2])]}, "groups must be one hashable name a sample"),
         (
             {"lengths": [6, 6], "groups": ["a", "a"], "grouping": "micro-batch"},
             r"a group of 2 samples has 12 tokens.* number 0: raise the budget, or pass oversize",
