@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -172,6 +173,16 @@ def test_who_changes_their_lengths_later_does_not_change_the_order() -> None:
 
 
 @pytest.mark.parametrize(
+    "kind",
+    [iter, torch.tensor, lambda v: list(torch.tensor(v)), lambda v: np.array(v, np.float16)],
+)
+def test_lengths_may_be_what_the_planner_takes(kind: Any) -> None:
+    lengths = [90, 10, 30, 70]
+    found = LengthBucketSampler(kind(lengths), batch_size=2, dp_rank=0, dp_size=1)
+    assert list(found) == list(LengthBucketSampler(lengths, batch_size=2, dp_rank=0, dp_size=1))
+
+
+@pytest.mark.parametrize(
     ("lengths", "options", "why"),
     [
         ([], {"batch_size": 1}, "0 lengths make no batch"),
@@ -182,13 +193,15 @@ def test_who_changes_their_lengths_later_does_not_change_the_order() -> None:
         ([1, 2], {"batch_size": 3, "micro_batch_size": 2}, "no multiple of micro_batch_size 2"),
         ([1, 2], {"batch_size": 1, "bucket_batches": 0}, "bucket_batches 0 must be at least 1"),
         ([1, 2], {"batch_size": 1, "seed": -1}, "seed -1 must be at least 0"),
-        ([1, -2], {"batch_size": 1}, r"lengths\[1\] is -2"),
-        ([1, float("nan")], {"batch_size": 1}, r"lengths\[1\] is nan"),
-        ([1, float("inf")], {"batch_size": 1}, r"lengths\[1\] is inf"),
-        ([1.5, 2], {"batch_size": 1}, r"lengths\[0\] is 1.5"),
-        ([[1], [2]], {"batch_size": 1}, r"shape \(2, 1\)"),
-        ([[1], [2, 3]], {"batch_size": 1}, "one for each sample"),
-        (["a", "b"], {"batch_size": 1}, "one for each sample"),
+        ([1, -2], {"batch_size": 1}, "lengths must not be negative, and number 1 is -2"),
+        ([1, float("nan")], {"batch_size": 1}, "lengths must be finite, and number 1 is nan"),
+        ([1, float("inf")], {"batch_size": 1}, "lengths must be finite, and number 1 is inf"),
+        ([1.5, 2], {"batch_size": 1}, "lengths must be whole numbers, and number 0 is 1.5"),
+        ([[1], [2]], {"batch_size": 1}, r"one number a sample, and number 0 is \[1\]"),
+        ([[1], [2, 3]], {"batch_size": 1}, r"one number a sample, and number 0 is \[1\]"),
+        ([torch.arange(2), torch.arange(3)], {"batch_size": 1}, r"and number 0 is \[0, 1\]"),
+        (["a", "b"], {"batch_size": 1}, "one number a sample, and number 0 is 'a'"),
+        (None, {"batch_size": 1}, "lengths must be a sequence of numbers, not None"),
     ],
 )
 def test_what_makes_no_batch_is_refused(lengths: Any, options: dict[str, Any], why: str) -> None:

@@ -5,17 +5,17 @@ the dispatcher's window is for. Which samples come when is `order.py`'s, what a 
 `state.py`'s.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from operator import index
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Sampler
 
-from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.balance.numbers import as_lengths
+from rollout_dispatcher.errors import ConfigError, UnequalPartitions
 from rollout_dispatcher.plan import IntArray
 from rollout_workers.process_group import find_place
 from rollout_workers.replica.places import place_in, refuse_contradiction
@@ -55,7 +55,7 @@ class LengthBucketSampler(Sampler[int]):
 
     def __init__(
         self,
-        lengths: Sequence[int] | NDArray[Any],
+        lengths: Iterable[int] | NDArray[Any],
         *,
         batch_size: int,
         micro_batch_size: int = 1,
@@ -170,15 +170,9 @@ def _at_least(name: str, value: int, least: int) -> int:
     return number
 
 
-def _tokens(lengths: Sequence[int] | NDArray[Any]) -> IntArray:
+def _tokens(lengths: Iterable[int] | NDArray[Any]) -> IntArray:
     """Int64[n], a copy: who changes theirs later does not change the order."""
     try:
-        given = np.asarray(lengths)
-        if given.ndim != 1 or given.dtype.kind not in "iuf":
-            raise ValueError(f"an array of shape {given.shape} and type {given.dtype}")
-        wrong = np.flatnonzero(~((given >= 0) & (given == np.floor(given)) & (given < 2**53)))
-        if wrong.size:
-            raise ValueError(f"lengths[{wrong[0]}] is {given[wrong[0]]}")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"lengths are whole numbers, one for each sample: {error}") from None
-    return given.astype(np.int64)
+        return as_lengths(lengths)
+    except UnequalPartitions as error:
+        raise ConfigError(str(error)) from None
