@@ -13,7 +13,7 @@ from tests.chaos.cluster.cluster import POLL_S, START_S, Cluster
 from tests.chaos.faults.hands import paused
 from tests.chaos.faults.strangers import impersonate
 
-#: Within these seconds a rank that goes on goes on, or another moment is waited for.
+#: Within these seconds what a rank said before it was stopped is heard, or the moment is not it.
 SOON_S = 1.5
 #: The rank that is disturbed, where it may not be DP rank 0; and the producer.
 RANK = PRODUCER = 1
@@ -156,11 +156,6 @@ def steps(number: int) -> Forced:
 # -- payloads by reference ------------------------------------------------------------------------
 
 
-def restart_ranks(cluster: Cluster) -> None:
-    """Ranks die, so that others fetch again what the open steps have."""
-    cluster.restart_group()
-
-
 def kill_with_an_object_put(cluster: Cluster) -> None:
     """A producer dies when it has put an object, and nobody has heard of it."""
     proxy = cluster.proxies[f"producer-{PRODUCER}"]
@@ -222,22 +217,30 @@ def _latest(cluster: Cluster) -> Iterator[tuple[str, set[str]]]:
 
 @contextmanager
 def _behind(cluster: Cluster) -> Iterator[None]:
-    """A rank is stopped that has not begun to commit what DP rank 0 has committed.
+    """A rank is stopped while it trains a step, which DP rank 0 has committed.
 
     What it did begin to commit the dispatcher has heard: the oldest open step is the one that it
-    has not trained.
+    has not trained. What DP rank 0 says is heard too, for a dispatcher that is content with that.
     """
     while True:
+        cluster.wait_for(lambda: _trains(cluster), "a rank trains")
         with paused(cluster, cluster.group.ranks[RANK]):
-            if _soon(lambda: _is_heard(cluster, RANK) and _is_behind(cluster)):
-                # A dispatcher that is content with one word has it then.
-                cluster.wait_for(lambda: _is_heard(cluster, 0), "DP rank 0 is heard")
+            if _trains(cluster) and _soon(lambda: _is_heard(cluster, RANK)):
+                # It was released to all, so DP rank 0 trains it as well.
+                cluster.wait_for(
+                    lambda: _is_ahead(cluster) and _is_heard(cluster, 0), "DP rank 0 is ahead"
+                )
                 yield
                 return
-        cluster.await_steps(1)
 
 
-def _is_behind(cluster: Cluster) -> bool:
+def _trains(cluster: Cluster) -> bool:
+    cluster.group.look()
+    one = cluster.group.seen[RANK]
+    return one.takes.keys() > one.committing.keys()
+
+
+def _is_ahead(cluster: Cluster) -> bool:
     cluster.group.look()
     first, other = cluster.group.seen[0], cluster.group.seen[RANK]
     return max(first.committed, default=-1) > max(other.committing, default=-1)

@@ -96,7 +96,7 @@ TRIALS: dict[str, Trial] = {
     "skip-known-headers": Trial(f.lose("rank-1", m.Prepared), stuck),
     "skip-micro-batches": Trial(f.lose("rank-1", m.MicroBatch), stuck),
     "release-once": Trial(f.lose("rank-1", m.Release), stuck),
-    "release-when-planned": Trial(f.restart_ranks, lost, REFERRING),
+    "release-when-planned": Trial(f.kill_with_a_rank_behind(), lost, REFERRING),
     "ignore-unresolved": Trial(f.delete_an_object, stuck, REFERRING),
     "keep-the-attempt": Trial(f.delete_an_object, harmed, REFERRING),
     "split-a-group": Trial(f.delete_part_of_a_group, says("not trained whole"), REFERRING),
