@@ -25,7 +25,7 @@ from tests.e2e.groups.rollouts import (
     until,
     work,
 )
-from tests.e2e.groups.run import Run, in_use
+from tests.e2e.groups.run import WINDOW, Run, in_use
 from tests.e2e.groups.unfinished import unfinished
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
@@ -206,15 +206,25 @@ def test_agents_say_how_many_samples_a_group_has_when_it_is_done(tmp_path: Path)
 
 
 class Both:
-    """Two producers who share each group: one pushes its even members, one the odd ones."""
+    """Two producers who share each group: one pushes its even members, one the odd ones.
+
+    No group gets its last member until more samples are begun than a window holds.
+    """
 
     def __init__(self, *producers: Any) -> None:
         self._producers = producers
+        self._begun, self._many = 0, asyncio.Event()
 
     async def push(self, fields: Any, *, sample_id: str, **about: Any) -> object:
         """As a producer's."""
-        producer = self._producers[int(sample_id.rpartition("/")[2]) % 2]
-        return await producer.push(fields, sample_id=sample_id, **about)
+        member = int(sample_id.rpartition("/")[2])
+        if member == about["group_size"] - 1:
+            await self._many.wait()
+        outcome = await self._producers[member % 2].push(fields, sample_id=sample_id, **about)
+        self._begun += 1
+        if self._begun > WINDOW:
+            self._many.set()
+        return outcome
 
 
 def test_two_workers_contribute_to_each_group(tmp_path: Path) -> None:
@@ -231,4 +241,4 @@ def test_two_workers_contribute_to_each_group(tmp_path: Path) -> None:
         run.produce(push())
         found = run.finish()
     found.assert_all_committed(run.books, mine)
-    assert run.books.most_begun > 48
+    assert run.books.most_begun > WINDOW
