@@ -35,6 +35,9 @@ from tests.support.addresses import free_port
 from tests.support.server import series
 
 POLL_S = 0.01
+#: Within these seconds a process starts, on a machine that has other things to do, too: that takes
+#: as long with a planted bug, so there is no hurry.
+START_S = 60.0
 
 
 class Cluster:
@@ -200,10 +203,20 @@ class Cluster:
     def await_ready(self) -> None:
         """Wait until the dispatcher answers on both planes; after the end it is not ready again."""
         path = "/livez" if self.stream_ended else "/readyz"
-        self.wait_for(lambda: self.ask("GET", path) is not None, "the dispatcher is ready")
+        self.wait_for(lambda: self.ask("GET", path) is not None, "the dispatcher is ready", START_S)
+
+    def await_group(self) -> None:
+        """Wait until every rank of the newest process group belongs to its generation."""
+
+        def has_begun() -> bool:
+            self.group.look()
+            return all(one.began is not None for one in self.group.seen)
+
+        self.wait_for(has_begun, f"group {self.group.launch} has begun", START_S)
 
     def await_recovery(self) -> float:
         """Wait until all ranks commit a step that was planned after the disturbance; when."""
+        self.await_group()
         # A rank holds at most the step that it trains and one ahead of it.
         beyond = self.disturbed_at + 1
         self.wait_for(
@@ -215,10 +228,15 @@ class Cluster:
         return at
 
     def await_steps(self, more: int) -> None:
-        """Wait until all ranks have committed so many steps more."""
-        goal = self.group.newest + more
+        """Wait until all ranks have committed so many steps more, each of which may take long."""
+        self.await_group()
+        newest = self.group.newest
+        for step in range(newest, newest + more):
+            self._await_step_after(step)
+
+    def _await_step_after(self, step: int) -> None:
         self.wait_for(
-            lambda: self.group.committed_beyond(goal - 1) is not None, f"{more} steps go by"
+            lambda: self.group.committed_beyond(step) is not None, f"step {step + 1} goes by"
         )
 
     def settle(self, process: Killable, patience: float) -> None:

@@ -53,8 +53,11 @@ class Process:
         return self._process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal it, if it is there."""
+        """Signal it, if it is there; what is to stop has stopped when this returns."""
         self._process.send_signal(number)
+        if number is signal.SIGSTOP and self._process.returncode is None:
+            # Its end is not taken from who waits for that.
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def release(self) -> None:
         """Close its standard input."""

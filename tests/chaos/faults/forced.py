@@ -9,16 +9,17 @@ from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 
 from rollout_dispatcher.protocol import messages as m
-from tests.chaos.cluster.cluster import POLL_S, Cluster
+from tests.chaos.cluster.cluster import POLL_S, START_S, Cluster
 from tests.chaos.faults.hands import paused
 from tests.chaos.faults.strangers import impersonate
 
-#: Within these seconds a rank that goes on goes on, and a full buffer is full.
+#: Within these seconds what a rank said before it was stopped is heard, or the moment is not it.
 SOON_S = 1.5
-#: For so long every message of a kind is lost: a rank that is not heard has nothing left to do.
-LOSING_S = 4.0
-#: The rank that is disturbed, where it may not be DP rank 0.
-RANK = 1
+#: The rank that is disturbed, where it may not be DP rank 0; and the producer.
+RANK = PRODUCER = 1
+#: While the buffer is full, so many of the samples that came last are in no step: the next one is
+#: chosen from those that came first.
+LATEST = 20
 
 Forced = Callable[[Cluster], None]
 
@@ -38,11 +39,14 @@ def lose(client: str, kind: type[m.Message]) -> Forced:
 
 
 def lose_all(client: str, kind: type[m.Message]) -> Forced:
-    """Lose all that the client says of this kind, until it has nothing left to do."""
+    """Lose all that the client says of this kind, until more steps went by than may be open.
+
+    That they do it has to say otherwise, in its hellos.
+    """
 
     def fault(cluster: Cluster) -> None:
         cluster.proxies[client].lose(kind, times=1000)
-        sleep(LOSING_S)
+        cluster.await_steps(cluster.settings.max_open_steps + 2)
         cluster.proxies[client].lose(kind, times=0)
 
     return fault
@@ -61,7 +65,7 @@ def lose_an_answer_and_its_producer(cluster: Cluster) -> None:
         cluster.wait_for(proxy.lost.is_set, "an answer is withheld")
         cluster.restart_producer(0)
     before = _acknowledged(cluster, 0)
-    cluster.wait_for(lambda: _acknowledged(cluster, 0) > before, "it was pushed again")
+    cluster.wait_for(lambda: _acknowledged(cluster, 0) > before, "it was pushed again", START_S)
 
 
 def lose_every_checkpoint(cluster: Cluster) -> None:
@@ -111,9 +115,9 @@ def rewind_committed_steps(cluster: Cluster) -> None:
     """Ranks die, and go back behind steps that the dispatcher knows to be committed."""
     while True:
         with _ranks_stopped(cluster):
+            saved = max(one.saved for group in cluster.groups for one in group.seen)
             at = cluster.look()
-            last = at["steps_committed"] - at["steps_rewound"] - 1
-            if last - max(one.saved for group in cluster.groups for one in group.seen) >= 2:
+            if at and at["steps_committed"] - at["steps_rewound"] - 1 >= saved + 2:
                 cluster.restart_group(resume=lambda saved, _: saved)
                 return
         cluster.await_steps(1)
@@ -124,7 +128,7 @@ def fill_the_buffer(cluster: Cluster) -> None:
     most = cluster.settings.most_buffered
     with _ranks_stopped(cluster):
         cluster.wait_for(
-            lambda: (at := cluster.look())["pushes_held"] or at["buffered"] > most,
+            lambda: (at := cluster.look()) and (at["pushes_held"] or at["buffered"] > most),
             "producers are held back",
         )
 
@@ -134,7 +138,7 @@ def hold_everybody_back(cluster: Cluster) -> None:
     producers = cluster.settings.producers
     with _ranks_stopped(cluster):
         cluster.wait_for(
-            lambda: cluster.look()["pushes_held"] >= producers, "every producer is held back"
+            lambda: cluster.look().get("pushes_held", 0) >= producers, "every producer is held back"
         )
     cluster.await_steps(cluster.settings.longest_wait)
 
@@ -152,9 +156,22 @@ def steps(number: int) -> Forced:
 # -- payloads by reference ------------------------------------------------------------------------
 
 
-def restart_ranks(cluster: Cluster) -> None:
-    """Ranks die, so that others fetch again what the open steps have."""
-    cluster.restart_group()
+def kill_with_an_object_put(cluster: Cluster) -> None:
+    """A producer dies when it has put an object, and nobody has heard of it."""
+    proxy = cluster.proxies[f"producer-{PRODUCER}"]
+    while True:
+        with proxy.withheld(m.Push):
+            cluster.wait_for(proxy.lost.is_set, "a push is withheld")
+            if _has_put(cluster):  # else all of it is small, and in the push itself
+                cluster.restart_producer(PRODUCER)
+                return
+
+
+def _has_put(cluster: Cluster) -> bool:
+    """Whether an object holds what the producer has just pushed."""
+    one = cluster.history().producers[PRODUCER]
+    unheard = one.pushed.keys() - one.acknowledged.keys()
+    return any(unheard.intersection(names) for names in cluster.store.everything().values())
 
 
 def delete_an_object(cluster: Cluster) -> None:
@@ -174,14 +191,25 @@ def delete_part_of_a_group(cluster: Cluster) -> None:
 
 
 def _delete_when(cluster: Cluster, chosen: Callable[[set[str]], bool]) -> None:
-    """Delete an object with such samples, the latest that there is, while no rank fetches any."""
+    """Delete an object with such samples, of the latest there are, while no rank fetches any."""
     store, deleted = cluster.store, False
     while not deleted:
         cluster.await_steps(1)
         with _ranks_stopped(cluster):
-            _soon(lambda: cluster.look()["pushes_held"])
-            waiting = reversed(store.keys())
-            deleted = any(chosen(set(store.names(key))) and store.delete(key) for key in waiting)
+            cluster.wait_for(lambda: cluster.look().get("pushes_held"), "the buffer is full")
+            latest = _latest(cluster)
+            deleted = any(chosen(names) and store.delete(key) for key, names in latest)
+
+
+def _latest(cluster: Cluster) -> Iterator[tuple[str, set[str]]]:
+    """The objects that came last, as far as they hold no other samples, and what each holds."""
+    seen = 0
+    for key in reversed(cluster.store.keys()):
+        names = set(cluster.store.names(key))
+        seen += len(names)
+        if seen > LATEST:
+            return
+        yield key, names
 
 
 # -- the moments ----------------------------------------------------------------------------------
@@ -189,35 +217,41 @@ def _delete_when(cluster: Cluster, chosen: Callable[[set[str]], bool]) -> None:
 
 @contextmanager
 def _behind(cluster: Cluster) -> Iterator[None]:
-    """A rank is stopped that has not begun to commit what DP rank 0 has committed.
+    """A rank is stopped while it trains a step, which DP rank 0 has committed.
 
     What it did begin to commit the dispatcher has heard: the oldest open step is the one that it
-    has not trained.
+    has not trained. What DP rank 0 says is heard too, for a dispatcher that is content with that.
     """
     while True:
+        cluster.wait_for(lambda: _trains(cluster), "a rank trains")
         with paused(cluster, cluster.group.ranks[RANK]):
-            if _soon(lambda: _all_is_heard(cluster) and _is_behind(cluster)):
-                # With a dispatcher that is content with one word: until it has heard that.
-                _soon(lambda: _is_committed(cluster, max(cluster.group.seen[0].committed)))
+            if _trains(cluster) and _soon(lambda: _is_heard(cluster, RANK)):
+                # It was released to all, so DP rank 0 trains it as well.
+                cluster.wait_for(
+                    lambda: _is_ahead(cluster) and _is_heard(cluster, 0), "DP rank 0 is ahead"
+                )
                 yield
                 return
-        cluster.await_steps(1)
 
 
-def _is_behind(cluster: Cluster) -> bool:
+def _trains(cluster: Cluster) -> bool:
+    cluster.group.look()
+    one = cluster.group.seen[RANK]
+    return one.takes.keys() > one.committing.keys()
+
+
+def _is_ahead(cluster: Cluster) -> bool:
     cluster.group.look()
     first, other = cluster.group.seen[0], cluster.group.seen[RANK]
     return max(first.committed, default=-1) > max(other.committing, default=-1)
 
 
-def _all_is_heard(cluster: Cluster) -> bool:
+def _is_heard(cluster: Cluster, rank: int) -> bool:
+    """Whether the dispatcher knows of all that the rank has begun to commit."""
     cluster.group.look()
-    return _is_committed(cluster, max(cluster.group.seen[RANK].committing, default=-1))
-
-
-def _is_committed(cluster: Cluster, step: int) -> bool:
+    said = max(cluster.group.seen[rank].committing, default=-1)
     at = cluster.look()
-    return bool(at["steps_committed"] - at["steps_rewound"] > step)
+    return bool(at) and at["ranks"][str(rank)]["committed"] >= said
 
 
 @contextmanager

@@ -25,7 +25,8 @@ dropped, their groups with them; the step that they were in comes again as a lat
 other samples, and the earlier attempts are void. Nothing else may be lost, and nothing may be left
 in the store but what a rewind may still need.
 
-*In doubt.* A push without an answer may exist or not, but if so then once.
+*In doubt.* A push without an answer may exist or not, but if so then once. What a rank took does
+exist: nothing is in a step that is not durable.
 """
 
 from bisect import bisect_right
@@ -100,7 +101,9 @@ def check(history: History) -> Verdict:
 def _lost(
     history: History, groups: list[Group], last: dict[int, Group], committed: Mapping[str, int]
 ) -> set[str]:
-    acknowledged = {name for one in history.producers for name in one.acknowledged}
+    accepted = {name for one in history.producers for name in one.acknowledged}
+    accepted |= {name for one in history.ranks for take in one.takes.values()
+                 for name in take.samples}  # fmt: skip
     vanished = {
         sample
         for step, own in last.items()
@@ -111,10 +114,10 @@ def _lost(
         if sample not in committed
     }  # fmt: skip
     gone = _gone(history)
-    missing = (acknowledged & vanished) - gone
+    missing = vanished - gone
     if history.final is not None:
         dropped = sum(history.final["dropped"].values()) - history.final["dropped"].get(GONE, 0)
-        unaccounted = acknowledged - committed.keys() - gone
+        unaccounted = accepted - committed.keys() - gone
         if len(unaccounted) > dropped:
             missing |= unaccounted
     return missing

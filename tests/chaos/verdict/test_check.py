@@ -93,6 +93,14 @@ def test_a_push_without_an_answer_may_exist_or_not() -> None:
     assert check(history(group(0, {0: AB}), acknowledged="a", final=final(2, 1))).clean
 
 
+def test_a_push_without_an_answer_that_a_rank_took_exists() -> None:
+    first = group(0, {0: (("a", "c"), ("b",))}, uncommitted=((1, 0),))
+    found = check(
+        history(first, group(1, {0: (("a",), ("b",))}), acknowledged="ab", final=final(2, 1))
+    )
+    assert found.lost == ("c",)
+
+
 def test_what_the_next_group_is_not_given_again_was_committed() -> None:
     verdict = check(
         history(group(0, {0: AB}), group(1, {1: CD}), acknowledged="abcd", final=final(4, 2))

@@ -25,7 +25,7 @@ from tests.e2e.groups.rollouts import (
     until,
     work,
 )
-from tests.e2e.groups.run import Run, in_use
+from tests.e2e.groups.run import WINDOW, Run, in_use
 from tests.e2e.groups.unfinished import unfinished
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
@@ -41,17 +41,22 @@ def others(run: Run, over: asyncio.Event) -> Any:
 
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "goodbye"])
 def test_the_open_groups_of_a_worker_that_is_gone_are_dropped(tmp_path: Path, killed: bool) -> None:
-    over, gone, steps = asyncio.Event(), set[str](), list[float]()
+    over, gone = asyncio.Event(), set[str]()
 
     async def trouble() -> None:
         gone.update(await asyncio.to_thread(worker.begun, BEGUN * MEMBERS))
-        assert run.server.scrape()["open_groups"] >= BEGUN
+        begun = run.server.scrape()
+        assert begun["open_groups"] >= BEGUN
+        await run.until(lambda now: committed(now) >= committed(begun) + 2, "others' steps go on")
+        at = run.server.scrape()
         await asyncio.to_thread(worker.kill if killed else worker.leave)
-        steps.append(run.server.scrape()["steps_committed_total"])
         lost = {"incomplete-group": BEGUN * MEMBERS}
         await run.until(lambda now: dropped(now) == lost, "its groups are dropped")
-        steps.append(run.server.scrape()["steps_committed_total"])
+        await run.until(lambda now: committed(now) >= committed(at) + 2, "others' steps go on")
         over.set()
+
+    def committed(now: dict[str, float]) -> float:
+        return now["steps_committed_total"]
 
     with (
         in_use(tmp_path, step_s=0.02, **SHORT) as run,
@@ -63,7 +68,6 @@ def test_the_open_groups_of_a_worker_that_is_gone_are_dropped(tmp_path: Path, ki
     assert found.dropped == {"incomplete-group": len(gone)}
     assert found.committed == run.books.accepted
     found.assert_accounted(run.books, unheard=gone)
-    assert steps[1] >= steps[0] + 2, "the others' steps went on meanwhile"
 
 
 def test_the_open_groups_of_a_killed_worker_are_trained_on_where_that_is_asked_for(
@@ -202,15 +206,25 @@ def test_agents_say_how_many_samples_a_group_has_when_it_is_done(tmp_path: Path)
 
 
 class Both:
-    """Two producers who share each group: one pushes its even members, one the odd ones."""
+    """Two producers who share each group: one pushes its even members, one the odd ones.
+
+    No group gets its last member until more samples are begun than a window holds.
+    """
 
     def __init__(self, *producers: Any) -> None:
         self._producers = producers
+        self._begun, self._many = 0, asyncio.Event()
 
     async def push(self, fields: Any, *, sample_id: str, **about: Any) -> object:
         """As a producer's."""
-        producer = self._producers[int(sample_id.rpartition("/")[2]) % 2]
-        return await producer.push(fields, sample_id=sample_id, **about)
+        member = int(sample_id.rpartition("/")[2])
+        if member == about["group_size"] - 1:
+            await self._many.wait()
+        outcome = await self._producers[member % 2].push(fields, sample_id=sample_id, **about)
+        self._begun += 1
+        if self._begun > WINDOW:
+            self._many.set()
+        return outcome
 
 
 def test_two_workers_contribute_to_each_group(tmp_path: Path) -> None:
@@ -227,4 +241,4 @@ def test_two_workers_contribute_to_each_group(tmp_path: Path) -> None:
         run.produce(push())
         found = run.finish()
     found.assert_all_committed(run.books, mine)
-    assert run.books.most_begun > 48
+    assert run.books.most_begun > WINDOW
