@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.order import falling_place
+from rollout_dispatcher.balance.order import as_whole, falling_place
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 
@@ -72,24 +72,34 @@ def spread_columns(cost: FloatArray) -> IntArray:
     Columns by falling spread: the dearest bin goes to the least loaded rank, and so on. Past the
     first columns, where spreads are small, the order just turns around each time.
     """
-    M, R = cost.shape
+    M = len(cost)
     if M == 1:
         return falling_place(cost[0])[None]
-    orders = np.empty((M, R), dtype=np.int64)
-    spread = cost.max(axis=1) - cost.min(axis=1)
-    dearest_first = np.argsort(-cost, axis=1, kind="stable")
-    rows = np.arange(M)[:, None]
-    falling = cost[rows, dearest_first]
-    by_spread = np.argsort(-spread, kind="stable")
-    loads, order = np.zeros(R), np.arange(R)
-    for j in by_spread[: tuning.DEALT_BY_LOAD].tolist():
-        orders[j] = order = loads.argsort(kind="stable")
-        loads[order] += falling[j]
-    orders[by_spread[tuning.DEALT_BY_LOAD :: 2]] = order[::-1]
-    orders[by_spread[tuning.DEALT_BY_LOAD + 1 :: 2]] = order
-    ranks = np.empty_like(orders)
-    ranks[rows, dearest_first] = orders
+    rows, dearest_first = np.arange(M)[:, None], np.argsort(-cost, axis=1, kind="stable")
+    ranks = np.empty(cost.shape, dtype=np.int64)
+    ranks[rows, dearest_first] = spread_falling(cost[rows, dearest_first])
     return ranks
+
+
+def spread_falling(cost: FloatArray) -> IntArray:
+    """The same where columns fall, and there are some.
+
+    A rank is one number, its load above its own, as sorting these is fastest.
+    """
+    M, R = cost.shape
+    bits = R.bit_length()
+    by_spread = (cost[:, -1] - cost[:, 0]).argsort(kind="stable")
+    dealt, turned = by_spread[: tuning.DEALT_BY_LOAD], by_spread[tuning.DEALT_BY_LOAD :]
+    costs = as_whole(cost, 2.0 ** (62 - bits)).astype(np.int64) << bits
+    orders, loads = np.empty((M, R), dtype=np.int64), np.arange(R)
+    for j in dealt.tolist():
+        loads.sort()
+        orders[j] = loads
+        loads += costs[j]
+    orders &= (1 << bits) - 1
+    orders[turned[::2]] = orders[dealt[-1], ::-1]
+    orders[turned[1::2]] = orders[dealt[-1]]
+    return orders
 
 
 def swap_level(
