@@ -20,7 +20,7 @@ def by_falling_tokens(tokens: IntArray) -> IntArray:
     """
     n = len(tokens)
     bits = n.bit_length()
-    longest = int(tokens.max(initial=0))
+    longest = int(np.maximum.reduce(tokens, initial=0))
     if longest.bit_length() + bits > 62:
         return np.argsort(-tokens, kind="stable")
     keys = ((longest - tokens) << bits) | np.arange(n)

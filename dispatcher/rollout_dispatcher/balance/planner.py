@@ -185,7 +185,8 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
     cost = np.asarray(config.cost(window.tokens), dtype=np.float64)
     if cost.shape != (n,):
         raise PlanError(f"the cost model gave {cost.shape} costs for {n} samples; check it")
-    if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) <= DEAREST):
+    cheapest, dearest = np.minimum.reduce(cost, initial=0), np.maximum.reduce(cost, initial=0)
+    if not (cheapest >= 0 and dearest <= DEAREST):
         raise PlanError(
             f"the cost model gave a cost that is negative, no number or above {DEAREST:g}; check it"
         )

@@ -107,12 +107,12 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     """What the column DP keeps; the `together` heaviest go first, after what is forced."""
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
-    age = np.minimum(pool.age[order], 1.0)
+    age = pool.age[order]
     late = tuning.LATE_IN_COLUMNS if pool.columns else tuning.LATE
     penalty = math.prod([age] * late) + 1000.0 * forced  # `**` takes several times as long
     penalty[:together] += 100.0
     ripe = tuning.RIPE * age / (age + tuning.RIPENING)
-    penalty = x.mean() * penalty + ripe * _waits(x, pool.neighbours)
+    penalty = float(np.add.reduce(x)) / len(x) * penalty + ripe * _waits(x, pool.neighbours)
     price = tuning.SKIPS_IN_COLUMNS if pool.columns else tuning.SKIPS * take / (len(order) - take)
     keep = np.zeros(len(order), dtype=bool)
     keep[order] = column_dp(
@@ -123,6 +123,6 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
 
 def _waits(x: FloatArray, G: int) -> FloatArray:
     """What each item of falling `x` waits, on average, in a column of G neighbours around it."""
-    at, last = np.arange(len(x)), len(x) - 1
-    waits: FloatArray = (x[np.maximum(at - G // 2, 0)] - x[np.minimum(at + G // 2, last)]) / 2
-    return waits
+    at, half = np.arange(len(x)), G // 2
+    waits: FloatArray = x.take(at - half, mode="clip") - x.take(at + half, mode="clip")
+    return waits / 2

@@ -20,7 +20,12 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import levels, rank_bound
 from rollout_dispatcher.balance.order import by_label, running_sums
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
-from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, spread_falling, swap_level
+from rollout_dispatcher.balance.split.leveling import (
+    lpt,
+    spread_columns,
+    spread_falling,
+    swap_level,
+)
 from rollout_dispatcher.balance.split.pipelines import for_pipelines
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, step_time
 
