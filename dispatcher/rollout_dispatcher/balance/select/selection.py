@@ -84,9 +84,10 @@ def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
     lane = Lane.of(pool, take)
     oldest = best = Selection(keep, waits, lane.debt(keep) + lane.bias(keep))
     for keep in _candidates(pool, lane, take):
-        waits, later = judge(keep), 0.0
-        if waits < best.total:  # else it has lost already
-            later = lane.debt(keep) + lane.bias(keep)
+        later = lane.debt(keep) + lane.bias(keep)
+        if later >= best.total:
+            continue  # it has lost already, and to judge takes longer
+        waits = judge(keep)
         if waits + later < best.total - 1e-9:
             best = Selection(keep, waits, later)
         if best.total <= tuning.GOOD_ENOUGH:
