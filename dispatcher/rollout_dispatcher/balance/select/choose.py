@@ -141,7 +141,9 @@ def _choose_groups(
         lane=config.outlier_lane,
     )
     judge = _judge_of_groups(window, cost, index, config)
-    found = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)))
+    found = select(
+        pool, int(np.count_nonzero(plain)), lambda keep, lost: judge(realise(keep), lost)
+    )
     return [replace(each, keep=realise(each.keep)[index]) for each in found]
 
 
@@ -151,7 +153,7 @@ def _judge_of_groups(
     """As `_judge`, of whole groups, whose masks are over groups; index: group of each sample."""
     by_sample = _judge(window, cost, by_falling_tokens(window.tokens), config)
     if config.grouping is Grouping.STEP:
-        return lambda keep: by_sample(keep[index])
+        return lambda keep, lost: by_sample(keep[index], lost)
     load = cost_of_groups(cost, index, config)
     mean = float(load.sum()) / len(cost)
     size = np.bincount(index)
@@ -164,7 +166,7 @@ def _judge_of_groups(
     if own.micro_batch_tokens is not None:
         tokens = np.minimum(tokens, own.micro_batch_tokens)  # as none is the first that is above it
 
-    def judge(keep: BoolArray) -> float:
+    def judge(keep: BoolArray, lost: float) -> float:
         kept = order[keep[order]]
         x, work = load[kept], mean * float(size[kept].sum())
         if config.grouping is Grouping.MICRO_BATCH:
@@ -173,7 +175,7 @@ def _judge_of_groups(
             time = rank_bound(-np.sort(-x), config.dp_size)
         excess = (time * config.dp_size - float(x.sum())) / work if work > 0 else 0.0
         if config.grouping is Grouping.RANK:
-            return max(excess, by_sample(keep[index]))
+            return max(excess, by_sample(keep[index], lost))
         return excess
 
     return judge
@@ -195,12 +197,14 @@ def _judge(window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConf
     mean = float(np.add.reduce(cost)) / len(cost)
     costs, tokens = cost[by_cost], window.tokens[by_cost]
 
-    def judge(keep: BoolArray) -> float:
+    def judge(keep: BoolArray, lost: float) -> float:
         kept = keep.take(by_cost).nonzero()[0]
         x = costs.take(kept)
-        work = mean * len(kept)
+        work, own = mean * len(kept), float(np.add.reduce(x))
+        if x.item(0) * config.dp_size - own >= lost * work:
+            return lost  # its largest rules all ranks, and they wait too long for that alone
         time = estimate(x, tokens.take(kept), config)
-        return (time * config.dp_size - float(np.add.reduce(x))) / work if work > 0 else 0.0
+        return (time * config.dp_size - own) / work if work > 0 else 0.0
 
     return judge
 

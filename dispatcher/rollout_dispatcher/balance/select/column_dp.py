@@ -48,14 +48,15 @@ def column_dp(
         return np.ones(N, dtype=bool)
     quantum = -(-(N - take) // tuning.STATES)
     surplus = (N - take) % quantum  # skips that do not fill a quantum: the cheapest penalties
-    keep, live = np.zeros(N, dtype=bool), np.arange(N)
+    live = np.arange(N)
     if surplus:
         free = np.flatnonzero(~forced)
         live = np.delete(live, free[np.argsort(penalty[free], kind="stable")[:surplus]])
         x, penalty = x[live], penalty[live]
     repeats = (tuning.SINGLE_COLUMNS, tuning.RUNS_OF_A_SIZE)
     table = _Table.of(len(live), take, G, band=band, q=quantum, repeats=repeats)
-    keep[live] = _solve(x, penalty, table, take=take, G=G, price=price)
+    keep = np.zeros(N, dtype=bool)
+    keep[live[_solve(x, penalty, table, take=take, G=G, price=price)]] = True
     return _repair(keep, forced)
 
 
@@ -63,14 +64,14 @@ def column_dp(
 class _Table:
     """Runs of columns, and how many items may be skipped before each: whatever these cost.
 
-    q: skips from one state to the next. taken: int64[runs + 1], items before each run, and at the
-    end. at: int64[runs + 1, states], where each run begins in each state, and where the last ends.
-    led: float64[runs - 1, states], squared distance of skips after each run but the last from their
-    share; inf outside the band. begin: float64[states], what each state costs before the first.
+    q: skips from one state to the next. sizes: int64[runs], items of each run. at: int64[runs + 1,
+    states], where each run begins in each state, and where the last ends. led: float64[runs - 1,
+    states], squared distance of skips after each run but the last from their share; inf outside the
+    band. begin: float64[states], what each state costs before the first.
     """
 
     q: int
-    taken: IntArray
+    sizes: IntArray
     at: IntArray
     led: FloatArray
     begin: FloatArray
@@ -89,12 +90,13 @@ class _Table:
         ahead = skipped - (E * taken[1:-1] / take)[:, None]
         led = np.where(np.abs(ahead) > slack, np.inf, ahead * ahead)
         begin = np.where(skipped > slack, np.inf, 0.0)
-        return cls(q, taken, skipped + taken[:, None], led, begin)
+        return cls(q, np.diff(taken), skipped + taken[:, None], led, begin)
 
 
 def _solve(
     x: FloatArray, penalty: FloatArray, table: _Table, *, take: int, G: int, price: float
-) -> BoolArray:
+) -> IntArray:
+    """Which items are taken, rising."""
     heads, work, N = _strided_sums(x, G), float(np.add.reduce(x)), len(x)
     waits = G * heads.item(-G) - work
     costs = _dearer(x, penalty, heads, table.at, G)
@@ -104,7 +106,12 @@ def _solve(
     for run in costs:
         np.add(run, best, out=run)
         np.minimum.accumulate(run, out=best)
-    return _backtrack(costs, table)
+    states, state = [], len(best) - 1
+    for run in costs[::-1]:
+        state = int(run[: state + 1].argmin())
+        states.append(state)
+    skipped = table.q * np.array(states[::-1])
+    return np.arange(take) + skipped.repeat(table.sizes)
 
 
 def _dearer(
@@ -153,16 +160,6 @@ def _strided_sums(x: FloatArray, G: int) -> FloatArray:
     padded = np.zeros((-(-N // G) + 1) * G)
     padded[G : G + N] = x
     return padded.reshape(-1, G).cumsum(axis=0).ravel()
-
-
-def _backtrack(costs: FloatArray, table: _Table) -> BoolArray:
-    state = costs.shape[1] - 1
-    keep = np.zeros(table.at[-1, -1], dtype=bool)
-    ends, q = table.taken.tolist(), table.q
-    for run in range(len(costs) - 1, -1, -1):
-        state = int(costs[run, : state + 1].argmin())
-        keep[ends[run] + state * q : ends[run + 1] + state * q] = True
-    return keep
 
 
 def _repair(keep: BoolArray, forced: BoolArray) -> BoolArray:

@@ -26,8 +26,9 @@ from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
-#: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
-Judge = Callable[[BoolArray], float]
+#: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch. If
+#: it surely is so much, the second argument, this is answered: it does not matter how much more.
+Judge = Callable[[BoolArray, float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
     keep = keep_oldest(pool.forced, take)
     if take >= len(keep):
         return [Selection(keep)]
-    waits = judge(keep)
+    waits = judge(keep, math.inf)
     if waits <= tuning.GOOD_ENOUGH:
         return [Selection(keep, waits)]
     lane = Lane.of(pool, take)
@@ -87,7 +88,7 @@ def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
         later = lane.debt(keep) + lane.bias(keep)
         if later >= best.total:
             continue  # it has lost already, and to judge takes longer
-        waits = judge(keep)
+        waits = judge(keep, best.total - later)
         if waits + later < best.total - 1e-9:
             best = Selection(keep, waits, later)
         if best.total <= tuning.GOOD_ENOUGH:
