@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 _Numbers = TypeVar("_Numbers", IntArray, FloatArray)
 
@@ -26,6 +26,12 @@ def by_falling_tokens(tokens: IntArray) -> IntArray:
     keys = ((longest - tokens) << bits) | np.arange(n)
     positions: IntArray = np.sort(keys) & ((1 << bits) - 1)
     return positions
+
+
+def among(order: IntArray, keep: BoolArray) -> IntArray:
+    """What a mask keeps of all positions, in the same order, numbered among those that are kept."""
+    place = keep.cumsum() - 1
+    return place[order[keep[order]]]
 
 
 def by_label(labels: IntArray, count: int) -> IntArray:

@@ -90,7 +90,8 @@ def _lpt_one_by_one(x: FloatArray, s: IntArray, loads: FloatArray, budget: int) 
     heap: list[float] = filled.tolist()
     heapify(heap)
     least = [heapreplace(heap, heap[0] + cost) for cost in costs[first:].tolist()]
-    labels = np.array([*range(first), *least]).astype(np.int64) & (unit - 1)
+    found = np.fromiter([*range(first), *least], np.float64, len(x))
+    labels = found.astype(np.int64) & (unit - 1)
     held = np.bincount(labels, weights=s)
     if float(np.maximum.reduce(held, initial=0)) <= budget:
         return labels
