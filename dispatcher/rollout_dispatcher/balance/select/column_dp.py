@@ -110,7 +110,7 @@ def _solve(
     for run in costs[::-1]:
         state = int(run[: state + 1].argmin())
         states.append(state)
-    skipped = table.q * np.array(states[::-1])
+    skipped: IntArray = table.q * np.array(states[::-1])
     return np.arange(take) + skipped.repeat(table.sizes)
 
 

@@ -95,8 +95,8 @@ def _lpt_one_by_one(x: FloatArray, s: IntArray, loads: FloatArray, budget: int) 
     held = np.bincount(labels, weights=s)
     if float(np.maximum.reduce(held, initial=0)) <= budget:
         return labels
-    heap, rest = bins.astype(np.int64).tolist(), costs.astype(np.int64).tolist()
-    return _lpt_in_budget(rest, heap, s.tolist(), budget)
+    keys: list[list[int]] = [each.astype(np.int64).tolist() for each in (costs, bins)]
+    return _lpt_in_budget(keys[0], keys[1], s.tolist(), budget)
 
 
 def _one_each(x: FloatArray, loads: FloatArray) -> int:
