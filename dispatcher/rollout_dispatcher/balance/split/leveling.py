@@ -231,12 +231,13 @@ class _Held:
         while True:
             best = error.argmin(axis=1)
             gain: BoolArray = error[self.every[: len(best)], best] < gap
-            one, other = self._slots_of(best, gain.nonzero()[0], high, low)
-            if self.s is None or self.is_tight or not np.count_nonzero(self._too_much(one, other)):
+            to, source = self._moves(best, gain.nonzero()[0], high, low)
+            more = None if self.s is None else self.tokens[source] - self.tokens[to]
+            if more is None or self.is_tight or not self._too_much(to, more):
                 break
             self.is_tight = True
             np.putmask(error, self._all_too_much(high, low), np.inf)
-        self._exchange(one, other)
+        self._move(to, source, more)
         return gain
 
     def _errors(self, high: _Some, low: _Some, gap: FloatArray) -> FloatArray:
@@ -247,21 +248,23 @@ class _Held:
         np.abs(error, out=error)
         return error.reshape(len(error), -1)
 
-    def _slots_of(self, best: IntArray, pairs: IntArray, high: _Some, low: _Some) -> _Some:
-        """The two slots in `flat` that some pairs swap; best: where that is in all their swaps."""
+    def _moves(
+        self, best: IntArray, pairs: IntArray, high: _Some, low: _Some
+    ) -> tuple[IntArray, IntArray]:
+        """Slots in `flat` of both that some pairs swap, and whence what they get; best: where that
+        is in all their swaps.
+        """
         width, best = len(low[1]), best[pairs]
         i = best // width
         j = best - i * width
         if width < self.slots:
             i, j = high[1][i], low[1][j]
-        return high[0][pairs] * self.slots + i, low[0][pairs] * self.slots + j
+        one, other = high[0][pairs] * self.slots + i, low[0][pairs] * self.slots + j
+        return np.concatenate((one, other)), np.concatenate((other, one))
 
-    def _too_much(self, one: IntArray, other: IntArray) -> BoolArray:
-        """Which swaps of two slots need more room than there is."""
-        more = self.tokens[one] - self.tokens[other]
-        too_much: BoolArray = more > self.room[other // self.part]
-        too_much |= more < -self.room[one // self.part]
-        return too_much
+    def _too_much(self, to: IntArray, more: IntArray) -> bool:
+        """Whether one of these slots has no room for so many more tokens."""
+        return np.count_nonzero(more > self.room[to // self.part]) > 0
 
     def _all_too_much(self, high: _Some, low: _Some) -> BoolArray:
         """The same of all swaps of pairs of bins, [pair, slot of the one and the other]."""
@@ -274,13 +277,11 @@ class _Held:
         too_much |= taken[:, None, :] > (given + here)[:, :, None]
         return too_much.reshape(len(given), -1)
 
-    def _exchange(self, one: IntArray, other: IntArray) -> None:
-        to, source = np.concatenate((one, other)), np.concatenate((other, one))
+    def _move(self, to: IntArray, source: IntArray, more: IntArray | None) -> None:
         self.flat[to], self.costs[to] = self.flat[source], self.costs[source]
-        if self.s is not None:
-            new = self.tokens[source]
-            self.room[to // self.part] += self.tokens[to] - new
-            self.tokens[to] = new
+        if more is not None:
+            self.tokens[to] += more
+            self.room[to // self.part] -= more
 
 
 def _pairs(
