@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, tuning
+from rollout_dispatcher.balance.order import among, by_falling_tokens
 from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
 from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
-from rollout_dispatcher.balance.select.selection import due
+from rollout_dispatcher.balance.select.selection import due, select
 from rollout_dispatcher.plan import (
     BoolArray,
     FloatArray,
@@ -257,6 +258,28 @@ def pool_of(cost: FloatArray, forced: BoolArray | None = None) -> Pool:
         band=0.06,
         share=10.0,
     )
+
+
+@given(st.lists(st.integers(1, 99), min_size=4, max_size=40), st.data())
+def test_how_much_what_is_lost_waits_does_not_matter(costs: list[int], data: st.DataObject) -> None:
+    forced = np.array(data.draw(st.lists(st.booleans(), min_size=len(costs), max_size=len(costs))))
+    pool, take = pool_of(np.array(costs, dtype=np.float64), forced), len(costs) * 3 // 4
+
+    def waits(keep: BoolArray) -> float:
+        kept = pool.cost[keep]
+        return float(kept.max() * 2 / kept.sum())
+
+    told = select(pool, take, lambda keep, _: waits(keep))
+    cut_short = select(pool, take, lambda keep, lost: min(waits(keep), lost))
+    assert [each.keep.tolist() for each in told] == [each.keep.tolist() for each in cut_short]
+    assert [each.total for each in told] == [each.total for each in cut_short]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1))
+def test_the_chosen_keep_the_order_of_their_window(samples: list[tuple[int, bool]]) -> None:
+    tokens, keep = map(np.array, zip(*samples, strict=True))
+    expected = by_falling_tokens(tokens[keep])
+    assert among(by_falling_tokens(tokens), keep).tolist() == expected.tolist()
 
 
 def first_held(cost: FloatArray, take: int) -> list[int]:

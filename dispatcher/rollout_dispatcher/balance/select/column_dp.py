@@ -77,7 +77,7 @@ class _Table:
     begin: FloatArray
 
     @classmethod
-    @lru_cache(maxsize=4)  # most windows are full: as large as the last one
+    @lru_cache(maxsize=4)  # most windows are full, as large as the last; it takes a MB or two
     def of(
         cls, N: int, take: int, G: int, *, band: float, q: int, repeats: tuple[int, int]
     ) -> "_Table":
