@@ -264,7 +264,7 @@ class _Held:
 
     def _too_much(self, to: IntArray, more: IntArray) -> bool:
         """Whether one of these slots has no room for so many more tokens."""
-        return np.count_nonzero(more > self.room[to // self.part]) > 0
+        return bool(np.count_nonzero(more > self.room[to // self.part]))
 
     def _all_too_much(self, high: _Some, low: _Some) -> BoolArray:
         """The same of all swaps of pairs of bins, [pair, slot of the one and the other]."""
