@@ -233,17 +233,17 @@ def step_time(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
     pipeline of several stages fills and drains besides, and that takes its largest micro-batch once
     more for each stage beyond the first.
     """
-    paces = cost if sync is Sync.STEP else cost.max(axis=0, keepdims=True)
-    times = paces.sum(axis=1)
+    paces = cost if sync is Sync.STEP else np.maximum.reduce(cost, keepdims=True)
+    times = np.add.reduce(paces, axis=1)
     if stages > 1:
         times = times + (stages - 1) * paces.max(axis=1)
-    return float(times.max())
+    return float(np.maximum.reduce(times))
 
 
 def even_time(cost: FloatArray, stages: int = 1) -> float:
     """What a step of this work would take if all micro-batches of cost[R, M] were alike."""
     ranks, micro_batches = map(int, cost.shape)
-    return float(cost.sum()) / ranks * bubble(stages, micro_batches)
+    return float(np.add.reduce(cost, axis=None)) / ranks * bubble(stages, micro_batches)
 
 
 def bubble(stages: int, micro_batches: int) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens, tuning
 from rollout_dispatcher.balance.objective import bound_of
+from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.split.groups.items import group_items
@@ -158,7 +159,8 @@ def test_what_groups_of_a_micro_batch_are_thought_to_wait_is_about_what_they_wai
         if n - last < 8 or np.ptp(np.bincount(index)) == 0:
             continue
         cost = np.asarray(config.cost(window.tokens))
-        oldest = choose(window, cost, config, n - last, ahead=True)[-1]
+        by_cost = by_falling_tokens(window.tokens)
+        oldest = choose(window, cost, config, n - last, by_cost=by_cost, ahead=True)[-1]
         kept = np.flatnonzero(oldest.keep)
         ours = plan(only(window, kept), config, take=len(kept))
         load = ours.cost.sum() if layout is Layout.PACKED else padded_load(cost[kept], index[kept])

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance.bounds import column_bound, levels, rank_bound
 from rollout_dispatcher.balance.objective import packed_time
+from rollout_dispatcher.balance.order import as_whole
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
-from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
+from rollout_dispatcher.balance.split.leveling import (
+    lpt,
+    spread_columns,
+    spread_falling,
+    swap_level,
+)
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches, pack
 from rollout_dispatcher.balance.split.partition import (
     column_partition,
@@ -155,6 +161,40 @@ def test_columns_are_spread_over_all_ranks(columns: int) -> None:
     sums = np.zeros(8)
     np.add.at(sums, ranks, cost)
     assert np.ptp(sums) <= 1
+
+
+def dealt_one_by_one(cost: FloatArray) -> IntArray:
+    """Column by column, of falling spread: the dearest bin to the least loaded rank, and so on."""
+    ranks, loads = np.empty(cost.shape, dtype=np.int64), [0.0] * cost.shape[1]
+    for j in np.argsort(-np.ptp(cost, axis=1), kind="stable").tolist():
+        least = sorted(range(len(loads)), key=loads.__getitem__)
+        for rank, at in zip(least, np.argsort(-cost[j], kind="stable").tolist(), strict=True):
+            ranks[j, at] = rank
+            loads[rank] += cost[j, at]
+    return ranks
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.sampled_from([2.0**-70, 1.0, 2.0**70]), st.data())
+def test_columns_are_dealt_to_the_least_loaded_whatever_the_unit_of_cost(
+    columns: int, ranks: int, unit: float, data: st.DataObject
+) -> None:
+    n = columns * ranks
+    costs = data.draw(st.lists(COSTS, min_size=n, max_size=n))
+    cost = np.array(costs, dtype=np.float64).reshape(columns, ranks)
+    expected = dealt_one_by_one(cost)
+    assert (spread_columns(cost * unit) == expected).all()
+    falls = -np.sort(-cost, axis=1)
+    assert (spread_falling(falls * unit) == dealt_one_by_one(falls)).all()
+
+
+@given(st.lists(st.just(0.0) | st.floats(1e-9, 1e9), min_size=1), st.integers(40, 52))
+def test_costs_as_whole_numbers_keep_their_proportions(costs: list[float], bits: int) -> None:
+    x = np.array(costs)
+    whole = as_whole(x, 2.0**bits)
+    assert (whole == np.rint(whole)).all()
+    assert whole.sum() <= 2.0**bits + len(x)
+    assert np.abs(whole / (whole.sum() or 1) - x / (x.sum() or 1)).max() <= 2.0**-30
+    assert as_whole(np.rint(x), 2.0**40).tolist() == np.rint(x).tolist()
 
 
 @st.composite

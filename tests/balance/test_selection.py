@@ -2,17 +2,20 @@
 
 import tracemalloc
 from dataclasses import replace
+from functools import partial
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import Quadratic, plan
+from rollout_dispatcher.balance import Quadratic, plan, tuning
+from rollout_dispatcher.balance.order import among, by_falling_tokens
 from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
 from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
-from rollout_dispatcher.balance.select.selection import due
+from rollout_dispatcher.balance.select.selection import due, select
 from rollout_dispatcher.plan import (
     BoolArray,
     FloatArray,
@@ -128,6 +131,45 @@ def test_the_column_dp_takes_skips_in_quanta_when_there_are_many() -> None:
     assert keep.sum() == 2000
 
 
+@given(st.lists(st.integers(0, 9), min_size=3, max_size=9), st.integers(1, 4), st.data())
+def test_the_column_dp_finds_what_waits_least_in_a_wide_band(
+    costs: list[int], neighbours: int, data: st.DataObject
+) -> None:
+    x = -np.sort(-np.array(costs, dtype=np.float64))
+    take = data.draw(st.integers(1, len(x) - 1))
+    penalty = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(x), max_size=len(x))))
+    none = np.zeros(len(x), dtype=bool)
+
+    def price(kept: list[int]) -> float:
+        skipped = float(penalty.sum() - penalty[kept].sum())
+        return neighbours * float(x[kept[::neighbours]].sum()) - float(x[kept].sum()) + skipped
+
+    keep = column_dp(x, penalty * 1.0, none, take=take, G=neighbours, band=1.0, price=0)
+    columns = [range(at, min(at + neighbours, take)) for at in range(0, take, neighbours)]
+    ways = combinations_with_replacement(range(len(x) - take + 1), len(columns))
+    least = min(
+        price([at + skipped for column, skipped in zip(columns, way, strict=True) for at in column])
+        for way in ways  # skips before each column
+    )
+    assert price(np.flatnonzero(keep).tolist()) == least
+
+
+def test_the_column_dp_looks_as_finely_as_its_constants_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = -np.sort(-heavy_tail(300).astype(np.float64))
+    find = partial(column_dp, x, np.zeros(300), np.zeros(300, bool), take=240, G=4, band=0.5)
+
+    def waits(keep: BoolArray) -> float:
+        return 4 * float(x[keep][::4].sum()) - float(x[keep].sum())
+
+    fine = waits(find(price=0))
+    with monkeypatch.context() as coarse:
+        coarse.setattr(tuning, "SINGLE_COLUMNS", 1)
+        assert waits(find(price=0)) > fine
+    assert waits(find(price=0)) == fine
+
+
 def steady(
     tokens: IntArray, config: PlanConfig, window: int, steps: int
 ) -> tuple[list[int], list[IntArray]]:
@@ -216,6 +258,28 @@ def pool_of(cost: FloatArray, forced: BoolArray | None = None) -> Pool:
         band=0.06,
         share=10.0,
     )
+
+
+@given(st.lists(st.integers(1, 99), min_size=4, max_size=40), st.data())
+def test_how_much_what_is_lost_waits_does_not_matter(costs: list[int], data: st.DataObject) -> None:
+    forced = np.array(data.draw(st.lists(st.booleans(), min_size=len(costs), max_size=len(costs))))
+    pool, take = pool_of(np.array(costs, dtype=np.float64), forced), len(costs) * 3 // 4
+
+    def waits(keep: BoolArray) -> float:
+        kept = pool.cost[keep]
+        return float(kept.max() * 2 / kept.sum())
+
+    told = select(pool, take, lambda keep, _: waits(keep))
+    cut_short = select(pool, take, lambda keep, lost: min(waits(keep), lost))
+    assert [each.keep.tolist() for each in told] == [each.keep.tolist() for each in cut_short]
+    assert [each.total for each in told] == [each.total for each in cut_short]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1))
+def test_the_chosen_keep_the_order_of_their_window(samples: list[tuple[int, bool]]) -> None:
+    tokens, keep = map(np.array, zip(*samples, strict=True))
+    expected = by_falling_tokens(tokens[keep])
+    assert among(by_falling_tokens(tokens), keep).tolist() == expected.tolist()
 
 
 def first_held(cost: FloatArray, take: int) -> list[int]:

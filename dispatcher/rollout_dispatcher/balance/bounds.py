@@ -21,9 +21,9 @@ def rank_bound(x: FloatArray, R: int, p: int | None = None) -> float:
     """Bound on the largest rank's sum; `p` is the exact count a rank where it is fixed."""
     if not len(x):
         return 0.0
-    bound = max(float(x.sum()) / R, float(x[0]))
+    bound = max(float(np.add.reduce(x)) / R, x.item(0))
     if len(x) > R:
-        bound = max(bound, float(x[R - 1] + x[R]))
+        bound = max(bound, x.item(R - 1) + x.item(R))
     if p is not None and len(x) == R * p:
         bound = max(bound, float(x[0] + x[len(x) - p + 1 :].sum()))
         if p > 1 and R > 1:
@@ -45,7 +45,7 @@ def column_bound(x: FloatArray, R: int, m: int, padded: bool = False) -> float:
 
     With `padded` every sample of a micro-batch costs what the longest does, and all are full.
     """
-    columns = float(x[:: R * m].sum()) * (m if padded else 1)
+    columns = float(np.add.reduce(x[:: R * m])) * (m if padded else 1)
     return max(columns, rank_bound(x, R))
 
 

@@ -24,7 +24,7 @@ def micro_batches_for(n: int, config: PlanConfig) -> int:
 
 def ruling_cost(cost: FloatArray, tokens: IntArray, take: float, config: PlanConfig) -> float:
     """What a sample has to cost to rule a rank, whatever else that has, in a step of `take`."""
-    share = float(cost.mean()) * take / config.dp_size
+    share = float(np.add.reduce(cost)) / len(cost) * take / config.dp_size
     if config.pipeline_stages == 1:
         return share
     typical = np.full(round(take), tokens.mean(), dtype=np.int64)

@@ -1,13 +1,14 @@
-"""Sorting by tokens, the one order that everything else is built on; and sums along it.
+"""Sorting by tokens, the one order that everything else is built on; sums along it, and keys.
 
 Invariant: falling tokens, ties by position; as cost is monotone in tokens, cost falls as well.
 """
 
+import math
 from typing import TypeVar
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 _Numbers = TypeVar("_Numbers", IntArray, FloatArray)
 
@@ -19,12 +20,18 @@ def by_falling_tokens(tokens: IntArray) -> IntArray:
     """
     n = len(tokens)
     bits = n.bit_length()
-    longest = int(tokens.max(initial=0))
+    longest = int(np.maximum.reduce(tokens, initial=0))
     if longest.bit_length() + bits > 62:
         return np.argsort(-tokens, kind="stable")
     keys = ((longest - tokens) << bits) | np.arange(n)
     positions: IntArray = np.sort(keys) & ((1 << bits) - 1)
     return positions
+
+
+def among(order: IntArray, keep: BoolArray) -> IntArray:
+    """What a mask keeps of all positions, in the same order, numbered among those that are kept."""
+    place = keep.cumsum() - 1
+    return place[order[keep[order]]]
 
 
 def by_label(labels: IntArray, count: int) -> IntArray:
@@ -41,6 +48,20 @@ def falling_place(x: FloatArray) -> IntArray:
     place = np.empty(len(x), dtype=np.int64)
     place[np.argsort(-x, kind="stable")] = np.arange(len(x))
     return place
+
+
+def as_whole(x: FloatArray, most: float) -> FloatArray:
+    """Costs as whole numbers whose sum is below `most`, a power of two: keys that take a number.
+
+    Sorting a load above the number of its bin, as one number, is faster than an argsort. Costs that
+    are whole and small enough stay as they are, others are rounded to so many bits.
+    """
+    total = float(np.add.reduce(x, axis=None))
+    if total < most and (x == np.rint(x)).all():
+        return x
+    bits = math.frexp(most)[1] - math.frexp(total)[1] - 1  # maybe more than 2.0 ** bits takes
+    whole: FloatArray = np.rint(np.ldexp(x, bits))
+    return whole
 
 
 def running_sums(x: _Numbers) -> _Numbers:

@@ -13,6 +13,7 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.micro_batch_order import in_order
 from rollout_dispatcher.balance.numbers import DEAREST
 from rollout_dispatcher.balance.objective import bound_of
+from rollout_dispatcher.balance.order import among, by_falling_tokens
 from rollout_dispatcher.balance.rank_cap import (
     fewer,
     fits_on_ranks,
@@ -122,12 +123,12 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
     strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
     price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
 
-    mean = float(np.add.reduce(cost)) / len(cost)
+    mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
 
     def choice_of(selection: Selection, work: Work) -> _Choice:
-        chosen = np.flatnonzero(selection.keep)
+        chosen = selection.keep.nonzero()[0]
         group = _groups(window.group[chosen], config)
-        batch = Batch.of(cost[chosen], window.tokens[chosen], group)
+        batch = Batch(cost[chosen], window.tokens[chosen], group, among(by_cost, selection.keep))
         return _Choice(chosen, batch, split(batch, config, work), config.layout)
 
     def waits(choice: _Choice) -> float:
@@ -136,7 +137,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         waiting = time * config.dp_size - float(np.add.reduce(choice.batch.cost))
         return waiting / max(mean * len(choice.chosen), 1e-300)
 
-    first, *others = choose(window, cost, config, take, ahead=strategy.looks_ahead)
+    first, *others = choose(window, cost, config, take, by_cost=by_cost, ahead=strategy.looks_ahead)
     another = price.of(take, config.dp_size, 0)
     left = max(tuning.WORK_ON_FIRST, 1 - another / max(work.left, another))
     best = choice_of(first, work.share(left) if others else work)
@@ -185,7 +186,8 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
     cost = np.asarray(config.cost(window.tokens), dtype=np.float64)
     if cost.shape != (n,):
         raise PlanError(f"the cost model gave {cost.shape} costs for {n} samples; check it")
-    if not (cost.min(initial=0.0) >= 0 and cost.max(initial=0.0) <= DEAREST):
+    cheapest, dearest = np.minimum.reduce(cost, initial=0), np.maximum.reduce(cost, initial=0)
+    if not (cheapest >= 0 and dearest <= DEAREST):
         raise PlanError(
             f"the cost model gave a cost that is negative, no number or above {DEAREST:g}; check it"
         )

@@ -11,7 +11,6 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.objective import estimate, ruling_cost
-from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
 from rollout_dispatcher.balance.select.lane import Pool, keep_oldest
 from rollout_dispatcher.balance.select.selection import Judge, Selection, due, select
@@ -30,21 +29,26 @@ from rollout_dispatcher.plan import (
 
 
 def choose(
-    window: Window, cost: FloatArray, config: PlanConfig, take: int, *, ahead: bool
+    window: Window,
+    cost: FloatArray,
+    config: PlanConfig,
+    take: int,
+    *,
+    by_cost: IntArray,
+    ahead: bool,
 ) -> list[Selection]:
     """What this step may take, as masks, the most promising first; the oldest are among them.
 
-    Nothing but the oldest unless `ahead`.
+    by_cost: positions by falling tokens. Nothing but the oldest unless `ahead`.
     """
     if take >= len(window):
         return [Selection(np.ones(len(window), dtype=bool))]
     left = _skips_left(window, cost, config, take)
     if config.grouping is not Grouping.IGNORE and (window.group >= 0).any():
-        return _choose_groups(window, cost, left, config, take, ahead=ahead)
+        return _choose_groups(window, cost, left, config, take, by_cost=by_cost, ahead=ahead)
     forced = due(left, window.must_go, take)
     if not ahead:
         return [Selection(keep_oldest(forced, take))]
-    by_cost = by_falling_tokens(window.tokens)
     pool = Pool(
         cost=cost,
         order=by_cost,
@@ -97,7 +101,14 @@ class _Groups:
 
 
 def _choose_groups(
-    window: Window, cost: FloatArray, left: IntArray, config: PlanConfig, take: int, *, ahead: bool
+    window: Window,
+    cost: FloatArray,
+    left: IntArray,
+    config: PlanConfig,
+    take: int,
+    *,
+    by_cost: IntArray,
+    ahead: bool,
 ) -> list[Selection]:
     """Whole groups; selection sees a group as one item that costs what its dearest sample does.
 
@@ -140,18 +151,20 @@ def _choose_groups(
         per_step=config.sync is Sync.STEP,
         lane=config.outlier_lane,
     )
-    judge = _judge_of_groups(window, cost, index, config)
-    found = select(pool, int(np.count_nonzero(plain)), lambda keep: judge(realise(keep)))
+    by_sample = _judge(window, cost, by_cost, config)
+    judge = _judge_of_groups(window, cost, index, config, by_sample)
+    found = select(
+        pool, int(np.count_nonzero(plain)), lambda keep, lost: judge(realise(keep), lost)
+    )
     return [replace(each, keep=realise(each.keep)[index]) for each in found]
 
 
 def _judge_of_groups(
-    window: Window, cost: FloatArray, index: IntArray, config: PlanConfig
+    window: Window, cost: FloatArray, index: IntArray, config: PlanConfig, by_sample: Judge
 ) -> Judge:
     """As `_judge`, of whole groups, whose masks are over groups; index: group of each sample."""
-    by_sample = _judge(window, cost, by_falling_tokens(window.tokens), config)
     if config.grouping is Grouping.STEP:
-        return lambda keep: by_sample(keep[index])
+        return lambda keep, lost: by_sample(keep[index], lost)
     load = cost_of_groups(cost, index, config)
     mean = float(load.sum()) / len(cost)
     size = np.bincount(index)
@@ -164,7 +177,7 @@ def _judge_of_groups(
     if own.micro_batch_tokens is not None:
         tokens = np.minimum(tokens, own.micro_batch_tokens)  # as none is the first that is above it
 
-    def judge(keep: BoolArray) -> float:
+    def judge(keep: BoolArray, lost: float) -> float:
         kept = order[keep[order]]
         x, work = load[kept], mean * float(size[kept].sum())
         if config.grouping is Grouping.MICRO_BATCH:
@@ -173,7 +186,7 @@ def _judge_of_groups(
             time = rank_bound(-np.sort(-x), config.dp_size)
         excess = (time * config.dp_size - float(x.sum())) / work if work > 0 else 0.0
         if config.grouping is Grouping.RANK:
-            return max(excess, by_sample(keep[index]))
+            return max(excess, by_sample(keep[index], lost))
         return excess
 
     return judge
@@ -195,12 +208,14 @@ def _judge(window: Window, cost: FloatArray, by_cost: IntArray, config: PlanConf
     mean = float(np.add.reduce(cost)) / len(cost)
     costs, tokens = cost[by_cost], window.tokens[by_cost]
 
-    def judge(keep: BoolArray) -> float:
+    def judge(keep: BoolArray, lost: float) -> float:
         kept = keep.take(by_cost).nonzero()[0]
         x = costs.take(kept)
-        work = mean * len(kept)
+        work, own = mean * len(kept), float(np.add.reduce(x))
+        if x.item(0) * config.dp_size - own >= lost * work:
+            return lost  # its largest rules all ranks, and they wait too long for that alone
         time = estimate(x, tokens.take(kept), config)
-        return (time * config.dp_size - float(np.add.reduce(x))) / work if work > 0 else 0.0
+        return (time * config.dp_size - own) / work if work > 0 else 0.0
 
     return judge
 

@@ -15,6 +15,9 @@ Example: costs 9 5 5 1 1, take 4, G = 2: [9 5][5 1] wastes 8, skipping the 9 giv
 [5 5][1 1] and wastes nothing.
 """
 
+from dataclasses import dataclass
+from functools import lru_cache
+
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
@@ -41,54 +44,78 @@ def column_dp(
     nearest neighbours that are not forced.
     """
     N = len(x)
-    keep = np.ones(N, dtype=bool)
     if take >= N:
-        return keep
+        return np.ones(N, dtype=bool)
     quantum = -(-(N - take) // tuning.STATES)
     surplus = (N - take) % quantum  # skips that do not fill a quantum: the cheapest penalties
+    live = np.arange(N)
     if surplus:
         free = np.flatnonzero(~forced)
-        keep[free[np.argsort(penalty[free], kind="stable")[:surplus]]] = False
-    live = np.flatnonzero(keep)
-    keep[live] = _solve(x[live], penalty[live], take=take, G=G, band=band, price=price, q=quantum)
+        live = np.delete(live, free[np.argsort(penalty[free], kind="stable")[:surplus]])
+        x, penalty = x[live], penalty[live]
+    repeats = (tuning.SINGLE_COLUMNS, tuning.RUNS_OF_A_SIZE)
+    table = _Table.of(len(live), take, G, band=band, q=quantum, repeats=repeats)
+    keep = np.zeros(N, dtype=bool)
+    keep[live[_solve(x, penalty, table, take=take, G=G, price=price)]] = True
     return _repair(keep, forced)
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Runs of columns, and how many items may be skipped before each: whatever these cost.
+
+    q: skips from one state to the next. sizes: int64[runs], items of each run. at: int64[runs + 1,
+    states], where each run begins in each state, and where the last ends. led: float64[runs - 1,
+    states], squared distance of skips after each run but the last from their share; inf outside the
+    band. begin: float64[states], what each state costs before the first.
+    """
+
+    q: int
+    sizes: IntArray
+    at: IntArray
+    led: FloatArray
+    begin: FloatArray
+
+    @classmethod
+    @lru_cache(maxsize=4)  # most windows are full, as large as the last; it takes a MB or two
+    def of(
+        cls, N: int, take: int, G: int, *, band: float, q: int, repeats: tuple[int, int]
+    ) -> "_Table":
+        """For a window of so many items; repeats: see `_run_sizes`."""
+        E = N - take
+        columns = _run_sizes(take, G, E, band * N, repeats)
+        taken = np.minimum(running_sums(np.array(columns)) * G, take)
+        skipped = np.arange(E // q + 1) * q
+        slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
+        ahead = skipped - (E * taken[1:-1] / take)[:, None]
+        led = np.where(np.abs(ahead) > slack, np.inf, ahead * ahead)
+        begin = np.where(skipped > slack, np.inf, 0.0)
+        return cls(q, np.diff(taken), skipped + taken[:, None], led, begin)
+
+
 def _solve(
-    x: FloatArray,
-    penalty: FloatArray,
-    *,
-    take: int,
-    G: int,
-    band: float,
-    price: float,
-    q: int,
-) -> BoolArray:
-    N = len(x)
-    E, K = N - take, (N - take) // q
-    columns = _run_sizes(take, G, E, band * N)
-    taken = np.minimum(running_sums(np.array(columns)) * G, take)  # before each run, and at the end
-    skipped = np.arange(K + 1) * q
-    at = skipped + taken[:, None]  # where each run begins in each state, and where the last ends
-    suffix = _strided_suffix(x, G)
-    dearer = _dearer(x, penalty, suffix, at, G)
-    waits, work = G * float(suffix[0]) - float(x.sum()), float(x.sum())
-    price *= max(waits, tuning.LEAST_WAITS * work) / (N * len(columns) * E)
-    slack = max(band * N, 1.1 * E * max(columns) * G / take) + q + 2
-    ahead = skipped - (E * taken[1:-1] / take)[:, None]
-    led = price * ahead * ahead
-    np.abs(ahead, out=ahead)
-    np.putmask(led, ahead > slack, np.inf)
-    dearer[:-1] += led
-    best, tables = np.where(skipped > slack, np.inf, 0.0), dearer
-    for table in tables:
-        np.add(table, best, out=table)
-        np.minimum.accumulate(table, out=best)
-    return _backtrack(tables, taken, q)
+    x: FloatArray, penalty: FloatArray, table: _Table, *, take: int, G: int, price: float
+) -> IntArray:
+    """Which items are taken, rising."""
+    heads, work, N = _strided_sums(x, G), float(np.add.reduce(x)), len(x)
+    waits = G * heads.item(-G) - work
+    costs = _dearer(x, penalty, heads, table.at, G)
+    price *= max(waits, tuning.LEAST_WAITS * work) / (N * len(costs) * (N - take))
+    costs[:-1] += max(price, 1e-300) * table.led
+    best = table.begin.copy()
+    for run in costs:
+        np.add(run, best, out=run)
+        np.minimum.accumulate(run, out=best)
+    states, state = [], len(best) - 1
+    for run in costs[::-1]:
+        state = int(run[: state + 1].argmin())
+        states.append(state)
+    skipped: IntArray = table.q * np.array(states[::-1])
+    return np.arange(take) + skipped.repeat(table.sizes)
 
 
 def _dearer(
-    x: FloatArray, penalty: FloatArray, suffix: FloatArray, at: IntArray, G: int
+    x: FloatArray, penalty: FloatArray, heads: FloatArray, at: IntArray, G: int
 ) -> FloatArray:
     """What each run adds in each state: what its columns wait, less the penalties passed over.
 
@@ -97,51 +124,42 @@ def _dearer(
     all before it would cost.
     """
     sums = running_sums(x + penalty)
-    value = sums + G * suffix[: len(sums)]
-    begun = value.take(at)
-    dearer: FloatArray = begun[:-1] - begun[1:]
-    last = int(at[-1, 0] - at[-2, 0])
-    if last % G:  # its last column is not full
-        heads = G * x[at[-2, :, None] + np.arange(0, last, G)].sum(axis=1)
-        dearer[-1] = heads + sums[at[-2]] - sums[at[-1]]
+    begun = (G * heads[: len(sums)] - sums).take(at)
+    dearer: FloatArray = begun[1:] - begun[:-1]
+    if lack := -int(at[-1, 0]) % G:  # its last column is not full
+        dearer[-1] += G * (heads[at[-1] + lack] - heads[at[-1]])
     return dearer
 
 
-def _run_sizes(take: int, G: int, E: int, band_items: float) -> list[int]:
-    """Columns in each run from the heavy end; runs stop growing where they would burst the band."""
+def _run_sizes(take: int, G: int, E: int, band_items: float, repeats: tuple[int, int]) -> list[int]:
+    """Columns in each run from the heavy end; runs stop growing where they would burst the band.
+
+    repeats: runs of one column, and then of each size.
+    """
     left = -(-take // G)
     sizes: list[int] = []
-    size, repeats = 1, tuning.SINGLE_COLUMNS
+    size, (times, of_a_size) = 1, repeats
     while left > 0:
-        for _ in range(repeats):
+        for _ in range(times):
             if left <= 0:
                 break
             sizes.append(min(size, left))
             left -= sizes[-1]
         if 1.1 * E * 2 * size * G <= band_items * take:
             size *= 2
-        repeats = tuning.RUNS_OF_A_SIZE
+        times = of_a_size
     return sizes
 
 
-def _strided_suffix(x: FloatArray, G: int) -> FloatArray:
-    """Z[i] = x[i] + x[i+G] + x[i+2G] + ..., with zeros beyond the end."""
+def _strided_sums(x: FloatArray, G: int) -> FloatArray:
+    """H[i] = x[i-G] + x[i-2G] + ..., up to a column beyond the end.
+
+    So the first items of the columns from item i to j, whole columns later, sum up to H[j] - H[i].
+    """
     N = len(x)
-    rows = -(-N // G) + 1
-    padded = np.zeros(rows * G)
-    padded[:N] = x
-    suffix: FloatArray = np.cumsum(padded.reshape(rows, G)[::-1], axis=0)[::-1].reshape(-1)
-    return suffix
-
-
-def _backtrack(tables: FloatArray, taken: IntArray, q: int) -> BoolArray:
-    state = tables.shape[1] - 1
-    keep = np.zeros(taken[-1] + state * q, dtype=bool)
-    ends = taken.tolist()
-    for run in range(len(tables) - 1, -1, -1):
-        state = int(tables[run, : state + 1].argmin())
-        keep[ends[run] + state * q : ends[run + 1] + state * q] = True
-    return keep
+    padded = np.zeros((-(-N // G) + 1) * G)
+    padded[G : G + N] = x
+    return padded.reshape(-1, G).cumsum(axis=0).ravel()
 
 
 def _repair(keep: BoolArray, forced: BoolArray) -> BoolArray:

@@ -26,8 +26,9 @@ from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
-#: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
-Judge = Callable[[BoolArray], float]
+#: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch. If
+#: it surely is so much, the second argument, this is answered: it does not matter how much more.
+Judge = Callable[[BoolArray, float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,16 @@ def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
     keep = keep_oldest(pool.forced, take)
     if take >= len(keep):
         return [Selection(keep)]
-    waits = judge(keep)
+    waits = judge(keep, math.inf)
     if waits <= tuning.GOOD_ENOUGH:
         return [Selection(keep, waits)]
     lane = Lane.of(pool, take)
     oldest = best = Selection(keep, waits, lane.debt(keep) + lane.bias(keep))
     for keep in _candidates(pool, lane, take):
-        waits, later = judge(keep), 0.0
-        if waits < best.total:  # else it has lost already
-            later = lane.debt(keep) + lane.bias(keep)
+        later = lane.debt(keep) + lane.bias(keep)
+        if later >= best.total:
+            continue  # it has lost already, and to judge takes longer
+        waits = judge(keep, best.total - later)
         if waits + later < best.total - 1e-9:
             best = Selection(keep, waits, later)
         if best.total <= tuning.GOOD_ENOUGH:
@@ -107,12 +109,12 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     """What the column DP keeps; the `together` heaviest go first, after what is forced."""
     order = pool.order
     x, forced = pool.cost[order], pool.forced[order]
-    age = np.minimum(pool.age[order], 1.0)
+    age = pool.age[order]
     late = tuning.LATE_IN_COLUMNS if pool.columns else tuning.LATE
     penalty = math.prod([age] * late) + 1000.0 * forced  # `**` takes several times as long
     penalty[:together] += 100.0
     ripe = tuning.RIPE * age / (age + tuning.RIPENING)
-    penalty = x.mean() * penalty + ripe * _waits(x, pool.neighbours)
+    penalty = float(np.add.reduce(x)) / len(x) * penalty + ripe * _waits(x, pool.neighbours)
     price = tuning.SKIPS_IN_COLUMNS if pool.columns else tuning.SKIPS * take / (len(order) - take)
     keep = np.zeros(len(order), dtype=bool)
     keep[order] = column_dp(
@@ -123,6 +125,6 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
 
 def _waits(x: FloatArray, G: int) -> FloatArray:
     """What each item of falling `x` waits, on average, in a column of G neighbours around it."""
-    at, last = np.arange(len(x)), len(x) - 1
-    waits: FloatArray = (x[np.maximum(at - G // 2, 0)] - x[np.minimum(at + G // 2, last)]) / 2
-    return waits
+    at, half = np.arange(len(x)), G // 2
+    waits: FloatArray = x.take(at - half, mode="clip") - x.take(at + half, mode="clip")
+    return waits / 2

@@ -7,12 +7,12 @@ Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts 
 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
 """
 
-import math
 from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
+from rollout_dispatcher.balance.order import as_whole
 from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.plan import FloatArray, IntArray
 
@@ -82,23 +82,21 @@ def _lpt_one_by_one(x: FloatArray, s: IntArray, loads: FloatArray, budget: int) 
     that are not whole, or larger in all, are rounded to so many bits.
     """
     unit = 1 << len(loads).bit_length()
-    total, most = float(np.add.reduce(x) + np.add.reduce(loads)), 2.0**52 / unit
-    if total >= most or (x != np.rint(x)).any() or (loads != np.rint(loads)).any():
-        bits = math.frexp(most)[1] - math.frexp(total)[1] - 1  # maybe more than 2.0 ** bits takes
-        x, loads = np.rint(np.ldexp(x, bits)), np.rint(np.ldexp(loads, bits))
-    bins, costs = loads * unit + np.arange(len(loads)), x * unit
-    first = _one_each(x, loads)
+    whole = as_whole(np.concatenate((loads, x)), 2.0**52 / unit) * unit
+    bins, costs = whole[: len(loads)] + np.arange(len(loads)), whole[len(loads) :]
+    first = _one_each(costs, whole[: len(loads)])
     filled = bins.copy()
     filled[:first] += costs[:first]
     heap: list[float] = filled.tolist()
     heapify(heap)
     least = [heapreplace(heap, heap[0] + cost) for cost in costs[first:].tolist()]
-    labels = np.array([*range(first), *least]).astype(np.int64) & (unit - 1)
+    found = np.fromiter([*range(first), *least], np.float64, len(x))
+    labels = found.astype(np.int64) & (unit - 1)
     held = np.bincount(labels, weights=s)
     if float(np.maximum.reduce(held, initial=0)) <= budget:
         return labels
-    whole: list[list[int]] = [each.astype(np.int64).tolist() for each in (costs, bins)]
-    return _lpt_in_budget(whole[0], whole[1], s.tolist(), budget)
+    keys: list[list[int]] = [each.astype(np.int64).tolist() for each in (costs, bins)]
+    return _lpt_in_budget(keys[0], keys[1], s.tolist(), budget)
 
 
 def _one_each(x: FloatArray, loads: FloatArray) -> int:

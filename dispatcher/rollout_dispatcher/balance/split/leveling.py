@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.order import falling_place
+from rollout_dispatcher.balance.order import as_whole, falling_place
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 
@@ -72,24 +72,34 @@ def spread_columns(cost: FloatArray) -> IntArray:
     Columns by falling spread: the dearest bin goes to the least loaded rank, and so on. Past the
     first columns, where spreads are small, the order just turns around each time.
     """
-    M, R = cost.shape
+    M = len(cost)
     if M == 1:
         return falling_place(cost[0])[None]
-    orders = np.empty((M, R), dtype=np.int64)
-    spread = cost.max(axis=1) - cost.min(axis=1)
-    dearest_first = np.argsort(-cost, axis=1, kind="stable")
-    rows = np.arange(M)[:, None]
-    falling = cost[rows, dearest_first]
-    by_spread = np.argsort(-spread, kind="stable")
-    loads, order = np.zeros(R), np.arange(R)
-    for j in by_spread[: tuning.DEALT_BY_LOAD].tolist():
-        orders[j] = order = loads.argsort(kind="stable")
-        loads[order] += falling[j]
-    orders[by_spread[tuning.DEALT_BY_LOAD :: 2]] = order[::-1]
-    orders[by_spread[tuning.DEALT_BY_LOAD + 1 :: 2]] = order
-    ranks = np.empty_like(orders)
-    ranks[rows, dearest_first] = orders
+    rows, dearest_first = np.arange(M)[:, None], np.argsort(-cost, axis=1, kind="stable")
+    ranks = np.empty(cost.shape, dtype=np.int64)
+    ranks[rows, dearest_first] = spread_falling(cost[rows, dearest_first])
     return ranks
+
+
+def spread_falling(cost: FloatArray) -> IntArray:
+    """The same where columns fall, and there are some.
+
+    A rank is one number, its load above its own, as sorting these is fastest.
+    """
+    M, R = cost.shape
+    bits = R.bit_length()
+    by_spread = (cost[:, -1] - cost[:, 0]).argsort(kind="stable")
+    dealt, turned = by_spread[: tuning.DEALT_BY_LOAD], by_spread[tuning.DEALT_BY_LOAD :]
+    costs = as_whole(cost, 2.0 ** (62 - bits)).astype(np.int64) << bits
+    orders, loads = np.empty((M, R), dtype=np.int64), np.arange(R)
+    for j in dealt.tolist():
+        loads.sort()
+        orders[j] = loads
+        loads += costs[j]
+    orders &= (1 << bits) - 1
+    orders[turned[::2]] = orders[dealt[-1], ::-1]
+    orders[turned[1::2]] = orders[dealt[-1]]
+    return orders
 
 
 def swap_level(
@@ -221,12 +231,13 @@ class _Held:
         while True:
             best = error.argmin(axis=1)
             gain: BoolArray = error[self.every[: len(best)], best] < gap
-            one, other = self._slots_of(best, gain.nonzero()[0], high, low)
-            if self.s is None or self.is_tight or not np.count_nonzero(self._too_much(one, other)):
+            to, source = self._moves(best, gain.nonzero()[0], high, low)
+            more = None if self.s is None else self.tokens[source] - self.tokens[to]
+            if more is None or self.is_tight or not self._too_much(to, more):
                 break
             self.is_tight = True
             np.putmask(error, self._all_too_much(high, low), np.inf)
-        self._exchange(one, other)
+        self._move(to, source, more)
         return gain
 
     def _errors(self, high: _Some, low: _Some, gap: FloatArray) -> FloatArray:
@@ -237,21 +248,23 @@ class _Held:
         np.abs(error, out=error)
         return error.reshape(len(error), -1)
 
-    def _slots_of(self, best: IntArray, pairs: IntArray, high: _Some, low: _Some) -> _Some:
-        """The two slots in `flat` that some pairs swap; best: where that is in all their swaps."""
+    def _moves(
+        self, best: IntArray, pairs: IntArray, high: _Some, low: _Some
+    ) -> tuple[IntArray, IntArray]:
+        """Slots in `flat` of both that some pairs swap, and whence what they get; best: where that
+        is in all their swaps.
+        """
         width, best = len(low[1]), best[pairs]
         i = best // width
         j = best - i * width
         if width < self.slots:
             i, j = high[1][i], low[1][j]
-        return high[0][pairs] * self.slots + i, low[0][pairs] * self.slots + j
+        one, other = high[0][pairs] * self.slots + i, low[0][pairs] * self.slots + j
+        return np.concatenate((one, other)), np.concatenate((other, one))
 
-    def _too_much(self, one: IntArray, other: IntArray) -> BoolArray:
-        """Which swaps of two slots need more room than there is."""
-        more = self.tokens[one] - self.tokens[other]
-        too_much: BoolArray = more > self.room[other // self.part]
-        too_much |= more < -self.room[one // self.part]
-        return too_much
+    def _too_much(self, to: IntArray, more: IntArray) -> bool:
+        """Whether one of these slots has no room for so many more tokens."""
+        return bool(np.count_nonzero(more > self.room[to // self.part]))
 
     def _all_too_much(self, high: _Some, low: _Some) -> BoolArray:
         """The same of all swaps of pairs of bins, [pair, slot of the one and the other]."""
@@ -264,13 +277,11 @@ class _Held:
         too_much |= taken[:, None, :] > (given + here)[:, :, None]
         return too_much.reshape(len(given), -1)
 
-    def _exchange(self, one: IntArray, other: IntArray) -> None:
-        to, source = np.concatenate((one, other)), np.concatenate((other, one))
+    def _move(self, to: IntArray, source: IntArray, more: IntArray | None) -> None:
         self.flat[to], self.costs[to] = self.flat[source], self.costs[source]
-        if self.s is not None:
-            new = self.tokens[source]
-            self.room[to // self.part] += self.tokens[to] - new
-            self.tokens[to] = new
+        if more is not None:
+            self.tokens[to] += more
+            self.room[to // self.part] -= more
 
 
 def _pairs(

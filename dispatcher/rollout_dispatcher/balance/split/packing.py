@@ -160,10 +160,9 @@ def level_columns(
         return labels
     ids = members(labels, bins).reshape(M, R, -1)
     enough = tuning.EVEN_PACKING - 1 if goes_by_chunks(len(x), bins) else tuning.LEVEL_PACKING
-    swap_level(
-        ids, np.append(x, 0.0), np.append(s, 0), budget, enough=enough, rounds=tuning.PACKING_ROUNDS
-    )
-    swapped = np.empty(len(x) + 1, dtype=np.int64)
+    x, s = np.concatenate((x, (0.0,))), np.concatenate((s, (0,)))
+    swap_level(ids, x, s, budget, enough=enough, rounds=tuning.PACKING_ROUNDS)
+    swapped = np.empty(len(x), dtype=np.int64)
     swapped[ids] = np.arange(bins).reshape(M, R, 1)
     return swapped[:-1]
 

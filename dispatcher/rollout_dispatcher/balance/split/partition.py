@@ -20,7 +20,12 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import levels, rank_bound
 from rollout_dispatcher.balance.order import by_label, running_sums
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
-from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
+from rollout_dispatcher.balance.split.leveling import (
+    lpt,
+    spread_columns,
+    spread_falling,
+    swap_level,
+)
 from rollout_dispatcher.balance.split.pipelines import for_pipelines
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, step_time
 
@@ -97,9 +102,10 @@ def _by_label(labels: IntArray, bins: int, p: int) -> IntArray:
 
 def column_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     """Minimise the sum over micro-steps of the largest micro-batch -> slots[R, M, m]."""
-    # One sample a micro-batch: sorted columns are the optimum.
-    columns = np.arange(R * M).reshape(M, R, 1) if m == 1 else _bin_columns(x, R, M, m)
-    return _onto_ranks(columns, x[columns].sum(axis=2))
+    if m == 1:  # sorted columns are the optimum
+        return _onto_ranks(np.arange(R * M).reshape(M, R, 1), spread_falling(x.reshape(M, R)))
+    columns = _bin_columns(x, R, M, m)
+    return _onto_ranks(columns, spread_columns(x[columns].sum(axis=2)))
 
 
 def padded_partition(
@@ -113,14 +119,13 @@ def padded_partition(
     cost = m * x[runs[:, 0]]
     if per_step:
         return runs[step_partition(cost, R, M, 1, stages)[..., 0]]
-    return _onto_ranks(runs.reshape(M, R, m), cost.reshape(M, R))
+    return _onto_ranks(runs.reshape(M, R, m), spread_falling(cost.reshape(M, R)))
 
 
-def _onto_ranks(columns: IntArray, cost: FloatArray) -> IntArray:
-    """columns[M, R, m] -> slots[R, M, m], with ranks' sums as close as the columns allow."""
-    M, _, _ = columns.shape
+def _onto_ranks(columns: IntArray, ranks: IntArray) -> IntArray:
+    """columns[M, R, m] -> slots[R, M, m]; ranks[M, R]: who takes each."""
     slots = np.empty_like(columns)
-    slots[np.arange(M)[:, None], spread_columns(cost)] = columns
+    slots[np.arange(len(columns))[:, None], ranks] = columns
     return slots.transpose(1, 0, 2)
 
 

@@ -161,7 +161,7 @@ def _reduced(by: np.ufunc, of: FloatArray | IntArray, parts: Parts) -> FloatArra
 
 def without_fillers(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     """The same, but no micro-batch is empty while another that may give has two samples."""
-    if parts.counts.min() > 0 or parts.counts.max() <= 1:
+    if np.count_nonzero(parts.counts) == parts.counts.size or parts.counts.max() <= 1:
         return parts
     sequence, counts = fill_empty(
         parts.sequence,

@@ -22,17 +22,17 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
 
     sizes: samples of each rank.
     """
-    held, ends = running_sums(s), np.cumsum(sizes)
+    held, ends = running_sums(s), sizes.cumsum()
     at = ends - sizes
     if held[-1] > tuning.MANY_RUNS * len(sizes) * budget:
         stops = np.append(_stops(held, np.arange(len(s)), budget), len(s))
         return _rank_by_rank(stops.tolist(), at.tolist(), ends.tolist())
     counts: list[IntArray] = []
-    while not counts or (at < ends).any():
+    while not counts or np.count_nonzero(at < ends):
         to = np.minimum(_stops(held, at, budget), ends)
         counts.append(to - at)
         at = to
-    return np.stack(counts, axis=1)
+    return np.array(counts).T
 
 
 def _stops(held: IntArray, at: IntArray, budget: int) -> IntArray:
