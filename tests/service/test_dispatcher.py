@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVarTuple
 from urllib.request import urlopen
@@ -26,6 +26,7 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.service.durability import journaling
 from tests.service.conftest import SMALL
 from tests.support.client import Producer, Trainer
+from tests.support.descriptors import open_descriptors
 from tests.support.server import series
 
 _T = TypeVarTuple("_T")
@@ -138,13 +139,18 @@ def timers(loop: asyncio.AbstractEventLoop) -> list[asyncio.TimerHandle]:
     return [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
 
 
-def sockets() -> int:
-    links = (path.readlink for path in Path("/proc/self/fd").iterdir())
-    found = 0
-    for link in links:
-        with contextlib.suppress(OSError):
-            found += str(link()).startswith("socket:")
-    return found
+def ends_at(*ports: int) -> Iterator[socket.socket]:
+    """Sockets of this process with one of these ports: what listens there, and what it took."""
+    for name in open_descriptors():
+        try:
+            sock = socket.socket(fileno=int(name))
+        except OSError:
+            continue
+        try:
+            if sock.family == socket.AF_INET and sock.getsockname()[1] in ports:
+                yield sock
+        finally:
+            sock.detach()
 
 
 @pytest.mark.parametrize("journal", [False, True])
@@ -158,16 +164,17 @@ async def test_a_stop_leaves_nothing_to_the_event_loop(journal: bool, tmp_path: 
         clients.extend((producer, Trainer(endpoint, 2)))
 
     async with Dispatcher(config(**options)) as dispatcher:
-        before = sockets()
+        ends = [dispatcher.endpoint, dispatcher.http_endpoint]
+        ports = [Endpoint.parse(end).port for end in ends]
+        assert len(list(ends_at(*ports))) == 2
         await apart(connect, dispatcher.endpoint)
-        opened = sockets() - before
-    assert opened == 2 * 3  # both ends of three connections
+        assert len(list(ends_at(*ports))) == 2 + 3
     at = dispatcher.statistics()
     for _ in range(3):
         await asyncio.sleep(0)  # what was left to it would be done in these turns
     assert timers(asyncio.get_running_loop()) == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert sockets() <= before - 2 + 3  # neither the two that listened nor our ends
+    assert not list(ends_at(*ports))
     assert dispatcher.statistics() == at
 
 
@@ -265,15 +272,8 @@ async def test_a_start_that_is_given_up_lets_go_of_its_journal(
 
 def break_listener(dispatcher: Dispatcher) -> None:
     """Shut its sample plane's socket down, as nobody should: found by its port."""
-    port = Endpoint.parse(dispatcher.endpoint).port
-    for path in Path("/proc/self/fd").iterdir():
-        try:
-            sock = socket.socket(fileno=int(path.name))
-        except OSError:
-            continue
-        if sock.family == socket.AF_INET and sock.getsockname()[1] == port:
-            sock.shutdown(socket.SHUT_RDWR)
-        sock.detach()
+    for sock in ends_at(Endpoint.parse(dispatcher.endpoint).port):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 async def broken(*, then: Exception | None = None) -> None:

@@ -25,6 +25,15 @@ def open_descriptors() -> set[str]:
     return {entry.name for entry in _OPEN.iterdir() if os.path.lexists(entry)}
 
 
+def number_open_on(file: os.stat_result) -> int:
+    """How many are open on this file: of our own making, whatever others leave and close."""
+    found = 0
+    for name in open_descriptors():
+        with suppress(OSError):
+            found += os.path.samestat(os.fstat(int(name)), file)
+    return found
+
+
 def are_closed_again(before: set[str]) -> bool:
     """Whether soon none is open but those: what others have sent is closed in other threads."""
     deadline = monotonic() + PATIENCE_S

@@ -21,6 +21,34 @@ print(stored.key, flush=True)
 os.kill(os.getpid(), 9)
 """
 
+#: A client that is closed while its threads read, as a rank is that is fenced.
+CLOSES_WHILE_IT_READS = """
+import sys, threading
+from rollout_dispatcher.errors import StoreFailed
+from rollout_dispatcher.payload import Reference
+from rollout_workers.stores.opened import OpenedStores
+stores = OpenedStores()
+stores.allow([sys.argv[1]])
+stored = [stores.put(f"{sys.argv[2]}/{at}", [bytes(100_000)]) for at in range(8)]
+wanted = [Reference(one, 0, one.nbytes) for one in stored]
+reading = threading.Barrier(5)
+def read():
+    stores.get(wanted)
+    reading.wait()
+    try:
+        while True:
+            stores.get(wanted)
+    except StoreFailed as error:
+        assert "closed" in str(error), error
+threads = [threading.Thread(target=read) for _ in range(4)]
+for thread in threads:
+    thread.start()
+reading.wait()
+stores.close()
+for thread in threads:
+    thread.join()
+"""
+
 
 def whole(stored: StoredObject) -> Reference:
     """All of an object."""
@@ -119,6 +147,16 @@ class PayloadStoreTests:
         assert store.list("q.7/") == [key]
         assert read(store, whole(StoredObject(address, key, 11))) == [b"left behind"]
         store.release([key])
+
+    def test_a_client_that_is_closed_while_it_reads_goes_on_to_its_end(
+        self, store: PayloadStore, address: str
+    ) -> None:
+        ended = subprocess.run(
+            [sys.executable, "-c", CLOSES_WHILE_IT_READS, address, "q.8"],
+            check=False, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        store.release(store.list("q.8/"))
 
     def test_many_threads_put_and_read_at_once(self, store: PayloadStore) -> None:
         def once(at: int) -> bool:

@@ -1,10 +1,15 @@
 """`mooncake://`, against a Mooncake Store that runs here."""
 
+import time
+from pathlib import Path
+
 import pytest
 
 from rollout_dispatcher.errors import StoreFailed
+from rollout_workers.stores.mooncake import READ_FIRST
 from rollout_workers.stores.registry import open_store
-from tests.support.payload_stores import PayloadStoreTests
+from tests.support.mooncake import Mooncake
+from tests.support.payload_stores import PayloadStoreTests, whole
 
 
 class TestMooncake(PayloadStoreTests):
@@ -27,3 +32,21 @@ def test_a_master_that_is_not_there_is_told() -> None:
 def test_an_address_that_says_too_much_is_refused() -> None:
     with pytest.raises(StoreFailed, match="an address is mooncake://HOST:PORT"):
         open_store("mooncake://127.0.0.1:1?colour=red")
+
+
+def test_how_long_a_read_takes_to_fail_does_not_grow_with_what_it_reads(tmp_path: Path) -> None:
+    engine = Mooncake(tmp_path)
+    try:
+        store = open_store(engine.address)
+        objects = [store.put(f"p.8/{at}", [bytes(1000)]) for at in range(READ_FIRST + 20)]
+        engine.memory.kill()
+        engine.memory.wait()
+        began = time.monotonic()
+        # The first tries end at once; then the engine waits for each connection that it tries.
+        for _ in range(4):
+            with pytest.raises(StoreFailed, match="cannot be had"):
+                store.get([whole(one) for one in objects])
+        assert time.monotonic() < began + len(objects) / 2
+        store.close()
+    finally:
+        engine.close()

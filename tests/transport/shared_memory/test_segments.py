@@ -18,7 +18,7 @@ from rollout_dispatcher.transport.shared_memory.segments import (
     segment_of,
     write_segment,
 )
-from tests.support.descriptors import are_closed_again, open_descriptors
+from tests.support.descriptors import are_closed_again, number_open_on, open_descriptors
 
 SIZE = 40_000
 BYTES = bytes(range(250)) * (SIZE // 250)
@@ -42,8 +42,8 @@ def test_a_segment_may_be_of_more_buffers_than_a_system_call_takes() -> None:
 
 
 def test_a_segment_lasts_until_its_last_span_is_done_with_and_knows_which_are() -> None:
-    before = open_descriptors()
     segment = Segment.received(write_segment([BYTES]), SIZE)
+    file = os.fstat(segment.descriptor)
     spans = segment.cut([SIZE // 4] * 4)
     assert segment.live_bytes == SIZE
     kept = spans[2][8:]
@@ -52,10 +52,10 @@ def test_a_segment_lasts_until_its_last_span_is_done_with_and_knows_which_are() 
     del spans
     assert segment.live_bytes == 0
     del segment
-    assert len(open_descriptors() - before) == DESCRIPTORS_EACH
+    assert number_open_on(file) == DESCRIPTORS_EACH
     assert kept[0] == BYTES[SIZE // 2 + 8]
     del kept
-    assert open_descriptors() == before
+    assert number_open_on(file) == 0
 
 
 def mapped_bytes(segment: Segment) -> int:

@@ -1,5 +1,7 @@
 """Pings, patience and delays, with time as an argument."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,11 @@ def test_delays_grow_and_end_at_the_timeout() -> None:
         now += delay
     assert delays[:7] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, LONGEST_DELAY_S]
     assert now == pytest.approx(60.0)
+
+
+def test_who_others_wait_for_may_ask_for_shorter_delays() -> None:
+    backoff = Backoff(math.inf, uniform=lambda: 1.0, longest=1.0)
+    assert [backoff.failed(float(at)) for at in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
 def test_a_dispatcher_that_welcomes_and_is_lost_again_is_not_left_alone_for_long() -> None:

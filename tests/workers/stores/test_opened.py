@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,26 @@ class Full(FileStore):
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
         """Fail in its own way."""
         raise RuntimeError(f"no room for {key} in {len(spans)}")
+
+
+class Slow(FileStore):
+    """A store that lists when it is told, and knows whether it is closed."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.listing, self.may_end = threading.Event(), threading.Event()
+        self.closed = 0
+
+    def list(self, prefix: str) -> list[str]:
+        """Not before it may."""
+        self.listing.set()
+        self.may_end.wait()
+        return super().list(prefix)
+
+    def close(self) -> None:
+        """Count how often."""
+        self.closed += 1
+        super().close()
 
 
 @pytest.fixture
@@ -191,3 +213,32 @@ def test_who_has_waited_for_another_ones_attempt_makes_none_of_its_own() -> None
     for thread in threads:
         thread.join()
     assert (len(asked), len(failures)) == (1, 4)
+
+
+def test_no_engine_is_closed_while_a_call_is_in_it(store: FileStore) -> None:
+    slow = Slow.open(store.address)
+    opened = OpenedStores(lambda _: slow)
+    opened.allow([store.address])
+    with ThreadPoolExecutor(1) as threads:
+        listed = threads.submit(opened.list, store.address, "")
+        slow.listing.wait()
+        opened.close()
+        closed_early = slow.closed
+        with pytest.raises(StoreFailed, match="is closed"):
+            opened.list(store.address, "")
+        slow.may_end.set()
+        assert closed_early == 0
+        assert listed.result() == []
+    assert slow.closed == 1
+    opened.close()
+    assert slow.closed == 1
+
+
+def test_an_engine_that_no_call_is_in_is_closed_at_once(store: FileStore) -> None:
+    slow = Slow.open(store.address)
+    slow.may_end.set()
+    opened = OpenedStores(lambda _: slow)
+    opened.allow([store.address])
+    assert opened.list(store.address, "") == []
+    opened.close()
+    assert slow.closed == 1

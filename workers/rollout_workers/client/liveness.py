@@ -78,9 +78,15 @@ class Backoff:
     a thousand ranks from coming back in the same millisecond.
     """
 
-    def __init__(self, timeout: float, uniform: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        uniform: Callable[[], float] = random.random,
+        *,
+        longest: float = LONGEST_DELAY_S,
+    ) -> None:
         self.timeout = timeout
-        self._uniform = uniform
+        self._uniform, self._longest = uniform, longest
         self._attempt = 0
         self._failing_since: float | None = None
         self._connected_at: float | None = None
@@ -105,6 +111,6 @@ class Backoff:
         left = self._failing_since + self.timeout - now
         if left <= 0:
             return None
-        ceiling = min(FIRST_DELAY_S * 2.0**self._attempt, LONGEST_DELAY_S)
+        ceiling = min(FIRST_DELAY_S * 2.0**self._attempt, self._longest)
         self._attempt = min(self._attempt + 1, 16)
         return min(ceiling * (0.5 + self._uniform() / 2), left)

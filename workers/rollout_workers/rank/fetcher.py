@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 #: Micro-batches that are fetched at a time: enough for a store to be busy while another one's bytes
 #: are copied. With an engine that hands out memory of its own as many are held twice meanwhile.
 FETCHED_AT_ONCE = 4
+#: Seconds between two tries, at most: every rank waits for the one whose store is back last.
+LONGEST_DELAY_S = 1.0
 
 
 class Fetcher:
@@ -117,7 +119,7 @@ class Fetcher:
         self, fetch: Fetch, memory: memoryview, parts: Sequence[Sequence[Part]]
     ) -> list[Missing | None]:
         """Which samples the stores lack; nothing at all once it is not wanted any more."""
-        backoff = Backoff(math.inf)
+        backoff = Backoff(math.inf, longest=LONGEST_DELAY_S)
         while not self._stopped.is_set():
             with self._changed:
                 if not self._core.wanted(fetch):

@@ -30,6 +30,8 @@ from rollout_workers.stores.interface import Missing, Part, PayloadStore
 NOT_FOUND, NOT_IN_IT = -704, -600
 #: Memory for what Mooncake copies on its way; payloads themselves go from and to their own.
 LOCAL_BUFFER_BYTES = 16 << 20
+#: Objects that are read at once at first: one alone after a read that failed.
+READ_FIRST = 4
 #: Words of an address, and what they are if it does not say.
 WORDS = {
     "admin": "127.0.0.1:9003",
@@ -52,6 +54,7 @@ class MooncakeStore(PayloadStore):
         self._pinned.with_hard_pin = True
         #: Mooncake registers a region once, and two threads may have the same one.
         self._registering = threading.Lock()
+        self._read_first = READ_FIRST
 
     @classmethod
     def open(cls, address: str) -> Self:
@@ -105,21 +108,49 @@ class MooncakeStore(PayloadStore):
             return []
         filled = [[part for part in own if part.nbytes] for own in parts]
         with self._registered(np.frombuffer(memory, np.uint8)) as address:
-            (found,) = self._client.get_into_ranges(
-                [address],
-                [[reference.stored.key for reference in references]],
-                [[[part.target for part in own] for own in filled]],
+            try:
+                found = self._read_some(address, references, filled)
+            except StoreFailed:
+                self._read_first = 1
+                raise
+        self._read_first = READ_FIRST
+        return found
+
+    def _read_some(
+        self, address: int, references: Sequence[Reference], parts: Sequence[Sequence[Part]]
+    ) -> list[Missing | None]:
+        """Ever more at once, until all are there or some cannot be had.
+
+        The engine takes a second for each object whose memory does not answer, and only when it has
+        tried all that it was asked for says that it failed.
+        """
+        found: list[Missing | None] = []
+        count = self._read_first
+        while (done := len(found)) < len(references):
+            some = slice(done, done + count)
+            found += self._read(address, references[some], parts[some])
+            count += count
+        return found
+
+    def _read(
+        self, address: int, references: Sequence[Reference], parts: Sequence[Sequence[Part]]
+    ) -> list[Missing | None]:
+        """Parts of each into registered memory, all at once."""
+        (found,) = self._client.get_into_ranges(
+            [address],
+            [[reference.stored.key for reference in references]],
+            [[[part.target for part in own] for own in parts]],
+            [
                 [
-                    [
-                        [reference.offset + part.source for part in own]
-                        for reference, own in zip(references, filled, strict=True)
-                    ]
-                ],
-                [[[part.nbytes for part in own] for own in filled]],
-            )
+                    [reference.offset + part.source for part in own]
+                    for reference, own in zip(references, parts, strict=True)
+                ]
+            ],
+            [[[part.nbytes for part in own] for own in parts]],
+        )
         return [
             self._missing(got, [part.nbytes for part in own], reference)
-            for got, own, reference in zip(found, filled, references, strict=True)
+            for got, own, reference in zip(found, parts, references, strict=True)
         ]
 
     def release(self, keys: Sequence[str]) -> list[str]:

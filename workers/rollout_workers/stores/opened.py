@@ -41,7 +41,8 @@ class OpenedStores:
     """Calls go to the store that they name, from any thread; whatever goes wrong is a StoreFailed.
 
     But for the ProtocolError of `get_into`, where a store returns more or less than asked for.
-    What could not be opened is tried again by the next call, but for puts.
+    What could not be opened is tried again by the next call, but for puts. No engine is closed
+    while a call is in one, as that ends the process with a SIGSEGV in some (Mooncake).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class OpenedStores:
         self._lock = threading.Lock()
         self._opening: dict[str, threading.Lock] = {}
         self._stores: dict[str, PayloadStore] = {}
+        self._running, self._closed = 0, False
         #: Of the last put, if it took long; and of the last attempt to open a store.
         self._puts: dict[str, _Failure] = {}
         self._attempts: dict[str, _Failure] = {}
@@ -124,8 +126,16 @@ class OpenedStores:
             return store.list(prefix)
 
     def close(self) -> None:
-        """Let go of the engines; a call that still runs may fail."""
+        """Let go of the engines, with the end of the last call that is in one; take no more."""
         with self._lock:
+            self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of all, if it is time to."""
+        with self._lock:
+            if self._running or not self._closed:
+                return
             stores, self._stores = self._stores, {}
         for store in stores.values():
             with suppress(Exception):
@@ -137,12 +147,20 @@ class OpenedStores:
             raise StoreFailed(
                 address, "the dispatcher does not allow it; it would be one of --payload-stores"
             )
+        with self._lock:
+            if self._closed:
+                raise StoreFailed(address, "this client is closed")
+            self._running += 1
         try:
             yield self._opened(address)
         except Exception as error:  # an engine's own, or a mistake in somebody's store
             if isinstance(error, (StoreFailed, *passed_on)):
                 raise
             raise StoreFailed(address, repr(error)) from error
+        finally:
+            with self._lock:
+                self._running -= 1
+            self._let_go()
 
     def _opened(self, address: str) -> PayloadStore:
         with self._lock:

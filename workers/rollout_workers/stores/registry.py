@@ -20,7 +20,7 @@ BUILT_IN = {
     "file": ("rollout_workers.stores.file", "FileStore"),
     "mooncake": ("rollout_workers.stores.mooncake", "MooncakeStore"),
     "ray": ("rollout_workers.stores.ray", "RayStore"),
-    "transferqueue": ("rollout_workers.stores.transfer_queue", "TransferQueueStore"),
+    "transferqueue": ("rollout_workers.stores.transfer_queue.store", "TransferQueueStore"),
 }
 
 

@@ -31,6 +31,7 @@ class Segments:
     """Samples that were put into segments, and where each lies."""
 
     descriptors: list[int] = field(default_factory=list)
+    inodes: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -42,6 +43,7 @@ class Segments:
             self.places[sample.sample_id] = len(self.sizes), nbytes
             nbytes += len(span)
         self.descriptors.append(write_segment(spans))
+        self.inodes.append(os.fstat(self.descriptors[-1]).st_ino)
         self.sizes.append(nbytes)
 
     def of(self, samples: Sequence[Sample]) -> Shared:
@@ -107,22 +109,24 @@ def one_sample(tokens: int = MAPPED_BYTES // 8) -> tuple[Schema, Sample]:
     return schema, sample
 
 
-def mappings_of_segments() -> int:
-    return Path("/proc/self/maps").read_text().count("/memfd:")
+def mappings_of(segments: Segments) -> int:
+    """How many there are of these, open or closed, in this process."""
+    own = {str(inode) for inode in segments.inodes}
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("/memfd:" in line and line.split()[4] in own for line in lines)
 
 
 def test_a_single_sample_is_mapped_for_as_long_as_somebody_looks_at_it() -> None:
     schema, sample = one_sample()
-    before = mappings_of_segments()
     with segments_of([sample]) as segments:
         frame = micro_batch(0, 0, [sample], shared=segments.of([sample]))
         _, payload = gathered(schema, frame, segments.descriptors, mappings=1)
     part = payload[8:16]
     del payload
-    assert mappings_of_segments() == before + 1
+    assert mappings_of(segments) == 1
     assert part == span_of(sample)[8:16]
     del part
-    assert mappings_of_segments() == before
+    assert mappings_of(segments) == 0
 
 
 def test_what_is_mapped_may_be_written_to_and_nobody_else_sees_it() -> None:
@@ -140,7 +144,6 @@ def test_what_is_mapped_may_be_written_to_and_nobody_else_sees_it() -> None:
 def test_what_may_not_be_mapped_is_copied() -> None:
     schema, sample = one_sample()
     gatherer, held = Gatherer(uninitialised, 1, LIMIT), []
-    before = mappings_of_segments()
     with segments_of([sample]) as segments:
         header, _ = sent(micro_batch(0, 0, [sample], shared=segments.of([sample])))
         assert isinstance(header, m.MicroBatch)
@@ -150,11 +153,11 @@ def test_what_may_not_be_mapped_is_copied() -> None:
             return gatherer.gather(schema, header, nothing, segments.descriptors)[1]
 
         held = [gather(), gather()]
-        assert mappings_of_segments() == before + 1
+        assert mappings_of(segments) == 1
         assert held[0] == held[1] == span_of(sample)
         held.clear()
         held.append(gather())  # what was let go of makes room
-        assert mappings_of_segments() == before + 1
+        assert mappings_of(segments) == 1
 
 
 def test_where_nothing_more_can_be_open_it_is_copied() -> None:
@@ -175,11 +178,10 @@ def test_where_nothing_more_can_be_open_it_is_copied() -> None:
 
 def test_a_small_sample_is_copied() -> None:
     schema, sample = one_sample(MAPPED_BYTES // 8 - 1)
-    before = mappings_of_segments()
     with segments_of([sample]) as segments:
         frame = micro_batch(0, 0, [sample], shared=segments.of([sample]))
         _, payload = gathered(schema, frame, segments.descriptors, mappings=1)
-    assert mappings_of_segments() == before
+    assert mappings_of(segments) == 0
     assert payload == span_of(sample)
 
 

@@ -17,7 +17,7 @@ from rollout_dispatcher.transport.shared_memory.segments import write_segment
 from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.payload import arrays
 from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
-from tests.support.descriptors import a_lingering_socket, open_descriptors
+from tests.support.descriptors import a_lingering_socket, number_open_on
 from tests.support.samples import span_of
 from tests.support.server import eventually
 from tests.workers.support.peers import Peer, ScriptedDispatcher, sample, step
@@ -105,16 +105,16 @@ def test_a_segment_is_closed_once_its_micro_batch_is_gathered(
         joined(dispatcher, threads) as (client, peer),
         opened(lambda: write_segment([span_of(SAMPLE)])) as good,
     ):
-        before = open_descriptors()
+        file = os.fstat(good)
         give_shared(peer, good)
         taken = client.next_step(10)
         assert taken is not None
         [received] = taken
         assert received.payload == span_of(SAMPLE)
-        assert len(open_descriptors()) == len(before) + 1  # a single sample is mapped
+        assert number_open_on(file) == 1 + 1  # a single sample is mapped
         taken.commit()
         del received, taken
-        assert open_descriptors() == before
+        assert number_open_on(file) == 1
 
 
 @pytest.mark.parametrize("count", [0, 3 * m.MAX_SEGMENTS])
@@ -125,7 +125,7 @@ def test_more_or_fewer_descriptors_than_are_spoken_of_harm_nobody(
         joined(dispatcher, threads) as (client, peer),
         opened(lambda: write_segment([b"x"])) as some,
     ):
-        before = open_descriptors()
+        file = os.fstat(some)
         with suppress(ConnectionError):
             give_shared(peer, *[some] * count)
         if not count:  # what it says is wrong
@@ -133,9 +133,7 @@ def test_more_or_fewer_descriptors_than_are_spoken_of_harm_nobody(
                 list(client.next_step(10) or ())  # the step is released before it is known
         else:  # what it sends is too much: perhaps there was no room for it
             assert SHARED_MEMORY not in dispatcher.accept().welcome_rank().capabilities
-        eventually(  # a connection more, none of these
-            lambda: len(open_descriptors()) <= len(before) + 1, "they are closed"
-        )
+        eventually(lambda: number_open_on(file) == 1, "they are closed")
 
 
 def test_a_rank_does_not_wait_for_what_it_was_given_to_be_closed(

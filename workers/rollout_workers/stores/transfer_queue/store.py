@@ -7,9 +7,14 @@ In the first an object is one key with one field, `span`. In the second a key is
 somebody else has put, and a reference to it is the span that these fields make in this order, which
 has to be that of the push that names it; nothing can be put there by us. The queue has to run: the
 process that begins one takes it along when it ends, which no worker should be.
+
+    call --answer--> done
+      +--none for a while--> has a process of the queue ended? --yes--> StoreFailed, ask again:
+                                                                        what it had is Missing then
 """
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -24,9 +29,12 @@ from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.spans import join
 from rollout_workers.stores.interface import Missing, PayloadStore, part_of
+from rollout_workers.stores.transfer_queue.processes import CONTROLLER, NAMESPACE, QueueProcesses
 
 #: The field of what is put here.
 SPAN = "span"
+#: Seconds that a call takes before, and between, looks at whether the queue's processes still run.
+LOOKED_AFTER_S = 2.0
 
 
 class TransferQueueStore(PayloadStore):
@@ -34,8 +42,11 @@ class TransferQueueStore(PayloadStore):
 
     scheme: ClassVar[str] = "transferqueue"
 
-    def __init__(self, address: str, partition: str, fields: Sequence[str]) -> None:
+    def __init__(
+        self, address: str, partition: str, fields: Sequence[str], processes: QueueProcesses
+    ) -> None:
         self._address, self._partition, self._fields = address, partition, list(fields)
+        self._processes, self._client = processes, tq.get_client()
 
     @classmethod
     def open(cls, address: str) -> Self:
@@ -49,36 +60,49 @@ class TransferQueueStore(PayloadStore):
         try:
             if not ray.is_initialized():
                 ray.init("auto", log_to_driver=False)
-            ray.get_actor("TransferQueueController", namespace="transfer_queue")
+            ray.get_actor(CONTROLLER, NAMESPACE)  # or this process would begin one
             tq.init()
+            processes = QueueProcesses.of_the_cluster()
+            processes.look()
         except (RayError, ConnectionError, RuntimeError, ValueError) as error:
             raise StoreFailed(
                 address,
                 f"there is no TransferQueue to attach to ({error}); call transfer_queue.init() in "
                 "the job that lasts longest",
             ) from error
-        return cls(
-            address, parts.netloc, [name for name in words.get("fields", "").split(",") if name]
-        )
+        fields = [name for name in words.get("fields", "").split(",") if name]
+        return cls(address, parts.netloc, fields, processes)
 
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
         """As one field."""
         if self._fields:
             raise StoreFailed(self._address, "it is for samples that others put: push references")
+        if ended := self._processes.ended:
+            # Which unit it would be in is known only when the queue has dealt it to one.
+            raise StoreFailed(self._address, f"it takes nothing without {', '.join(sorted(ended))}")
         value = torch.frombuffer(bytearray(b"".join(spans)), dtype=torch.uint8)
-        self._asked(tq.kv_put, key, self._partition, {SPAN: value})
+        self._asked(tq.async_kv_put(key, self._partition, {SPAN: value}))
         return StoredObject(self._address, key, value.nbytes)
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
         """All keys at once; where one of them is not there, one by one."""
         keys = list(dict.fromkeys(reference.stored.key for reference in references))
-        found = dict(zip(keys, self._objects(keys), strict=True))
+        lost = self._lost(keys)
+        there = [key for key in keys if key not in lost]
+        gone = Missing("what had it of the queue has ended")
+        found = dict.fromkeys(lost, gone) | dict(zip(there, self._objects(there), strict=True))
         return [part_of(found[reference.stored.key], reference) for reference in references]
 
     def release(self, keys: Sequence[str]) -> list[str]:
         """All at once; a queue that has none of them says so by an error."""
+        lost = self._lost(keys)
         with suppress(_NotThere):
-            self._asked(tq.kv_clear, list(keys), self._partition)
+            if there := [key for key in keys if key not in lost]:
+                self._asked(tq.async_kv_clear(there, self._partition))
+        for meta in lost.values():
+            if meta is not None:
+                # `async_kv_clear` would wait for the unit; the controller has to forget them too.
+                self._asked(self._client._clear_meta_in_controller(meta))  # noqa: SLF001
         return []
 
     def close(self) -> None:
@@ -86,7 +110,7 @@ class TransferQueueStore(PayloadStore):
 
     def _objects(self, keys: Sequence[str]) -> "Iterator[memoryview | Missing]":
         # A queue leaves out what it does not have, so what comes may be of other keys.
-        rows = self._rows(keys)
+        rows = self._rows(keys) if keys else []
         if len(rows) == len(keys):
             yield from rows
             return
@@ -97,7 +121,7 @@ class TransferQueueStore(PayloadStore):
         """The spans of as many of these as there are."""
         names = self._fields or [SPAN]
         try:
-            found = self._asked(tq.kv_batch_get, list(keys), self._partition, names)
+            found = self._asked(tq.async_kv_batch_get(list(keys), self._partition, names))
         except _NotThere:
             return []
         columns = [found[name].unbind() for name in names]
@@ -105,18 +129,50 @@ class TransferQueueStore(PayloadStore):
             return [memoryview(join(map(_bytes, row))) for row in zip(*columns, strict=True)]
         return [_bytes(row) for row in columns[0]]
 
-    def _asked(self, call: Any, *values: Any) -> Any:
+    def _lost(self, keys: Sequence[str]) -> dict[str, Any]:
+        """The keys of what has ended with some process; what the controller has of each, if any."""
+        if self._processes.has_ended:
+            return dict.fromkeys(keys)
+        if not self._processes.ended:
+            return {}
+        # One by one, as it leaves out in silence what it does not know.
+        metas = {
+            key: self._asked(self._client.async_kv_retrieve_meta([key], self._partition))
+            for key in keys
+        }
+        return {
+            key: meta
+            for key, meta in metas.items()
+            if any(map(self._processes.is_lost, meta.global_indexes))
+        }
+
+    def _asked(self, call: Coroutine[Any, Any, Any]) -> Any:
         """What it answers. Raises _NotThere if it has none of these, else StoreFailed."""
         try:
-            return call(*values)
+            return self._awaited(call)
         except (ValueError, tq.StorageKeyNotFoundError) as error:
             raise _NotThere(self._address, error) from error
         except (RayError, RuntimeError, TimeoutError, OSError) as error:
             raise StoreFailed(self._address, error) from error
 
+    def _awaited(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Where the queue's own calls run: from there it can be taken back."""
+        known = self._processes.ended
+        future = asyncio.run_coroutine_threadsafe(call, self._client._loop)  # noqa: SLF001
+        while True:
+            with suppress(TimeoutError):
+                return future.result(LOOKED_AFTER_S)
+            if future.done():
+                return future.result()
+            if new := self._processes.look() - known:
+                future.cancel()
+                raise StoreFailed(self._address, f"{', '.join(sorted(new))} has ended")
+
     def list(self, prefix: str) -> list[str]:
         """Of the partition."""
-        found = self._asked(tq.kv_list, self._partition)
+        if self._processes.has_ended:
+            return []
+        found = self._asked(tq.async_kv_list(self._partition))
         return [key for key in found.get(self._partition, ()) if key.startswith(prefix)]
 
 

@@ -1,0 +1,1 @@
+"""Payloads in a TransferQueue: the store, and which of the processes behind it have ended."""
