@@ -318,10 +318,13 @@ NEARLY_FULL = 1 / 32
 #: what the step takes, one after the other (with nothing swaps end where several are as dear), and
 #: what they may spend of the work that is left: plain methods come after them. Chosen by trial.
 ITEM_SWAPS, ALL_ITEMS, WORK_ON_ITEMS = 64, (0.2, 1.0, 0.05), 0.5
-#: Where ranks keep their samples: turns of each rank to end its runs beside those of the others,
-#: what a run counts below their pace, so that all may become cheaper; and what turns may spend of
-#: the work that is left. Chosen by trial.
-RECUT_ROUNDS, RECUT_OWN, WORK_ON_RECUTS = 4, 1e-3, 0.3
+#: The best of some fits swaps as well, if it takes no more than this part of the other starts.
+#: Chosen by trial.
+WORTH_SWAPS = 1.1
+#: Where ranks keep their samples: rounds in which all end their runs beside those of the others;
+#: what a run counts below their pace, so that all may become cheaper; and of how many cuts one goes
+#: on after a round. Chosen by trial.
+RECUT_ROUNDS, RECUT_OWN, RECUT_KEPT = 4, 1e-3, 3
 
 # Pipelines.
 
@@ -360,8 +363,8 @@ CLIMB = Price(once=100_000, sample=12)
 #: The same, of a swap of whole groups between padded micro-batches, for each pair it looks at.
 ITEM_SWAP = Price(once=60_000, sample=30)
 #: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as
-#: often as a run may have.
-RECUT = Price(once=60_000, sample=10, rank=40_000, look=8)
+#: often as a run may have some. By the times of a round, 60 to 4,000 samples.
+RECUT = Price(once=80_000, sample=4, rank=20_000, look=5)
 #: The same, of ranks with whole groups: their samples filled into micro-batches, and that by KK.
 FILL_RANKS = Price(once=1_500_000, sample=1500)
 FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)

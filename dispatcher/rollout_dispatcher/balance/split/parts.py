@@ -136,18 +136,18 @@ def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
     """Cost of each micro-batch, float64[R, M]; where the layout pads, of its padded shape."""
     if batch.padded is None:
         return laid_out(batch.cost, parts, layout)
-    longest = _reduced(np.maximum, batch.padded.longest, parts)
-    return longest * _reduced(np.add, batch.padded.size, parts)
+    longest = reduced(np.maximum, batch.padded.longest, parts)
+    return longest * reduced(np.add, batch.padded.size, parts)
 
 
 def laid_out(of: FloatArray, parts: Parts, layout: Layout) -> FloatArray:
     """The same of anything that samples have, float64[n]."""
     if layout is Layout.PADDED:
-        return _reduced(np.maximum, of, parts) * parts.counts
-    return _reduced(np.add, of, parts)
+        return reduced(np.maximum, of, parts) * parts.counts
+    return reduced(np.add, of, parts)
 
 
-def _reduced(by: np.ufunc, of: FloatArray | IntArray, parts: Parts) -> FloatArray:
+def reduced(by: np.ufunc, of: FloatArray | IntArray, parts: Parts) -> FloatArray:
     """What that makes of the samples of each micro-batch, float64[R, M]; 0 where it has none."""
     shape, counts, of = parts.counts.shape, parts.counts.ravel(), of[parts.sequence]
     if len(of) == len(counts) == np.count_nonzero(counts):

@@ -7,12 +7,14 @@ fit), or each sample into the first micro-batch that has room (first fit).
 Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6 4 | 5 3.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import by_falling_tokens, running_sums
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
-from rollout_dispatcher.balance.split.padded.runs import cut_padded
+from rollout_dispatcher.balance.split.padded.runs import cut_padded, most_in_run
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig
 
@@ -27,9 +29,20 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
     if held[-1] > tuning.MANY_RUNS * len(sizes) * budget:
         stops = np.append(_stops(held, np.arange(len(s)), budget), len(s))
         return _rank_by_rank(stops.tolist(), at.tolist(), ends.tolist())
+    return _all_ranks(lambda at: _stops(held, at, budget), at, ends)
+
+
+def full_runs(most: IntArray, sizes: IntArray) -> IntArray:
+    """The same of runs that hold so many samples if they begin with this one."""
+    ends, last = np.cumsum(sizes), len(most) - 1
+    return _all_ranks(lambda at: at + most[np.minimum(at, last)], ends - sizes, ends)
+
+
+def _all_ranks(stops: Callable[[IntArray], IntArray], at: IntArray, ends: IntArray) -> IntArray:
+    """Run after run, in all ranks at once. stops: where runs end that begin at these samples."""
     counts: list[IntArray] = []
     while not counts or np.count_nonzero(at < ends):
-        to = np.minimum(_stops(held, at, budget), ends)
+        to = np.minimum(stops(at), ends)
         counts.append(to - at)
         at = to
     return np.array(counts).T
@@ -100,17 +113,24 @@ def cut_ranks(ranks: list[IntArray], M: int, batch: Batch, config: PlanConfig) -
 
     M: micro-batches of a rank, where these have a fixed size.
     """
-    if config.micro_batch_size is None:
+    if config.micro_batch_size is None and config.layout is Layout.PACKED:
         return Parts.of_lists(_fitted(ranks, batch, config), config)
-    sizes = np.array([len(rank) for rank in ranks])
-    return Parts.of_ranks(np.concatenate(ranks), sizes, M, config.micro_batch_size)
+    sequence, sizes = np.concatenate(ranks), np.array([len(rank) for rank in ranks])
+    if config.micro_batch_size is not None:
+        return Parts.of_ranks(sequence, sizes, M, config.micro_batch_size)
+    s, budget = batch.tokens[sequence], config.micro_batch_tokens or 1
+    begins = np.zeros(len(s), dtype=bool)
+    begins[np.cumsum(sizes)[:-1] % len(s)] = True
+    if not ((s[1:] <= s[:-1]) | begins[1:]).all():
+        return Parts.of_lists(cut_padded(ranks, batch.tokens, budget), config)
+    counts = full_runs(most_in_run(s, budget), sizes)
+    missing = config.micro_batches(counts.shape[1]) - counts.shape[1]
+    return Parts(sequence, np.pad(counts, ((0, 0), (0, missing))))
 
 
 def _fitted(ranks: list[IntArray], batch: Batch, config: PlanConfig) -> list[list[IntArray]]:
     """Each rank's samples, falling, by first fit, or evenly where there must be more than that."""
     budget = config.micro_batch_tokens or 1
-    if config.layout is Layout.PADDED:
-        return cut_padded(ranks, batch.tokens, budget)
     fitted = first_fit(ranks, batch.tokens, budget)
     needed = max(len(rank) for rank in fitted)
     M = config.micro_batches(needed)

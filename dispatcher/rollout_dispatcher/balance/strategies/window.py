@@ -4,6 +4,7 @@ Invariant: what it splits never waits longer than what a plain method that it co
 same samples, and never needs more micro-batches.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,11 +12,11 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import bound_of, estimate
 from rollout_dispatcher.balance.split.budgets.differences import by_differences
 from rollout_dispatcher.balance.split.budgets.trades import traded
-from rollout_dispatcher.balance.split.padded.recut import recut
+from rollout_dispatcher.balance.split.padded.recut import neighbours, recut
 from rollout_dispatcher.balance.split.padded.runs import begin_cost, fewest_runs
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.splitters import splitter_for
-from rollout_dispatcher.balance.strategies import greedy, kk, round_robin
+from rollout_dispatcher.balance.strategies import dealt, greedy, kk, round_robin
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Price, Work
 from rollout_dispatcher.plan import Layout, PlanConfig, Sync, bubble
@@ -28,6 +29,8 @@ _PLAIN = (
 )
 #: Of what is not counted.
 _FREE = Price(once=0.0, sample=0.0)
+#: Compared as well where micro-batches are padded: then ranks of like samples may be enough.
+_DEALT = (dealt.STRATEGY, tuning.GREEDY_BY_COUNT, tuning.GREEDY_BY_TOKENS)
 
 
 class WindowStrategy:
@@ -42,11 +45,12 @@ class WindowStrategy:
         if alone and config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
             return best  # sorted columns are the optimum
         task = _Task(batch, config, work, best.num_micro_batches)
+        if task.may_end_elsewhere and (batch.group is not None or config.sync is Sync.STEP):
+            return task.recut(task.timed(best)).parts
         timed = task.compared(task.timed(best))
         if task.may_trade:
             timed = task.traded(timed)
-        timed = task.beside_arrival(timed)
-        return recut(batch, timed.parts, config, work) if task.may_end_elsewhere else timed.parts
+        return task.beside_arrival(timed).parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +93,47 @@ class _Task:
         """Time that no split into M micro-batches can beat."""
         return bound_of(self.batch, M, self.config)
 
+    @property
+    def plain(self) -> tuple[tuple[PlanningStrategy, Price, Price], ...]:
+        """The plain methods, with their prices."""
+        if not self.may_end_elsewhere:
+            return _PLAIN
+        many = len(self.batch) > tuning.ALWAYS_COMPARED and self.batch.group is None
+        return (_DEALT,) if many else (_DEALT, *_PLAIN)
+
     def compared(self, best: _Timed) -> _Timed:
         """These, or what a plain method makes of the same samples."""
         n, grouped = len(self.batch), self.batch.group is not None
         small = n <= (tuning.GROUPS_COMPARED_UP_TO if grouped else tuning.ALWAYS_COMPARED)
-        for plain, by_count, by_tokens in _PLAIN:
+        for plain, by_count, by_tokens in self.plain:
             if self.is_bound(best) or (not small and self.is_within_target(best)):
                 break
             if not (small and grouped) and not self.affords(best, by_count, by_tokens):
                 break
-            best = self.better(best, plain)
+            parts = plain.split(self.batch, self.config, self.work)
+            best = self.better(best, self.straight(parts))
             small = False
         return best
+
+    def recut(self, best: _Timed) -> _Timed:
+        """These, or what a plain method makes of them, with runs that end where it suits or not."""
+        if self.is_bound(best):
+            return best
+        plain = list(self.plain_parts(best))
+        has_cut = self.batch.group is not None and self.config.sync is Sync.STEP
+        again = plain if has_cut else [best.parts, *plain]
+        for parts in (*plain, *recut(self.batch, again, self.config, self.work)):
+            best = self.better(best, parts)
+        return best
+
+    def plain_parts(self, best: _Timed) -> Iterator[Parts]:
+        """What the plain methods make of them, as far as the work goes."""
+        for plain, by_count, by_tokens in (*self.plain, (round_robin.STRATEGY, _FREE, _FREE)):
+            if not self.affords(best, by_count, by_tokens):
+                break
+            yield without_fillers(
+                self.batch, plain.split(self.batch, self.config, self.work), self.config
+            )
 
     def beside_arrival(self, best: _Timed) -> _Timed:
         """These, or samples dealt as they came, which may be as good as any that pad."""
@@ -108,7 +141,14 @@ class _Task:
             return best
         if self.batch.group is not None and not self.affords(best):
             return best
-        return self.better(best, round_robin.STRATEGY)
+        parts = round_robin.STRATEGY.split(self.batch, self.config, self.work)
+        return self.better(best, self.straight(without_fillers(self.batch, parts, self.config)))
+
+    def straight(self, parts: Parts) -> Parts:
+        """Neighbours in each micro-batch where these are padded, as none is dearer then."""
+        if not self.may_end_elsewhere:
+            return parts
+        return neighbours(self.batch, parts, self.config)
 
     def affords(self, best: _Timed, by_count: Price = _FREE, by_tokens: Price = _FREE) -> bool:
         """Whether there is work for a plain method, of these prices unless groups stay whole."""
@@ -117,11 +157,8 @@ class _Task:
         price = by_count if self.config.micro_batch_tokens is None else by_tokens
         return self.work.affords(price.of(len(self.batch), *best.parts.counts.shape))
 
-    def better(self, best: _Timed, plain: PlanningStrategy) -> _Timed:
-        """The better of these and that method's, if it keeps to what comes before waiting."""
-        parts = plain.split(self.batch, self.config, self.work)
-        if plain is round_robin.STRATEGY:
-            parts = without_fillers(self.batch, parts, self.config)
+    def better(self, best: _Timed, parts: Parts) -> _Timed:
+        """The better of the two, if the second keeps to what comes before waiting."""
         if not self.may_be_better(parts, best.parts):
             return best
         other, fewer = self.timed(parts), parts.num_micro_batches < best.parts.num_micro_batches
@@ -139,9 +176,10 @@ class _Task:
 
     @property
     def may_end_elsewhere(self) -> bool:
-        """Whether whole groups tie padded micro-batches to ranks that may end them earlier."""
-        grouped = self.batch.group is not None
-        return grouped and self.first > 1 and self.config.layout is Layout.PADDED
+        """Whether padded micro-batches of several samples may end earlier, or begin elsewhere."""
+        config = self.config
+        several = config.micro_batch_size is None or config.micro_batch_size > 1
+        return config.layout is Layout.PADDED and several
 
     def traded(self, best: _Timed) -> _Timed:
         """After trades between micro-batches, from these or from Karmarkar-Karp."""

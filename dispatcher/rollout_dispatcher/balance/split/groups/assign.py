@@ -100,15 +100,12 @@ def _plainly(build: Build, groups: Groups, R: int, cap: int) -> IntArray | None:
 
 def in_turn(groups: Groups, R: int, cap: int) -> IntArray | None:
     """As they came, each to the next rank that has room."""
-    room = [cap] * R
-    rank_of = np.empty(len(groups.weight), dtype=np.int64)
-    for g, count in enumerate(groups.weight.tolist()):
-        turn = next((r % R for r in range(g, g + R) if room[r % R] >= count), None)
-        if turn is None:
-            return None
-        room[turn] -= count
-        rank_of[g] = turn
-    return rank_of
+    return _in_turn(groups.load, groups.weight, R, cap)
+
+
+def dearest_in_turn(groups: Groups, R: int, cap: int) -> IntArray | None:
+    """The same by falling load."""
+    return _plainly(_in_turn, groups, R, cap)
 
 
 def _unsorted(labels: IntArray, order: IntArray) -> IntArray:
@@ -139,6 +136,18 @@ def _by_neighbours(x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray | N
 
 def _by_differences(x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray | None:
     return _within(differencing_labels(x, R, equal_size=False), w, R, cap)
+
+
+def _in_turn(_x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray | None:
+    room = [cap] * R
+    rank_of = np.empty(len(w), dtype=np.int64)
+    for g, count in enumerate(w.tolist()):
+        turn = next((r % R for r in range(g, g + R) if room[r % R] >= count), None)
+        if turn is None:
+            return None
+        room[turn] -= count
+        rank_of[g] = turn
+    return rank_of
 
 
 def _levelled(labels: IntArray, x: FloatArray, w: IntArray, R: int, cap: int) -> IntArray:

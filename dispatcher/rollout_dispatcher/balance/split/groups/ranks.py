@@ -36,6 +36,7 @@ from rollout_dispatcher.balance.split.groups.levels import (
     runs,
 )
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
+from rollout_dispatcher.balance.split.padded.recut import recut
 from rollout_dispatcher.balance.split.padded.runs import begin_cost
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
 from rollout_dispatcher.balance.split.runs import cut_ranks
@@ -143,6 +144,8 @@ class _Task:
 
     def best(self, ways: list[Ranks], M: int) -> Parts | None:
         """Micro-batches of the first of these ways that fit, best first; None if none does."""
+        if self.config.layout is Layout.PADDED:
+            return self.best_padded(ways, M)
         most = tuning.WAYS_TRIED if len(self.batch) <= tuning.WAYS_TRIED_UP_TO else 1
         found: list[Parts] = []
         for ranks in sorted(ways, key=lambda ranks: self.estimate(ranks, M)):
@@ -151,6 +154,14 @@ class _Task:
             found += self.micro_batches(ranks, M)
             if len(found) >= most:
                 break
+        return min(found, key=self.time, default=None)
+
+    def best_padded(self, ways: list[Ranks], M: int) -> Parts | None:
+        """The same, where it takes no time to cut all of them anew where padding costs least."""
+        m = self.config.micro_batch_size or 1
+        found = sorted((min(runs(ranks, M, m), key=self.time) for ranks in ways), key=self.time)
+        if found and m > 1:
+            found += recut(self.batch, found, self.config, self.work, alone=True)
         return min(found, key=self.time, default=None)
 
     @property
@@ -230,7 +241,12 @@ def _by_padded_tokens(task: _Task) -> Parts:
     begin = begin_cost(batch.x, batch.s, task.cap)
     ways = assignments(task.groups, config.dp_size, len(batch) * task.cap)
     found = [cut_ranks(task.samples(way, batch.order), 1, batch, config) for way in ways]
-    return min(found, key=lambda parts: task.time(parts) + begin * parts.num_micro_batches)
+
+    def rating(parts: Parts) -> float:
+        return task.time(parts) + begin * parts.num_micro_batches
+
+    found.sort(key=rating)
+    return min((*found, *recut(batch, found, config, task.work, alone=True)), key=rating)
 
 
 def _tight(groups: Groups, R: int, cap: int) -> Iterator[Iterator[IntArray]]:

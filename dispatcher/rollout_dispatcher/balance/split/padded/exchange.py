@@ -27,18 +27,19 @@ def time_of_runs(starts: IntArray, x: FloatArray, R: int) -> float:
 def exchanged(starts: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
     """The best that both find, from these runs on."""
     found = fitted(x, most, R, starts)
-    climbing = found[: tuning.CLIMBING // neighbours(len(starts) - 1)]
-    climbed = [_climb(np.diff(each), x, most, R) for each in climbing]
-    return min((*climbed, found[0]), key=lambda each: time_of_runs(each, x, R))
+    first = found[: tuning.CLIMBING // neighbours(len(starts) - 1)]
+    better = [climbed(np.diff(each), x, most, R) for each in first]
+    return min((*better, found[0]), key=lambda each: time_of_runs(each, x, R))
 
 
-def lacking_first(n: int, runs: int, most: int, R: int, x: FloatArray) -> IntArray:
-    """Where runs begin, and the end, if the first lack all that there is to lack, and then climb.
+def lacking_first(n: int, runs: int, most: int) -> IntArray:
+    """Items of each run if the first lack all that there is to lack.
 
     Of n items up to `most` in a run: single long ones are what padding costs most.
     """
     lacks = runs * most - n - np.arange(runs) * (most - 1)
-    return _climb(most - np.clip(lacks, 0, most - 1), x, np.full(n, most), R)
+    count: IntArray = most - np.clip(lacks, 0, most - 1)
+    return count
 
 
 def climbing(R: int, M: int) -> float:
@@ -47,7 +48,7 @@ def climbing(R: int, M: int) -> float:
     return tuning.CLIMB.of(tuning.CLIMBS * looked_at, 0, 0)
 
 
-def _climb(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
+def climbed(count: IntArray, x: FloatArray, most: IntArray, R: int) -> IntArray:
     """count: items of each run."""
     runs = len(count)
     order = np.argsort(-count * x[np.cumsum(count) - count], kind="stable")

@@ -7,147 +7,234 @@ Where whole groups stay on ranks, neighbours in length cannot go to any rank tha
 rank may end its runs early. As full as the limit allows, a run may hold many short samples beside
 one long. Which ends are best is a program over a rank's samples: where ranks meet once a step its
 runs cost the least in all, where they meet at every micro-step they exceed what the other ranks
-have there by the least. Ranks take turns until none gains.
+have there by the least. All ranks cut anew until none gains, from several cuts to begin with.
+
+Several splits are cut at once, ranks of all of them side by side: one that is behind with runs as
+full as can be may be ahead with these.
 
 Example, up to 3 samples, costs 9 2 2 1 on a rank with two micro-batches: 9 2 2 | 1 costs 27 + 1,
 and 9 | 2 2 1 takes 9 + 6.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.micro_batch_order import rearranged
-from rollout_dispatcher.balance.split.padded.runs import most_in_run
-from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, time_of
+from rollout_dispatcher.balance.order import by_label
+from rollout_dispatcher.balance.split.padded.ends import least_runs
+from rollout_dispatcher.balance.split.padded.runs import most_in_run, places_of
+from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, reduced
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
 
 
-def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
-    """The same ranks with runs that end elsewhere, if that takes less; else `parts`.
+def recut(
+    batch: Batch, splits: Sequence[Parts], config: PlanConfig, work: Work, *, alone: bool = False
+) -> list[Parts]:
+    """The best that runs which end elsewhere make of any of these, for each count of micro-batches.
 
-    work: pays for it, as far as it goes.
+    splits: the most promising first. work: pays for it, as far as it goes; the last ones are left
+    out where it does not. alone: whether ranks cut as if they never waited for others, which is
+    quick.
     """
-    if len(batch) == parts.counts.size * (config.micro_batch_size or 0):
-        return parts  # all are full, so runs end nowhere else
-    ranks = _Ranks.of(batch, parts, config)
-    if not ranks.paid_by(work, len(ranks.sizes)):
-        return parts
-    table = _costs(batch.x[ranks.places], ranks)
-    pace = np.zeros(parts.counts.shape)
-    counts, alone = _least(table, ranks.sizes, pace)
-    found = [parts, Parts(ranks.sequence, counts)]
-    if config.sync is Sync.MICRO_STEP:
-        own = -np.sort(-matrix(batch, parts, config.layout), axis=1)
-        work = work.share(tuning.WORK_ON_RECUTS)
-        for cost in (alone, own):
-            found += _in_turns(table, ranks, cost, work)
-        found += [_dearest_first(batch, each, config) for each in found]
-    return min(found, key=lambda each: time_of(batch, each, config))
+    alone |= config.sync is Sync.STEP or config.dp_size == 1
+    found = []
+    for M in sorted({each.num_micro_batches for each in splits}):
+        fewer = [_with_room(each, M) for each in splits if each.num_micro_batches <= M]
+        found.append(_recut(batch, fewer, config, work, alone))
+    return [each for each in found if each is not None]
 
 
-def _dearest_first(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
-    """Each rank's micro-batches by what they cost, which is not always by their longest."""
-    (R, M), cost = parts.counts.shape, matrix(batch, parts, config.layout)
-    return rearranged(parts, np.arange(R)[:, None] * M + np.argsort(-cost, axis=1, kind="stable"))
+def _with_room(parts: Parts, M: int) -> Parts:
+    """With empty micro-batches up to so many."""
+    missing = M - parts.num_micro_batches
+    return Parts(parts.sequence, np.pad(parts.counts, ((0, 0), (0, missing)))) if missing else parts
+
+
+def _recut(
+    batch: Batch, splits: list[Parts], config: PlanConfig, work: Work, alone: bool
+) -> Parts | None:
+    M = splits[0].num_micro_batches
+    if M == 1 or len(batch) == splits[0].counts.size * (config.micro_batch_size or 0):
+        return None  # all are full, so runs end nowhere else
+    most = _most(batch, config)
+    while splits and not work.affords(_price(splits, int(most[-1]))):
+        splits = splits[: len(splits) // 2]
+    if not splits:
+        return None
+    ranks = _Ranks.of(batch, splits, most)
+    cuts = ranks.cut(np.arange(len(splits)))
+    found = [cuts.least(config.sync)]
+    if not alone:
+        own = [-np.sort(-matrix(batch, each, config.layout), axis=1) for each in splits]
+        found += _in_rounds(ranks, cuts, np.stack(own), work)
+    return ranks.parts(min(found, key=lambda cut: cut.time))
+
+
+def neighbours(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
+    """As many samples in each micro-batch, but neighbours in length; then like with like.
+
+    None costs more than before: what is longest in the second is no longer than the longest two.
+    """
+    (R, M), at = parts.counts.shape, np.empty(len(batch), dtype=np.int64)
+    at[batch.dearest_first] = np.arange(len(batch))
+    first = reduced(np.minimum, at, parts).ravel()
+    first[parts.counts.ravel() == 0] = len(batch)
+    turns = np.argsort(first, kind="stable")
+    counts = parts.counts.ravel()[turns]
+    load: FloatArray = np.append(batch.falling, 0.0)[counts.cumsum() - counts] * counts
+    place = np.empty(R * M, dtype=np.int64)
+    place[places_of(load, R, M, config.sync is Sync.STEP)] = np.arange(R * M)
+    return rearranged(Parts(batch.dearest_first, counts.reshape(R, M)), place.reshape(R, M))
+
+
+class _Cut(NamedTuple):
+    """What it takes; number of the split; and of its runs, int64[R, M] and float64[R, M], the
+    samples and the cost.
+    """
+
+    time: float
+    of: int
+    counts: IntArray
+    cost: FloatArray
+
+
+class _Cuts(NamedTuple):
+    """of: int64[rows], the split that each is of. counts: int64[rows, R, M], samples of each run,
+    and cost: float64[rows, R, M], what it takes.
+    """
+
+    of: IntArray
+    counts: IntArray
+    cost: FloatArray
+
+    def time(self, sync: Sync) -> FloatArray:
+        """What each takes, float64[rows], if every rank's runs are sorted by what they cost."""
+        if sync is Sync.STEP:
+            of_ranks: FloatArray = self.cost.sum(axis=2).max(axis=1)
+            return of_ranks
+        of_steps: FloatArray = np.sort(self.cost, axis=2).max(axis=1).sum(axis=1)
+        return of_steps
+
+    def least(self, sync: Sync) -> _Cut:
+        """The one that takes least."""
+        time = self.time(sync)
+        best = int(time.argmin())
+        return _Cut(float(time[best]), int(self.of[best]), self.counts[best], self.cost[best])
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """What each rank has, in falling order.
+    """What each rank of each split has, in falling order.
 
-    sequence: int64[n], samples rank by rank. sizes: int64[R], how many each has. places: int64[R,
-    most of a rank], where they are among all. width: int64[R, most of a rank], samples that a run
-    may have which begins there; 0 beyond the last. M: runs of a rank.
+    sequence: int64[splits, n], samples rank by rank. sizes: int64[splits, R], how many each has.
+    table: float64[width, splits, R, most of a rank], what a run of j + 1 samples costs that begins
+    at i; inf where none may. M: runs of a rank.
     """
 
     sequence: IntArray
     sizes: IntArray
-    places: IntArray
-    width: IntArray
+    table: FloatArray
     M: int
 
     @classmethod
-    def of(cls, batch: Batch, parts: Parts, config: PlanConfig) -> "_Ranks":
+    def of(cls, batch: Batch, splits: list[Parts], most: IntArray) -> "_Ranks":
         """Of micro-batches whose ranks are to stay as they are."""
-        sizes, M = parts.counts.sum(axis=1), parts.num_micro_batches
-        rank_of = np.empty(len(batch), dtype=np.int64)
-        rank_of[parts.sequence] = np.repeat(np.arange(len(sizes)), sizes)
-        sequence = np.argsort(rank_of[batch.order], kind="stable")
+        n, M = len(batch), splits[0].num_micro_batches
+        sizes = np.stack([each.counts.sum(axis=1) for each in splits])
+        places = np.stack([_by_rank(batch, each) for each in splits])
         at = np.arange(int(sizes.max()))
-        places = sequence[np.minimum((sizes.cumsum() - sizes)[:, None] + at, len(batch) - 1)]
-        left = sizes[:, None] - at  # samples from here on; each other run takes one of them
-        width = np.minimum(_most(batch.s[places], config), left)
-        width = np.clip(width, 0, np.maximum(sizes - M + 1, 1)[:, None])
-        return cls(batch.order[sequence], sizes, places, width, M)
+        first = sizes.cumsum(axis=1) - sizes
+        own = np.minimum(first[:, :, None] + at, n - 1)
+        own = places[np.arange(len(splits))[:, None, None], own]
+        left = sizes[:, :, None] - at  # samples from here on; each other run takes one of them
+        width = np.minimum(most[own], left)
+        width = np.clip(width, 0, np.maximum(sizes - M + 1, 1)[:, :, None])
+        length = np.arange(1, int(width.max()) + 1)[:, None, None, None]
+        table = np.where(length <= width, length * batch.x[own], np.inf)
+        return cls(batch.order[places], sizes, table, M)
 
-    def paid_by(self, work: Work, ranks: int) -> bool:
-        """Whether so many ranks can be cut once for what is left."""
-        size = ranks * self.width.shape[1] * int(self.width.max())
-        return work.affords(tuning.RECUT.of(size, self.M, self.M))
+    def price(self, rows: int) -> float:
+        """Operations of cutting so many splits once."""
+        return tuning.RECUT.of(rows * self.table[:, 0].size, self.M, self.M)
+
+    def cut(self, of: IntArray, pace: FloatArray | None = None) -> _Cuts:
+        """These splits; pace: float64[rows, R, M], what others take in each micro-step."""
+        table, sizes = self.table[:, of], self.sizes[of]
+        shape = (*sizes.shape, self.M)
+        pace = None if pace is None else pace.reshape(-1, self.M)
+        table = table.reshape(len(table), sizes.size, -1)
+        counts, cost = least_runs(table, sizes.ravel(), self.M, pace)
+        return _Cuts(of, counts.reshape(shape), cost.reshape(shape))
+
+    def parts(self, cut: _Cut) -> Parts:
+        """The dearest run of each rank first, whatever is longest there."""
+        turns = np.argsort(-cut.cost, axis=1, kind="stable")
+        source = np.arange(len(turns))[:, None] * self.M + turns
+        return rearranged(Parts(self.sequence[cut.of], cut.counts), source)
 
 
-def _most(s: IntArray, config: PlanConfig) -> IntArray:
-    """Samples that a run may have which begins with each of tokens `s`."""
+def _price(splits: list[Parts], most: int) -> float:
+    """Operations of cutting these for the first time, with runs of so many samples at most."""
+    sizes = [each.counts.sum(axis=1) for each in splits]
+    (R, M), longest = splits[0].counts.shape, max(int(each.max()) for each in sizes)
+    size = len(splits) * R * longest * min(most, max(longest - M + 1, 1))
+    return tuning.RECUT.of(size, M, M)
+
+
+def _by_rank(batch: Batch, parts: Parts) -> IntArray:
+    """Places among falling samples, rank by rank."""
+    sizes = parts.counts.sum(axis=1)
+    rank_of = np.empty(len(batch), dtype=np.int64)
+    rank_of[parts.sequence] = np.repeat(np.arange(len(sizes)), sizes)
+    return by_label(rank_of[batch.order], len(sizes))
+
+
+def _most(batch: Batch, config: PlanConfig) -> IntArray:
+    """Samples that a run may have which begins with each of falling samples."""
     if config.micro_batch_tokens is None:
-        return np.full(s.shape, config.micro_batch_size or 1)
-    return most_in_run(s, config.micro_batch_tokens)
+        return np.full(len(batch), config.micro_batch_size or 1)
+    return most_in_run(batch.s, config.micro_batch_tokens)
 
 
-def _costs(x: FloatArray, ranks: _Ranks) -> FloatArray:
-    """What a run of j + 1 samples costs that begins at i: float64[R, j, i]; inf where none may."""
-    length = np.arange(1, int(ranks.width.max()) + 1)[:, None]
-    cost: FloatArray = np.where(length <= ranks.width[:, None], length * x[:, None], np.inf)
+def _in_rounds(ranks: _Ranks, alone: _Cuts, own: FloatArray, work: Work) -> Iterator[_Cut]:
+    """The best after each round, in which all ranks cut anew beside what others took before.
+
+    From runs that cost the least in all, from what was there, and from runs of like counts; the
+    better ones go on. own: float64[splits, R, M], what micro-batches take before.
+    """
+    of, least = np.tile(alone.of, 3), np.full(3 * len(own), np.inf)
+    before = np.concatenate((alone.cost, own, _even(ranks)))
+    for _ in range(tuning.RECUT_ROUNDS):
+        if not work.affords(ranks.price(len(of))):
+            return
+        cuts = ranks.cut(of, _others(before))
+        yield cuts.least(Sync.MICRO_STEP)
+        time = cuts.time(Sync.MICRO_STEP)
+        gains = np.flatnonzero(time < least * (1 - 1e-9))
+        if not len(gains):
+            return
+        gains = gains[np.argsort(time[gains], kind="stable")]
+        gains = gains[: -(-len(gains) // tuning.RECUT_KEPT)]
+        of, before, least = of[gains], cuts.cost[gains], time[gains]
+
+
+def _even(ranks: _Ranks) -> FloatArray:
+    """What runs of like counts take, float64[splits, R, M], even if so many may not share one."""
+    ends = ranks.sizes[:, :, None] * np.arange(1, ranks.M + 1) // ranks.M
+    count = np.diff(ends, axis=2, prepend=0)
+    first = np.minimum(ends - count, ranks.table.shape[3] - 1)
+    alone = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
+    cost: FloatArray = count * alone
     return cost
 
 
-def _in_turns(table: FloatArray, ranks: _Ranks, cost: FloatArray, work: Work) -> Iterator[Parts]:
-    """After each round, in which each rank cuts its samples anew, the dearest first.
-
-    cost: float64[R, M], what micro-batches take before.
-    """
-    counts, cost, last = np.zeros(cost.shape, dtype=np.int64), cost.copy(), np.inf
-    for _ in range(tuning.RECUT_ROUNDS if len(cost) > 1 else 0):
-        for r in np.argsort(-cost.sum(axis=1), kind="stable").tolist():
-            if not ranks.paid_by(work, 1):
-                return
-            pace = np.delete(cost, r, axis=0).max(axis=0)
-            one = slice(r, r + 1)
-            counts[one], cost[one] = _least(table[one], ranks.sizes[one], pace[None])
-        yield Parts(ranks.sequence, counts.copy())
-        time = float(cost.max(axis=0).sum())
-        if not time < last * (1 - 1e-9):
-            return
-        last = time
-
-
-def _least(table: FloatArray, sizes: IntArray, pace: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Samples of each run, int64[R, M], and its cost, float64[R, M], of some ranks.
-
-    pace: float64[R, M], what others take in each micro-step; below that it hardly matters what a
-    run costs.
-    """
-    (R, width, n), M = table.shape, pace.shape[1]
-    counts, cost, rows = np.zeros((R, M), dtype=np.int64), np.zeros((R, M)), np.arange(R)
-    after = np.minimum(np.arange(1, width + 1)[:, None] + np.arange(n), n)
-    rest = np.full((R, n + 1), np.inf)
-    rest[rows, sizes] = 0.0
-    lengths = np.zeros((M, R, n), dtype=np.int64)
-    own = tuning.RECUT_OWN * table
-    for j in range(M - 1, -1, -1):
-        total = np.maximum(table, pace[:, j, None, None]) + own + rest[:, after]
-        lengths[j], least = total.argmin(axis=1) + 1, total.min(axis=1)
-        has = sizes > j  # ranks of fewer samples have fillers from there on
-        rest[has, :n], rest[has, n] = least[has], np.inf
-    at = np.zeros(R, dtype=np.int64)
-    for j in range(M):
-        has = at < sizes
-        begin = np.minimum(at, n - 1)
-        taken = lengths[j][rows, begin]
-        counts[:, j] = np.where(has, taken, 0)
-        cost[:, j] = np.where(has, table[rows, taken - 1, begin], 0.0)
-        at += counts[:, j]
-    return counts, cost
+def _others(cost: FloatArray) -> FloatArray:
+    """The most that any other rank takes in each micro-step, float64[rows, R, M]."""
+    second, first = np.moveaxis(np.partition(cost, -2, axis=1)[:, -2:], 1, 0)
+    most: FloatArray = np.where(cost == first[:, None], second[:, None], first[:, None])
+    return most

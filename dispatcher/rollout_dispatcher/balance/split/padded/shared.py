@@ -20,6 +20,7 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import running_sums
+from rollout_dispatcher.balance.split.padded.ends import least_runs
 from rollout_dispatcher.balance.split.padded.levels import (
     Program,
     around,
@@ -111,17 +112,17 @@ def _least_totals(items: Items, R: int, M: int) -> list[IntArray]:
     width, longest = _width(items), items.longest
     if width * len(longest) * R * M > tuning.SHARED_TABLE:
         return _levelled(items, R, M)
-    cost = _costs(items, width)
-    share = float((longest * items.size).sum()) / R
-    found: list[IntArray] = []
-    for part in (np.inf, *tuning.LARGEST_RUN, *tuning.LARGER_RUN):
-        if part in tuning.LARGER_RUN and len(found) > 1:
-            break
-        capped = np.where(cost <= max(part * share, float(cost[0].max())), cost, np.inf)
-        starts = _least_total(capped, R * M)
-        if starts is not None and not any(np.array_equal(starts, each) for each in found):
+    cost, share = _costs(items, width), float((longest * items.size).sum()) / R
+    found = _capped(cost, R * M, [np.inf])
+    if not found:
+        return []
+    held, floor = running_sums(items.size), float(cost[0].max())
+    largest = float((np.diff(held[found[0]]) * longest[found[0][:-1]]).max())
+    caps = [max(part * share, floor) for part in (*tuning.LARGEST_RUN, *tuning.LARGER_RUN)]
+    for starts in _capped(cost, R * M, [cap for cap in caps if cap < largest]):
+        if not any(np.array_equal(starts, each) for each in found):
             found.append(starts)
-    return found
+    return found[: 1 + len(tuning.LARGEST_RUN)]
 
 
 def _width(items: Items) -> int:
@@ -141,19 +142,32 @@ def _costs(items: Items, width: int) -> FloatArray:
     return cost
 
 
-def _least_total(cost: FloatArray, runs: int) -> IntArray | None:
-    """Where so many runs begin that cost the least in all, and the end; None: they hold not all."""
-    width, n = cost.shape
-    after = np.minimum(np.arange(1, width + 1)[:, None] + np.arange(n), n)
-    best = np.append(np.full(n, np.inf), 0.0)
-    lengths = []
-    for _ in range(runs):
-        total = cost + best[after]
-        lengths.append(total.argmin(axis=0))
-        best = np.append(total.min(axis=0), np.inf)
-    if best[0] == np.inf:
-        return None
-    starts = [0]
-    for taken in reversed(lengths):
-        starts.append(starts[-1] + int(taken[starts[-1]]) + 1)
-    return np.array(starts)
+def _capped(cost: FloatArray, runs: int, caps: list[float]) -> list[IntArray]:
+    """Where so many runs begin that cost the least in all, and the end, for each of these caps.
+
+    None for a cap within which runs do not hold all items.
+    """
+    if not caps:
+        return []
+    tables = np.where(cost[:, None] <= np.array(caps)[:, None], cost[:, None], np.inf)
+    n = cost.shape[1]
+    counts, _ = least_runs(tables, np.full(len(caps), n), runs)
+    return [np.append(0, np.cumsum(each)) for each in counts if each.sum() == n]
+
+
+def first_fit_items(size: IntArray, bins: int, most: int) -> IntArray | None:
+    """Micro-batch of each item, in this order, the first that has room; None if one finds none.
+
+    Rooms only shrink, so that for items of a size no place is looked at twice.
+    """
+    room, first = [most] * bins, [0] * (most + 1)
+    place = np.empty(len(size), dtype=np.int64)
+    for i, each in enumerate(size.tolist()):
+        at = first[each]
+        while at < bins and room[at] < each:
+            at += 1
+        if at == bins:
+            return None
+        first[each] = place[i] = at
+        room[at] -= each
+    return place
