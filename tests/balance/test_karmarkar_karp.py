@@ -74,7 +74,14 @@ def test_ties_merge_as_in_the_textbook(equal_size: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [list, np.array, torch.tensor, lambda v: [torch.tensor(x) for x in v]]
+    "make",
+    [
+        list,
+        np.array,
+        torch.tensor,
+        lambda v: np.array(v, np.float16),
+        lambda v: [torch.tensor(x) for x in v],
+    ],
 )
 def test_lists_arrays_and_tensors_give_the_same_lists(make: Any) -> None:
     lengths = [8, 7, 6, 5, 4, 4]

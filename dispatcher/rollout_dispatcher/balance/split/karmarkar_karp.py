@@ -83,7 +83,8 @@ def _are_whole(values: NDArray[Any]) -> bool:
     """Whether all are whole numbers, as costs mostly are, and exact as int64."""
     if values.ndim != 1 or values.dtype.kind != "f" or not len(values):
         return False
-    return bool(values.max() < _EXACT and values.min() >= 0 and (values % 1 == 0).all())
+    least, most = float(values.min()), float(values.max())  # a half has no number like _EXACT
+    return most < _EXACT and least >= 0 and bool((values % 1 == 0).all())
 
 
 def _partition(lengths: list[int], k: int, equal_size: bool) -> list[list[int]]:
@@ -195,7 +196,7 @@ class _Differencing:
             second = self._pop(heap, keys)
             if len(state) + len(second) > self.k:
                 return self.merge(sorted(state), second)
-            state = state + second if len(second) > 1 else [*state, second[0]]
+            state += second  # in place: nobody else has it, and sets may be many
         return sorted(state)
 
     def labels(self, heads: Sequence[int]) -> IntArray:
