@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -20,6 +21,7 @@ from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
 from tests.support.descriptors import a_lingering_socket, open_descriptors
 from tests.support.samples import span_of
 from tests.support.server import eventually
+from tests.support.shared_memory import SEGMENT
 from tests.workers.support.peers import Peer, ScriptedDispatcher, sample, step
 
 IDS = list(range(MAPPED_BYTES // 8))
@@ -115,6 +117,72 @@ def test_a_segment_is_closed_once_its_micro_batch_is_gathered(
         taken.commit()
         del received, taken
         assert open_descriptors() == before
+
+
+def test_segments_are_kept_for_the_next_micro_batch_and_closed_after_the_last(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    first, second = sample(list(range(9000))), sample(list(range(100, 9100)))
+    spans = [span_of(first), span_of(second)]
+    after = len(spans[0])
+    with (
+        joined(dispatcher, threads) as (client, peer),
+        opened(lambda: write_segment(spans)) as both,
+    ):
+        before = open_descriptors()
+        peer.send(step(0, 3))
+        peer.expect(m.Prepared)
+        peer.send(m.Release(step=0))
+        shared = Shared([sum(map(len, spans))], [(0, 0)], keep=True)
+        frame = b"".join(micro_batch(0, 0, [first], shared=shared))
+        socket.send_fds(peer._sock, [frame], [both])
+        shared = Shared([], [(0, after), (0, 0)], keep=True)
+        peer.send_bytes(b"".join(micro_batch(0, 1, [second, first], shared=shared)))
+        taken = client.next_step(10)
+        assert taken is not None
+        received = [taken.micro_batch(at) for at in range(2)]
+        ids = [arrays(it.payload, it.blocks)["input_ids"].tolist() for it in received]
+        assert ids == [list(range(9000)), [*range(100, 9100), *range(9000)]]
+        assert len(open_descriptors()) == len(before) + 1  # for the third
+        peer.send_bytes(b"".join(micro_batch(0, 2, [SAMPLE])))  # says nothing of them
+        taken.micro_batch(2)
+        assert open_descriptors() == before
+
+
+def test_what_is_kept_ends_with_the_connection(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    with (
+        joined(dispatcher, threads) as (client, peer),
+        opened(lambda: write_segment([span_of(SAMPLE)])) as good,
+    ):
+        before = open_descriptors()
+        peer.send(step(0, 2))
+        peer.expect(m.Prepared)
+        peer.send(m.Release(step=0))
+        frame = b"".join(
+            micro_batch(0, 0, [SAMPLE] * 2, shared=Shared([NBYTES], [(0, 0)] * 2, keep=True))
+        )
+        socket.send_fds(peer._sock, [frame], [good])
+        taken = client.next_step(10)
+        assert taken is not None
+        taken.micro_batch(0)
+        assert len(open_descriptors()) == len(before) + 1
+        peer.close()
+        again = dispatcher.accept()
+        again.welcome_rank(capabilities=[SHARED_MEMORY])
+        eventually(lambda: not held_segments(), "the segment is closed")
+        again.send_bytes(  # counts from 0 again, of which there is none
+            b"".join(micro_batch(0, 1, [SAMPLE], shared=Shared([], [(0, 0)])))
+        )
+        with pytest.raises(ProtocolError, match="of segment 0, which has 0"):
+            taken.micro_batch(1)
+
+
+def held_segments() -> list[str]:
+    """Those that this process has open, but for the test's own."""
+    opened = [one.readlink() for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return [str(it) for it in opened if SEGMENT in str(it)][1:]
 
 
 @pytest.mark.parametrize("count", [0, 3 * m.MAX_SEGMENTS])
