@@ -92,6 +92,10 @@ class Load:
         whole, rest = divmod(self.samples, self.pool)
         return int(whole * self.nbytes.sum() + self.nbytes[:rest].sum())
 
+    def stepping(self, batch: int, push: int) -> "Load":
+        """As many samples in steps and pushes of other sizes, as far as whole steps go."""
+        return replace(self, batch=batch, push=push, steps=max(1, self.samples // batch))
+
     @property
     def quick(self) -> "Load":
         """The same in a tenth of the steps, to see that it works."""
