@@ -102,11 +102,13 @@ class Shared(NamedTuple):
     """Which samples of a micro-batch the rank finds in shared memory.
 
     sizes: bytes of each segment whose descriptor comes along. places: of each sample the index of
-    its segment and the byte there that its span begins at, or None.
+    its segment, those that the rank has kept first, and the byte there that its span begins at, or
+    None. keep: whether it keeps all of these for the next one.
     """
 
     sizes: Sequence[int]
     places: Sequence[tuple[int, int] | None]
+    keep: bool = False
 
 
 def micro_batch(
@@ -143,7 +145,9 @@ def micro_batch(
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
     if shared is not None:
-        header["segments"], header["segment_places"] = shared
+        header["segments"], header["segment_places"], keep = shared
+        if keep:
+            header["keep_segments"] = True
         here = [place is None for place in shared.places]
         payload, nbytes = _gather_some(schema, held, rows, here)
     elif are_in_memory(held.payloads):

@@ -48,6 +48,8 @@ COMMIT_TIMES = "commit-times"
 REFERENCES = "references"
 #: Payloads may stay in shared memory, of which file descriptors are sent: over Unix sockets only.
 SHARED_MEMORY = "shared-memory"
+#: And a DP rank keeps descriptors for the micro-batches that follow, which need not come again.
+KEPT_SEGMENTS = "kept-segments"
 #: The dispatcher says in a word why a sample is refused: a client can tell what to push again.
 REASONS = "reasons"
 #: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
@@ -57,7 +59,7 @@ OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, COMMIT_TIMES, REFERENCES})
 #: What this release speaks.
 OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
 #: What it speaks where file descriptors can be sent.
-OURS_ON_ONE_HOST = Offer(OURS.versions, OURS.capabilities | {SHARED_MEMORY})
+OURS_ON_ONE_HOST = Offer(OURS.versions, OURS.capabilities | {SHARED_MEMORY, KEPT_SEGMENTS})
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

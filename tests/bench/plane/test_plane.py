@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.bench.plane.load.check import WHOLE_EVERY, Checker
-from tests.bench.plane.load.loads import LOADS, Array, Load
+from tests.bench.plane.load.loads import LOADS, Array, Load, find
+from tests.bench.plane.measure.shared import _rate_rows
 from tests.bench.plane.rows import latency_rows, percentile, row, write
 
 
@@ -62,6 +63,21 @@ def test_being_watched_is_measured_of_every_process(tmp_path: Path) -> None:
     processes = json.loads(kept.read_text())["processes"]
     assert list(processes) == ["all", "producer", "dispatcher", "ranks"]
     assert all(0.2 < at["low"] <= at["ratio"] <= at["high"] < 5 for at in processes.values())
+
+
+def test_a_load_of_other_sizes_is_found_by_its_order() -> None:
+    load = LOADS["26k"].stepping(1024, 256)
+    assert (load.batch, load.push, load.samples) == (1024, 256, LOADS["26k"].samples)
+    assert find(load.order()) == load
+
+
+def test_what_is_held_to_tcp_has_floors_that_say_how_far_apart_both_can_be() -> None:
+    rates = {"raw-tcp": [8.0], "raw-relay": [4.0], "raw-segments": [5.0]}
+    ours = {"over-tcp": [1.0], "shared": [1.2]}
+    rows = {it.name: it for it in _rate_rows(LOADS["26k"], rates | ours, beside_tcp=True)}
+    assert rows["raw-segments-26k"].ratio == 1.25
+    assert rows["shared-26k"].ratio == 1.2
+    assert rows["raw-relay-26k"].ratio == 0.5
 
 
 def packed(load: Load, indexes: range) -> tuple[dict[str, Array], Array]:

@@ -40,3 +40,15 @@ def test_what_nobody_claims_ends_with_the_connection() -> None:
     arrivals.put(some(2))
     del arrivals
     assert are_closed_again(before)
+
+
+def test_what_is_kept_stays_until_it_is_let_go_or_the_connection_ends() -> None:
+    before, arrivals = open_descriptors(), Arrivals(2)
+    for end in (arrivals.let_go, arrivals.close):
+        arrivals.put(some(1))
+        arrivals.kept = [(arrivals.take(1)[0], 8)]
+        assert len(open_descriptors()) == len(before) + 1
+        end()
+        assert open_descriptors() == before
+        end()  # once more closes nothing of others'
+        assert open_descriptors() == before

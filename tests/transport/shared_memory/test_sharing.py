@@ -44,7 +44,7 @@ def test_what_is_shared_is_found_where_it_is_said_to_be(
     found = share(spans, most)
     if found is None:
         return
-    (sizes, places), descriptors = found.shared, found.descriptors
+    (sizes, places, _), descriptors = found.shared, found.descriptors
     assert len(sizes) == len(descriptors) <= most
     by_segment = dict.fromkeys(range(len(sizes)), 0)
     for span, place in zip(spans, places, strict=True):
@@ -86,3 +86,29 @@ def test_an_empty_span_lies_nowhere() -> None:
     found = share(spans, MOST)
     assert found is not None
     assert found.shared.places == [(0, 0), None]
+
+
+def test_what_the_rank_has_kept_is_not_sent_again() -> None:
+    first, second, third = (spans_of([LEAST_BYTES] * 2) for _ in range(3))
+    before = share([first[0], second[0]], MOST)
+    assert before is not None
+    found = share([third[0], second[1]], MOST, before.numbers)
+    assert found is not None
+    assert found.shared.sizes == [2 * LEAST_BYTES]  # the third's alone
+    assert found.shared.places == [(2, 0), (1, LEAST_BYTES)]
+    [descriptor] = found.descriptors
+    assert os.pread(descriptor, LEAST_BYTES, 0) == third[0]
+    again = share([first[1], third[1]], 0, found.numbers)
+    assert again is not None
+    assert (again.shared.sizes, again.descriptors) == ([], [])
+    assert again.shared.places == [(0, LEAST_BYTES), (2, LEAST_BYTES)]
+
+
+def test_of_what_the_rank_has_kept_few_bytes_are_shared_too() -> None:
+    [large, small] = spans_of([LEAST_BYTES, 8])
+    before = share([large], MOST)
+    assert before is not None
+    [other] = spans_of([LEAST_BYTES])
+    found = share([small, other], MOST, before.numbers)
+    assert found is not None
+    assert found.shared.places == [(0, LEAST_BYTES), (1, 0)]

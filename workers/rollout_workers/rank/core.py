@@ -20,6 +20,7 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import (
     COMMIT_TIMES,
+    KEPT_SEGMENTS,
     OF_RANKS,
     SHARED_MEMORY,
     STEP_TIMES,
@@ -107,7 +108,7 @@ class RankCore:
 
     @property
     def _offers(self) -> frozenset[str]:
-        return frozenset({SHARED_MEMORY} if self.shares_memory else ())
+        return frozenset({SHARED_MEMORY, KEPT_SEGMENTS} if self.shares_memory else ())
 
     def lost(self) -> None:
         """Nothing said from here on is heard; the next HELLO will tell it."""

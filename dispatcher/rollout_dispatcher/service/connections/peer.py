@@ -28,7 +28,13 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
-from rollout_dispatcher.protocol.versions import OURS, OURS_ON_ONE_HOST, SHARED_MEMORY, Terms
+from rollout_dispatcher.protocol.versions import (
+    KEPT_SEGMENTS,
+    OURS,
+    OURS_ON_ONE_HOST,
+    SHARED_MEMORY,
+    Terms,
+)
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.transport.memory import uninitialised
@@ -135,8 +141,8 @@ class Peer(StreamProtocol):
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
         self.role = "unknown"
-        #: Whether it and we may send each other descriptors of shared memory.
-        self.shares_memory = False
+        #: Whether it and we may send each other descriptors of shared memory, and it keeps some.
+        self.shares_memory = self.keeps_segments = False
         #: Whether its hello was answered; a DP rank is told nothing before that.
         self.welcomed = False
         self.last_heard = clock()
@@ -361,6 +367,7 @@ class Peer(StreamProtocol):
     def _take_descriptors(self) -> None:
         """A producer may send descriptors from now on, if that was agreed; a rank is sent some."""
         self.shares_memory = SHARED_MEMORY in self.terms.capabilities
+        self.keeps_segments = KEPT_SEGMENTS in self.terms.capabilities
         if not self.shares_memory:
             return
         assert isinstance(self._transport, StreamTransport)

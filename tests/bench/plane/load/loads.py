@@ -92,6 +92,10 @@ class Load:
         whole, rest = divmod(self.samples, self.pool)
         return int(whole * self.nbytes.sum() + self.nbytes[:rest].sum())
 
+    def stepping(self, batch: int, push: int) -> "Load":
+        """As many samples in steps and pushes of other sizes, as far as whole steps go."""
+        return replace(self, batch=batch, push=push, steps=max(1, self.samples // batch))
+
     @property
     def quick(self) -> "Load":
         """The same in a tenth of the steps, to see that it works."""
@@ -99,7 +103,7 @@ class Load:
 
     def order(self) -> dict[str, object]:
         """What a process has to be told to find this load."""
-        return {"load": self.name, "steps": self.steps}
+        return {"load": self.name, **{size: getattr(self, size) for size in SIZES}}
 
     def fields(self, index: int) -> dict[str, Array]:
         """The tensors of one sample of the pool."""
@@ -121,6 +125,9 @@ def _feature(index: int, position: IntArray) -> NDArray[np.float16]:
 
 #: 26 kB in the mean, as reasoning rollouts of some thousand tokens are.
 LOGNORMAL = Shape(2000, spread=0.8)
+
+#: What may be another than `LOADS` has it, where a load is run in other sizes.
+SIZES = ("batch", "push", "steps")
 
 #: One step in so many of a run is left when it is to be quick.
 QUICK = 10
@@ -168,4 +175,4 @@ LOADS = {
 
 def find(order: Mapping[str, Any]) -> Load:
     """The load of an `order`."""
-    return replace(LOADS[order["load"]], steps=order["steps"])
+    return replace(LOADS[order["load"]], **{size: order[size] for size in SIZES})

@@ -1,15 +1,17 @@
 """`against-*`: the same samples through what else there is, each peer at its best batch size.
 
-26 kB samples from one producer process to two consumer processes that check what they get, with a
-run for each batch size to find the best, then alternating runs of ours and the peer's. Our ranks
-prefetch as those of `end-to-end` do; peers' consumers find whatever their queue has.
-`shared-against-*` are the same where ours connect over a Unix socket, so that payloads are shared
-memory. Peers live in an environment of their own, which `make bench-plane` makes; without it these
-rows are left out, which is said.
+26 kB samples from one producer process to two consumer processes that check what they get. A run
+for each batch size finds the peer's best, and one for each size of a step ours; then runs of the
+peer's best, of our best and of our steps as they are elsewhere (`end-to-end`) alternate, and of the
+floor: what moves the same bytes in the same way and decides nothing. Our ranks prefetch as those of
+`end-to-end` do; peers' consumers find whatever their queue has. `shared-against-*` are the same
+where ours connect over a Unix socket, so that payloads are shared memory. Peers live in an
+environment of their own, which `make bench-plane` makes; without it these rows are left out, which
+is said.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 from tempfile import TemporaryDirectory
@@ -17,7 +19,8 @@ from tempfile import TemporaryDirectory
 from tests.bench.plane.children.children import Child
 from tests.bench.plane.load.loads import Load
 from tests.bench.plane.measure.end_to_end import RANK
-from tests.bench.plane.planes.plane import plane
+from tests.bench.plane.planes.floor import Floor, floor, raw_relay, segments_floor
+from tests.bench.plane.planes.plane import Plane, plane
 from tests.bench.plane.rows import Row, row
 from tests.support.source import ROOT
 
@@ -37,6 +40,8 @@ class Peer:
 
 
 TRANSFERQUEUE = Peer("transferqueue", "transferqueue", (64, 512, 2048), 16384)
+#: Samples of our steps, that of the load's own beside them. A quarter of one is a push.
+OUR_BATCHES = (1024, 2048)
 #: No larger than the pool: Ray would send a sample that is twice in a message once.
 RAY = Peer("ray", "ray_queue", (8, 64, 256, 512), 16384)
 
@@ -44,19 +49,22 @@ RAY = Peer("ray", "ray_queue", (8, 64, 256, 512), 16384)
 def against(
     name: str, peer: Peer, load: Load, rounds: int, *, shared: bool = False
 ) -> Iterator[Row]:
-    """The peer's rows, one a batch size, then ours. shared: over a Unix socket."""
+    """The peer's rows, one a batch size; the floor's; ours, one a size of steps, and the best.
+
+    shared: over a Unix socket. Where the peer is not installed there are none.
+    """
     if not PYTHON.exists():
         print(f"{name} skipped: {PYTHON} is not there; `make bench-plane` makes it")
         return
     module = f"tests.bench.plane.peers.{peer.module}"
+    loads = [load, *(load.stepping(batch, batch // 4) for batch in OUR_BATCHES)]
     with (
         _environ() as environ,
         Child(module, {}, str(PYTHON), environ) as theirs,
-        TemporaryDirectory(prefix="plane-") as folder,
-        plane(load, rank=RANK, listen=_address(folder, shared=shared)) as ours,
+        _floor(load, shared=shared) as bare,
+        _planes(loads, shared=shared) as ours,
     ):
         theirs.hear()
-        ours.join()
 
         def run(batch: int) -> float:
             return peer.samples / float(theirs.ask(batch=batch, count=peer.samples)["seconds"])
@@ -64,15 +72,47 @@ def against(
         run(peer.batches[-1])  # whatever has to warm up
         tried = {batch: [run(batch)] for batch in peer.batches}
         best = max(tried, key=lambda batch: tried[batch][0])
-        ours.run()
-        rates = []
+        for moving in ours.values():
+            moving.run()
+        found = {batch: [_rate(moving)] for batch, moving in ours.items()}
+        our_best = max(found, key=lambda batch: found[batch][0])
+        floors = []
         for _ in range(rounds):
-            rates.append(load.samples / ours.run())
+            for batch in dict.fromkeys((load.batch, our_best)):
+                found[batch].append(_rate(ours[batch]))
+            floors.append(bare.run() * load.samples / load.run_bytes)
             tried[best].append(run(best))
-        ours.finish()
+        for moving in ours.values():
+            moving.finish()
     rows = {n: row(f"{peer.name}-26k-by-{n}", RATE, runs) for n, runs in tried.items()}
     yield from rows.values()
-    yield row(name, RATE, rates, rows[best])
+    yield row(f"{name}-nothing-decided", RATE, floors, rows[best])
+    for batch, runs in found.items():
+        yield row(f"{name}-by-{batch}", RATE, runs, rows[best])
+    yield row(name, RATE, found[our_best], rows[best])
+
+
+def _rate(moving: Plane) -> float:
+    return moving.load.samples / moving.run()
+
+
+@contextmanager
+def _planes(loads: Sequence[Load], *, shared: bool) -> Iterator[dict[int, Plane]]:
+    """Joined, by the samples of their steps."""
+    with ExitStack() as stack:
+        found = {}
+        for load in loads:
+            folder = stack.enter_context(TemporaryDirectory(prefix="plane-"))
+            listen = _address(folder, shared=shared)
+            found[load.batch] = stack.enter_context(plane(load, rank=RANK, listen=listen))
+        for moving in found.values():
+            moving.join()
+        yield found
+
+
+def _floor(load: Load, *, shared: bool) -> AbstractContextManager[Floor]:
+    """What passes the same bytes on, in the same way."""
+    return segments_floor(load) if shared else floor(load, raw_relay)
 
 
 def _address(folder: str, *, shared: bool) -> str:

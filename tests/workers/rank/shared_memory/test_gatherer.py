@@ -46,6 +46,11 @@ class Segments:
         self.inodes.append(os.fstat(self.descriptors[-1]).st_ino)
         self.sizes.append(nbytes)
 
+    @property
+    def sized(self) -> list[tuple[int, int]]:
+        """Each with its bytes, as a gatherer is told."""
+        return list(zip(self.descriptors, self.sizes, strict=True))
+
     def of(self, samples: Sequence[Sample]) -> Shared:
         """What a micro-batch of these says."""
         return Shared(self.sizes, [self.places.get(sample.sample_id) for sample in samples])
@@ -66,13 +71,16 @@ def segments_of(*groups: Sequence[Sample]) -> Iterator[Segments]:
 
 
 def gathered(
-    schema: Schema, buffers: list[Buffer], descriptors: Sequence[int], mappings: int = 0
+    schema: Schema,
+    buffers: list[Buffer],
+    segments: Sequence[tuple[int, int]],
+    mappings: int = 0,
 ) -> tuple[m.MicroBatch, memoryview]:
-    """What a rank makes of a frame that came with these descriptors."""
+    """What a rank makes of a frame where it has these segments."""
     header, carried = sent(buffers)
     assert isinstance(header, m.MicroBatch)
     gatherer = Gatherer(uninitialised, mappings, LIMIT)
-    return gatherer.gather(schema, header, carried, descriptors)
+    return gatherer.gather(schema, header, carried, segments)
 
 
 def some_samples(schema: Schema, tokens: Sequence[int]) -> tuple[Sample, ...]:
@@ -99,7 +107,7 @@ def test_it_is_as_if_it_had_been_carried(
         if not segments.sizes:
             return
         shared = micro_batch(3, 1, samples, shared=segments.of(samples))
-        found = gathered(schema, shared, segments.descriptors)
+        found = gathered(schema, shared, segments.sized)
     assert found == sent(carried)
 
 
@@ -120,7 +128,7 @@ def test_a_single_sample_is_mapped_for_as_long_as_somebody_looks_at_it() -> None
     schema, sample = one_sample()
     with segments_of([sample]) as segments:
         frame = micro_batch(0, 0, [sample], shared=segments.of([sample]))
-        _, payload = gathered(schema, frame, segments.descriptors, mappings=1)
+        _, payload = gathered(schema, frame, segments.sized, mappings=1)
     part = payload[8:16]
     del payload
     assert mappings_of(segments) == 1
@@ -133,9 +141,7 @@ def test_what_is_mapped_may_be_written_to_and_nobody_else_sees_it() -> None:
     schema, sample = one_sample()
     with segments_of([sample]) as segments:
         frame = micro_batch(0, 0, [sample], shared=segments.of([sample]))
-        first, second = (
-            gathered(schema, frame, segments.descriptors, mappings=1)[1] for _ in range(2)
-        )
+        first, second = (gathered(schema, frame, segments.sized, mappings=1)[1] for _ in range(2))
     first[:8] = bytes(range(8))
     assert bytes(first[:8]) == bytes(range(8))
     assert second == span_of(sample)
@@ -150,7 +156,7 @@ def test_what_may_not_be_mapped_is_copied() -> None:
 
         def gather() -> memoryview:
             nothing = memoryview(b"")
-            return gatherer.gather(schema, header, nothing, segments.descriptors)[1]
+            return gatherer.gather(schema, header, nothing, segments.sized)[1]
 
         held = [gather(), gather()]
         assert mappings_of(segments) == 1
@@ -169,7 +175,7 @@ def test_where_nothing_more_can_be_open_it_is_copied() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
         try:
             _, payload = Gatherer(uninitialised, 1, LIMIT).gather(
-                schema, header, memoryview(b""), segments.descriptors
+                schema, header, memoryview(b""), segments.sized
             )
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -180,17 +186,20 @@ def test_a_small_sample_is_copied() -> None:
     schema, sample = one_sample(MAPPED_BYTES // 8 - 1)
     with segments_of([sample]) as segments:
         frame = micro_batch(0, 0, [sample], shared=segments.of([sample]))
-        _, payload = gathered(schema, frame, segments.descriptors, mappings=1)
+        _, payload = gathered(schema, frame, segments.sized, mappings=1)
     assert mappings_of(segments) == 0
     assert payload == span_of(sample)
 
 
-def test_a_sample_that_reaches_beyond_its_segment_is_an_error() -> None:
+@pytest.mark.parametrize("place", [(0, 8), (0, MAPPED_BYTES), (1, 0)])
+def test_a_sample_that_reaches_beyond_its_segment_is_an_error(place: tuple[int, int]) -> None:
     schema, sample = one_sample()
+    index, offset = place
     with segments_of([sample]) as segments:
-        shared = Shared(segments.sizes, [(0, 8)])
-        with pytest.raises(ProtocolError, match=f"{MAPPED_BYTES} bytes at byte 8 of a segment of"):
-            gathered(schema, micro_batch(0, 0, [sample], shared=shared), segments.descriptors)
+        shared = Shared(segments.sizes, [place])
+        words = f"{MAPPED_BYTES} bytes at byte {offset} of segment {index}, which has"
+        with pytest.raises(ProtocolError, match=words):
+            gathered(schema, micro_batch(0, 0, [sample], shared=shared), segments.sized)
 
 
 def test_a_micro_batch_that_is_larger_than_any_is_an_error() -> None:
@@ -199,7 +208,7 @@ def test_a_micro_batch_that_is_larger_than_any_is_an_error() -> None:
         many = [sample] * (LIMIT // MAPPED_BYTES + 1)  # the same bytes again and again
         frame = micro_batch(0, 0, many, shared=Shared(segments.sizes, [(0, 0)] * len(many)))
         with pytest.raises(ProtocolError, match=f"of at most {LIMIT}"):
-            gathered(schema, frame, segments.descriptors)
+            gathered(schema, frame, segments.sized)
 
 
 def test_what_is_carried_has_to_be_what_is_not_shared() -> None:
@@ -209,16 +218,12 @@ def test_what_is_carried_has_to_be_what_is_not_shared() -> None:
         header, carried = sent(frame)
         assert isinstance(header, m.MicroBatch)
         with pytest.raises(ProtocolError, match=f"describes {MAPPED_BYTES} payload"):
-            Gatherer(uninitialised, 0, LIMIT).gather(
-                schema, header, carried[8:], segments.descriptors
-            )
+            Gatherer(uninitialised, 0, LIMIT).gather(schema, header, carried[8:], segments.sized)
 
 
 @pytest.mark.parametrize(
     ("sizes", "places"),
     [
-        ([16], [(1, 0)]),
-        ([16], [(0, 16)]),
         ([16], [(0, 4)]),
         ([16], []),
         ([16], None),

@@ -4,8 +4,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from time import monotonic
+from contextlib import contextmanager
 
 import pytest
 
@@ -17,7 +16,7 @@ from rollout_dispatcher.transport.shared_memory.segments import write_segment
 from rollout_workers.rank.client import RankClient
 from rollout_workers.rank.payload import arrays
 from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
-from tests.support.descriptors import a_lingering_socket, number_open_on
+from tests.support.descriptors import number_open_on
 from tests.support.samples import span_of
 from tests.support.server import eventually
 from tests.workers.support.peers import Peer, ScriptedDispatcher, sample, step
@@ -117,31 +116,61 @@ def test_a_segment_is_closed_once_its_micro_batch_is_gathered(
         assert number_open_on(file) == 1
 
 
-@pytest.mark.parametrize("count", [0, 3 * m.MAX_SEGMENTS])
-def test_more_or_fewer_descriptors_than_are_spoken_of_harm_nobody(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, count: int
+def test_segments_are_kept_for_the_next_micro_batch_and_closed_after_the_last(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    first, second = sample(list(range(9000))), sample(list(range(100, 9100)))
+    spans = [span_of(first), span_of(second)]
+    after = len(spans[0])
+    with (
+        joined(dispatcher, threads) as (client, peer),
+        opened(lambda: write_segment(spans)) as both,
+    ):
+        file = os.fstat(both)
+        peer.send(step(0, 3))
+        peer.expect(m.Prepared)
+        peer.send(m.Release(step=0))
+        shared = Shared([sum(map(len, spans))], [(0, 0)], keep=True)
+        frame = b"".join(micro_batch(0, 0, [first], shared=shared))
+        socket.send_fds(peer._sock, [frame], [both])
+        shared = Shared([], [(0, after), (0, 0)], keep=True)
+        peer.send_bytes(b"".join(micro_batch(0, 1, [second, first], shared=shared)))
+        taken = client.next_step(10)
+        assert taken is not None
+        received = [taken.micro_batch(at) for at in range(2)]
+        ids = [arrays(it.payload, it.blocks)["input_ids"].tolist() for it in received]
+        assert ids == [list(range(9000)), [*range(100, 9100), *range(9000)]]
+        assert number_open_on(file) == 1 + 1  # for the third
+        peer.send_bytes(b"".join(micro_batch(0, 2, [SAMPLE])))  # says nothing of them
+        taken.micro_batch(2)
+        assert number_open_on(file) == 1
+
+
+def test_what_is_kept_ends_with_the_connection(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
     with (
         joined(dispatcher, threads) as (client, peer),
-        opened(lambda: write_segment([b"x"])) as some,
+        opened(lambda: write_segment([span_of(SAMPLE)])) as good,
     ):
-        file = os.fstat(some)
-        with suppress(ConnectionError):
-            give_shared(peer, *[some] * count)
-        if not count:  # what it says is wrong
-            with pytest.raises(ProtocolError, match="speaks of 1 file descriptors, and 0 came"):
-                list(client.next_step(10) or ())  # the step is released before it is known
-        else:  # what it sends is too much: perhaps there was no room for it
-            assert SHARED_MEMORY not in dispatcher.accept().welcome_rank().capabilities
-        eventually(lambda: number_open_on(file) == 1, "they are closed")
-
-
-def test_a_rank_does_not_wait_for_what_it_was_given_to_be_closed(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    with joined(dispatcher, threads) as (_, peer), a_lingering_socket(20) as slow:
-        give_shared(peer, slow)
-        os.close(slow)
-        began = monotonic()
-        assert SHARED_MEMORY not in dispatcher.accept().welcome_rank().capabilities
-        assert monotonic() - began < 5
+        file = os.fstat(good)
+        peer.send(step(0, 2))
+        peer.expect(m.Prepared)
+        peer.send(m.Release(step=0))
+        frame = b"".join(
+            micro_batch(0, 0, [SAMPLE] * 2, shared=Shared([NBYTES], [(0, 0)] * 2, keep=True))
+        )
+        socket.send_fds(peer._sock, [frame], [good])
+        taken = client.next_step(10)
+        assert taken is not None
+        taken.micro_batch(0)
+        assert number_open_on(file) == 1 + 1
+        peer.close()
+        again = dispatcher.accept()
+        again.welcome_rank(capabilities=[SHARED_MEMORY])
+        eventually(lambda: number_open_on(file) == 1, "the segment is closed")
+        again.send_bytes(  # counts from 0 again, of which there is none
+            b"".join(micro_batch(0, 1, [SAMPLE], shared=Shared([], [(0, 0)])))
+        )
+        with pytest.raises(ProtocolError, match="of segment 0, which has 0"):
+            taken.micro_batch(1)

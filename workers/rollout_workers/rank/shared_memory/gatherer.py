@@ -23,11 +23,13 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.pieces import Pieces
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.transport.memory import Memory
-from rollout_dispatcher.transport.shared_memory.segments import check_sealed, check_segment
+from rollout_dispatcher.transport.shared_memory.segments import check_segment
 from rollout_workers.rank.gather import Whole
 
 #: A sample in a segment: the segment's descriptor, the byte there, and how many these are.
 Span = tuple[int, int, int]
+#: What the header of a micro-batch that was carried says of segments: nothing.
+_CARRIED = {"segments": None, "segment_places": None, "keep_segments": False}
 #: A span of fewer bytes is copied: its page faults take longer.
 MAPPED_BYTES = 512 * 1024
 
@@ -45,16 +47,18 @@ class Gatherer:
         self._free = deque(range(mappings))
 
     def gather(
-        self, schema: Schema, header: m.MicroBatch, carried: memoryview, segments: Sequence[int]
+        self,
+        schema: Schema,
+        header: m.MicroBatch,
+        carried: memoryview,
+        segments: Sequence[tuple[int, int]],
     ) -> tuple[m.MicroBatch, memoryview]:
         """A micro-batch as it would have come in one piece: its header and its payload.
 
-        carried: the payload of its frame. segments: a descriptor each, which stay open. Raises
-        SegmentRefused for what is no sealed segment, and ProtocolError where it does not have what
-        is said to be there.
+        carried: the payload of its frame. segments: a descriptor each, of what was found to be
+        sealed, and the bytes that it is said to have; they stay open. Raises SegmentRefused and
+        ProtocolError where one does not have what is said to be there.
         """
-        for descriptor, _ in zip(segments, header.segments or (), strict=True):
-            check_sealed(descriptor)
         whole = Whole(schema, header, list(_spans(schema, header, segments)))
         if whole.nbytes > self._limit:
             raise ProtocolError(
@@ -62,21 +66,21 @@ class Gatherer:
                 f"bytes, of at most {self._limit}"
             )
         payload = self._gather(whole, header, carried, segments)
-        return header.model_copy(update={"segments": None, "segment_places": None}), payload
+        return header.model_copy(update=_CARRIED), payload
 
     def _gather(
         self,
         whole: Whole[Span],
         header: m.MicroBatch,
         carried: memoryview,
-        segments: Sequence[int],
+        segments: Sequence[tuple[int, int]],
     ) -> memoryview:
-        sizes, places = header.segments or (), header.segment_places or ()
+        places = header.segment_places or ()
         if len(places) == 1 and places[0] and whole.nbytes >= MAPPED_BYTES and self._free:
             index, offset = places[0]
-            check_segment(segments[index], sizes[index])
+            check_segment(*segments[index])
             with suppress(OSError):  # for want of descriptors, mappings or memory: then it is read
-                return self._mapped(segments[index], offset, whole.nbytes)
+                return self._mapped(segments[index][0], offset, whole.nbytes)
         whole.check_carried(carried.nbytes)
         return whole.put_together(carried, self._memory, _read)
 
@@ -94,21 +98,24 @@ class Gatherer:
         return memoryview(mapping)[offset - begin :]
 
 
-def _spans(schema: Schema, header: m.MicroBatch, segments: Sequence[int]) -> Iterator[Span | None]:
+def _spans(
+    schema: Schema, header: m.MicroBatch, segments: Sequence[tuple[int, int]]
+) -> Iterator[Span | None]:
     """Where each sample lies, None for one in the frame; raises ProtocolError for one beyond."""
-    ends, places = header.segments or (), header.segment_places or ()
+    places = header.segment_places or ()
     sizes = schema.sizes(header.tokens, header.rows_of(schema))
     for place, nbytes in zip(places, sizes, strict=True):
         if place is None:
             yield None
             continue
         index, offset = place
-        if offset + nbytes > ends[index]:
+        descriptor, end = segments[index] if index < len(segments) else (-1, 0)
+        if offset + nbytes > end:
             raise ProtocolError(
                 f"micro-batch {header.index} of step {header.step} has a sample of {nbytes} "
-                f"bytes at byte {offset} of a segment of {ends[index]}"
+                f"bytes at byte {offset} of segment {index}, which has {end}"
             )
-        yield segments[index], offset, nbytes
+        yield descriptor, offset, nbytes
 
 
 def _read(span: Span, pieces: Sequence[memoryview]) -> None:
