@@ -30,6 +30,8 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
         size = matrix(batch, parts, config.layout)
     if config.sync is Sync.MICRO_STEP:
         size = size.max(axis=0, keepdims=True)
+    if order is MicroBatchOrder.PEAK_FIRST and (size[:, 1:] <= size[:, :-1]).all():
+        return parts
     turns: IntArray = np.argsort(-size, axis=1, kind="stable")
     if order is MicroBatchOrder.ENDS_SMALL:
         turns = np.concatenate((turns[:, ::2][:, ::-1], turns[:, 1::2]), axis=1)

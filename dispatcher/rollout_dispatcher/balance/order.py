@@ -16,16 +16,17 @@ _Numbers = TypeVar("_Numbers", IntArray, FloatArray)
 def by_falling_tokens(tokens: IntArray) -> IntArray:
     """Positions by falling tokens, then by position.
 
-    One sort of plain integers, tokens above position, is several times as fast as an argsort.
+    Of numbers of 16 bits numpy sorts by radix, several times as fast as of longer ones, so that
+    those of 32 are sorted twice: by their lower half, then by the upper one.
     """
-    n = len(tokens)
-    bits = n.bit_length()
-    longest = int(np.maximum.reduce(tokens, initial=0))
-    if longest.bit_length() + bits > 62:
-        return np.argsort(-tokens, kind="stable")
-    keys = ((longest - tokens) << bits) | np.arange(n)
-    positions: IntArray = np.sort(keys) & ((1 << bits) - 1)
-    return positions
+    falls = np.maximum.reduce(tokens, initial=0) - tokens
+    most = int(np.maximum.reduce(falls, initial=0))
+    order: IntArray = falls.astype(np.uint16).argsort(kind="stable")
+    if upper := most >> 16:
+        high = falls[order] >> 16
+        short = high.astype(np.uint16) if upper < 1 << 16 else high
+        order = order[short.argsort(kind="stable")]
+    return order
 
 
 def among(order: IntArray, keep: BoolArray) -> IntArray:
