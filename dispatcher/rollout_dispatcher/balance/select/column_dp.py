@@ -102,12 +102,13 @@ def _solve(
     costs = _dearer(x, penalty, heads, table.at, G)
     price *= max(waits, tuning.LEAST_WAITS * work) / (N * len(costs) * (N - take))
     costs[:-1] += max(price, 1e-300) * table.led
-    best = table.begin.copy()
-    for run in costs:
-        np.add(run, best, out=run)
-        np.minimum.accumulate(run, out=best)
+    best, add, least = table.begin.copy(), np.add, np.minimum.accumulate
+    runs = list(costs)
+    for run in runs:  # arguments without names, as these take a tenth of the loop
+        add(run, best, run)
+        least(run, 0, None, best)
     states, state = [], len(best) - 1
-    for run in costs[::-1]:
+    for run in reversed(runs):
         state = int(run[: state + 1].argmin())
         states.append(state)
     skipped: IntArray = table.q * np.array(states[::-1])
@@ -164,7 +165,7 @@ def _strided_sums(x: FloatArray, G: int) -> FloatArray:
 
 def _repair(keep: BoolArray, forced: BoolArray) -> BoolArray:
     """Each forced item that was skipped takes the place of the nearest one that is free."""
-    for i in np.flatnonzero(forced & ~keep).tolist():
+    for i in (forced > keep).nonzero()[0].tolist():
         free = np.flatnonzero(keep & ~forced)
         if not len(free):
             break

@@ -86,19 +86,23 @@ def spread_falling(cost: FloatArray) -> IntArray:
 
     A rank is one number, its load above its own, as sorting these is fastest.
     """
-    M, R = cost.shape
+    R = cost.shape[1]
     bits = R.bit_length()
     by_spread = (cost[:, -1] - cost[:, 0]).argsort(kind="stable")
     dealt, turned = by_spread[: tuning.DEALT_BY_LOAD], by_spread[tuning.DEALT_BY_LOAD :]
     costs = as_whole(cost, 2.0 ** (62 - bits)).astype(np.int64) << bits
-    orders, loads = np.empty((M, R), dtype=np.int64), np.arange(R)
-    for j in dealt.tolist():
-        loads.sort()
-        orders[j] = loads
-        loads += costs[j]
-    orders &= (1 << bits) - 1
-    orders[turned[::2]] = orders[dealt[-1], ::-1]
-    orders[turned[1::2]] = orders[dealt[-1]]
+    loads = np.empty((len(dealt), R), dtype=np.int64)
+    loads[0], loads[1:] = np.arange(R), costs[dealt[:-1]]
+    before = loads[0]
+    for after in loads[1:]:
+        np.add(after, before, after)
+        after.sort()
+        before = after
+    loads &= (1 << bits) - 1
+    orders = np.empty(cost.shape, dtype=np.int64)
+    orders[dealt] = loads
+    orders[turned[::2]] = loads[-1, ::-1]
+    orders[turned[1::2]] = loads[-1]
     return orders
 
 
@@ -294,14 +298,15 @@ def _pairs(
     """
     bins = loads.shape[1]
     half = bins // 2
-    some = loads if len(rows) == len(loads) else loads[rows]
+    whole = len(rows) == len(loads)
+    some, mean = (loads, mean[:, None]) if whole else (loads[rows], mean[rows, None])
     order = some.argsort(axis=1, kind="stable")
     if len(loads) > 1:
         order += rows[:, None] * bins
     high, low = order[:, : -half - 1 : -1], order[:, :half]
     if stalled is not None:
         low = _moved_on(low, stalled[rows])
-    flat, mean = loads.ravel(), mean[rows, None]
+    flat = loads.ravel()
     dear = flat.take(high)
     gap = dear - flat.take(low)
     gap /= 2
