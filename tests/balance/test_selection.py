@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, tuning
@@ -92,6 +92,26 @@ def test_the_oldest_are_kept_after_what_is_forced_and_wanted() -> None:
     assert keep_oldest(forced, 2, last=last).tolist() == [False, False, True, False, True]
     assert keep_oldest(forced, 4, last=last).tolist() == [True, False, True, True, True]
     assert keep_oldest(forced, 2, first=np.array([3])).tolist()[3:] == [True, True]
+
+
+@given(st.lists(st.booleans(), min_size=1), st.data())
+def test_who_is_forced_goes_first_then_who_is_wanted_then_the_oldest_and_the_held_last(
+    forced: list[bool], data: st.DataObject
+) -> None:
+    n = len(forced)
+    some = st.lists(st.integers(0, n - 1), unique=True)
+    first, last, take = data.draw(some), data.draw(some), data.draw(st.integers(0, n))
+
+    def turn(i: int) -> int:
+        return 0 if forced[i] else 1 if i in first else 3 if i in last else 2
+
+    found = keep_oldest(
+        np.array(forced),
+        take,
+        first=np.array(first, dtype=np.int64),
+        last=np.array(last, dtype=np.int64),
+    )
+    assert np.flatnonzero(found).tolist() == sorted(sorted(range(n), key=turn)[:take])
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.floats(0, 0.5), st.data())
@@ -275,6 +295,12 @@ def test_how_much_what_is_lost_waits_does_not_matter(costs: list[int], data: st.
     assert [each.total for each in told] == [each.total for each in cut_short]
 
 
+@given(st.lists(st.sampled_from([1, 2, 2**16, 2**16 + 1, 2**17, 2**32, 2**32 + 1, 2**61])))
+def test_positions_are_sorted_by_falling_tokens_however_long_these_are(tokens: list[int]) -> None:
+    found = by_falling_tokens(np.array(tokens, dtype=np.int64)).tolist()
+    assert found == sorted(range(len(tokens)), key=lambda i: -tokens[i])
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1))
 def test_the_chosen_keep_the_order_of_their_window(samples: list[tuple[int, bool]]) -> None:
     tokens, keep = map(np.array, zip(*samples, strict=True))
@@ -306,6 +332,23 @@ def test_holding_lengths_unlike_the_windows_is_charged_unless_rare_outliers_take
     rare, common = pool_of(cost**8), pool_of(2 * cost)
     assert Lane.of(rare, 80).bias(heaviest) == 0 < Lane.of(rare, 64).bias(heaviest)
     assert Lane.of(common, 80).bias(heaviest) > 0
+
+
+@given(st.permutations(range(30)), st.integers(16, 29))
+@example(list(range(30)), 20)
+@example(list(range(29, -1, -1)), 20)
+def test_unlike_is_the_largest_gap_between_shares_of_the_held_and_of_all(
+    cost: list[int], take: int
+) -> None:
+    pool = pool_of(np.array(cost) / 3)  # none above the share of 10
+    keep = np.arange(30) < take
+    held = [i >= take for i in pool.order.tolist()]
+    count = 30 - take
+    gaps = (abs(sum(held[:i]) / count - i / 30) for i in range(31))
+    room = count / take
+    unlike = max(gaps) - tuning.UNLIKE / room**0.5 - 1 / count**0.5
+    expected = tuning.BIAS_WEIGHT * room**2 * max(unlike, 0.0)
+    assert Lane.of(pool, take).bias(keep) == pytest.approx(expected, abs=1e-12)
 
 
 def test_to_hold_what_has_a_column_of_company_is_no_debt() -> None:

@@ -239,13 +239,13 @@ def _neighbours(config: PlanConfig) -> int:
 
 def _skips_left(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> IntArray:
     """Dispatches that may still pass each sample over; outliers may have a bound of their own."""
-    bound = np.full(len(window), config.max_skips, dtype=np.int64)
-    if config.outlier_max_skips is not None:
-        batch: float = config.dispatch_batch_size
-        if config.by_groups:
-            batch = take * len(window) / len(np.unique(group_index(window.group)))
-        rank_share = cost.mean() * batch / config.dp_size
-        bound[cost > rank_share] = config.outlier_max_skips
+    if config.outlier_max_skips is None:
+        return config.max_skips - window.skips
+    batch: float = config.dispatch_batch_size
+    if config.by_groups:
+        batch = take * len(window) / len(np.unique(group_index(window.group)))
+    rank_share = cost.mean() * batch / config.dp_size
+    bound = np.where(cost > rank_share, config.outlier_max_skips, config.max_skips)
     return bound - window.skips
 
 

@@ -27,6 +27,7 @@ Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -70,7 +71,6 @@ class Lane:
     has_company: bool
     held_share: int
     weighs_bias: bool
-    shares: FloatArray
     watched: IntArray
     charge: FloatArray
 
@@ -104,7 +104,6 @@ class Lane:
             held_share=tuning.HELD_PER_STEP if pool.per_step else tuning.HELD,
             weighs_bias=not pool.columns
             and bool(has_room or common >= tuning.COMMON_COST * cost[0]),
-            shares=np.arange(1, len(order) + 1) / len(order),
             watched=order[:count],
             charge=charge,
         )
@@ -119,15 +118,17 @@ class Lane:
         """Price of holding lengths unlike the window's, as excess: Kolmogorov-Smirnov distance.
 
         The more are held for each that is taken, the more they bias, and the more there are to
-        choose from: less is allowed, and the rest costs more.
+        choose from: less is allowed, and the rest costs more. The distance is largest at one of
+        those that are held, either with it or up to it.
         """
         if not self.weighs_bias:
             return 0.0
-        held = (~keep.take(self.order)).cumsum()
-        count = max(int(held[-1]), 1)
-        room = count / (len(held) - count)
-        ahead = held / count - self.shares
-        distance = float(max(np.maximum.reduce(ahead), -np.minimum.reduce(ahead)))
+        held = (~keep.take(self.order)).nonzero()[0]
+        count = max(len(held), 1)
+        room = count / (len(keep) - count)
+        own, all_ = _evenly(count), _evenly(len(keep))
+        ahead, behind = own[1:] - all_.take(held + 1), all_.take(held) - own[:-1]
+        distance = float(max(np.maximum.reduce(ahead), np.maximum.reduce(behind)))
         unlike = distance - tuning.UNLIKE / math.sqrt(room) - 1 / math.sqrt(count)
         return tuning.BIAS_WEIGHT * room**2 * max(unlike, 0.0)
 
@@ -158,6 +159,12 @@ class Lane:
         return [*counts, most]
 
 
+@lru_cache(maxsize=4)  # most windows are as large as the last
+def _evenly(count: int) -> FloatArray:
+    """Share of so many items before each of them, and after the last, float64[count + 1]."""
+    return np.arange(count + 1) / count
+
+
 def _quarters(most: int) -> list[int]:
     """`most`, a quarter of it, and so on, down to 1."""
     most = max(most, 1)
@@ -171,6 +178,23 @@ def keep_oldest(
 
     Items of `last` are taken only if nothing else is left.
     """
+    keep = forced.copy()
+    if first is not None:
+        keep[first] = True
+    others = ~keep
+    if last is not None:
+        others[last] = False
+    left, oldest = take - int(np.count_nonzero(keep)), others.nonzero()[0]
+    if not 0 <= left <= len(oldest):
+        return _keep_in_turn(forced, take, first, last)
+    keep[oldest[:left]] = True
+    return keep
+
+
+def _keep_in_turn(
+    forced: BoolArray, take: int, first: IntArray | None, last: IntArray | None
+) -> BoolArray:
+    """The same where `first` are too many, or some of `last` have to be taken."""
     turn = np.full(len(forced), 2, dtype=np.int8)
     if last is not None:
         turn[last] = 3

@@ -18,6 +18,7 @@ it leaves with the heaviest company there is.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -62,7 +63,8 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = N
     urgency = np.minimum(np.maximum(left, 0), min(rest, 32766)) + 1
     urgency[must_go] = 0
     held = np.bincount(urgency, weights=size).cumsum()
-    need = int((held - np.maximum(np.arange(len(held)) - 1, 0) * take).max(initial=0))
+    over = held - np.maximum(np.arange(len(held)) - 1, 0) * take
+    need = int(np.maximum.reduce(over, initial=0))
     if not need:
         return forced
     order = urgency.astype(np.int16).argsort(kind="stable")  # sorts by radix
@@ -111,7 +113,8 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
     x, forced = pool.cost[order], pool.forced[order]
     age = pool.age[order]
     late = tuning.LATE_IN_COLUMNS if pool.columns else tuning.LATE
-    penalty = math.prod([age] * late) + 1000.0 * forced  # `**` takes several times as long
+    penalty = reduce(np.multiply, [age] * late)  # `**` takes several times as long
+    penalty = penalty + 1000.0 * forced
     penalty[:together] += 100.0
     ripe = tuning.RIPE * age / (age + tuning.RIPENING)
     penalty = float(np.add.reduce(x)) / len(x) * penalty + ripe * _waits(x, pool.neighbours)
@@ -125,6 +128,7 @@ def _by_columns(pool: Pool, take: int, together: int = 0) -> BoolArray:
 
 def _waits(x: FloatArray, G: int) -> FloatArray:
     """What each item of falling `x` waits, on average, in a column of G neighbours around it."""
-    at, half = np.arange(len(x)), G // 2
-    waits: FloatArray = x.take(at - half, mode="clip") - x.take(at + half, mode="clip")
+    half = G // 2
+    around = np.concatenate((x[:1].repeat(half), x, x[-1:].repeat(half)))
+    waits: FloatArray = around[: len(x)] - around[2 * half :]
     return waits / 2
