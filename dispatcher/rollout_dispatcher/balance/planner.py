@@ -127,7 +127,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
 
     def choice_of(selection: Selection, work: Work) -> _Choice:
         chosen = selection.keep.nonzero()[0]
-        group = _groups(window.group[chosen], config)
+        group = _groups(window.group, chosen, config)
         batch = Batch(cost[chosen], window.tokens[chosen], group, among(by_cost, selection.keep))
         return _Choice(chosen, batch, split(batch, config, work), config.layout)
 
@@ -157,11 +157,11 @@ def plan_digest(plan: Plan) -> str:
     return digest_of(0, plan.counts.tolist(), plan.chosen.tolist())
 
 
-def _groups(group: IntArray, config: PlanConfig) -> IntArray | None:
+def _groups(group: IntArray, chosen: IntArray, config: PlanConfig) -> IntArray | None:
     """Dense group numbers where groups matter to the split, and one has two samples."""
-    if config.grouping in (Grouping.IGNORE, Grouping.STEP) or not (group >= 0).any():
+    if config.grouping in (Grouping.IGNORE, Grouping.STEP) or not (group[chosen] >= 0).any():
         return None
-    index = group_index(group)
+    index = group_index(group[chosen])
     return None if int(index.max()) + 1 == len(index) else index
 
 

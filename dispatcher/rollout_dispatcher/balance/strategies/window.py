@@ -5,7 +5,7 @@ same samples, and never needs more micro-batches.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from rollout_dispatcher.balance import tuning
@@ -65,13 +65,14 @@ class _Timed:
 class _Task:
     """What is compared: splits of one batch, as many as there is work for.
 
-    first: micro-batches a rank of the first of them.
+    first: micro-batches a rank of the first of them. bounds: see `bound`, once asked for.
     """
 
     batch: Batch
     config: PlanConfig
     work: Work
     first: int
+    bounds: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def share(self) -> float:
@@ -91,7 +92,9 @@ class _Task:
 
     def bound(self, M: int) -> float:
         """Time that no split into M micro-batches can beat."""
-        return bound_of(self.batch, M, self.config)
+        if M not in self.bounds:
+            self.bounds[M] = bound_of(self.batch, M, self.config)
+        return self.bounds[M]
 
     @property
     def plain(self) -> tuple[tuple[PlanningStrategy, Price, Price], ...]:
@@ -106,7 +109,7 @@ class _Task:
         n, grouped = len(self.batch), self.batch.group is not None
         small = n <= (tuning.GROUPS_COMPARED_UP_TO if grouped else tuning.ALWAYS_COMPARED)
         for plain, by_count, by_tokens in self.plain:
-            if self.is_bound(best) or (not small and self.is_within_target(best)):
+            if (not small and self.is_within_target(best)) or self.is_bound(best):
                 break
             if not (small and grouped) and not self.affords(best, by_count, by_tokens):
                 break
@@ -185,11 +188,14 @@ class _Task:
         """After trades between micro-batches, from these or from Karmarkar-Karp."""
         batch, config, work = self.batch, self.config, self.work
         R, M = best.parts.counts.shape
+        many = len(batch) > tuning.ALWAYS_COMPARED
+        if many and self.is_within_target(best):
+            return best
         enough = self.bound(M) * (1 + tuning.TRADED_TO)
         if best.time <= enough:
             return best
         if self.is_enough(best):
-            if len(batch) > tuning.ALWAYS_COMPARED:
+            if many:
                 return best
             work = work.share(tuning.WORK_WITHIN_TARGET)
         starts = [best.parts]
