@@ -150,11 +150,10 @@ def swap_level(
         uneven = over > level
         if any_stalled:
             uneven &= stalled <= patience
-        if float(np.add.reduce(over[uneven])) <= waits:
+        rows_left = uneven.nonzero()[0]
+        if float(np.add.reduce(over.take(rows_left))) <= waits:
             break
-        high, low, gap, top = _pairs(
-            loads, mean, uneven.nonzero()[0], stalled if any_stalled else None
-        )
+        high, low, gap, top = _pairs(loads, mean, rows_left, stalled if any_stalled else None)
         u, v = (_slots(slots, turn), _slots(slots, turn + 1)) if sampled else (whole, whole)
         gain = held.swap((high, u), (low, v), gap)
         helped = gain[top]
@@ -236,12 +235,17 @@ class _Held:
             best = error.argmin(axis=1)
             gain: BoolArray = error[self.every[: len(best)], best] < gap
             to, source = self._moves(best, gain.nonzero()[0], high, low)
-            more = None if self.s is None else self.tokens[source] - self.tokens[to]
-            if more is None or self.is_tight or not self._too_much(to, more):
+            if self.s is None:
+                break
+            comes, parts = self.tokens[source], to // self.part
+            more = comes - self.tokens[to]
+            if self.is_tight or not np.count_nonzero(more > self.room[parts]):
+                self.tokens[to] = comes
+                self.room[parts] -= more
                 break
             self.is_tight = True
             np.putmask(error, self._all_too_much(high, low), np.inf)
-        self._move(to, source, more)
+        self.flat[to], self.costs[to] = self.flat[source], self.costs[source]
         return gain
 
     def _errors(self, high: _Some, low: _Some, gap: FloatArray) -> FloatArray:
@@ -259,19 +263,16 @@ class _Held:
         is in all their swaps.
         """
         width, best = len(low[1]), best[pairs]
-        i = best // width
-        j = best - i * width
+        i, j = np.divmod(best, width)
         if width < self.slots:
             i, j = high[1][i], low[1][j]
         one, other = high[0][pairs] * self.slots + i, low[0][pairs] * self.slots + j
         return np.concatenate((one, other)), np.concatenate((other, one))
 
-    def _too_much(self, to: IntArray, more: IntArray) -> bool:
-        """Whether one of these slots has no room for so many more tokens."""
-        return bool(np.count_nonzero(more > self.room[to // self.part]))
-
     def _all_too_much(self, high: _Some, low: _Some) -> BoolArray:
-        """The same of all swaps of pairs of bins, [pair, slot of the one and the other]."""
+        """Whether one of two bins has no room for what it gets, in each swap of their slots:
+        [pair, slot of the one and the other].
+        """
         tokens, room = self.tokens.reshape(self.cost.shape), self.room.reshape(len(self.cost), -1)
         given, taken = _at(tokens, *high), _at(tokens, *low)
         here, there = room[high[0]], room[low[0]]
@@ -280,12 +281,6 @@ class _Held:
         too_much: BoolArray = given[:, :, None] > (taken + there)[:, None, :]
         too_much |= taken[:, None, :] > (given + here)[:, :, None]
         return too_much.reshape(len(given), -1)
-
-    def _move(self, to: IntArray, source: IntArray, more: IntArray | None) -> None:
-        self.flat[to], self.costs[to] = self.flat[source], self.costs[source]
-        if more is not None:
-            self.tokens[to] += more
-            self.room[to // self.part] -= more
 
 
 def _pairs(
