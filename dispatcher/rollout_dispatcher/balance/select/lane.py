@@ -79,7 +79,8 @@ class Lane:
         """Find the heavy end; `charge` is what holding each watched item longer may cost."""
         order = pool.order
         cost = pool.cost[order[: (tuning.WATCHED_COLUMNS + 1) * pool.neighbours]]
-        outliers = int(np.count_nonzero(pool.cost > pool.share))
+        # Where waiting comes from columns no candidate of the lane is tried.
+        outliers = 0 if pool.columns else int(np.count_nonzero(pool.cost > pool.share))
         companion = cost[min(pool.neighbours // tuning.COMPANY_RANKS, len(cost) - 1)]
         common = cost[
             min(max(pool.neighbours // tuning.COMMON_RANKS, tuning.COMMON_LEAST), len(cost)) - 1
