@@ -42,7 +42,7 @@ def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
 
 def tokens_of(batch: Batch, parts: Parts, config: PlanConfig) -> FloatArray:
     """Tokens of each micro-batch, as its layout pads them, float64[R, M]."""
-    return laid_out(batch.tokens.astype(np.float64), parts, config.layout)
+    return laid_out(batch.tokens, parts, config.layout)
 
 
 def rearranged(parts: Parts, source: IntArray) -> Parts:

@@ -48,15 +48,16 @@ def column_dp(
         return np.ones(N, dtype=bool)
     quantum = -(-(N - take) // tuning.STATES)
     surplus = (N - take) % quantum  # skips that do not fill a quantum: the cheapest penalties
-    live = np.arange(N)
     if surplus:
         free = np.flatnonzero(~forced)
-        live = np.delete(live, free[np.argsort(penalty[free], kind="stable")[:surplus]])
+        cheapest = free[np.argsort(penalty[free], kind="stable")[:surplus]]
+        live = np.delete(np.arange(N), cheapest)
         x, penalty = x[live], penalty[live]
     repeats = (tuning.SINGLE_COLUMNS, tuning.RUNS_OF_A_SIZE)
-    table = _Table.of(len(live), take, G, band=band, q=quantum, repeats=repeats)
+    table = _Table.of(len(x), take, G, band=band, q=quantum, repeats=repeats)
+    taken = _solve(x, penalty, table, take=take, G=G, price=price)
     keep = np.zeros(N, dtype=bool)
-    keep[live[_solve(x, penalty, table, take=take, G=G, price=price)]] = True
+    keep[live[taken] if surplus else taken] = True
     return _repair(keep, forced)
 
 

@@ -140,8 +140,8 @@ def matrix(batch: Batch, parts: Parts, layout: Layout) -> FloatArray:
     return longest * reduced(np.add, batch.padded.size, parts)
 
 
-def laid_out(of: FloatArray, parts: Parts, layout: Layout) -> FloatArray:
-    """The same of anything that samples have, float64[n]."""
+def laid_out(of: FloatArray | IntArray, parts: Parts, layout: Layout) -> FloatArray:
+    """The same of any number that samples have."""
     if layout is Layout.PADDED:
         return reduced(np.maximum, of, parts) * parts.counts
     return reduced(np.add, of, parts)
