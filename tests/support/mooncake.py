@@ -22,7 +22,7 @@ class Mooncake:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._rpc = free_port()
+        self._rpc, self._others = free_port(), list[_Process]()
         self.admin = free_port(self._rpc)
         self._port = free_port(self._rpc, self.admin)
         self.address = f"mooncake://127.0.0.1:{self._rpc}?admin=127.0.0.1:{self.admin}"
@@ -44,9 +44,17 @@ class Mooncake:
         _end(self.memory)
         self.memory = self._start_memory()
 
+    def more_memory(self) -> _Process:
+        """One more process that has memory, beside those that run."""
+        before = self._segments()
+        self._others.append(self._start_memory(free_port(self._rpc, self.admin, self._port)))
+        wait_until(lambda: len(self._segments()) > len(before))
+        return self._others[-1]
+
     def close(self) -> None:
-        """End both."""
-        _end(self.memory)
+        """End all of them."""
+        for memory in (self.memory, *self._others):
+            _end(memory)
         _end(self.master)
 
     def _start_master(self) -> _Process:
@@ -58,9 +66,9 @@ class Mooncake:
         wait_until(lambda: told(self.admin, "get_all_keys") is not None)
         return started
 
-    def _start_memory(self) -> _Process:
+    def _start_memory(self, port: int | None = None) -> _Process:
         started = self._start(
-            "mooncake_client", "-host", "127.0.0.1", "-port", str(self._port),
+            "mooncake_client", "-host", "127.0.0.1", "-port", str(port or self._port),
             "-master_server_address", f"127.0.0.1:{self._rpc}",
             "-metadata_server", "P2PHANDSHAKE", "-global_segment_size", MEMORY,
         )  # fmt: skip
@@ -68,7 +76,12 @@ class Mooncake:
         return started
 
     def _has_memory(self) -> bool:
-        return b"127.0.0.1" in (told(self.admin, "get_all_segments") or b"")
+        return bool(self._segments())
+
+    def _segments(self) -> list[bytes]:
+        """Those that the master knows, a line each."""
+        lines = (told(self.admin, "get_all_segments") or b"").splitlines()
+        return [line for line in lines if b"127.0.0.1" in line]
 
     def _start(self, name: str, *options: str) -> _Process:
         """One of the engine's own processes; it says what it has to say in a file."""

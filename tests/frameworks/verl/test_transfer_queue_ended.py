@@ -107,6 +107,28 @@ def test_what_was_in_a_storage_unit_that_was_killed_is_missing_and_can_be_releas
     assert samples_in(UNITS[1]) == 0
 
 
+def test_nobody_waits_for_what_another_thread_has_found_to_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    references = put(6)
+    store, get = open_store(ADDRESS), tq.async_kv_batch_get
+
+    def get_later(*given: Any) -> Any:
+        """Once somebody else has waited, and been told."""
+        monkeypatch.setattr(tq, "async_kv_batch_get", get)
+        kill(ray.get_actor(UNITS[0]))
+        with pytest.raises(StoreFailed, match=f"{UNITS[0]} has ended"):
+            store.get(references)
+        return get(*given)
+
+    monkeypatch.setattr(tq, "async_kv_batch_get", get_later)
+    began = time.monotonic()
+    with pytest.raises(StoreFailed, match=f"{UNITS[0]} has ended"):
+        store.get(references)
+    assert time.monotonic() < began + SAID_WITHIN_S
+    assert read(store, *references).count("missing") == 3
+
+
 def test_without_its_controller_everything_is_missing_and_nothing_is_left() -> None:
     references = put(2)
     store = open_store(ADDRESS)

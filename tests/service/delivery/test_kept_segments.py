@@ -1,10 +1,13 @@
 """What DP ranks are sent of segments: a descriptor a step, to those who keep it; nothing stays."""
 
 import os
+import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
+from threading import Event, Thread
 from time import monotonic
 
 import numpy as np
@@ -14,6 +17,8 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.delivery.frames import KEPT
 from rollout_workers import RolloutProducer
+from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.payload import arrays
 from tests.support import shared_memory
 from tests.support.client import PATIENCE_S, Rank
 from tests.support.server import ServeProcess, eventually
@@ -142,3 +147,51 @@ def test_of_many_segments_a_few_are_kept_at_a_time(tmp_path: Path) -> None:
             assert kept <= KEPT + 2
             kept = kept if header.keep_segments else 0
         assert kept == 0
+
+
+def test_a_rank_knows_which_it_has_where_the_dispatcher_runs_out_of_descriptors(
+    tmp_path: Path,
+) -> None:
+    steps = 16
+    sizes = {"dispatch_batch_size": 64, "micro_batch_size": 4, "buffer_capacity": 64 * steps}
+    with shared_memory.serving(tmp_path, **sizes) as server:
+        with RolloutProducer(server.endpoint) as producer:
+            for at in range(0, 64 * steps, 8):
+                ids = [np.arange(TOKENS) + 1000 * number for number in range(at, at + 8)]
+                producer.push_many([{"input_ids": of} for of in ids])
+        with (
+            RankClient(server.endpoint, dp_rank=0, dp_size=1, prefetch_steps=2) as client,
+            now_and_then_without_descriptors(server.pid),
+        ):
+            firsts = []
+            for _ in range(steps):
+                step = client.next_step(PATIENCE_S)
+                assert step is not None
+                for received in step:
+                    values = arrays(received.payload, received.blocks)["input_ids"]
+                    rows = values.reshape(-1, TOKENS).astype(np.int64)
+                    assert (np.diff(rows) == 1).all()
+                    firsts += rows[:, 0].tolist()
+                step.commit()
+            assert sorted(firsts) == [1000 * number for number in range(64 * steps)]
+
+
+@contextmanager
+def now_and_then_without_descriptors(pid: int) -> Iterator[None]:
+    """For some milliseconds at a time a process may open no more files."""
+    limits, draw, over = resource.prlimit(pid, resource.RLIMIT_NOFILE), Random(1), Event()
+
+    def squeeze() -> None:
+        while not over.wait(draw.uniform(0, 0.004)):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+            over.wait(draw.uniform(0, 0.004))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+    thread = Thread(target=squeeze)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)

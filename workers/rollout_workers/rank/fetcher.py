@@ -13,7 +13,7 @@ from time import monotonic
 
 from rollout_dispatcher.errors import DispatcherError, ProtocolError, StoreFailed
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.liveness import Backoff
+from rollout_workers.client.liveness import SAID_EVERY_S, Backoff
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.fetches import Fetch
 from rollout_workers.rank.gather import lay_out
@@ -119,7 +119,7 @@ class Fetcher:
         self, fetch: Fetch, memory: memoryview, parts: Sequence[Sequence[Part]]
     ) -> list[Missing | None]:
         """Which samples the stores lack; nothing at all once it is not wanted any more."""
-        backoff = Backoff(math.inf, longest=LONGEST_DELAY_S)
+        backoff, said = Backoff(math.inf, longest=LONGEST_DELAY_S), -math.inf
         while not self._stopped.is_set():
             with self._changed:
                 if not self._core.wanted(fetch):
@@ -127,11 +127,10 @@ class Fetcher:
             try:
                 return self._stores.get_into(fetch.references, memory, parts)
             except StoreFailed as error:
-                delay = backoff.failed(monotonic()) or 0.0
-                step = fetch.held.header.step
-                log.warning(
-                    "step %d waits for its samples: %s; next try in %.1f s", step, error, delay
-                )
+                delay = backoff.failed(now := monotonic()) or 0.0
+                if now >= said + SAID_EVERY_S:  # a store may be away for hours
+                    step, said = fetch.held.header.step, now
+                    log.warning("step %d waits for its samples: %s; it is asked again", step, error)
                 self._stopped.wait(delay)
         return []
 

@@ -11,6 +11,7 @@ address: `metadata` (default P2PHANDSHAKE: no metadata server), `protocol` (tcp 
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
@@ -30,8 +31,10 @@ from rollout_workers.stores.interface import Missing, Part, PayloadStore
 NOT_FOUND, NOT_IN_IT = -704, -600
 #: Memory for what Mooncake copies on its way; payloads themselves go from and to their own.
 LOCAL_BUFFER_BYTES = 16 << 20
-#: Objects that are read at once at first: one alone after a read that failed.
-READ_FIRST = 4
+#: Objects that are read at once: at first, and at the most. What could not be had is read again
+#: before all else, alone: so many of those that failed last are known.
+READ_FIRST, READ_MOST = 4, 16
+SUSPECTS = 64
 #: Words of an address, and what they are if it does not say.
 WORDS = {
     "admin": "127.0.0.1:9003",
@@ -54,7 +57,8 @@ class MooncakeStore(PayloadStore):
         self._pinned.with_hard_pin = True
         #: Mooncake registers a region once, and two threads may have the same one.
         self._registering = threading.Lock()
-        self._read_first = READ_FIRST
+        #: Keys of what could not be had. Threads that read other objects leave them alone.
+        self._suspects = deque[str](maxlen=SUSPECTS)
 
     @classmethod
     def open(cls, address: str) -> Self:
@@ -108,29 +112,27 @@ class MooncakeStore(PayloadStore):
             return []
         filled = [[part for part in own if part.nbytes] for own in parts]
         with self._registered(np.frombuffer(memory, np.uint8)) as address:
-            try:
-                found = self._read_some(address, references, filled)
-            except StoreFailed:
-                self._read_first = 1
-                raise
-        self._read_first = READ_FIRST
-        return found
+            return self._read_some(address, references, filled)
 
     def _read_some(
         self, address: int, references: Sequence[Reference], parts: Sequence[Sequence[Part]]
     ) -> list[Missing | None]:
-        """Ever more at once, until all are there or some cannot be had.
+        """Ever more at once, until all are there or some cannot be had; suspects first.
 
         The engine takes a second for each object whose memory does not answer, and only when it has
-        tried all that it was asked for says that it failed.
+        tried all that it was asked for says that it failed. What is read may lie on several nodes,
+        of which one is gone.
         """
-        found: list[Missing | None] = []
-        count = self._read_first
-        while (done := len(found)) < len(references):
-            some = slice(done, done + count)
-            found += self._read(address, references[some], parts[some])
-            count += count
-        return found
+        suspects = set(self._suspects)
+        suspected = [reference.stored.key in suspects for reference in references]
+        order = sorted(range(len(references)), key=lambda at: not suspected[at])
+        found: dict[int, Missing | None] = {}
+        count = 1 if suspected[order[0]] else READ_FIRST
+        while some := order[len(found) : len(found) + count]:
+            read = self._read(address, [references[at] for at in some], [parts[at] for at in some])
+            found.update(zip(some, read, strict=True))
+            count = min(2 * count, READ_MOST)
+        return [found[at] for at in range(len(references))]
 
     def _read(
         self, address: int, references: Sequence[Reference], parts: Sequence[Sequence[Part]]
@@ -186,6 +188,7 @@ class MooncakeStore(PayloadStore):
         wrong = [code for code, size in zip(got, sizes, strict=True) if code != size]
         if all(code >= 0 or code == NOT_IN_IT for code in wrong):
             return Missing("it has fewer bytes than its reference says")
+        self._suspects.append(reference.stored.key)
         raise StoreFailed(self._address, f"{reference.stored.key} cannot be had (code {wrong[0]})")
 
     def list(self, prefix: str) -> list[str]:

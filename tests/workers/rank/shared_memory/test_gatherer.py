@@ -19,7 +19,7 @@ from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.shared_memory.segments import write_segment
 from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES, Gatherer
-from tests.protocol.test_assemble import IDS, push_of, pushed, random_values, sent
+from tests.protocol.test_assemble import IDS, PIXELS, push_of, pushed, random_values, sent
 from tests.support.samples import span_of
 from tests.support.schemas import schemas
 
@@ -200,6 +200,14 @@ def test_a_sample_that_reaches_beyond_its_segment_is_an_error(place: tuple[int, 
         words = f"{MAPPED_BYTES} bytes at byte {offset} of segment {index}, which has"
         with pytest.raises(ProtocolError, match=words):
             gathered(schema, micro_batch(0, 0, [sample], shared=shared), segments.sized)
+
+
+def test_a_sample_without_bytes_in_a_segment_that_is_not_there_is_an_error() -> None:
+    schema = Schema((PIXELS,))
+    [sample] = pushed(*push_of(schema, [{"pixels": b""}], [1]))
+    frame = micro_batch(0, 0, [sample], shared=Shared([], [(0, 0)]))
+    with pytest.raises(ProtocolError, match="0 bytes at byte 0 of segment 0, which has 0"):
+        gathered(schema, frame, [])
 
 
 def test_a_micro_batch_that_is_larger_than_any_is_an_error() -> None:

@@ -110,7 +110,7 @@ def _spans(
             continue
         index, offset = place
         descriptor, end = segments[index] if index < len(segments) else (-1, 0)
-        if offset + nbytes > end:
+        if descriptor < 0 or offset + nbytes > end:
             raise ProtocolError(
                 f"micro-batch {header.index} of step {header.step} has a sample of {nbytes} "
                 f"bytes at byte {offset} of segment {index}, which has {end}"

@@ -38,14 +38,10 @@ class QueueProcesses:
         """Ask Ray; all that have ended. Nothing new while Ray does not answer."""
         with suppress(RayError):
             listed = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
-            ended = self.ended | set(self._units) - listed
-            self.ended = ended if self._has_controller() else ended | {CONTROLLER}
+            self.ended |= set(self._units) - listed
+            if not self._has_controller():
+                self.ended |= {CONTROLLER}
         return self.ended
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the queue as a whole has."""
-        return CONTROLLER in self.ended
 
     def is_lost(self, index: int) -> bool:
         """Whether the sample of this index was in a unit that has ended."""

@@ -35,6 +35,8 @@ from rollout_workers.stores.transfer_queue.processes import CONTROLLER, NAMESPAC
 SPAN = "span"
 #: Seconds that a call takes before, and between, looks at whether the queue's processes still run.
 LOOKED_AFTER_S = 2.0
+#: Names of processes.
+Ended = frozenset[str]
 
 
 class TransferQueueStore(PayloadStore):
@@ -81,47 +83,53 @@ class TransferQueueStore(PayloadStore):
             # Which unit it would be in is known only when the queue has dealt it to one.
             raise StoreFailed(self._address, f"it takes nothing without {', '.join(sorted(ended))}")
         value = torch.frombuffer(bytearray(b"".join(spans)), dtype=torch.uint8)
-        self._asked(tq.async_kv_put(key, self._partition, {SPAN: value}))
+        self._asked(tq.async_kv_put(key, self._partition, {SPAN: value}), ended)
         return StoredObject(self._address, key, value.nbytes)
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
         """All keys at once; where one of them is not there, one by one."""
         keys = list(dict.fromkeys(reference.stored.key for reference in references))
-        lost = self._lost(keys)
+        ended = self._processes.ended
+        lost = self._lost(keys, ended)
         there = [key for key in keys if key not in lost]
         gone = Missing("what had it of the queue has ended")
-        found = dict.fromkeys(lost, gone) | dict(zip(there, self._objects(there), strict=True))
+        rows = self._objects(there, ended)
+        found = dict.fromkeys(lost, gone) | dict(zip(there, rows, strict=True))
         return [part_of(found[reference.stored.key], reference) for reference in references]
 
     def release(self, keys: Sequence[str]) -> list[str]:
         """All at once; a queue that has none of them says so by an error."""
-        lost = self._lost(keys)
+        ended = self._processes.ended
+        lost = self._lost(keys, ended)
         with suppress(_NotThere):
             if there := [key for key in keys if key not in lost]:
-                self._asked(tq.async_kv_clear(there, self._partition))
+                self._asked(tq.async_kv_clear(there, self._partition), ended)
         for meta in lost.values():
             if meta is not None:
                 # `async_kv_clear` would wait for the unit; the controller has to forget them too.
-                self._asked(self._client._clear_meta_in_controller(meta))  # noqa: SLF001
+                self._asked(self._client._clear_meta_in_controller(meta), ended)  # noqa: SLF001
         return []
 
     def close(self) -> None:
         """The connection is the process's, which may use it for more than this."""
 
-    def _objects(self, keys: Sequence[str]) -> "Iterator[memoryview | Missing]":
+    def _objects(self, keys: Sequence[str], ended: Ended) -> "Iterator[memoryview | Missing]":
         # A queue leaves out what it does not have, so what comes may be of other keys.
-        rows = self._rows(keys) if keys else []
+        rows = self._rows(keys, ended) if keys else []
         if len(rows) == len(keys):
             yield from rows
             return
         for key in keys:
-            yield next(iter(self._rows([key])), Missing(f"{self._partition} does not have it"))
+            yield next(
+                iter(self._rows([key], ended)), Missing(f"{self._partition} does not have it")
+            )
 
-    def _rows(self, keys: Sequence[str]) -> "list[memoryview]":
+    def _rows(self, keys: Sequence[str], ended: Ended) -> "list[memoryview]":
         """The spans of as many of these as there are."""
         names = self._fields or [SPAN]
         try:
-            found = self._asked(tq.async_kv_batch_get(list(keys), self._partition, names))
+            got = tq.async_kv_batch_get(list(keys), self._partition, names)
+            found = self._asked(got, ended)
         except _NotThere:
             return []
         columns = [found[name].unbind() for name in names]
@@ -129,15 +137,15 @@ class TransferQueueStore(PayloadStore):
             return [memoryview(join(map(_bytes, row))) for row in zip(*columns, strict=True)]
         return [_bytes(row) for row in columns[0]]
 
-    def _lost(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The keys of what has ended with some process; what the controller has of each, if any."""
-        if self._processes.has_ended:
+    def _lost(self, keys: Sequence[str], ended: Ended) -> dict[str, Any]:
+        """The keys of what was in one of these; what the controller has of each, if any."""
+        if CONTROLLER in ended:
             return dict.fromkeys(keys)
-        if not self._processes.ended:
+        if not ended:
             return {}
         # One by one, as it leaves out in silence what it does not know.
         metas = {
-            key: self._asked(self._client.async_kv_retrieve_meta([key], self._partition))
+            key: self._asked(self._client.async_kv_retrieve_meta([key], self._partition), ended)
             for key in keys
         }
         return {
@@ -146,33 +154,37 @@ class TransferQueueStore(PayloadStore):
             if any(map(self._processes.is_lost, meta.global_indexes))
         }
 
-    def _asked(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """What it answers. Raises _NotThere if it has none of these, else StoreFailed."""
+    def _asked(self, call: Coroutine[Any, Any, Any], ended: Ended) -> Any:
+        """What it answers. Raises _NotThere if it has none of these, else StoreFailed.
+
+        ended: what was known to have ended when it was decided what to ask for. What another thread
+        has found out since may be what this call waits for.
+        """
         try:
-            return self._awaited(call)
+            return self._awaited(call, ended)
         except (ValueError, tq.StorageKeyNotFoundError) as error:
             raise _NotThere(self._address, error) from error
         except (RayError, RuntimeError, TimeoutError, OSError) as error:
             raise StoreFailed(self._address, error) from error
 
-    def _awaited(self, call: Coroutine[Any, Any, Any]) -> Any:
+    def _awaited(self, call: Coroutine[Any, Any, Any], ended: Ended) -> Any:
         """Where the queue's own calls run: from there it can be taken back."""
-        known = self._processes.ended
         future = asyncio.run_coroutine_threadsafe(call, self._client._loop)  # noqa: SLF001
         while True:
             with suppress(TimeoutError):
                 return future.result(LOOKED_AFTER_S)
             if future.done():
                 return future.result()
-            if new := self._processes.look() - known:
+            if new := self._processes.look() - ended:
                 future.cancel()
                 raise StoreFailed(self._address, f"{', '.join(sorted(new))} has ended")
 
     def list(self, prefix: str) -> list[str]:
         """Of the partition."""
-        if self._processes.has_ended:
+        ended = self._processes.ended
+        if CONTROLLER in ended:
             return []
-        found = self._asked(tq.async_kv_list(self._partition))
+        found = self._asked(tq.async_kv_list(self._partition), ended)
         return [key for key in found.get(self._partition, ()) if key.startswith(prefix)]
 
 
