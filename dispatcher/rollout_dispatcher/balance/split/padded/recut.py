@@ -11,7 +11,9 @@ have there by the least. All ranks, or every other one, cut anew until none gain
 to begin with.
 
 Several splits are cut at once, ranks of all of them side by side: one that is behind with runs as
-full as can be may be ahead with these.
+full as can be may be ahead with these. So plain splits are cut before they are compared, without
+groups as well where ranks meet once a step; where they meet at every micro-step, samples that may
+change ranks become `neighbours` instead.
 
 Example, up to 3 samples, costs 9 2 2 1 on a rank with two micro-batches: 9 2 2 | 1 costs 27 + 1,
 and 9 | 2 2 1 takes 9 + 6.
@@ -211,15 +213,15 @@ def _most(batch: Batch, config: PlanConfig) -> IntArray:
 
 
 def _in_rounds(
-    ranks: _Ranks, alone: _Cuts, own: FloatArray, config: PlanConfig, work: Work
+    ranks: _Ranks, cheapest: _Cuts, own: FloatArray, config: PlanConfig, work: Work
 ) -> Iterator[_Cut]:
     """The best after each round, in which all ranks cut anew beside what others took before.
 
     From runs that cost the least in all, from what was there, and from runs of like counts; the
     better ones go on. own: float64[splits, R, M], what micro-batches take before.
     """
-    of, least = np.tile(alone.of, 3), np.full(3 * len(own), np.inf)
-    before = np.concatenate((alone.cost, own, _even(ranks)))
+    of, least = np.tile(cheapest.of, 3), np.full(3 * len(own), np.inf)
+    before = np.concatenate((cheapest.cost, own, _even(ranks)))
     last: _Cuts | None = None
     for _ in range(tuning.RECUT_ROUNDS):
         if not work.affords(ranks.price(len(of))):
@@ -255,8 +257,8 @@ def _even(ranks: _Ranks) -> FloatArray:
     ends = ranks.sizes[:, :, None] * np.arange(1, ranks.M + 1) // ranks.M
     count = np.diff(ends, axis=2, prepend=0)
     first = np.minimum(ends - count, ranks.table.shape[3] - 1)
-    alone = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
-    cost: FloatArray = count * alone
+    longest = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
+    cost: FloatArray = count * longest
     return cost
 
 
