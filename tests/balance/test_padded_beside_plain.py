@@ -7,9 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance import Quadratic, plan_step
+from rollout_dispatcher.balance import Quadratic, plan, plan_step
 from rollout_dispatcher.balance.split.padded.ends import least_runs
-from rollout_dispatcher.plan import FloatArray, IntArray, Sync, step_time
+from rollout_dispatcher.plan import (
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Sync,
+    Window,
+    step_time,
+)
 
 #: Samples of each micro-batch, rank by rank.
 Step = list[list[list[int]]]
@@ -123,6 +132,22 @@ def test_whole_groups_never_take_longer_than_by_first_fit(sync: Sync) -> None:
         plain = dealt([np.flatnonzero(np.isin(group, part)) for part in parts], lengths, step)
         assert time_of(lengths, step, sync) <= time_of(lengths, plain, sync) * (1 + 1e-9)
     assert compared > 40
+
+
+def test_a_count_that_nobody_fills_takes_no_room() -> None:
+    """Of a step of a number of groups, any count is allowed."""
+    group, none = np.array([0, 0, 0, 1, 1, 2]), np.zeros(6, dtype=np.int64)
+    window = Window(np.array([5, 9, 100, 7, 3, 50]), none, group, none > 0)
+    config = PlanConfig(
+        dp_size=2,
+        dispatch_batch_size=6,
+        cost=Quadratic(),
+        by_groups=True,
+        micro_batch_size=2**62,
+        layout=Layout.PADDED,
+        grouping=Grouping.MICRO_BATCH,
+    )
+    assert plan(window, config, take=3).counts.sum() == 6
 
 
 def first_fit(order: IntArray, size: IntArray, most: int) -> list[list[int]]:

@@ -274,6 +274,16 @@ def test_costs_of_any_precision_are_placed_within_the_budget(tokens: list[int], 
     assert np.bincount(labels, weights=s).max() <= budget
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_many_items_whose_tokens_do_not_fall_are_placed_within_the_budget(seed: int) -> None:
+    """As whole groups in padded micro-batches: by falling cost, and samples of each for tokens."""
+    rng = np.random.default_rng(seed)
+    x, s = -np.sort(-rng.lognormal(6, 1, 3600)), rng.integers(1, 5, 3600)
+    labels = lpt_budget(x, s, 32, int(s.sum()) // 32 + 8)
+    assert labels is not None
+    assert np.bincount(labels, weights=s).max() <= int(s.sum()) // 32 + 8
+
+
 @pytest.mark.parametrize("unit", [5e-324, 1e-300, 1e300])
 def test_costs_of_any_size_are_shared_out(unit: float) -> None:
     s = np.array([3, 2, 1])

@@ -6,8 +6,16 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance import Quadratic, plan_step
-from rollout_dispatcher.plan import FloatArray, Sync, step_time
+from rollout_dispatcher.balance import Quadratic, plan, plan_step, tokens
+from rollout_dispatcher.plan import (
+    FloatArray,
+    Grouping,
+    Layout,
+    PlanConfig,
+    Sync,
+    Window,
+    step_time,
+)
 
 
 def costs(lengths: list[int], ranks: list[list[list[int]]]) -> FloatArray:
@@ -61,6 +69,40 @@ def test_ranks_end_runs_beside_those_of_others() -> None:
     assert [0] in [part for rank in step for part in rank]
     rest = step_time(costs(lengths, step), Sync.MICRO_STEP) - float(x[0])
     assert rest == pytest.approx(2 * 8 * float(x[-1]))
+
+
+def test_two_ranks_that_cut_anew_do_not_miss_each_other() -> None:
+    """Each beside what the other had before: both may then be off. It took 144."""
+    lengths = [10, 4, 4, 1, 40, 10, 2, 40, 10, 2, 10, 40, 10, 40]
+    groups = [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
+    step = plan_step(
+        lengths,
+        dp_size=2,
+        micro_batch_size=4,
+        minimum=4,
+        layout="padded",
+        groups=groups,
+        cost="tokens",
+    )
+    cost = [[len(part) * max(lengths[i] for i in part) for part in rank] for rank in step]
+    assert step_time(np.array(cost), Sync.MICRO_STEP) <= 116
+
+
+def test_runs_of_pipelines_end_where_these_do_not_fill_and_drain_for_long() -> None:
+    """By what micro-steps take in all it was 350: 40 beside 40, which all stages wait for."""
+    lengths = np.array([1, 10, 2, 40, 40, 4, 40, 2, 2, 10, 1, 2, 10, 4, 4])
+    group, none = np.repeat(np.arange(4), [5, 3, 3, 4]), np.zeros(15, dtype=np.int64)
+    config = PlanConfig(
+        dp_size=2,
+        dispatch_batch_size=15,
+        cost=tokens,
+        micro_batch_size=4,
+        min_micro_batches=4,
+        layout=Layout.PADDED,
+        grouping=Grouping.RANK,
+        pipeline_stages=4,
+    )
+    assert plan(Window(lengths, none, group, none > 0), config).time <= 216
 
 
 @pytest.mark.parametrize("grouping", ["rank", "micro-batch"])

@@ -110,6 +110,29 @@ def test_a_micro_batch_that_may_hold_all_samples_takes_memory_for_what_there_is(
     assert peak(4096) < 3 * peak(128)
 
 
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_so_does_one_that_may_hold_all_whole_groups_of_a_rank(layout: str) -> None:
+    lengths = np.random.default_rng(0).integers(1, 30_000, 2048)
+    groups = (np.arange(2048) // 4).tolist()
+
+    def peak(size: int) -> int:
+        tracemalloc.start()
+        plan_step(
+            lengths,
+            dp_size=64,
+            micro_batch_size=size,
+            minimum=4,
+            groups=groups,
+            layout=layout,
+            sync="step",
+        )
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    assert peak(2048) < 1.5 * peak(64)
+
+
 def test_it_takes_as_many_as_are_cheap_while_the_dearest_are_by_themselves() -> None:
     lengths = [40_000] * 14 + [100] * 1986
     ranks = plan_step(lengths, dp_size=16, micro_batch_size=2000)

@@ -1,7 +1,7 @@
 """Bins under a token budget: greedily by cost, or as tightly as can be.
 
 Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it. Items
-descend in cost and in tokens.
+descend in cost, and mostly in tokens: of whole groups the dearest need not have most.
 
 Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts 4 to the 6 and 3
 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
@@ -52,7 +52,8 @@ def _lpt_budget_chunked(
     while done < len(x):
         if tail == len(x) and done >= len(x) - tuning.TAIL * bins:
             tail, before = done, room.copy()
-        fits = np.flatnonzero((room >= s[done]) | (room == budget))
+        largest = s[done : done + bins // 2].max()  # the first, where tokens fall
+        fits = np.flatnonzero((room >= largest) | (room == budget))
         take = min(bins // 2, len(x) - done, len(fits))
         if not take:
             return _end_by_fit(labels, s, tail, before, budget)

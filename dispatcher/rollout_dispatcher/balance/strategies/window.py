@@ -1,7 +1,8 @@
 """The window strategy: samples are chosen from the whole window, and split as its limits ask.
 
 Invariant: what it splits never waits longer than what a plain method that it compared makes of the
-same samples, and never needs more micro-batches.
+same samples, and never needs more micro-batches, except under a budget of padded tokens, where
+what it costs to begin them is weighed.
 """
 
 from collections.abc import Iterator

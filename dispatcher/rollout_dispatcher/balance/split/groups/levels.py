@@ -91,6 +91,7 @@ def agreed_levels(cost: FloatArray, M: int, *, single: bool = False) -> FloatArr
 
 def dealt(ranks: Ranks, M: int, m: int) -> Parts:
     """Samples dealt in turn over the micro-batches of their rank, so that these are alike."""
+    m = min(m, -(-ranks.ids.shape[1] // M))  # slots beyond are empty, and may be any number
     slots = ranks.slots(M, m).reshape(-1, m, M).transpose(0, 2, 1)
     return Parts.of_slots(slots, int(ranks.sizes.sum()))
 
@@ -101,6 +102,7 @@ def runs(ranks: Ranks, M: int, m: int) -> list[Parts]:
     Where that leaves a micro-batch empty, also as many in each as in the others, or one more in the
     cheaper ones: beside the longest every sample is padded to it.
     """
+    m = min(m, ranks.ids.shape[1])  # a rank's samples share one micro-batch at most
     n, slots = int(ranks.sizes.sum()), ranks.slots(M, m)
     found = [Parts.of_slots(slots.reshape(-1, M, m), n)]
     full = -(-ranks.sizes // m) * m

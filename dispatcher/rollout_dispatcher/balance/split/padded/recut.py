@@ -7,10 +7,13 @@ Where whole groups stay on ranks, neighbours in length cannot go to any rank tha
 rank may end its runs early. As full as the limit allows, a run may hold many short samples beside
 one long. Which ends are best is a program over a rank's samples: where ranks meet once a step its
 runs cost the least in all, where they meet at every micro-step they exceed what the other ranks
-have there by the least. All ranks cut anew until none gains, from several cuts to begin with.
+have there by the least. All ranks, or every other one, cut anew until none gains, from several cuts
+to begin with.
 
 Several splits are cut at once, ranks of all of them side by side: one that is behind with runs as
-full as can be may be ahead with these.
+full as can be may be ahead with these. So plain splits are cut before they are compared, without
+groups as well where ranks meet once a step; where they meet at every micro-step, samples that may
+change ranks become `neighbours` instead.
 
 Example, up to 3 samples, costs 9 2 2 1 on a rank with two micro-batches: 9 2 2 | 1 costs 27 + 1,
 and 9 | 2 2 1 takes 9 + 6.
@@ -68,10 +71,10 @@ def _recut(
         return None
     ranks = _Ranks.of(batch, splits, most)
     cuts = ranks.cut(np.arange(len(splits)))
-    found = [cuts.least(config.sync)]
+    found = [cuts.least(config)]
     if not alone:
         own = [-np.sort(-matrix(batch, each, config.layout), axis=1) for each in splits]
-        found += _in_rounds(ranks, cuts, np.stack(own), work)
+        found += _in_rounds(ranks, cuts, np.stack(own), config, work)
     return ranks.parts(min(found, key=lambda cut: cut.time))
 
 
@@ -112,17 +115,25 @@ class _Cuts(NamedTuple):
     counts: IntArray
     cost: FloatArray
 
-    def time(self, sync: Sync) -> FloatArray:
-        """What each takes, float64[rows], if every rank's runs are sorted by what they cost."""
-        if sync is Sync.STEP:
-            of_ranks: FloatArray = self.cost.sum(axis=2).max(axis=1)
-            return of_ranks
-        of_steps: FloatArray = np.sort(self.cost, axis=2).max(axis=1).sum(axis=1)
-        return of_steps
+    def time(self, config: PlanConfig) -> FloatArray:
+        """What each takes, float64[rows], if every rank's runs are sorted by what they cost.
 
-    def least(self, sync: Sync) -> _Cut:
+        As `step_time` says of one.
+        """
+        paces = self.cost
+        if config.sync is Sync.MICRO_STEP:
+            paces = np.sort(self.cost, axis=2).max(axis=1, keepdims=True)
+        drained = (config.pipeline_stages - 1) * paces.max(axis=2)
+        time: FloatArray = (paces.sum(axis=2) + drained).max(axis=1)
+        return time
+
+    def some(self, rows: IntArray) -> "_Cuts":
+        """Those of these rows."""
+        return _Cuts(self.of[rows], self.counts[rows], self.cost[rows])
+
+    def least(self, config: PlanConfig) -> _Cut:
         """The one that takes least."""
-        time = self.time(sync)
+        time = self.time(config)
         best = int(time.argmin())
         return _Cut(float(time[best]), int(self.of[best]), self.counts[best], self.cost[best])
 
@@ -201,26 +212,44 @@ def _most(batch: Batch, config: PlanConfig) -> IntArray:
     return most_in_run(batch.s, config.micro_batch_tokens)
 
 
-def _in_rounds(ranks: _Ranks, alone: _Cuts, own: FloatArray, work: Work) -> Iterator[_Cut]:
+def _in_rounds(
+    ranks: _Ranks, cheapest: _Cuts, own: FloatArray, config: PlanConfig, work: Work
+) -> Iterator[_Cut]:
     """The best after each round, in which all ranks cut anew beside what others took before.
 
     From runs that cost the least in all, from what was there, and from runs of like counts; the
     better ones go on. own: float64[splits, R, M], what micro-batches take before.
     """
-    of, least = np.tile(alone.of, 3), np.full(3 * len(own), np.inf)
-    before = np.concatenate((alone.cost, own, _even(ranks)))
+    of, least = np.tile(cheapest.of, 3), np.full(3 * len(own), np.inf)
+    before = np.concatenate((cheapest.cost, own, _even(ranks)))
+    last: _Cuts | None = None
     for _ in range(tuning.RECUT_ROUNDS):
         if not work.affords(ranks.price(len(of))):
             return
-        cuts = ranks.cut(of, _others(before))
-        yield cuts.least(Sync.MICRO_STEP)
-        time = cuts.time(Sync.MICRO_STEP)
+        cuts, kept = ranks.cut(of, _others(before)), -(-len(of) // tuning.RECUT_KEPT)
+        if last is not None:
+            cuts, least = _by_halves(cuts, last), np.tile(least, 3)
+        yield cuts.least(config)
+        time = cuts.time(config)
         gains = np.flatnonzero(time < least * (1 - 1e-9))
         if not len(gains):
             return
-        gains = gains[np.argsort(time[gains], kind="stable")]
-        gains = gains[: -(-len(gains) // tuning.RECUT_KEPT)]
-        of, before, least = of[gains], cuts.cost[gains], time[gains]
+        gains = gains[np.argsort(time[gains], kind="stable")][:kept]
+        last = cuts.some(gains)
+        of, before, least = last.of, last.cost, time[gains]
+
+
+def _by_halves(cuts: _Cuts, last: _Cuts) -> _Cuts:
+    """These, and those in which only every other rank has cut anew since the last.
+
+    Where all do, each beside what the others had, two may evade each other and meet again.
+    """
+    odd = np.arange(cuts.counts.shape[1])[:, None] % 2 == 1
+    counts, cost = (
+        np.concatenate((new, np.where(odd, new, old), np.where(odd, old, new)))
+        for new, old in ((cuts.counts, last.counts), (cuts.cost, last.cost))
+    )
+    return _Cuts(np.tile(cuts.of, 3), counts, cost)
 
 
 def _even(ranks: _Ranks) -> FloatArray:
@@ -228,8 +257,8 @@ def _even(ranks: _Ranks) -> FloatArray:
     ends = ranks.sizes[:, :, None] * np.arange(1, ranks.M + 1) // ranks.M
     count = np.diff(ends, axis=2, prepend=0)
     first = np.minimum(ends - count, ranks.table.shape[3] - 1)
-    alone = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
-    cost: FloatArray = count * alone
+    longest = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
+    cost: FloatArray = count * longest
     return cost
 
 

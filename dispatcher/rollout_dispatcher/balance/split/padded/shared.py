@@ -160,7 +160,7 @@ def first_fit_items(size: IntArray, bins: int, most: int) -> IntArray | None:
 
     Rooms only shrink, so that for items of a size no place is looked at twice.
     """
-    room, first = [most] * bins, [0] * (most + 1)
+    room, first = [most] * bins, [0] * (int(size.max()) + 1)
     place = np.empty(len(size), dtype=np.int64)
     for i, each in enumerate(size.tolist()):
         at = first[each]
