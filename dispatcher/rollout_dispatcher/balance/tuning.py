@@ -119,7 +119,7 @@ OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
 #: and elsewhere after, as they hardly ever stand in the way; time alone. Chosen by trial.
 FULL_BIN = 1 / 32
 #: Columns dealt to ranks by load; the ones after that differ too little to be worth it. Chosen.
-DEALT_BY_LOAD = 64
+DEALT_BY_LOAD = 32
 #: Equal sums are tried from other starts than LPT above so many tolerances, up to so many items. By
 #: `tests.bench.planner`, times.
 OTHER_STARTS, OTHER_STARTS_UP_TO = 5, 4096
