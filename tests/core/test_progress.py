@@ -252,8 +252,9 @@ class Progress(RuleBasedStateMachine):
     def train(self) -> None:
         """Both ranks prepare, take and commit what they were given, and ask for more."""
         for number, step in list(self.core._ledger.steps.items()):
-            if not step.digest:
-                break  # it is to be planned again
+            ranks = self.core._ledger.ranks.values()
+            if not step.digest or any(number in rank.unresolved for rank in ranks):
+                break  # it is to be planned again, once all ranks have said where they go on
             for rank in (0, 1):
                 self.perform(
                     self.core.prepared(rank, number, step.digest, self.now, attempt=step.attempt)
@@ -281,7 +282,7 @@ class Progress(RuleBasedStateMachine):
         limits, held = self.core.config.limits, self.core._admission.held
         assert self.core._buffer.held_bytes <= limits.nbytes
         assert self.core._buffer.referenced_bytes <= limits.referenced_bytes
-        with_payload = [push for push in held if any(one.is_in_memory for one in push.samples)]
+        with_payload = [push for push in held if any(one.is_in_memory for one in push.waiting)]
         assert held.nbytes <= limits.held_bytes or len(with_payload) == 1
 
     @invariant()
