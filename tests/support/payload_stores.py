@@ -61,6 +61,14 @@ def read(store: PayloadStore, *references: Reference) -> list[bytes | str]:
     return ["missing" if isinstance(item, Missing) else bytes(item) for item in found]
 
 
+def end_of(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """What becomes of a process that runs this."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
+        check=False, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
 class PayloadStoreTests:
     """Inherit, and give `address` and, if there is more to do, `store` as fixtures."""
 
@@ -138,10 +146,7 @@ class PayloadStoreTests:
     def test_an_object_outlives_the_process_that_has_put_it(
         self, store: PayloadStore, address: str
     ) -> None:
-        ended = subprocess.run(
-            [sys.executable, "-c", PUTS_AND_DIES, address, "q.7/0"],
-            check=False, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        ended = end_of(PUTS_AND_DIES, address, "q.7/0")
         assert ended.returncode == -9, ended.stderr
         key = ended.stdout.split()[-1]
         assert store.list("q.7/") == [key]
@@ -151,10 +156,7 @@ class PayloadStoreTests:
     def test_a_client_that_is_closed_while_it_reads_goes_on_to_its_end(
         self, store: PayloadStore, address: str
     ) -> None:
-        ended = subprocess.run(
-            [sys.executable, "-c", CLOSES_WHILE_IT_READS, address, "q.8"],
-            check=False, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        ended = end_of(CLOSES_WHILE_IT_READS, address, "q.8")
         assert ended.returncode == 0, ended.stderr
         store.release(store.list("q.8/"))
 

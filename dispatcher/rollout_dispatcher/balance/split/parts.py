@@ -159,6 +159,13 @@ def reduced(by: np.ufunc, of: FloatArray | IntArray, parts: Parts) -> FloatArray
     return out
 
 
+def evenly(sizes: IntArray, M: int) -> IntArray:
+    """Samples of each of M micro-batches, int64[..., M], if `sizes` of them are dealt out alike."""
+    ends = sizes[..., None] * np.arange(1, M + 1) // M
+    counts: IntArray = np.diff(ends, axis=-1, prepend=0)
+    return counts
+
+
 def without_fillers(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     """The same, but no micro-batch is empty while another that may give has two samples."""
     if np.count_nonzero(parts.counts) == parts.counts.size or parts.counts.max() <= 1:

@@ -8,7 +8,7 @@ import numpy as np
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.split.groups.assign import dearest_in_turn
 from rollout_dispatcher.balance.split.groups.ranks import split_plainly
-from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
+from rollout_dispatcher.balance.split.parts import Batch, Parts, evenly, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.balance.work import Work
@@ -34,8 +34,7 @@ class Dealt:
         if config.micro_batch_size is None:
             return cut_ranks(ranks, 1, batch, config)
         M, sizes = micro_batches_for(len(batch), config), np.array(list(map(len, ranks)))
-        ends = sizes[:, None] * np.arange(1, M + 1) // M
-        return Parts(np.concatenate(ranks), np.diff(ends, axis=1, prepend=0))
+        return Parts(np.concatenate(ranks), evenly(sizes, M))
 
 
 STRATEGY: PlanningStrategy = Dealt()

@@ -22,7 +22,7 @@ from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import members
-from rollout_dispatcher.balance.split.parts import Batch, Parts
+from rollout_dispatcher.balance.split.parts import Batch, Parts, evenly
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray
 
@@ -110,9 +110,8 @@ def runs(ranks: Ranks, M: int, m: int) -> list[Parts]:
         place = (np.arange(M * m) - (full - ranks.sizes)[:, None]) % (M * m)
         found.append(Parts.of_slots(np.take_along_axis(slots, place, 1).reshape(-1, M, m), n))
     if (ranks.sizes <= (M - 1) * m).any():
-        ends = (ranks.sizes[:, None] * np.arange(1, M + 1)) // M
-        has = np.diff(ends, axis=1, prepend=0)
-        place = (ends - has)[:, :, None] + np.arange(m)
+        has = evenly(ranks.sizes, M)
+        place = (has.cumsum(axis=1) - has)[:, :, None] + np.arange(m)
         place[np.arange(m) >= has[:, :, None]] = M * m  # none
         more = np.append(slots, np.full((len(slots), 1), n), axis=1)
         even = np.take_along_axis(more, place.reshape(len(slots), -1), 1)

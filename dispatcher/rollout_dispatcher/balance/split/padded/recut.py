@@ -30,7 +30,7 @@ from rollout_dispatcher.balance.micro_batch_order import rearranged
 from rollout_dispatcher.balance.order import by_label
 from rollout_dispatcher.balance.split.padded.ends import least_runs
 from rollout_dispatcher.balance.split.padded.runs import most_in_run, places_of
-from rollout_dispatcher.balance.split.parts import Batch, Parts, matrix, reduced
+from rollout_dispatcher.balance.split.parts import Batch, Parts, evenly, matrix, reduced
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
 
@@ -254,12 +254,10 @@ def _by_halves(cuts: _Cuts, last: _Cuts) -> _Cuts:
 
 def _even(ranks: _Ranks) -> FloatArray:
     """What runs of like counts take, float64[splits, R, M], even if so many may not share one."""
-    ends = ranks.sizes[:, :, None] * np.arange(1, ranks.M + 1) // ranks.M
-    count = np.diff(ends, axis=2, prepend=0)
-    first = np.minimum(ends - count, ranks.table.shape[3] - 1)
-    longest = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
-    cost: FloatArray = count * longest
-    return cost
+    count = evenly(ranks.sizes, ranks.M)
+    first = np.minimum(count.cumsum(axis=2) - count, ranks.table.shape[3] - 1)
+    longest: FloatArray = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
+    return longest * count
 
 
 def _others(cost: FloatArray) -> FloatArray:

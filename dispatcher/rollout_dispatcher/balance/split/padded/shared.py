@@ -145,7 +145,7 @@ def _costs(items: Items, width: int) -> FloatArray:
 def _capped(cost: FloatArray, runs: int, caps: list[float]) -> list[IntArray]:
     """Where so many runs begin that cost the least in all, and the end, for each of these caps.
 
-    None for a cap within which runs do not hold all items.
+    A cap within which runs do not hold all items is left out.
     """
     if not caps:
         return []
