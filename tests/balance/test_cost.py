@@ -228,12 +228,22 @@ def refuse(path: str) -> str:
         ("quadratic:1,x,0", "three numbers"),
         ("quadratic:-1,0,0", "coefficient a is -1.0"),
         ("quadratic:nan,0,0", "coefficient a is nan"),
+        ("quadratic:0,inf,0", "coefficient b is inf"),
+        ("quadratic:0,0,0", "every sample costs 0.*give one of the coefficients a value above 0"),
+        ("quadratic:1e300,0,0", "a sample of 8796093022208 tokens costs inf.*at most 1e.280"),
+        ("quadratic:0,1e-300,0", "a sample of 1 token costs 1e-300.*at least 1e-280"),
         ("hf:/no/such.json", "cannot read the model config /no/such.json"),
     ],
 )
 def test_a_bad_flag_says_what_to_write(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_cost(text, refuse)
+
+
+def test_coefficients_that_make_every_sample_free_are_refused() -> None:
+    with pytest.raises(ConfigError, match="every sample costs 0"):
+        Quadratic(0.0, 0.0, 0.0)
+    assert Quadratic(0.0, 0.0, 5.0)(np.array([1, 9])).tolist() == [5.0, 5.0]
 
 
 def test_a_model_config_that_is_no_json_object_is_refused() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance.cost.models import Quadratic
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
@@ -129,7 +128,7 @@ def test_a_trace_that_does_not_say_when_is_refused(times: list[float] | None) ->
 
 def test_work_that_costs_nothing_takes_no_time_and_is_refused() -> None:
     setting = make_setting(1)
-    free = replace(setting, plan=replace(setting.plan, cost=Quadratic(0, 0, 0)))
+    free = replace(setting, plan=replace(setting.plan, cost=lambda s: np.zeros(len(s))))
     with pytest.raises(ConfigError, match="--cost"):
         replay(free, even(8))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.balance.cost.transformer import transformer_cost
+from rollout_dispatcher.balance.numbers import DEAREST, LONGEST
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import CostModel, FloatArray, IntArray
 
@@ -36,12 +37,17 @@ class Quadratic:
     d: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse coefficients that would make longer samples cheaper."""
+        """Raise ConfigError if a longer sample would cost less, or each sample nothing."""
         for name, value in (("a", self.a), ("b", self.b), ("d", self.d)):
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(
                     f"cost coefficient {name} is {value}; it must be finite and not negative"
                 )
+        if not (self.a or self.b or self.d):
+            raise ConfigError(
+                "cost quadratic:0,0,0: every sample costs 0, so that no split balances better than "
+                "another; give one of the coefficients a value above 0, as in quadratic:1,24576,0"
+            )
 
     def __call__(self, counts: IntArray) -> FloatArray:
         """Cost of samples of `counts` tokens, an array, a list or a tensor, as float64[n]."""
@@ -60,10 +66,29 @@ def parse_cost(text: str, read: Callable[[str], str] | None = None) -> CostModel
     if kind == "tokens" and not colon:
         return tokens
     if kind == "quadratic":
-        return _parse_quadratic(text, rest) if colon else Quadratic()
-    if kind == "hf" and rest:
-        return _parse_hf(rest, read)
-    raise ConfigError(f"unknown cost model {text!r}; {_FORMS}")
+        model: CostModel = _parse_quadratic(text, rest) if colon else Quadratic()
+    elif kind == "hf" and rest:
+        model = _parse_hf(rest, read)
+    else:
+        raise ConfigError(f"unknown cost model {text!r}; {_FORMS}")
+    _check_range(text, model)
+    return model
+
+
+def _check_range(text: str, model: CostModel) -> None:
+    """Raise ConfigError unless costs, their sums and their quotients are floats of full range."""
+    with np.errstate(over="ignore"):
+        least, most = model(np.array([1, LONGEST])).tolist()
+    if not most <= DEAREST:
+        raise ConfigError(
+            f"cost {text}: a sample of {LONGEST} tokens costs {most:g}; it may cost at most "
+            f"{DEAREST:g}, so use smaller coefficients: only their proportion counts"
+        )
+    if least < 1 / DEAREST:
+        raise ConfigError(
+            f"cost {text}: a sample of 1 token costs {least:g}; it must cost at least "
+            f"{1 / DEAREST:g}, so use larger coefficients: only their proportion counts"
+        )
 
 
 def _parse_quadratic(text: str, rest: str) -> Quadratic:

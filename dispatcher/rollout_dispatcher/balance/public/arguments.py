@@ -44,6 +44,11 @@ def costs_of(tokens: IntArray, cost: CostModel | str | None) -> FloatArray:
     found = as_costs(cost_model(cost)(tokens))
     if len(found) != len(tokens):
         raise UnequalPartitions(f"the cost model gave {len(found)} costs for {len(tokens)} samples")
+    if tokens.any() and not found.any():
+        raise UnequalPartitions(
+            f"the cost model gives 0 for each of {len(found)} samples; pass one that gives more "
+            "than 0, as cost='tokens' does"
+        )
     return found
 
 
