@@ -150,7 +150,7 @@ def test_the_newest_version_that_both_speak_and_what_both_can_do_is_agreed() -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "the dispatcher chose protocol version 2, of 1 to 1"),
+        ({"version": 1}, "the dispatcher chose protocol version 1, of 2 to 2"),
         ({"capabilities": ["x", "y"]}, "the dispatcher chose x, y, which was not offered"),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_client_does_not_accept_what_it_has_not_offered(
 @pytest.mark.parametrize(
     ("versions", "words"),
     [
-        ("[2, 3]", "versions 2 to 3"),
+        ("[3, 4]", "versions 3 to 4"),
         ("[7, 7]", "version 7"),
     ],
 )
@@ -182,15 +182,15 @@ def test_another_version_is_told_before_anything_else_that_is_wrong(
     with pytest.raises(VersionMismatch) as raised:
         hear(session, encode_frame(kind.type_code, header.encode()))
     assert str(raised.value) == (
-        f"the client speaks protocol {words}, the dispatcher version 1; install a newer release of "
+        f"the client speaks protocol {words}, the dispatcher version 2; install a newer release of "
         "rollout-dispatcher where the dispatcher runs, or the same one on both sides"
     )
     assert session.state is S.AWAIT_HELLO
 
 
 def test_a_client_that_is_too_old_is_told_so() -> None:
-    session = Session(Side.DISPATCHER, LIMITS, offer=Offer((2, 4)))
-    with pytest.raises(VersionMismatch, match=r"version 1, .* versions 2 to 4; .* the client runs"):
+    session = Session(Side.DISPATCHER, LIMITS, offer=Offer((3, 4)))
+    with pytest.raises(VersionMismatch, match=r"version 2, .* versions 3 to 4; .* the client runs"):
         hear(session, codec.encode(EXAMPLES[m.HelloRank]))
 
 

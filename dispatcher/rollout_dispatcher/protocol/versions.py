@@ -57,7 +57,7 @@ REASONS = "reasons"
 OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REASONS, REFERENCES})
 OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, COMMIT_TIMES, REFERENCES})
 #: What this release speaks.
-OURS = Offer((1, 1), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
+OURS = Offer((2, 2), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
 #: What it speaks where file descriptors can be sent.
 OURS_ON_ONE_HOST = Offer(OURS.versions, OURS.capabilities | {SHARED_MEMORY, KEPT_SEGMENTS})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory, write_new
 
-FORMAT = 2
+FORMAT = 3
 _PREFIX = "rollout-dispatcher journal, format "
 
 
@@ -66,8 +66,8 @@ class Directory:
         if int(number) != FORMAT:
             raise JournalError(
                 f"the journal {self.path} has format {number}, this release reads format {FORMAT} "
-                "alone; end its run with the release that wrote it, or move the directory away to "
-                "begin without what is in it"
+                "alone; finish or drain its run with the release that wrote it, or move the "
+                "directory away to begin without the samples in it"
             )
 
     def _begin(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Self
 _SECTOR = 512
 _HEADER = Struct("<8sIIQQQ16s8s")
 _MAGIC = b"rdsegmnt"
-_FORMAT = 2
+_FORMAT = 3
 _MARK = Struct("<Q16s")
 #: Where the marks are.
 MARKS = (_SECTOR, 2 * _SECTOR)
