@@ -1,13 +1,16 @@
 """A journal directory has one user, one format and nothing else in it."""
 
 import contextlib
+import errno
+import fcntl
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from rollout_dispatcher.errors import JournalError
-from tests.journal.support import opened, recovered
+from tests.journal.support import accepted, opened, recovered
 
 
 def test_it_is_created_for_its_owner_alone(tmp_path: Path) -> None:
@@ -23,6 +26,43 @@ def test_a_second_dispatcher_is_told_the_pid_of_the_first(tmp_path: Path) -> Non
     ):
         recovered(tmp_path / "j")
     recovered(tmp_path / "j")
+
+
+def test_a_lock_file_that_was_removed_lets_nobody_in(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, listener, _):
+        (tmp_path / "j" / "lock").unlink()
+        with pytest.raises(JournalError, match=r"in use by another dispatcher \(pid unknown\)"):
+            recovered(tmp_path / "j")
+        listener.wait(journal.append([accepted(0)], {}))
+    assert [entry.ticket for entry in recovered(tmp_path / "j").entries] == [0]
+
+
+def test_where_directories_are_not_locked_the_lock_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS says EBADF for a lock on what is not open to be written to."""
+    flock = fcntl.flock
+
+    def as_nfs_does(handle: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs_does)
+    test_a_second_dispatcher_is_told_the_pid_of_the_first(tmp_path)
+
+
+def test_a_directory_that_was_moved_away_is_not_written_beside(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, listener, _):
+        (tmp_path / "j").rename(tmp_path / "moved")
+        recovered(tmp_path / "j")  # another dispatcher begins there
+        before = {path.name: path.read_bytes() for path in (tmp_path / "j").iterdir()}
+        tickets = iter(range(10_000))
+        with contextlib.suppress(JournalError):
+            while not journal.broken:  # until a segment is full
+                journal.append([accepted(next(tickets), tokens=100)], {})
+        assert "moved or removed" in str(listener.wait_broken())
+        assert {path.name: path.read_bytes() for path in (tmp_path / "j").iterdir()} == before
 
 
 @pytest.mark.parametrize("number", [2, 4])

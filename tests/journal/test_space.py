@@ -1,6 +1,7 @@
 """Space is reclaimed, and where there is none nothing is lost."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,35 @@ def test_a_killed_journal_reclaims_what_its_predecessor_left(tmp_path: Path) -> 
             listener.wait(step(journal, life))
             assert journal.statistics().segments <= 4
             directory = as_if_killed(directory, tmp_path / f"{life + 1}")
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, hard))
+        try:
+            lsn = 0
+            for ticket in range(1_000):
+                lsn = journal.append([accepted(ticket)], {})
+            assert isinstance(error := listener.wait_failing(), JournalFull)
+            assert "ulimit -f" in str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        listener.wait(lsn)
+    assert len(recovered(tmp_path / "j").entries) == 1_000
+
+
+def test_segments_grow_to_the_limit_on_the_size_of_files(tmp_path: Path) -> None:
+    files = SegmentFiles(tmp_path, 16 << 20)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 20, hard))
+    try:
+        for _ in range(3):
+            files.grow()
+            files.ensure_spares()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files.next_bytes == 2 * FIRST_BYTES
 
 
 def test_a_write_without_room_is_kept_and_tried_again(tmp_path: Path) -> None:

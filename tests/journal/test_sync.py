@@ -1,5 +1,6 @@
 """A batch is durable when its policy says so, and one sync serves many batches."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -103,3 +104,23 @@ def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
             journal.append([accepted(ticket)], {})
         assert journal.close()
     assert len(recovered(tmp_path / "j").entries) == 30
+
+
+def test_a_journal_that_breaks_and_cannot_be_let_go_of_either_is_told(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", BATCH) as (journal, listener, _):
+        os.close(journal._store._active.handle)  # syncing it fails, and so does closing it
+        journal.append([accepted(0)], {})
+        assert "cannot" in str(listener.wait_broken())
+        assert not journal.close()
+
+
+def test_a_journal_that_breaks_while_it_is_closed_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path / "j", OFF) as (journal, listener, _):
+        listener.wait(journal.append([accepted(0)], {}))
+        handle = journal._store._active.handle
+        reader, writer = os.pipe()  # which nobody can sync
+        os.dup2(writer, handle)
+        assert not journal.close()
+        assert "cannot sync" in str(listener.wait_broken())
+        os.close(reader)
+        os.close(writer)

@@ -1,9 +1,10 @@
 """`dispatcher serve`, whose disk hangs as one over the network may.
 
 While the file `STUCK` is there, no sync returns: it waits in the kernel, for a pipe that nobody
-writes to.
+writes to. If "broken" is written in it, each sync fails instead.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from rollout_dispatcher.cli.main import main
 
 def _hanging(sync: Callable[[int], None]) -> Callable[[int], None]:
     def hang(handle: int) -> None:
-        if Path(os.environ["STUCK"]).exists():
+        if (stuck := Path(os.environ["STUCK"])).exists():
+            if stuck.read_text() == "broken":
+                raise OSError(errno.EIO, "Input/output error")
             os.read(os.pipe()[0], 1)
         sync(handle)
 

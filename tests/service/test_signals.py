@@ -74,6 +74,18 @@ def test_the_second_signal_quits_though_the_journals_disk_hangs(
     assert "the journal could not be written: its disk does not answer" in server.log()
 
 
+def test_a_journal_that_breaks_while_it_is_closed_is_told_and_fails_the_process(
+    stuck: Stuck, tmp_path: Path
+) -> None:
+    server = stuck(journal_sync="off")
+    Producer(server.endpoint, "p").push([3])
+    (tmp_path / "stuck").write_text("broken")
+    server.send_signal(signal.SIGTERM)
+    assert server.wait() == 1
+    assert "the journal was not closed in order: cannot sync" in server.log()
+    assert "dispatcher serve: cannot sync" in server.log()
+
+
 def test_a_log_that_nobody_reads_does_not_keep_the_process(tmp_path: Path) -> None:
     """Who logs waits in the kernel then, and that is the event loop's thread."""
     log, stderr = os.pipe()

@@ -14,6 +14,7 @@ from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig, Tuning
 from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
 from rollout_dispatcher.core.effects import (
+    AcceptedUnknown,
     Effect,
     PlanWanted,
     PolicyReported,
@@ -139,16 +140,24 @@ class Dispatch:
                 "give every client a client_id of its own, or show the same key each time"
             )
 
-    def producer_connected(self, producer: str, key: str = "", incarnation: str = "") -> Decision:
+    def producer_connected(
+        self, producer: str, key: str = "", incarnation: str = "", accepted: int = -1
+    ) -> Decision:
         """A producer is there, maybe again; key: the digest of that which `check_key` passed.
 
-        incarnation: what its objects' keys begin with; empty if it puts none.
+        incarnation: what its objects' keys begin with; empty if it puts none. accepted: the largest
+        number of a sample that it was told is accepted, -1 for none. Where the journal lacks that
+        one, it lacks what a producer was promised.
         """
+        newest = self._parts.memory.newest(producer)
         if self._parts.memory.bind(producer, key):
             self._note(ProducerKeyed(producer, key))
         self._parts.producers.connected(producer)
         self._references.producer_connected(producer, incarnation)
-        return self._decide([WelcomeProducer(producer, self.config.producer_credits)])
+        effects: list[Effect] = [WelcomeProducer(producer, self.config.producer_credits)]
+        if self.config.durable and accepted > newest:
+            effects.append(AcceptedUnknown(producer, accepted, newest))
+        return self._decide(effects)
 
     def producer_leaves(self, producer: str, now: float) -> Decision:
         """A producer says goodbye, and is not waited for any more, whatever ends this process."""

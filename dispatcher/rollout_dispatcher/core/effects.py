@@ -37,6 +37,18 @@ class WelcomeProducer:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceptedUnknown:
+    """For the log: a producer was told that its sample `accepted` is in, and the journal lacks it.
+
+    newest: the last one that the journal knows, -1 for none.
+    """
+
+    producer: str
+    accepted: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
 class PushAnswered:
     """Every sample of a push is decided; errors: message by index for the refused ones.
 
@@ -368,6 +380,7 @@ class Drained:
 
 Effect = (
     WelcomeProducer
+    | AcceptedUnknown
     | PushAnswered
     | PushHeld
     | PushRecalled

@@ -114,7 +114,7 @@ class Journal:
     def close(self, timeout: float = 10.0) -> bool:
         """Write and sync what is queued, then let go of the directory; within `timeout` seconds.
 
-        Returns whether every batch is durable now.
+        Returns whether every batch is durable now, and the writer has ended in order.
         """
         return self._writer.close(timeout)
 

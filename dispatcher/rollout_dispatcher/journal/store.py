@@ -52,8 +52,8 @@ class Store:
         self._index_trouble: JournalFull | None = None
         self._spare_trouble: JournalFull | None = None
         with ExitStack() as undo:
-            lock = undo.enter_context(closing(Directory(directory)))
-            self._index = undo.enter_context(closing(Index(lock.path / "index", map_bytes)))
+            self._directory = undo.enter_context(closing(Directory(directory)))
+            self._index = undo.enter_context(closing(Index(directory / "index", map_bytes)))
             self._files = SegmentFiles(directory, segment_bytes)
             end = self._recover(directory)
             given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
@@ -109,6 +109,7 @@ class Store:
 
     def _begin(self, number: int, capacity: int) -> Segment:
         """A new segment for what comes after what is synced; named before it is written to."""
+        self._directory.check_is_there()
         segment = self._files.activate(number, capacity, self.sequence)
         try:
             self._newest.name(number)

@@ -13,6 +13,7 @@ durable.
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import Protocol
@@ -107,7 +108,8 @@ class Writer:
             self._closing = True
             self._wake.notify()
         self._thread.join(timeout)
-        return self._durable == self._appended
+        written = self._durable == self._appended
+        return written and not self.broken and not self._thread.is_alive()
 
     # -- its own thread ---------------------------------------------------------------------
 
@@ -273,5 +275,8 @@ class Writer:
             self._capacity.written(0, 0)
             self.broken = True
             self._queue.clear()
-        self._store.abandon()
-        self._told.on_broken(failure)
+        try:
+            self._told.on_broken(failure)
+        finally:
+            with suppress(Exception):  # what has broken may break here too, and is told already
+                self._store.abandon()

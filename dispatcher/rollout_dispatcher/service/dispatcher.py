@@ -16,14 +16,14 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.statistics import Statistics
-from rollout_dispatcher.errors import ConfigError, NotServing
+from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
@@ -50,6 +50,9 @@ from rollout_dispatcher.service.reloading.settings import Settings
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.service.stall_log import StallLog
 from rollout_dispatcher.service.status.progress_log import ProgressLog
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.journal.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +226,7 @@ class Dispatcher:
         if opened is not None:
             posted = tuple(settings.posted.values())
             journal = go_on_from(opened, config, core, metrics, clock, posted=posted)
-            close = journal.close
-            stack.push_async_callback(lambda: in_own_thread(lambda: close(self._journal_patience)))
+            stack.push_async_callback(self._close_journal, journal)
         chronicle = Chronicle(clock, self._record(stack, settings.config, core, metrics, clock))
         router = Router(
             config, core, metrics, clock, journal,
@@ -235,6 +237,18 @@ class Dispatcher:
         stack.push_async_callback(router.hang_up)
         router.perform(core.tick(clock()))  # what an earlier process left may be due
         return router
+
+    async def _close_journal(self, journal: "Journal") -> None:
+        """Raises JournalError if the journal may lack what it took, and nobody was told that."""
+        patience = self._journal_patience
+        if await in_own_thread(partial(journal.close, patience)) or not patience:
+            return
+        if self._router is None or self._router.failure is None:
+            failure = journal.failure or JournalError(
+                f"the journal was not closed within {patience:g} s: its disk does not answer"
+            )
+            log.critical("the journal was not closed in order: %s", failure)
+            raise failure
 
     def _record(
         self,

@@ -171,7 +171,7 @@ class Router:
                 self._says_goodbye(peer)
             case m.HelloProducer():
                 self._introduce(peer, message)
-                self._producer_joins(peer, digest_of(message.key), message.incarnation)
+                self._producer_joins(peer, message)
             case m.HelloRank():
                 self._introduce(peer, message)
                 self._rank_joins(peer, message, now)
@@ -288,7 +288,8 @@ class Router:
             self._connections.answered(peer.client_id)
             self._completion.check()
 
-    def _producer_joins(self, peer: Peer, key: str, incarnation: str | None) -> None:
+    def _producer_joins(self, peer: Peer, message: m.HelloProducer) -> None:
+        key = digest_of(message.key)
         self.core.check_key(peer.client_id, key)
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
@@ -296,7 +297,8 @@ class Router:
             self.perform(self.core.producer_lost(peer.client_id, self.clock()))
             before.close()
         self.metrics.connections.labels("producer").inc()
-        self.perform(self.core.producer_connected(peer.client_id, key, incarnation or ""))
+        incarnation, accepted = message.incarnation or "", message.accepted
+        self.perform(self.core.producer_connected(peer.client_id, key, incarnation, accepted))
         self._store_workers.there(peer)
 
     # -- ranks ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Checkpoints against a real dispatcher: what ranks are told, what is counted, what a kill does."""
 
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -8,10 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_dispatcher.errors import CheckpointRefused, DispatcherError, StepContractError
+from rollout_dispatcher.errors import (
+    CheckpointRefused,
+    DispatcherError,
+    ProtocolError,
+    StepContractError,
+)
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import RankClient, RolloutProducer
-from tests.support.server import ServeProcess
+from tests.support.server import ServeProcess, eventually
 
 BATCH, RANKS = 4, 2
 
@@ -186,4 +192,37 @@ def test_a_state_is_loaded_before_anything_of_it_was_committed(tmp_path: Path) -
         trainer.vanish()
         trainer = Trainer(server)
         assert [rank.position for rank in trainer.ranks] == [0, 0]
+        trainer.vanish()
+
+
+def test_an_older_copy_of_the_journal_is_named_by_who_knows_better(tmp_path: Path) -> None:
+    journal, older = tmp_path / "journal", tmp_path / "older"
+    with ExitStack() as stack:
+        server = stack.enter_context(serve(tmp_path))
+        producer = stack.enter_context(RolloutProducer(server.endpoint))
+        for at in range(4):
+            producer.push({"input_ids": np.arange(at, at + 3)})
+        trainer = Trainer(server)
+        trainer.train(1)
+        server.await_status(steps_committed=1)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        shutil.copytree(journal, older)
+        server = stack.enter_context(serve(tmp_path))
+        for at in range(4):
+            producer.push({"input_ids": np.arange(at, at + 3)})
+        trainer.train(1)
+        server.await_status(steps_committed=2)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        shutil.rmtree(journal)
+        older.rename(journal)
+        server = stack.enter_context(serve(tmp_path))
+        with pytest.raises(ProtocolError, match="the journal is an older copy"):
+            trainer.train(1)
+        said = (
+            "was told that its sample 7 is accepted, and the journal knows none "
+            "after its sample 3: it is an older copy"
+        )
+        eventually(lambda: said in server.log(), "the producer's word is told", 60)
         trainer.vanish()

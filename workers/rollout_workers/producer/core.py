@@ -73,6 +73,7 @@ class ProducerCore:
         self._able = OF_PRODUCERS  # the dispatcher and we
         self._credits = self._in_flight = 0
         self._next_seq = 0
+        self._accepted = -1  # the last of our numbers that was answered so
         self._pushes: dict[int, PendingPush] = {}  # by first sequence number, in that order
         self._queue: list[int] = []  # heap of pushes to send within credits; may name sent ones
         self._eager: list[int] = []  # pushes with a group that have not been sent beyond credits
@@ -186,6 +187,7 @@ class ProducerCore:
             token=self.token,
             key=self._key,
             incarnation=self.objects.incarnation,
+            accepted=self._accepted,
             capabilities=sorted(able),
         )
 
@@ -305,6 +307,10 @@ class ProducerCore:
         outcomes = push.answered(answer)
         self._in_flight -= 1
         settled = tuple([outcome for outcome in outcomes if outcome is not None])
+        for at in range(len(outcomes) - 1, -1, -1):
+            if outcomes[at] is Outcome.ACCEPTED:
+                self._accepted = max(self._accepted, answer.first_seq + at)
+                break
         if len(settled) < len(outcomes):
             self._retry(answer.first_seq, push, now)
             return

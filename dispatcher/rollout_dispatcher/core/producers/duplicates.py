@@ -72,6 +72,11 @@ class DuplicateMemory:
         known.refused.remove_below(floor)
         return True
 
+    def newest(self, producer: str) -> int:
+        """The largest number that is known of this producer's accepted samples, -1 for none."""
+        known = self._producers.get(producer)
+        return -1 if known is None else max(known.floor - 1, known.accepted.last)
+
     def seen(self, producer: str, seq: int, given_id: str | None) -> bool:
         """Whether this number of this producer, or this user-given id, was accepted before.
 

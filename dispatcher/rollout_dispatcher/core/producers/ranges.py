@@ -29,6 +29,11 @@ class Ranges:
         first = bisect_right(self._stops, start)  # the first range that goes beyond `start`
         return first < len(self._starts) and self._starts[first] < stop
 
+    @property
+    def last(self) -> int:
+        """The largest, -1 if there is none."""
+        return self._stops[-1] - 1 if self._stops else -1
+
     def add(self, start: int, stop: int) -> None:
         """Add the numbers from `start` to below `stop`, which is above it."""
         if self._stops and self._stops[-1] == start:  # as nearly always

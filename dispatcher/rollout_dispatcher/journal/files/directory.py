@@ -1,16 +1,20 @@
 """The journal's directory: one dispatcher at a time, one format.
 
-    lock    held by flock while a dispatcher runs; its pid is in it, for the message
+    lock    the pid of the dispatcher that runs, for the message to another one
     format  the format's number; a journal of another one is left alone
     newest  the newest segment's number
     index   LMDB; the segments lie beside it
 
-Invariant: nothing else in the directory is read or written before the lock is held and the format
-is known to be ours.
+The directory itself is locked (flock), since a file in it can be removed and made again while the
+first dispatcher holds its lock. NFS locks no directories: there the file `lock` is all that is
+locked. Invariants: nothing else in the directory is read or written before the lock is held and the
+format is known to be ours; no segment is begun once the path names another directory.
 """
 
+import errno
 import fcntl
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 from rollout_dispatcher.errors import JournalError
@@ -20,36 +24,57 @@ FORMAT = 3
 _PREFIX = "rollout-dispatcher journal, format "
 
 
+#: What file systems say that lock files and no directories (NFS: a lock needs a file to write to).
+_NO_DIRECTORY_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+
+
 class Directory:
     """A journal directory that is ours until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with disk_errors("use the journal directory", path):
-            if not path.is_dir():
-                path.mkdir(mode=0o700, parents=True)
-                sync_directory(path.parent)
-            self._lock = open_ours(path / "lock", os.O_CREAT)
-        try:
+        with ExitStack() as undo:
+            with disk_errors("use the journal directory", path):
+                if not path.is_dir():
+                    path.mkdir(mode=0o700, parents=True)
+                    sync_directory(path.parent)
+                self._itself = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                undo.callback(os.close, self._itself)
+                self._lock = open_ours(path / "lock", os.O_CREAT)
+                undo.callback(os.close, self._lock)
             self._take()
             self._check_format()
-        except BaseException:
-            self.close()
-            raise
+            self._release = undo.pop_all()
 
     def close(self) -> None:
         """Let another dispatcher have it."""
-        os.close(self._lock)
+        self._release.close()
+
+    def check_is_there(self) -> None:
+        """Raise JournalError if the path names another directory by now, or none."""
+        with disk_errors("find the journal directory", self.path):
+            if os.path.samestat(os.fstat(self._itself), self.path.stat()):
+                return
+        raise JournalError(
+            f"the journal directory {self.path} was moved or removed while this dispatcher wrote "
+            "to it, and another one is in its place; put it back, then restart"
+        )
 
     def _take(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
-            raise JournalError(
-                f"the journal {self.path} is in use by another dispatcher (pid {pid or 'unknown'});"
-                " stop it, or give this one a --journal-dir of its own"
-            ) from None
+        with disk_errors("lock", self.path):
+            try:
+                for handle in (self._itself, self._lock):
+                    try:
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError as error:
+                        if handle == self._lock or error.errno not in _NO_DIRECTORY_LOCKS:
+                            raise
+            except BlockingIOError:
+                pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+                raise JournalError(
+                    f"the journal {self.path} is in use by another dispatcher (pid "
+                    f"{pid or 'unknown'}); stop it, or give this one a --journal-dir of its own"
+                ) from None
         with disk_errors("write to", self.path / "lock"):
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)

@@ -8,7 +8,12 @@ from pathlib import Path
 
 from rollout_dispatcher.errors import JournalError, JournalFull
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+#: What gives room again, by what the system says when there is none.
+NO_ROOM = {
+    errno.ENOSPC: "free space on its file system",
+    errno.EDQUOT: "free space, or raise the quota of this user",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f; LimitFSIZE= of systemd)",
+}
 
 
 @contextmanager
@@ -17,10 +22,10 @@ def disk_errors(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             raise JournalFull(
                 f"no room to {doing} {path} ({error.strerror}); new samples are refused until "
-                "there is: free space on its file system"
+                f"there is: {NO_ROOM[error.errno]}"
             ) from error
         raise JournalError(
             f"cannot {doing} {path}: {error.strerror}; check the disk, then restart"

@@ -9,6 +9,7 @@ only after its front is on the disk, and the directory is synced before anything
 
 import os
 import re
+import resource
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
@@ -122,6 +123,9 @@ class SegmentFiles:
     def grow(self) -> None:
         """A segment is full: those that come are larger, where the disk has room for such."""
         larger = min(2 * self.next_bytes, self.segment_bytes)
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY and larger > limit:
+            return
         with suppress(OSError):
             disk = os.statvfs(self.directory)
             if disk.f_bavail * disk.f_frsize >= ROOM_TO_GROW * larger:

@@ -21,7 +21,7 @@ from zlib import crc32
 import lmdb
 
 from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
-from rollout_dispatcher.journal.files.disk import disk_errors
+from rollout_dispatcher.journal.files.disk import NO_ROOM, disk_errors
 from rollout_dispatcher.journal.index.lmdb_check import check_index
 from rollout_dispatcher.journal.parts import Kept, Ledger, ProducerRecord, StepRecord
 from rollout_dispatcher.journal.records import schema_of, schema_row
@@ -131,6 +131,8 @@ class Index:
                 f"the index {self._path} was written by another version of LMDB: {error}"
             ) from error
         except lmdb.Error as error:
+            if any(os.strerror(code) in str(error) for code in NO_ROOM):
+                raise JournalFull(f"no room to write the index {self._path}: {error}") from error
             raise JournalError(f"the index {self._path} cannot be used: {error}") from error
 
     # -- snapshot -------------------------------------------------------------------------

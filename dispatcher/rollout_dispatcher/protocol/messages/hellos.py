@@ -73,11 +73,13 @@ class HelloProducer(Hello):
         by a slash: its `client_id`, a dot, and a word that no other process has used, without dots
         and slashes. What is there of it and was never pushed is freed when it has left, or another
         one has followed.
+    accepted: largest sequence number of a sample that it was told is accepted, -1 for none.
     """
 
     type_code = 1
     incarnation: Key | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
+    accepted: Watermark = -1
 
     @model_validator(mode="after")
     def _incarnation_is_its_own(self) -> Self:

@@ -9,6 +9,17 @@ from rollout_dispatcher.core.statistics import Statistics
 log = logging.getLogger(__name__)
 
 
+def accepted_unknown(effect: e.AcceptedUnknown) -> None:
+    """The journal is not the one that has acknowledged."""
+    log.error(
+        "producer %s was told that its sample %d is accepted, and the journal knows %s: it is an "
+        "older copy, or its disk has lost what came last; the samples between are not trained on. "
+        "Start the dispatcher with the journal that has them, or go on without",
+        effect.producer, effect.accepted,
+        f"none after its sample {effect.newest}" if effect.newest >= 0 else "none of its samples",
+    )  # fmt: skip
+
+
 def given_up(effect: e.GroupGivenUp) -> None:
     """A group left, for want of room."""
     in_stores = effect.cap.cap == STORES_CAP

@@ -87,6 +87,7 @@ class EffectRunner:
         self.drops_log = DropsLog()
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
+            e.AcceptedUnknown: effect_log.accepted_unknown,
             e.PushAnswered: self.feedback.answer,
             e.PushHeld: self._tell_held,
             e.PushRecalled: self._recall,
