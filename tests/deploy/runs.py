@@ -66,7 +66,8 @@ class Conditions:
     one when a step is done. slow_rank: needs `slow_factor` times as long. lag: policy versions
     that samples are old. noise: sigma of the log of what a micro-batch takes beside its cost.
     separated: whether ranks can tell collectives apart. paused: trainers do something else.
-    silent_rank: says nothing. old_every: one of so many batches is by far too old. look_s: pause
+    silent_rank: says nothing. hung_rank: takes a step and gets no further.
+    old_every: one of so many batches is by far too old. look_s: pause
     between two looks at what has come for a rank. in_turn: rollouts wait for training, as training
     for rollouts.
     """
@@ -81,6 +82,7 @@ class Conditions:
     separated: bool = True
     paused: bool = False
     silent_rank: int | None = None
+    hung_rank: int | None = None
     old_every: int | None = None
     look_s: float = 0.05
     in_turn: bool = False
@@ -164,6 +166,8 @@ class Run:
         for rank in trainer.ranks:
             rank.demand(taken=step, hungry=False)
         self._compute(trainer)
+        while self.now.hung_rank is not None and not self._ended.is_set():
+            self._hang(trainer, self.now.hung_rank)
         trainer.commit(step)
         tokens = [[head.tokens for head, _ in part.micro_batches] for part in parts]
         compute = np.array([[sum(each) for each in rank] for rank in tokens]) * SECONDS_A_TOKEN
@@ -180,6 +184,12 @@ class Run:
             self._breathe(trainer)
             time.sleep(1)
         time.sleep(max(0.0, min(left, 1.0)))
+
+    def _hang(self, trainer: Trainer, hung: int) -> None:
+        """The others are in a collective of the step, and this rank is not; heartbeats go on."""
+        for rank in trainer.ranks:
+            rank.settle(handed_out=1, collectives=int(rank.dp_rank != hung))
+        time.sleep(1)
 
     def _as_measured(self, compute: FloatArray, rng: np.random.Generator) -> FloatArray:
         if self.now.slow_rank is not None:

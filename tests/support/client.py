@@ -324,10 +324,10 @@ class Rank(WireClient):
             assert left > 0, f"DP rank {self.dp_rank} waits for {what} in vain"
             self._take(*self.receive(left))
 
-    def settle(self) -> None:
+    def settle(self, **progress: int) -> None:
         """Take everything that the dispatcher had to say before it answers a Ping."""
         ponged: list[m.Message] = []
-        self.send(m.Ping())
+        self.send(m.Ping(**progress))
         deadline = monotonic() + PATIENCE_S
         while not ponged:
             message, payload = self.receive(deadline - monotonic())

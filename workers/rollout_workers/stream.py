@@ -172,6 +172,7 @@ class MicroBatchStream(Closing):
                 device=target,
                 says_why=topology.speaks,
             )
+            self._client.tell_collectives(self._timing.collectives_begun)
 
     def _check_packed_length(self) -> None:
         layout = self._config.collation

@@ -40,6 +40,7 @@ from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
+from rollout_dispatcher.core.ranks.standstill import Standstill
 from rollout_dispatcher.core.references.said import Said
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -65,7 +66,8 @@ class Dispatch:
         for each HTTP request       `schema`
         for each scrape             `measured`, `ranks_seen`
         to find stragglers          `entries`, of which no snapshot has the payloads either
-        several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`
+        several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`,
+                                    `standstill`
         for each simulated sample   `is_expected`
 
     and so do the words of a few (`end_waits`, `losses`, `name_undone`).
@@ -250,6 +252,7 @@ class Dispatch:
         the generation, this rank with it. All or nothing: nothing has changed where it raises.
         """
         effects = self._parts.joining.join(hello, self.run_id, now)
+        self._parts.lockstep.joined(hello.dp_rank, now)
         return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
 
     def leave(
@@ -264,9 +267,16 @@ class Dispatch:
         """A DP rank gave a sign of life."""
         self._ledger.ranks[dp_rank].last_seen = now
 
+    def progressed(self, dp_rank: int, handed_out: int, collectives: int, now: float) -> None:
+        """A DP rank's heartbeat says how far its training loop is; see `RankState`."""
+        rank = self._ledger.ranks[dp_rank]
+        rank.last_seen, rank.handed_out, rank.collectives = now, handed_out, collectives
+        self._parts.lockstep.heard(dp_rank, now)
+
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
         effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
+        self._parts.lockstep.heard(dp_rank, now)
         return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
 
     def prepared(
@@ -287,6 +297,8 @@ class Dispatch:
         """A rank has applied every step up to `step`; planning waits for the last rank to."""
         done = self._ledger.commit(dp_rank, step)
         self._parts.measuring.committed(done)
+        self._parts.lockstep.heard(dp_rank, now)
+        self._parts.lockstep.committed(done, now)
         if not done:
             return self._decide([])
         return self._decide([*self._checkpoints.committed(done, now), *self._consider(now)])
@@ -468,6 +480,10 @@ class Dispatch:
     def reasons(self, now: float) -> tuple[Reason, ...]:
         """The same, one by one."""
         return tuple(self._parts.waiting.reasons(now))
+
+    def standstill(self, now: float) -> Standstill | None:
+        """Which DP ranks hang, or that all are paused; None while the run gets on."""
+        return self._parts.lockstep.standstill(now)
 
     @property
     def next_step(self) -> int:

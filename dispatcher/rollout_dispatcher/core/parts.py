@@ -36,6 +36,7 @@ from rollout_dispatcher.core.producers.presence import Presence
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.standing import Standings
 from rollout_dispatcher.core.ranks.joining import Joining
+from rollout_dispatcher.core.ranks.standstill import Lockstep
 from rollout_dispatcher.core.references.references import References
 from rollout_dispatcher.core.steps.attempts import Attempts
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
@@ -90,6 +91,7 @@ class Parts:
 
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.attempts = Attempts(self.ledger, self.dropping, note)
+        self.lockstep = Lockstep(self.ledger)
         self.measuring = Measuring(self.ledger, config.sync, config.max_open_steps)
         self.lifecycle = Lifecycle(
             self.buffer, self.ledger, self.dropping,
@@ -124,6 +126,7 @@ class Parts:
         self.waiting = Waiting(
             ledger=self.ledger, buffer=self.buffer, admission=self.admission, phases=self.phases,
             timing=self.timing, producers=self.producers, agreement=self.agreement,
+            lockstep=self.lockstep,
         )  # fmt: skip
 
     def configure(self, config: DispatchConfig) -> None:

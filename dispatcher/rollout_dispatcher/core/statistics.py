@@ -22,6 +22,8 @@ class RankStatistics:
     prepared: int
     taken: int
     committed: int
+    handed_out: int
+    collectives: int
     hungry: bool
     last_seen: float
 
@@ -30,7 +32,7 @@ class RankStatistics:
         """The state of a rank, as values."""
         return cls(
             rank.client_id, rank.connected, rank.prepared, rank.taken, rank.committed,
-            rank.hungry, rank.last_seen,
+            rank.handed_out, rank.collectives, rank.hungry, rank.last_seen,
         )  # fmt: skip
 
 

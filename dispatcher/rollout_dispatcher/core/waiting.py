@@ -1,8 +1,8 @@
 """In words: whom the next step waits for. For operators and for producers that wait.
 
-It says what lacks, and who could bring it: absent ranks, ranks that have not committed, producers
-of open groups, producers that have not ended a phase, or time that samples are given. Bounded,
-however many there are of them.
+It says what lacks, and who could bring it: absent ranks, ranks that hang or have not committed,
+producers of open groups, producers that have not ended a phase, or time that samples are given.
+Bounded, however many there are of them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,6 +16,7 @@ from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.producers.agreement import Agreement
 from rollout_dispatcher.core.producers.producers import Producers
+from rollout_dispatcher.core.ranks.standstill import Lockstep, Standstill
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.payload import Reference
 
@@ -30,6 +31,8 @@ class Cause(StrEnum):
     ABSENT_RANKS = "absent-ranks"
     SILENT_RANKS = "ranks-not-begun"
     FAILED_GENERATION = "failed-generation"
+    HUNG_RANKS = "hung-ranks"
+    PAUSED_RANKS = "paused-ranks"
     OPEN_STEPS = "open-steps"
     SAMPLES = "samples"
     PRODUCERS = "no-producers"
@@ -63,10 +66,11 @@ class Waiting:
         timing: Timing,
         producers: Producers,
         agreement: Agreement,
+        lockstep: Lockstep,
     ) -> None:
         self._ledger, self._buffer = ledger, buffer
         self._admission, self._phases, self._agreement = admission, phases, agreement
-        self._timing, self._producers = timing, producers
+        self._timing, self._producers, self._lockstep = timing, producers, lockstep
 
     def explain(self, now: float) -> str:
         """One line, parts divided by semicolons; `nobody` if a step is on its way."""
@@ -74,7 +78,7 @@ class Waiting:
 
     def reasons(self, now: float) -> Iterator[Reason]:
         """Everything that it waits for; none if a step is on its way."""
-        yield from self._ranks()
+        yield from self._ranks(now)
         yield from self._samples(now)
         if (pressed := self._admission.capacity.pressed) is not None:
             used = f"{pressed.held} of {pressed.capacity}"
@@ -86,7 +90,7 @@ class Waiting:
             yield Reason(Cause.RESENDS, text)
         yield from (Reason(Cause.ENDS, text) for text in self._ends())
 
-    def _ranks(self) -> Iterator[Reason]:
+    def _ranks(self, now: float) -> Iterator[Reason]:
         ledger = self._ledger
         generation, steps = ledger.generation, ledger.steps
         if missing := generation.missing:
@@ -96,12 +100,28 @@ class Waiting:
         if generation.failed is not None:
             failed = f"generation {generation.number} has failed: {generation.failed}"
             yield Reason(Cause.FAILED_GENERATION, failed)
+        elif (standstill := self._lockstep.standstill(now)) is not None:
+            yield self._stands(standstill, now)
         elif ledger.wanted or missing or absent:
             return
         elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
             yield Reason(Cause.SILENT_RANKS, f"{_ranks(silent)} did not load the checkpoint yet")
         elif len(steps):
             yield Reason(Cause.OPEN_STEPS, self._open_steps())
+
+    def _stands(self, found: Standstill, now: float) -> Reason:
+        usual = "" if found.usual is None else f", and a step usually takes {found.usual:.0f} s"
+        stood = f"no DP rank has got on for {now - found.since:.0f} s{usual}"
+        if found.hung:
+            one = len(found.hung) == 1
+            hang = f"{_ranks(found.hung)} {'hangs' if one else 'hang'} {found.where}"
+            text = f"{hang}; the other DP ranks wait for {'it' if one else 'them'}: {stood}"
+            return Reason(Cause.HUNG_RANKS, text)
+        text = (
+            f"all DP ranks stand still {found.where}: {stood}. A pause (evaluation, weight sync), "
+            "or a hang where nothing tells them apart"
+        )
+        return Reason(Cause.PAUSED_RANKS, text)
 
     def _open_steps(self) -> str:
         """Whom the oldest one waits for; ranks train none whose samples they do not have."""

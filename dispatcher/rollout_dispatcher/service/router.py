@@ -166,7 +166,7 @@ class Router:
         now = self.clock()
         match message:
             case m.Ping():
-                self._pinged(peer, now)
+                self._pinged(peer, message, now)
             case m.Bye():
                 self._says_goodbye(peer)
             case m.HelloProducer():
@@ -201,13 +201,13 @@ class Router:
             case m.Freed() | m.Swept():
                 self._store_workers.answered(peer, message)
 
-    def _pinged(self, peer: Peer, now: float) -> None:
+    def _pinged(self, peer: Peer, message: m.Ping, now: float) -> None:
         if peer.role == "producer":
             # It confirms what the producer said before; a rank repeats itself in its hello.
             self.barrier.after(partial(self._confirm, peer))
             return
         if (rank := self._connections.rank_of(peer)) is not None:
-            self.core.seen(rank.dp_rank, now)
+            self.core.progressed(rank.dp_rank, message.handed_out, message.collectives, now)
         peer.send(m.Pong())
 
     def lost(self, peer: Peer, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Says in the log whom the next step waits for, once ranks have waited for long.
+"""Says in the log whom the next step waits for, once ranks have waited for long or stand still.
 
 A run that is bound by generation waits between steps by nature: so not at once, and not often.
 """
@@ -20,12 +20,23 @@ class StallLog:
     def __init__(self, core: Dispatch) -> None:
         self._core = core
         self._silent_until = -math.inf
+        #: Ranks that were said to hang; None where ranks waited for a step.
+        self._hung: tuple[int, ...] | None = None
 
     def check(self, now: float) -> None:
         """Speak if it is due."""
-        since = self._core.hungry_since
-        if since is None or now < max(since + FIRST_AFTER_SECONDS, self._silent_until):
+        since, standstill = self._core.hungry_since, self._core.standstill(now)
+        if standstill is None and (since is None or now < since + FIRST_AFTER_SECONDS):
             return
-        self._silent_until = now + AGAIN_AFTER_SECONDS
-        waited, whom = now - since, self._core.waits_for(now)
-        log.warning("ranks have waited %.0f s for a step, which waits for: %s", waited, whom)
+        hung = None if standstill is None else standstill.hung
+        if hung == self._hung and now < self._silent_until:
+            return
+        self._hung, self._silent_until = hung, now + AGAIN_AFTER_SECONDS
+        whom = self._core.waits_for(now)
+        if standstill is not None:
+            level = logging.WARNING if hung else logging.INFO
+            log.log(level, "training stands still: %s", whom)
+        elif since is not None:
+            log.warning(
+                "ranks have waited %.0f s for a step, which waits for: %s", now - since, whom
+            )

@@ -37,6 +37,7 @@ def status(ranks: int, **more: Any) -> dict[str, Any]:
         "dp_size": ranks,
         "ranks_connected": ranks,
         "absent_ranks": [],
+        "hung_ranks": [],
         "ranks": {str(rank): {"connected": True, "taken": 7} for rank in range(ranks)},
         "config": {"dispatch_batch_groups": None, "buffer_tokens": None, "buffer_bytes": None},
     }

@@ -93,6 +93,12 @@ def test_ranks_that_are_not_there_are_named() -> None:
     assert states == ["7", "left", "missing", "absent"]
 
 
+def test_a_rank_that_hangs_is_marked() -> None:
+    found = lines(history_of(reading(status(4, hung_ranks=[2]), metrics())))
+    rows = {line.split()[0]: line.split()[1] for line in found if line[:5].strip().isdigit()}
+    assert rows == {"0": "7", "1": "7", "2": "hangs", "3": "7"}
+
+
 def test_caps_drops_and_backpressure_are_shown_where_they_are() -> None:
     said = status(
         1,

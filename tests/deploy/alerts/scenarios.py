@@ -124,6 +124,8 @@ SCENARIOS: dict[str, Scenario] = {
     "ranks_missing": Scenario(
         lose_a_rank, frozenset({"RanksMissing", "RankSilent"}), 60, breaks=True
     ),
+    # Taken for hung after a minute of real time, 15 in the time of the rules.
+    "rank_hung": Scenario(at_once(hung_rank=2), frozenset({"RankHung"}), 100),
     "rank_silent": Scenario(at_once(silent_rank=1), frozenset({"RankSilent"}), 45),
     "rank_slow": Scenario(
         at_once(slow_rank=2), frozenset({"RankSlow", "StragglerExcessHigh"}), 110

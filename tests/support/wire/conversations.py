@@ -197,6 +197,9 @@ def _training() -> Iterator[Vector]:
     yield Vector(it, m.Prepared(step=7, digest="d1"), "it can train the step")
     yield Vector(other, m.Release(step=7), "so can every other rank: it may begin")
     yield Vector(it, m.Demand(taken=7, hungry=False), "it has begun step 7")
+    meaning = "its training loop has one micro-batch of it, and has begun 12 collectives in all"
+    yield Vector(it, m.Ping(handed_out=1, collectives=12), meaning)
+    yield Vector(other, m.Pong(), "both are alive")
     times = m.PassTimes(busy_s=[0.5], collective_s=[0.125])
     meaning = "step 7 is applied: its micro-batch took half a second, an eighth in collectives"
     yield Vector(it, m.Commit(step=7, times=[times]), meaning)

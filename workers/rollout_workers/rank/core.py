@@ -9,7 +9,7 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 `prefetch_steps` ahead of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rollout_dispatcher.errors import (
     ConfigError,
@@ -49,6 +49,8 @@ class RankCore:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
         self.shares_memory = False
+        #: Collectives that this process has begun so far in process groups of all DP ranks.
+        self.count_collectives: Callable[[], int] = lambda: 0
         self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         #: What the dispatcher has to be capable of, for this rank to train what it is told to.
         self._needs = frozenset(needs)
@@ -131,8 +133,9 @@ class RankCore:
             yield answer, ()
 
     def ping(self) -> m.Ping:
-        """A Ping to send at once."""
-        return m.Ping()
+        """A Ping to send at once, with how far the training loop is."""
+        handed_out = sum(held.handed_out for held in self._steps)
+        return m.Ping(handed_out=handed_out, collectives=self.count_collectives())
 
     def wait(self, now: float) -> None:
         """Nothing that a rank says waits for time."""
@@ -343,6 +346,10 @@ class RankCore:
         held = self._steps.find(step)
         held.begun = True
         return held
+
+    def hand_out(self, step: int) -> None:
+        """The training loop has got a micro-batch of a step."""
+        self._steps.find(step).handed_out += 1
 
     # -- payload stores
 

@@ -66,7 +66,8 @@ class Received(NamedTuple):
 class HeldStep:
     """A step of which this rank holds the header and the first micro-batches.
 
-    begun: the training loop has asked for one of its micro-batches. lacking: where the samples are
+    begun: the training loop has asked for one of its micro-batches. handed_out: how often it has
+    got one. lacking: where the samples are
     that some micro-batches, by index, lack; of those the header and what came inline are here.
     referenced: bytes of the samples in stores, fetched or not, of the micro-batches that have any.
     asked: those whose samples are being fetched, or were. fetching: those that are being fetched.
@@ -77,6 +78,7 @@ class HeldStep:
     state: HeldState = HeldState.PREPARED
     micro_batches: list[Received] = field(default_factory=list)
     begun: bool = False
+    handed_out: int = 0
     lacking: dict[int, list[Reference]] = field(default_factory=dict)
     referenced: dict[int, int] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)

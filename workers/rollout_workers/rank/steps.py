@@ -159,6 +159,7 @@ class StepClient(Closing):
             self._check()
             found = self._received(step, index) or self._await(step, index)
             self._micro_batches += 1
+            self._core.hand_out(step)
             return found
 
     def has(self, step: int, index: int) -> bool:
@@ -182,6 +183,11 @@ class StepClient(Closing):
                     then()
         finally:
             self._feed.wake()
+
+    def tell_collectives(self, count: Callable[[], int]) -> None:
+        """Heartbeats say how many collectives of all DP ranks were begun: to find who hangs."""
+        with self._changed:
+            self._core.count_collectives = count
 
     @property
     def tells_times(self) -> bool:

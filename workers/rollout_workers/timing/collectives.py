@@ -25,6 +25,7 @@ class Collectives:
         self.groups: list[dist.ProcessGroup] = []
         self._joined = self._known = 0
         self._numbers: list[int] = []
+        self._common: tuple[dist.ProcessGroup, ...] = ()
 
     def cannot_be_seen(self, *, probed: bool) -> str:
         """Why nobody could tell whether there are any; "" if somebody can.
@@ -41,12 +42,14 @@ class Collectives:
         """Look for groups again, if there are others than before."""
         if not (dist.is_available() and dist.is_initialized()):
             self.groups, self._joined, self._known = [], 0, 0
+            self._common = ()
             return
         groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  there is no other list
         if len(groups) != self._known:
             self._known = len(groups)
             joined = [group for group in groups if self._joins_dp_ranks(group)]
             self._joined, self.groups = len(joined), [*filter(_counts, joined)]
+            self._common = tuple(filter(self._joins_all, self.groups))
 
     def look(self) -> None:
         """What there was up to now is known."""
@@ -61,6 +64,18 @@ class Collectives:
             for group, before in zip(self.groups, self._numbers, strict=False)
             if group is not forgiven and _number(group) != before
         )
+
+    def begun(self) -> int:
+        """How many there were so far in groups that every DP rank is in; from any thread.
+
+        A rank that hangs before a collective has begun fewer than those that wait for it there.
+        """
+        return sum(map(_number, self._common))
+
+    def _joins_all(self, group: dist.ProcessGroup) -> bool:
+        ranks = set(dist.get_process_group_ranks(group))
+        every = range(dist.get_world_size()) if self._dp_ranks is None else self._dp_ranks
+        return ranks.issuperset(every)
 
     def _joins_dp_ranks(self, group: dist.ProcessGroup) -> bool:
         ranks = set(dist.get_process_group_ranks(group))

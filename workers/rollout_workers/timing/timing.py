@@ -99,6 +99,10 @@ class Timing:
                 "known here; put what waits for other ranks into step.waiting()"
             )
 
+    def collectives_begun(self) -> int:
+        """In process groups of all DP ranks, so far; from any thread."""
+        return self._collectives.begun()
+
     def begin(self, step: int, count: int) -> Timer:
         """A step begins; count: its micro-batches, of which no more are timed than can be told."""
         if count > m.MAX_TIMED:

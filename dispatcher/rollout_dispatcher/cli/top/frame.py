@@ -37,6 +37,7 @@ _TABLE = (
 _STATES = {
     Presence.CONNECTED: ("", Style.PLAIN),
     Presence.LEFT: ("left", Style.WARN),
+    Presence.HUNG: ("hangs", Style.BAD),
     Presence.ABSENT: ("absent", Style.BAD),
     Presence.MISSING: ("missing", Style.BAD),
 }

@@ -17,7 +17,8 @@ class Presence(IntEnum):
     MISSING = 0
     ABSENT = 1
     LEFT = 2
-    CONNECTED = 3
+    HUNG = 3
+    CONNECTED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ def _presence(at: Reading, rank: int, absent: frozenset[int]) -> Presence:
     said = at.status["ranks"].get(str(rank))
     if said is None:
         return Presence.MISSING
+    if rank in at.status["hung_ranks"]:
+        return Presence.HUNG
     if said["connected"]:
         return Presence.CONNECTED
     return Presence.ABSENT if rank in absent else Presence.LEFT

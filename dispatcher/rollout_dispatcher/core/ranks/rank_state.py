@@ -8,10 +8,19 @@ its place, or a step that it is prepared for loses samples.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import ProtocolError
+
+
+class Position(NamedTuple):
+    """How far a training loop has got; see `RankState`. A rank that is behind has a lesser one."""
+
+    committed: int
+    taken: int
+    handed_out: int
+    collectives: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,8 @@ class RankState:
     """What one DP rank of the current generation has said; -1 for no step yet.
 
     begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
+    handed_out: micro-batches of its open steps that its training loop was given, all passes.
+    collectives: that it has begun in process groups of all DP ranks.
     unresolved: what it has said that it cannot get, and nobody has acted on, by step.
     """
 
@@ -113,6 +124,8 @@ class RankState:
     committed: int = -1
     hungry: bool = False
     begun: bool = False
+    handed_out: int = 0
+    collectives: int = 0
     unresolved: dict[int, Unresolved] = field(default_factory=dict)
 
     @classmethod
@@ -168,6 +181,11 @@ class RankState:
         """Its connection is gone, `for_good` if it said goodbye."""
         self.connected = self.hungry = False
         self.gone = for_good
+
+    @property
+    def position(self) -> Position:
+        """How far its training loop has got: ranks in lockstep go through the same positions."""
+        return Position(self.committed, self.taken, self.handed_out, self.collectives)
 
     @property
     def ready(self) -> bool:

@@ -1,6 +1,6 @@
 """What is said with either role."""
 
-from rollout_dispatcher.protocol.messages.base import Message
+from rollout_dispatcher.protocol.messages.base import Count, Message
 
 
 class Error(Message):
@@ -18,9 +18,17 @@ class Error(Message):
 
 
 class Ping(Message):
-    """The client is alive."""
+    """The client is alive. A DP rank also says how far its training loop is in its open steps.
+
+    handed_out: micro-batches of these that it was given so far, in all passes; left out if 0.
+    collectives: that it has begun in process groups of all DP ranks, as far as they are counted;
+        left out if 0.
+    """
 
     type_code = 20
+    optional = ("handed_out", "collectives")
+    handed_out: Count = 0
+    collectives: Count = 0
 
 
 class Pong(Message):

@@ -75,6 +75,15 @@ class PerRank:
                 for dp_rank in range(dp_size)
             },
         )
+        standstill = self._core.standstill(now)
+        hung = frozenset(() if standstill is None else standstill.hung)
+        yield RankFamily(
+            "dispatcher_rank_hung",
+            "1 for each rank that is behind all others while no rank gets on, though its "
+            "heartbeats come; as /readyz says.",
+            "gauge",
+            {dp_rank: float(dp_rank in hung) for dp_rank in range(dp_size)},
+        )
         # The core's clock is monotonic; dashboards want the time of day.
         offset = time.time() - now
         yield RankFamily(

@@ -94,11 +94,13 @@ class Probes:
 
     def _state(self, at: Statistics) -> dict[str, object]:
         """Where the run stands, and all that the next step waits for."""
+        standstill = self._router.core.standstill(self._router.clock())
         return {
             "is_ready": self._router.health.is_ready(at),
             "run_state": at.run_state,
             "missing_ranks": at.missing_ranks,
             "absent_ranks": at.absent_ranks,
+            "hung_ranks": () if standstill is None else standstill.hung,
             "delays": [
                 {"cause": each.cause, "text": each.text, "seconds": round(each.seconds, 1)}
                 for each in self._router.health.delays()
