@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rollout_dispatcher.cli.fields import flag_of
 from rollout_dispatcher.cli.options import Loaded, load_config
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS, HelloRank
 from rollout_dispatcher.service.config.options import ServeConfig
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
@@ -260,3 +261,12 @@ def test_what_may_stand_in_a_file_that_cannot_be_read_is_not_called_missing(tmp_
         "unknown argument --wat (did you mean --max-wait?); see serve --help",
         f"--config {absent} cannot be read: No such file or directory",
     )
+
+
+def test_no_more_steps_may_be_open_than_a_rank_can_say_that_it_holds() -> None:
+    steps = MAX_OPEN_STEPS
+    assert load([*NEEDED, "--max-open-steps", str(steps)], {}).config.max_open_steps == steps
+    received = [(step, 1) for step in range(steps)]
+    HelloRank(client_id="r", dp_rank=0, dp_size=1, received=received)
+    with pytest.raises(ConfigError, match="--max-open-steps 3000: it must be at most 1024"):
+        load([*NEEDED, "--max-open-steps", "3000"], {})

@@ -99,7 +99,9 @@ class Statistics:
 
     ranks: of the current generation, by DP rank, as far as they have joined. absent_ranks: those
     that lost their connection and have not come back, without a goodbye. missing_ranks: those that
-    have not joined. steps: planned and not committed, by number. lengths: of accepted samples.
+    have not joined. steps: planned and not committed, by number. open_steps: those that ranks may
+    hold, at most `max_open_steps`; steps_waiting: those behind, which a rewind has brought back.
+    lengths: of accepted samples.
     ready_units: groups, where a dispatch batch and so the window are counted in these.
     """
 
@@ -123,6 +125,7 @@ class Statistics:
     backpressure: bool
     in_flight: int
     open_steps: int
+    steps_waiting: int
     steps: tuple[StepStatistics, ...]
     steps_planned: Mapping[Trigger, int]
     small_steps: int
@@ -190,7 +193,8 @@ class Statistics:
             pushes_held_bytes=held.nbytes,
             backpressure=parts.capacity.pressed is not None,
             in_flight=sum(step.num_samples for step in steps),
-            open_steps=len(steps),
+            open_steps=len(ledger.steps),
+            steps_waiting=ledger.steps.waiting,
             steps=steps,
             steps_planned=dict(totals.planned),
             small_steps=totals.small_steps,

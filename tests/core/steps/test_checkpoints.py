@@ -1,5 +1,7 @@
 """Checkpoints in the core: what is retained, how a run goes back, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
@@ -85,7 +87,8 @@ def test_steps_that_come_again_are_opened_as_ranks_have_room() -> None:
     run.begin()
     run.load(-1)
     assert list(run.core._ledger.steps) == [0]
-    assert run.core.statistics().open_steps == 6
+    at = run.core.statistics()
+    assert (at.open_steps, at.steps_waiting) == (1, 5)
     assert any(isinstance(e, Redelivered) and e.reason == "rewind" for e in run.log)
     run.run_to(0)
     assert len(run.core._ledger.steps) <= 2
@@ -135,7 +138,7 @@ def test_a_checkpoint_ahead_of_what_was_heard_commits_the_steps_it_covers() -> N
     run.begin()
     run.load(2)
     at = run.core.statistics()
-    assert (at.steps_committed, at.steps_rewound, at.in_flight) == (3, 0, 4 * at.open_steps)
+    assert (at.steps_committed, at.steps_rewound, at.in_flight) == (3, 0, 4 * len(at.steps))
     assert run.core._ledger.steps.committed == 2
     assert at.balanced
 
@@ -288,6 +291,39 @@ def test_a_dispatcher_that_no_longer_retains_lets_go_of_what_was_retained() -> N
     restored = again.restore(run.memory.remembered())
     assert again.statistics().steps_retained == 0
     assert CheckpointSaved(1) in restored.facts
+
+
+@pytest.mark.parametrize("outlives", [False, True])
+def test_after_a_restart_with_a_lower_limit_no_more_steps_are_open_than_ranks_hold(
+    outlives: bool,
+) -> None:
+    run = Run()
+    for step in range(3):  # taken by both ranks, and not committed
+        run.hungry()
+        run.pass_time(3.0)
+        digest = run.core._ledger.steps[step].digest
+        for rank in (0, 1):
+            run.perform(run.core.prepared(rank, step, digest, run.now))
+            run.perform(run.core.demand(rank, step, run.now, hungry=False))
+    config = replace(run.core.config, max_open_steps=1)
+    run.core = Dispatch(config, "another")
+    run.perform(run.core.restore(run.memory.remembered()))
+    assert run.core.statistics().open_steps == 1
+    if outlives:
+        received = dict.fromkeys(range(3), 1)
+        for rank in (0, 1):
+            run.say(rank, 1, taken=2, received=received, run_id="run")
+        assert run.core.statistics().open_steps == 3
+        for rank in (0, 1):
+            run.perform(run.core.commit(rank, 2, run.now))
+        assert run.core.statistics().steps_committed == 3
+    else:
+        run.births += 1
+        run.begin()
+        run.load(-1)
+        run.run_to(3)
+    at = run.core.statistics()
+    assert (at.open_steps <= 1, at.steps_waiting, at.balanced) == (True, 0, True)
 
 
 def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:

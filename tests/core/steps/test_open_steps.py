@@ -68,10 +68,10 @@ def test_the_first_open_step_for_other_ranks_is_unplanned_until_it_is_replaced()
     assert steps[0].digest != before
 
 
-def test_what_an_earlier_process_had_open_is_open_unless_it_was_rewound() -> None:
+def test_what_an_earlier_process_had_open_is_open_as_far_as_there_is_room() -> None:
     earlier = opened(2)
-    for rewound, is_open, waiting in ((False, [0, 1], 0), (True, [], 2)):
+    for room, is_open, waiting in ((4, [0, 1], 0), (1, [0], 1), (0, [], 2)):
         steps = OpenSteps()
-        steps.restore(earlier.uncommitted(), earlier.next_step, {}, rewound=rewound)
+        steps.restore(earlier.uncommitted(), earlier.next_step, {}, room=room)
         assert (list(steps), steps.waiting, steps.next_step) == (is_open, waiting, 2)
         assert steps.committed == -1

@@ -39,7 +39,8 @@ class Checkpoints:
         """Start from what an earlier process left open and retained."""
         steps = [_restored(step, StepState.PLANNED) for step in memory.steps]
         rewound = any(step.rewound for step in memory.steps)
-        self._ledger.steps.restore(steps, memory.next_step, memory.withdrawn, rewound=rewound)
+        room = 0 if rewound else self._ledger.max_open_steps
+        self._ledger.steps.restore(steps, memory.next_step, memory.withdrawn, room=room)
         self._ledger.generation.restore(memory.generation, memory.dp_size, memory.resumed)
         kept = [_restored(step, StepState.COMMITTED) for step in memory.retained]
         self.retained.restore(kept, memory.saved)

@@ -35,7 +35,7 @@ class StepLedger:
     ) -> None:
         self.generation = Generation(dp_size, check_size)
         self.steps = OpenSteps()
-        self._max_open_steps = max_open_steps
+        self.max_open_steps = max_open_steps
 
     @property
     def ranks(self) -> Mapping[int, RankState]:
@@ -255,7 +255,7 @@ class StepLedger:
     @property
     def wanted(self) -> bool:
         """Whether every DP rank has room for one more step."""
-        if len(self.steps) >= self._max_open_steps:
+        if len(self.steps) >= self.max_open_steps:
             return False
         return self.generation.takes_after(self.steps.last)
 

@@ -2,7 +2,8 @@
 
     open                                        waiting
     as many as ranks have room for, at most     planned too, not open yet: a rewind has put them
-    `max_open_steps`; ranks may hold them       behind each other, and they are opened one by one
+    `max_open_steps`; ranks may hold them       behind each other, or the limit was larger before
+                                                a restart; they are opened one by one
 
 Invariant: numbers have no gap, from the first open step over the waiting ones to `next_step`, so
 that "committed" and "opened" are one number each.
@@ -59,14 +60,13 @@ class OpenSteps(Mapping[int, OpenStep]):
         next_step: int,
         withdrawn: Mapping[int, int],
         *,
-        rewound: bool,
+        room: int,
     ) -> None:
-        """Start from what an earlier process had; after a rewind all of it waits."""
+        """Start from what an earlier process had: `room` steps are open, and others wait."""
         self.next_step, self.withdrawn = next_step, dict(withdrawn)
-        if rewound:
-            self._waiting = deque(steps)
-        else:
-            self._open = {step.number: step for step in steps}
+        self._waiting = deque(steps)
+        while self._waiting and len(self._open) < room:
+            self.open_waiting()
 
     # -- what there is ----------------------------------------------------------------------
 

@@ -192,7 +192,16 @@ class CoreCollector:
             ("pushes_held", "Pushes that wait for room.", at.pushes_held),
             ("pushes_held_bytes", "Payload bytes of pushes that wait.", at.pushes_held_bytes),
             ("samples_in_flight", "Samples of open steps.", at.in_flight),
-            ("open_steps", "Steps planned and not committed.", at.open_steps),
+            (
+                "open_steps",
+                "Steps planned, not committed, and open to ranks: at most --max-open-steps.",
+                at.open_steps,
+            ),
+            (
+                "steps_waiting",
+                "Steps behind the open ones, which a rewind has brought back.",
+                at.steps_waiting,
+            ),
             (
                 "steps_retained",
                 "Committed steps that no saved checkpoint covers.",

@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.plan import Grouping, Oversize, Strategy
+from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS
 from rollout_dispatcher.service.config.fields import DeclaredField
 from rollout_dispatcher.service.config.themes.shared import Options, SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.types import (
@@ -97,8 +98,8 @@ class DispatchOptions(Options):
     """once a rank has waited for so long, dispatch a whole batch if one is ready, whatever the
     window and the plan; less than a batch goes where --buffer-bytes is full, or at the end of a
     phase or of the stream"""
-    max_open_steps: Positive = 4
-    """steps that may be planned but not committed"""
+    max_open_steps: Annotated[int, Field(ge=1, le=MAX_OPEN_STEPS)] = 4
+    """steps that may be planned but not committed; at most 1024"""
 
 
 class FreshnessOptions(Options):
