@@ -14,7 +14,7 @@ from rollout_dispatcher.core.effects import (
     WelcomeProducer,
     WelcomeRank,
 )
-from rollout_dispatcher.core.facts import Accepted, DropReason
+from rollout_dispatcher.core.facts import Accepted, DropReason, SchemaFixed
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
@@ -344,7 +344,7 @@ def test_a_producers_hello_is_answered_with_its_credits_and_rests_on_no_fact() -
 def test_facts_leave_once_and_with_the_totals_that_they_make() -> None:
     bench = Bench(durable=True)
     pushed = bench.core.push(Push("p", 0, (make_sample("s"),)), bench.now)
-    assert [type(fact) for fact in pushed.facts] == [Accepted]
+    assert [type(fact) for fact in pushed.facts] == [SchemaFixed, Accepted]
     assert pushed.totals["received"] == {"accepted": 1, "duplicate": 0, "refused": 0, "full": 0}
     after = bench.core.tick(bench.now)
     assert (after.facts, after.totals) == ((), {})

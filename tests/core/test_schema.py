@@ -1,8 +1,7 @@
-"""The first step decides which fields samples have; what waits beside is dropped and counted."""
+"""The first accepted push decides which fields samples have, unless they are declared."""
 
-from rollout_dispatcher.core.buffer.lots import DECLARED
-from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import SchemaDecided
+from rollout_dispatcher.core.buffer.buffer import DECLARED
+from rollout_dispatcher.core.effects import PushAnswered, SchemaDecided
 from rollout_dispatcher.core.facts import DropReason, SchemaFixed
 from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
 from tests.support.core.cores import Bench
@@ -15,63 +14,58 @@ def real(name: str, **options: object) -> Sample:
     return make_sample(name, schema=FLOATS, **options)  # type: ignore[arg-type]
 
 
-def push(bench: Bench, count: int, first: int = 0, by: str = "p") -> None:
-    assert bench.push(*[real(f"{n}") for n in range(first, first + count)], by=by) == (
-        Outcome.ACCEPTED,
-    ) * count  # fmt: skip
+def decided(bench: Bench) -> list[SchemaDecided]:
+    return [effect for effect in bench.log if isinstance(effect, SchemaDecided)]
 
 
-def with_stray(**options: object) -> Bench:
-    bench = Bench(**options)  # type: ignore[arg-type]
-    bench.join()
-    bench.hungry()
-    assert bench.push(make_sample("stray"), by="") == (Outcome.ACCEPTED,)
-    return bench
-
-
-def test_a_stray_is_dropped_by_the_first_step_and_the_books_balance() -> None:
-    bench = with_stray()
-    push(bench, 6, by="actor")
-    assert bench.trained(0) <= {str(number) for number in range(6)}
-    assert bench.dropped(DropReason.SCHEMA) == 1
-    assert bench.core.statistics().balanced
-    (decided,) = [effect for effect in bench.log if isinstance(effect, SchemaDecided)]
-    assert (decided.schema, decided.dropped[0].samples, decided.dropped[0].first) == (FLOATS, 1, "")
-    assert "producer actor pushed first" in decided.set_by
+def test_the_first_accepted_push_decides_and_others_are_refused_at_once() -> None:
+    bench = Bench()
+    assert bench.push(real("a"), by="actor-7") == (Outcome.ACCEPTED,)
+    words = "set by the first accepted push, from producer actor-7"
+    assert bench.core.schema == (FLOATS, words)
+    assert decided(bench) == [SchemaDecided(FLOATS, words)]
+    told = [type(effect) for effect in bench.log]
+    assert told.index(SchemaDecided) < told.index(PushAnswered), "before anybody is refused for it"
     assert bench.push(make_sample("late")) == (Outcome.REFUSED,)
-    assert "logprobs is missing" in bench.errors()[0]
+    (said,) = bench.errors()
+    assert said.startswith(f"sample late differs from the run's samples ({words}): ")
+    assert "logprobs is missing (float32[tokens]); push the same fields; if that push" in said
+    assert bench.push(real("b")) == (Outcome.ACCEPTED,)
+    assert len(decided(bench)) == 1
 
 
-def test_a_stray_group_goes_too_and_its_other_members_are_refused() -> None:
-    bench = with_stray()
-    bench.push(make_sample("g0", group_id="g", group_size=2), by="q")
-    push(bench, 6)
-    assert bench.dropped(DropReason.SCHEMA) == 2
+def test_a_push_that_is_refused_decides_nothing() -> None:
+    bench = Bench()
+    assert bench.push(real("long", tokens=9999)) == (Outcome.REFUSED,)
+    assert bench.core.schema is None
+    assert bench.push(make_sample("a"), by="") == (Outcome.ACCEPTED,)
+    assert bench.core.schema == (IDS, "set by the first accepted push, from an HTTP client")
+
+
+def test_of_a_push_of_two_kinds_the_first_accepted_sample_decides() -> None:
+    bench = Bench()
+    found = bench.push(make_sample("long", tokens=9999), real("a"), make_sample("b"), real("c"))
+    assert found == (Outcome.REFUSED, Outcome.ACCEPTED, Outcome.REFUSED, Outcome.ACCEPTED)
+    assert "logprobs is missing" in bench.errors()[1]
+
+
+def test_a_push_held_before_anybody_has_decided_is_refused_when_it_is_its_turn() -> None:
+    """Only a hard cap, here the journal's, holds a push back, and a smaller one passes it."""
+    bench = Bench()
+    bench.core.heed_journal(lambda samples, nbytes: nbytes < 100)  # noqa: ARG005
+    assert bench.push(real("large", tokens=50)) is None
+    assert bench.push(make_sample("small"), by="") == (Outcome.ACCEPTED,)
+    bench.core.heed_journal(lambda samples, nbytes: True)  # noqa: ARG005
+    bench.perform(bench.core.journal_takes_more(bench.now))
+    assert "logprobs is unexpected" in bench.errors()[0]
+
+
+def test_a_group_of_other_fields_is_refused_whole() -> None:
+    bench = Bench()
+    bench.push(real("a"))
+    found = bench.push(*[make_sample(f"g{n}", group_id="g", group_size=2) for n in range(2)])
+    assert found == (Outcome.REFUSED, Outcome.REFUSED)
     assert bench.core.statistics().open_groups == 0
-    assert bench.push(real("g1", group_id="g", group_size=2)) == (Outcome.REFUSED,)
-    assert "group g was given up: its samples have other fields" in bench.errors()[0]
-
-
-def test_caps_do_not_stop_the_lot_that_would_win() -> None:
-    """Four strays of two schemas each fill the cap of six; neither is a batch, so all may come."""
-    other = Schema((Field("input_ids", DType.INT32),))
-    bench = with_stray()
-    bench.push(*[make_sample(f"s{n}") for n in range(2)], by="")
-    bench.push(*[make_sample(f"o{n}", schema=other) for n in range(3)], by="")
-    assert bench.core._buffer.soft_cap() is not None
-    push(bench, 4)
-    assert bench.trained(0) == {"0", "1", "2", "3"}
-    assert bench.dropped(DropReason.SCHEMA) == 6
-
-
-def test_at_the_end_of_the_stream_the_largest_lot_is_flushed() -> None:
-    bench = with_stray()
-    push(bench, 2)
-    bench.perform(bench.core.end_stream(bench.now, force=True))
-    assert bench.trained(0) == {"0", "1"}
-    assert bench.dropped(DropReason.SCHEMA) == 1
-    bench.train(0)
-    assert bench.core.drained
 
 
 def restarted(bench: Bench, **options: object) -> Bench:
@@ -83,42 +77,39 @@ def restarted(bench: Bench, **options: object) -> Bench:
     return after
 
 
-def test_a_restart_before_the_first_step_leaves_it_open() -> None:
-    bench = with_stray(durable=True)
-    push(bench, 2)
-    after = restarted(bench)
-    assert after.core.schema is None
-    push(after, 4, first=10, by="another")
-    assert after.dropped(DropReason.SCHEMA) == 1
-    assert after.core.statistics().balanced
-
-
-def test_a_restart_after_it_goes_on_with_its_schema_though_nothing_is_held() -> None:
-    bench = with_stray(durable=True)
-    push(bench, 6)
-    bench.perform(bench.core.end_stream(bench.now, force=True))
+def test_a_restart_goes_on_with_its_schema_though_nothing_is_held() -> None:
+    bench = Bench(durable=True)
+    bench.join()
+    bench.hungry()
+    bench.push(*[real(f"{n}") for n in range(4)])
     bench.train(0)
-    bench.train(1)
+    assert bench.core.statistics().buffered == 0
     after = restarted(bench)
     assert after.core.schema == bench.core.schema
     assert not any(isinstance(fact, SchemaFixed) for fact in after.facts), "it is known already"
+    assert after.push(make_sample("other"), by="q") == (Outcome.REFUSED,)
 
 
 def test_a_restart_with_declared_fields_drops_what_waited_with_others() -> None:
-    bench = with_stray(durable=True)
-    push(bench, 2)
+    bench = Bench(durable=True)
+    bench.push(real("a"), real("b"))
+    bench.push(real("g0", group_id="g", group_size=2))
     after = restarted(bench, schema=IDS)
     assert after.core.schema == (IDS, DECLARED)
-    assert after.dropped(DropReason.SCHEMA) == 2
+    assert after.dropped(DropReason.SCHEMA) == 3
     assert after.core.statistics().balanced
+    late = make_sample("g1", group_id="g", group_size=2)
+    assert after.push(late, by="q") == (Outcome.REFUSED,)
+    assert "group g was given up: its samples have other fields" in after.errors()[0]
     again = restarted(after)
     assert again.core.schema == (IDS, DECLARED)
-    assert again.core.statistics().buffered == 1
+    assert again.core.statistics().buffered == 0
 
 
 def test_declared_fields_refuse_others_from_the_first_push_on() -> None:
     bench = Bench(schema=FLOATS)
-    assert isinstance(bench.core, Dispatch)
     assert bench.push(make_sample("stray")) == (Outcome.REFUSED,)
-    assert "declared by --fields" in bench.errors()[0]
-    push(bench, 2)
+    assert "(declared by --fields): logprobs is missing" in bench.errors()[0]
+    assert "change --fields" in bench.errors()[0]
+    assert bench.push(real("a"), real("b")) == (Outcome.ACCEPTED,) * 2
+    assert decided(bench) == []

@@ -1,4 +1,4 @@
-"""One stray sample does not keep a run from training: the first step decides what samples have.
+"""A stray sample after the first push is refused at once; one before it gives way to --fields.
 
 The stray is the README's own curl example; the producers push what GRPO trainers do.
 """
@@ -59,39 +59,28 @@ def push(producer: RolloutProducer, first: int, count: int) -> set[str]:
     return names
 
 
-def test_a_stray_sample_is_dropped_and_counted_and_training_goes_on(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    server = stack.enter_context(serve(tmp_path))
-    assert curl_example(server).status == 200
-    trainers = stack.enter_context(torchrun(2, server.endpoint, tmp_path))
-    with RolloutProducer(server.endpoint) as producer:
-        expected = push(producer, 0, 5 * BATCH)
-        server.await_scrape(lambda seen: seen["steps_committed_total"] > 0, "a step is trained on")
-        late = curl_example(server)
-        assert late.status == 422
-        assert "logprobs is missing" in late.json["errors"]["0"]
-        with pytest.raises(SampleRefused, match=r"pushed first.*reward is missing"):
-            producer.push(rollout(5))
-        producer.end_stream()
-    finish(trainers)
-    assert server.wait() == 0
-    assert_each_exactly_once(read_diaries(tmp_path), expected)
+FIELDS = "input_ids:int64,loss_mask:bool,logprobs:float32,reward:float32:per-sample"
 
 
-def test_with_a_journal_too_and_a_restart_goes_on_with_the_same_fields(
+def test_a_stray_first_push_gives_way_to_declared_fields_and_training_goes_on(
     tmp_path: Path, stack: ExitStack
 ) -> None:
     journal = tmp_path / "journal"
     with serve(tmp_path, journal_dir=journal) as server:
         assert curl_example(server).status == 200
         with RolloutProducer(server.endpoint) as producer:
-            expected = push(producer, 0, BATCH)
-    server = stack.enter_context(serve(tmp_path, journal_dir=journal))  # it is not decided yet
+            with pytest.raises(
+                SampleRefused, match=r"from an HTTP client\): logprobs is unexpec"
+            ) as e:
+                producer.push(with_logprobs(5))
+            assert "restart with the right --fields" in str(e.value)
+    server = stack.enter_context(serve(tmp_path, journal_dir=journal, fields=FIELDS))
     trainers = stack.enter_context(torchrun(2, server.endpoint, tmp_path))
     with RolloutProducer(server.endpoint) as producer:
-        expected |= push(producer, 100, BATCH)
-        server.await_scrape(lambda seen: seen["steps_committed_total"] > 0, "a step is trained on")
+        expected = push(producer, 100, 2 * BATCH)
+        late = curl_example(server)
+        assert late.status == 422
+        assert "logprobs is missing" in late.json["errors"]["0"]
         seen = server.scrape()
         assert seen["samples_dropped_total{reason=schema}"] == 1
         assert seen["samples_received_total{outcome=accepted}"] == 2 * BATCH + 1

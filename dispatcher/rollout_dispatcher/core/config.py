@@ -38,7 +38,7 @@ class DispatchConfig:
     that covers them is reported saved; needs a journal, which has their payloads. tells_accepted:
     decisions say which samples have come in, for who records them. sync: where DP ranks wait for
     each other. check_size: which other `dp_size` a new generation may bring; None: no other.
-    schema: of all samples; None: the first step's.
+    schema: of all samples; None: that of the first accepted push.
     """
 
     dp_size: int

@@ -99,6 +99,8 @@ class Dispatch:
 
     def _decide(self, effects: list[Effect]) -> Decision:
         """Whatever is decided leaves here, with what was noted since the decision before."""
+        if (decided := self._outcomes.decided) is not None:  # before what others are refused for
+            self._outcomes.decided, effects = None, [decided, *effects]
         if self._outcomes.untold:  # before a plan that may have taken them, or a cap dropped them
             effects = [SamplesAccepted(*self._outcomes.tell()), *effects]
         if self._dropping.untold:
@@ -433,8 +435,8 @@ class Dispatch:
     @property
     def schema(self) -> tuple[Schema, str] | None:
         """The schema of all samples and who has decided on it; None while that is not decided."""
-        lots = self._buffer.lots
-        return None if lots.set_by is None else (lots.leading.schema, lots.set_by)
+        schema = self._buffer.schema
+        return None if schema is None else (schema, self._buffer.set_by)
 
     @property
     def standing(self) -> Standing:

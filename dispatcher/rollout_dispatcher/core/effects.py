@@ -143,27 +143,14 @@ class GroupGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class LotDropped:
-    """Samples of another schema than the run's, of which `first` pushed the first one.
-
-    difference: how they differ, in words.
-    """
-
-    samples: int
-    first: str
-    difference: str
-
-
-@dataclass(frozen=True, slots=True)
 class SchemaDecided:
     """Every sample of the run has this schema from now on: tell the producers.
 
-    set_by: who has decided, in words. dropped: what waited beside.
+    set_by: who has decided, in words.
     """
 
     schema: Schema
     set_by: str
-    dropped: tuple[LotDropped, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from rollout_dispatcher.core.admission.deciding import Deciding
 from rollout_dispatcher.core.admission.eligibility import Eligibility
 from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.admission.outcomes import Outcomes
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.buffer import DECLARED, SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.freshness import Freshness
@@ -24,7 +24,6 @@ from rollout_dispatcher.core.planning.booking import Booking
 from rollout_dispatcher.core.planning.lengths import LengthCounts
 from rollout_dispatcher.core.planning.planning import Planning
 from rollout_dispatcher.core.planning.relief import Relief
-from rollout_dispatcher.core.planning.schema_choice import SchemaChoice
 from rollout_dispatcher.core.planning.selection import Selection
 from rollout_dispatcher.core.planning.selection_bias import SelectionBias
 from rollout_dispatcher.core.planning.timing import Timing
@@ -61,9 +60,11 @@ class Parts:
         groups = OpenGroups(self.producers.__contains__, config.group_timeout)
         self.buffer = SampleBuffer(
             config.limits, groups,
-            batch=batch, groups_matter=config.groups_matter, by_groups=config.by_groups,
+            groups_matter=config.groups_matter, by_groups=config.by_groups,
             too_long=config.drop_above,
         )  # fmt: skip
+        if config.schema is not None:
+            self.buffer.schema, self.buffer.set_by = config.schema, DECLARED
         self.phases = Phases(self.buffer, batch)
         self.freshness = Freshness(
             config.max_staleness, config.staleness_policy, config.steps_per_version
@@ -105,11 +106,10 @@ class Parts:
         self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
         selection = Selection(config, self.buffer, self.phases, self.freshness, self.ledger)
         self.relief = Relief(config, self.buffer, self.admission, self.dropping, selection)
-        self.schema_choice = SchemaChoice(self.buffer, self.dropping, note, config.schema)
         self.selection_bias = SelectionBias(self.totals)
         booking = Booking(
             self.buffer, self.ledger, self.freshness, self.totals, kept,
-            bias=self.selection_bias, choice=self.schema_choice, batch=batch,
+            bias=self.selection_bias, batch=batch,
         )  # fmt: skip
         self.planning = Planning(
             self.ledger, self.timing, selection, self.relief, booking, target=config.target_excess
@@ -151,6 +151,15 @@ class Parts:
         held = LengthCounts()
         held.add([entry.sample.tokens for entry in memory.entries])
         self.selection_bias.restore(held)
-        self.schema_choice.restore(memory, now)
+        self._restore_schema(memory, now)
         self.ends.restore(memory, now)
         self.checkpoints.restore(memory)
+
+    def _restore_schema(self, memory: Remembered, now: float) -> None:
+        """The settings come first: what was accepted with other fields gives way to them."""
+        buffer = self.buffer
+        if buffer.schema is None and memory.schema is not None:
+            buffer.schema, buffer.set_by = memory.schema, memory.set_by
+        elif buffer.schema is not None and buffer.schema != memory.schema:
+            self.outcomes.fix_schema(buffer.schema, buffer.set_by)
+            self.dropping.other_fields(now)

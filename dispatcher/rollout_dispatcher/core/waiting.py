@@ -36,7 +36,6 @@ class Cause(StrEnum):
     OPEN_STEPS = "open-steps"
     SAMPLES = "samples"
     PRODUCERS = "no-producers"
-    FIELDS = "fields"
     OPEN_GROUPS = "open-groups"
     WINDOW = "window"
     CAP = "cap"
@@ -147,14 +146,6 @@ class Waiting:
         yield Reason(Cause.SAMPLES, ready)
         if not self._producers.num_there:
             yield Reason(Cause.PRODUCERS, "no producer is connected")
-        if apart := buffer.lots.apart:
-            others = sum(lot.samples for lot in apart)
-            wait = _counted(others, "sample has", "samples have")
-            yield Reason(
-                Cause.FIELDS,
-                f"{wait} other fields, and {'waits' if others == 1 else 'wait'} apart: the first "
-                "step decides which fields samples have, unless --fields does",
-            )
         if count := len(buffer.groups):
             oldest = next(iter(buffer.groups))
             of = _some(sorted(filter(None, oldest.contributors)), "producer") or "no connection"

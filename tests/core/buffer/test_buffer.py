@@ -184,20 +184,20 @@ def test_dropping_an_open_group_gives_back_what_it_held() -> None:
 def test_a_group_is_as_old_as_its_oldest_member() -> None:
     buffer = make_buffer()
     add(buffer, "before")
-    buffer.lots.watch_versions()
+    buffer.watch_versions()
     buffer.add(make_sample("new", policy_version=2), "p", 0.0)
     buffer.add(make_sample("g0", group_id="g", group_size=2, policy_version=1), "p", 0.0)
     buffer.add(make_sample("old", policy_version=0), "p", 0.0)
     buffer.add(make_sample("g1", group_id="g", group_size=2, policy_version=2), "p", 0.0)
-    older = [buffer.lots.leading.ages.older_than(version) for version in (0, 1, 2, 2)]
+    older = [buffer.ages.older_than(version) for version in (0, 1, 2, 2)]
     assert [[entry.sample.sample_id for entry in found] for found in older] == [
         [], ["old"], ["old", "g0", "g1"], ["old", "g0", "g1"],
     ]  # fmt: skip
     buffer.take(older[-1])
-    assert buffer.lots.leading.ages.older_than(9) == [buffer.ready(9)[1]]
+    assert buffer.ages.older_than(9) == [buffer.ready(9)[1]]
     assert (
-        buffer.lots.leading.ages.has_before(2, 0),
-        buffer.lots.leading.ages.has_before(2, 1),
+        buffer.ages.has_before(2, 0),
+        buffer.ages.has_before(2, 1),
     ) == (False, True)
 
 
@@ -207,10 +207,10 @@ def test_a_group_is_as_long_as_its_longest_member() -> None:
         buffer.add(make_sample(name, tokens, group_id="g", group_size=2), "p", 0.0)
     buffer.add(make_sample("h", 10), "p", 0.0)
     buffer.add(make_sample("i", 11), "p", 0.0)
-    too_long = buffer.lots.leading.ages.too_long()
+    too_long = buffer.ages.too_long()
     assert [entry.sample.sample_id for entry in too_long] == ["g0", "g1", "i"]
     buffer.take(too_long)
-    assert (buffer.lots.leading.ages.too_long(), names(buffer)) == ([], ["h"])
+    assert (buffer.ages.too_long(), names(buffer)) == ([], ["h"])
 
 
 def test_with_groups_ignored_members_are_like_any_sample() -> None:

@@ -224,22 +224,15 @@ FLOATS = Schema((Field("input_ids", DType.INT64), Field("logprobs", DType.FLOAT3
 
 async def test_fields_are_decided_on_once_also_across_restarts(tmp_path: Path) -> None:
     first = Life(tmp_path)
-    await first.push(make_sample("stray"))
-    await first.push(*[make_sample(f"{at}", schema=FLOATS) for at in range(3)], first=1)
+    await first.push(make_sample("a", schema=FLOATS))
     first.end()
-    second = Life(tmp_path)
-    assert second.core.schema is None
-    await second.plan()
-    second.end()
-    third = Life(tmp_path)
-    decided = third.core.schema
-    assert decided is not None
-    assert decided[0] == FLOATS
-    assert "producer p pushed first" in decided[1]
-    at = third.core.statistics()
-    assert at.balanced
-    assert (at.in_flight, at.dropped[DropReason.SCHEMA]) == (3, 1)
-    third.end()
+    for _ in range(2):
+        later = Life(tmp_path)
+        assert later.core.schema == (FLOATS, "set by the first accepted push, from producer p")
+        answer = later.core.push(Push("q", 0, (make_sample("stray"),)), 0.0)
+        (answered,) = [one for one in answer.effects if isinstance(one, PushAnswered)]
+        assert answered.reasons == {0: "schema"}
+        later.end()
 
 
 async def test_steps_with_other_fields_than_declared_are_trained_on_first(tmp_path: Path) -> None:
@@ -276,11 +269,17 @@ def test_objects_to_be_released_need_their_payload_store_until_they_are(tmp_path
         fit(config, Remembered(unneeded=(stored,)))
 
 
-async def test_what_only_waited_gives_way_to_declared_fields(tmp_path: Path) -> None:
+async def test_a_first_push_by_mistake_gives_way_to_declared_fields_before_the_first_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = Life(tmp_path)
     await before.push(make_sample("a", schema=FLOATS), make_sample("b", schema=FLOATS))
     before.end()
-    for _ in range(2):
+    for life in range(2):
         after = Life(tmp_path, fields=("input_ids:int64",))
         assert after.core.statistics().dropped[DropReason.SCHEMA] == 2
+        assert after.core.statistics().balanced
+        await after.push(make_sample("c"), first=2 + life)
         after.end()
+    words = "2 accepted samples are dropped (schema), accepted with other fields than --fields"
+    assert [words in line for line in caplog.messages].count(True) == 1, "it happened once"

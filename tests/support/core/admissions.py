@@ -36,7 +36,7 @@ class Lobby:
     def __post_init__(self) -> None:
         self.producers = Producers(60.0)
         groups = OpenGroups(self.producers.__contains__, 60.0)
-        self.buffer = SampleBuffer(self.limits, groups, batch=self.batch)
+        self.buffer = SampleBuffer(self.limits, groups)
         self.closed_groups = ClosedGroups(60.0)
         memory = DuplicateMemory(self.id_horizon)
         self.capacity = Capacity(self.buffer, lambda: self.batch - self.buffer.ready_units)

@@ -87,9 +87,9 @@ def _pushing() -> Iterator[Vector]:
     )
     known = m.SchemaKnown(
         fields=m.field_headers(SCHEMA),
-        set_by="set by the first step, whose samples producer p pushed first",
+        set_by="set by the first accepted push, from producer p",
     )
-    yield Vector(other, known, "the first step is planned: other fields are refused from now on")
+    yield Vector(other, known, "the run's first push is accepted: other fields are refused now")
     yield Vector(
         other, m.Feedback(policy_version=7, expected_version=7), "the trainer has version 7"
     )

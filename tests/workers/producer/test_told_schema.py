@@ -1,7 +1,6 @@
 """Producers hear which fields the run's samples have, at once or later, and fit what they push."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import Outcome
-from rollout_workers import RolloutProducer, RolloutSample
-from tests.support.client import Trainer
+from rollout_workers import AsyncRolloutProducer, RolloutProducer, RolloutSample
 from tests.support.server import ServeProcess
 
 PLAIN: dict[str, Any] = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "reward": 1}
@@ -41,48 +39,44 @@ def test_declared_fields_are_told_with_the_welcome(tmp_path: Path) -> None:
         assert "reward" not in str(caught.value), "that one was made to fit"
 
 
-def test_producers_that_are_there_already_are_told_when_the_first_step_decides(
+def wide(reward: float) -> dict[str, Any]:
+    return typed(reward) | {"reward": np.array(reward)}
+
+
+def test_the_first_push_decides_and_another_type_is_refused_to_its_producer_at_once(
     tmp_path: Path,
 ) -> None:
     with (
         serve(tmp_path) as server,
         RolloutProducer(server.endpoint) as one,
         RolloutProducer(server.endpoint) as other,
-        Trainer(server.endpoint, 1) as trainer,
     ):
-        one.push_many([typed(0.5), typed(1)])
-        trainer.train()
+        one.push(typed(0.5))
         other.close_group("nothing")  # answered behind what was said before
-        assert other.push(PLAIN) is Outcome.ACCEPTED
-        one.push(typed(0))
-        trainer.train()
-        server.await_status(samples_committed=4)
-
-
-def wide(reward: float) -> dict[str, Any]:
-    return typed(reward) | {"reward": np.array(reward)}
+        assert other.push(PLAIN) is Outcome.ACCEPTED, "plain numbers are made of the run's types"
+        with pytest.raises(
+            SampleRefused, match=r"reward is float32\[2\] per sample, not"
+        ) as caught:
+            other.push(typed(0.5) | {"reward": np.zeros(2, np.float32)})
+        assert "set by the first accepted push, from producer" in str(caught.value)
+        assert "if that push was wrong, restart with the right --fields" in str(caught.value)
+        body = json.dumps({"fields": {"input_ids": [5, 6, 7]}}).encode()
+        answer = server.post("/v1/samples", body)
+        assert answer.status == 422
+        assert "reward is missing" in answer.json["errors"]["0"]
+        assert server.scrape()["samples_dropped_total{reason=schema}"] == 0
 
 
 @pytest.mark.parametrize(("group", "kept"), [(None, "drop"), ("g", "drop"), ("g", "keep")])
-def test_what_was_held_when_the_first_step_decided_is_made_to_fit(
+async def test_what_was_encoded_before_the_first_push_decided_is_made_to_fit(
     tmp_path: Path, group: str | None, kept: str
 ) -> None:
-    """It was encoded before anybody knew: it is refused as it was, and comes in as it should be."""
-    with (
-        serve(tmp_path, incomplete_groups=kept) as server,
-        RolloutProducer(server.endpoint) as one,
-        RolloutProducer(server.endpoint) as other,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        one.push_many([typed(0.5), typed(1)])
-        samples = [RolloutSample(wide(0.1), f"s{n}", group, 2 if group else None) for n in range(2)]
-        held = pool.submit(other.push_many, samples, timeout=30)
-        server.await_scrape(lambda seen: seen["backpressure_active"] == 1, "a push is held")
-        with Trainer(server.endpoint, 1) as trainer:
-            trainer.train()
-            assert held.result(30) == [Outcome.ACCEPTED] * 2
-            (step,) = trainer.train()
-            assert {name for part, _ in step.micro_batches for name in part.sample_ids} == {
-                "s0",
-                "s1",
-            }
+    """Producers that begin at once: it is refused as it was, and comes in as it should be."""
+    with serve(tmp_path, incomplete_groups=kept, dispatch_batch_size=8) as server:
+        one, other = (AsyncRolloutProducer(server.endpoint) for _ in range(2))
+        async with one, other:
+            samples = [RolloutSample(wide(0.1), f"s{n}", group, 2 if group else None) for n in "ab"]
+            encoded = other.encode(samples)
+            await one.push(typed(0.5))
+            assert await other.push_encoded(encoded, timeout=30) == [Outcome.ACCEPTED] * 2
+            server.await_status(buffered=3)

@@ -35,7 +35,7 @@ class Eligibility:
     @property
     def situation(self) -> tuple[object, ...]:
         """Another one whenever any sample that is held back may be eligible no more."""
-        return self.oldest_version, self._buffer.lots.set_by
+        return self.oldest_version, self._buffer.set_by
 
     def plain(self, push: Push) -> SamplesByField | None:
         """The samples of a push that wait, if they come last and capacity is all that they need."""

@@ -1,14 +1,16 @@
 """Outcomes: what becomes of a sample is written down everywhere that has to know.
 
 Invariant: whatever is accepted is in the buffer, remembered against a repetition, counted, and a
-fact if facts are kept; every outcome is in its push's answer and in the totals.
+fact if facts are kept; every outcome is in its push's answer and in the totals. The first sample
+that is accepted decides on the run's schema, unless it is declared.
 """
 
 from collections.abc import Sequence
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
-from rollout_dispatcher.core.facts import Accepted, Note
+from rollout_dispatcher.core.effects import SchemaDecided
+from rollout_dispatcher.core.facts import Accepted, Note, SchemaFixed
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
@@ -16,14 +18,15 @@ from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Taken
-from rollout_dispatcher.sample import Outcome, Sample, SamplesByField
+from rollout_dispatcher.sample import Outcome, Sample, SamplesByField, Schema
 
 
 class Outcomes:
     """Carries out what is decided of samples.
 
     note: None where nobody keeps facts: one for each sample is not built for nobody.
-    untold: what has come in and nobody was told of yet; None where nobody is to be.
+    untold: what has come in and nobody was told of yet; None where nobody is to be. decided: the
+    run's schema, until its effect has left.
     """
 
     def __init__(
@@ -38,9 +41,17 @@ class Outcomes:
         tells_accepted: bool = False,
     ) -> None:
         self.untold: list[Entry] | None = [] if tells_accepted else None
+        self.decided: SchemaDecided | None = None
         self._plain: SamplesByField | None = None
         self._buffer, self._totals, self._producers = buffer, totals, producers
         self._memory, self._objects, self._note = memory, objects, note
+
+    def fix_schema(self, schema: Schema, set_by: str) -> None:
+        """Every sample of the run has this schema from now on."""
+        self._buffer.schema, self._buffer.set_by = schema, set_by
+        self.decided = SchemaDecided(schema, set_by)
+        if self._note is not None:
+            self._note(SchemaFixed(schema, set_by))
 
     def accept_all(
         self, push: Push, samples: SamplesByField, amount: Amount, now: float
@@ -48,6 +59,7 @@ class Outcomes:
         """These samples of a push come in: the first that wait, plain, and this much together."""
         first = push.outcomes.index(None)
         these = slice(first, first + amount.samples)
+        self._decide(push, samples.schemas[0])
         entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
         if self.untold is not None:  # or what nobody asks for would be kept
             self._plain = None if self.untold else samples
@@ -58,11 +70,18 @@ class Outcomes:
 
     def accept(self, push: Push, index: int, sample: Sample, now: float) -> Entry:
         """One sample of a push comes in; `count` follows, once for all of them."""
+        self._decide(push, sample.schema)
         entry, seq = self._buffer.add(sample, push.producer, now), push.first_seq + index
         self._plain = None
         self._remember(push, [entry], range(seq, seq + 1))
         push.outcomes[index] = Outcome.ACCEPTED
         return entry
+
+    def _decide(self, push: Push, schema: Schema) -> None:
+        """A sample of this schema comes in."""
+        if self._buffer.schema is None:
+            by = f"producer {push.producer}" if push.producer else "an HTTP client"
+            self.fix_schema(schema, f"set by the first accepted push, from {by}")
 
     def tell(self) -> tuple[Sequence[Entry], SamplesByField | None]:
         """What is `untold`, for somebody to be told now; see `effects.SamplesAccepted`."""

@@ -2,30 +2,31 @@
 
 Invariants: a sample is here from its acceptance until it is taken or dropped; only samples without
 a group and samples of complete groups are *ready*; payload bytes, in memory and in payload stores,
-never exceed the hard caps. Samples are counted in *units*: as they are, or by groups where a batch
-is counted so. Those of different schemas are held apart (`lots`), and a plan may choose from the
-lot that leads.
+never exceed the hard caps; once the run's schema is known, all samples here have it. Samples are
+counted in *units*: as they are, or by groups where a batch is counted so.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from operator import le
 
+from rollout_dispatcher.core.buffer.ages import Ages
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
 from rollout_dispatcher.core.buffer.limits import MEMORY_CAP, STORES_CAP, BufferLimits
-from rollout_dispatcher.core.buffer.lots import Lot, Lots
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
 from rollout_dispatcher.errors import BufferFull, SampleRefused
 from rollout_dispatcher.payload import InMemory, Payload, Reference, are_in_memory
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField, Schema
+
+#: `SampleBuffer.set_by` where the schema was given with the settings.
+DECLARED = "declared by --fields"
 
 
 class SampleBuffer:
     """Accepts samples, shows the ready ones oldest first, and gives them up when told to.
 
     groups_matter: whether samples of a group stay together. by_groups: whether a group, and a
-    sample without one, is one unit. batch: units of a step. too_long: ready samples of more tokens
-    are asked for.
+    sample without one, is one unit. too_long: ready samples of more tokens are asked for.
     """
 
     def __init__(
@@ -33,19 +34,26 @@ class SampleBuffer:
         limits: BufferLimits,
         groups: OpenGroups,
         *,
-        batch: int = 1,
         groups_matter: bool = True,
         by_groups: bool = False,
         too_long: int | None = None,
     ) -> None:
         self.limits, self.groups = limits, groups
         self._groups_matter, self._by_groups = groups_matter, by_groups
-        self.lots = Lots(batch, too_long, limits.micro_batch)
+        #: The schema that every sample of the run has, and in words who has decided on it; None
+        #: until a sample is accepted, unless it is declared.
+        self.schema: Schema | None = None
+        self.set_by = ""
+        #: Of ready samples.
+        self.ages = Ages(too_long, limits.micro_batch)
         self._held = Amount()
-        self._all_ready_units = self._all_ready_tokens = 0  # of all lots
+        self._ready: dict[int, Entry] = {}  # by ticket, oldest first
+        self._ready_tokens = 0
+        #: Samples or groups that a plan may choose from.
+        self.ready_units = 0
         #: The ticket of the next sample.
         self.next_ticket = 0
-        #: Rises whenever something leaves, or another lot leads: who was held back may come in.
+        #: Rises whenever something leaves: who was held back may come in.
         self.departures = 0
 
     # -- what is held -----------------------------------------------------------------------
@@ -76,31 +84,26 @@ class SampleBuffer:
     @property
     def num_ready(self) -> int:
         """Samples that a plan may choose from."""
-        return len(self.lots.leading.ready)
-
-    @property
-    def ready_units(self) -> int:
-        """Samples or groups that a plan may choose from."""
-        return self.lots.leading.units
+        return len(self._ready)
 
     def oldest_arrival(self) -> float | None:
         """Arrival time of (about) the oldest sample: groups come into line when complete."""
-        first = list(chain.from_iterable(islice(lot.ready.values(), 1) for lot in self.lots))
+        first = list(islice(self._ready.values(), 1))
         first += next((group.entries[:1] for group in self.groups if group.entries), [])
         return min((entry.arrived for entry in first), default=None)
 
     def entries(self) -> Iterable[Entry]:
         """Every sample that a plan may choose from, oldest first."""
-        return self.lots.leading.ready.values()
+        return self._ready.values()
 
     def all_entries(self) -> Iterator[Entry]:
-        """Every sample that is held now, by lot; those of open groups last."""
-        ready = [list(lot.ready.values()) for lot in self.lots]
-        return chain.from_iterable([*ready, *(list(group.entries) for group in self.groups)])
+        """Every sample that is held now; those of open groups last."""
+        open_groups = [list(group.entries) for group in self.groups]
+        return chain.from_iterable([list(self._ready.values()), *open_groups])
 
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
         """What a plan may choose from, of the first `limit` units, no group cut in two."""
-        values: Iterator[Entry] = iter(self.lots.leading.ready.values())
+        values: Iterator[Entry] = iter(self._ready.values())
         if keep is not None:
             values = filter(keep, values)
         if self._by_groups:
@@ -138,8 +141,8 @@ class SampleBuffer:
                 f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
                 f"{sample.tokens} tokens",
             )
-        if not self.lots.takes(sample.schema):
-            raise self.lots.refusal(sample)
+        if not self._takes(sample.schema):
+            raise self._other_fields(sample)
         if isinstance(sample.payload, Reference):
             self._check_reference(sample.sample_id, sample.payload)
         if sample.memory_bytes > self.limits.nbytes:
@@ -148,6 +151,22 @@ class SampleBuffer:
                 f"sample {sample.sample_id} has {sample.nbytes} bytes and would not fit an empty "
                 f"buffer of {self.limits.nbytes}; raise --buffer-bytes",
             )
+
+    def _takes(self, schema: Schema) -> bool:
+        """Whether samples of this schema may come in."""
+        return self.schema is None or schema is self.schema or schema == self.schema
+
+    def _other_fields(self, sample: Sample) -> SampleRefused:
+        """Why a sample of this schema may not; says how it differs, and what to do."""
+        assert self.schema is not None
+        remedy = "push these fields, or change --fields"
+        if self.set_by != DECLARED:
+            remedy = "push the same fields; if that push was wrong, restart with the right --fields"
+        return SampleRefused(
+            "schema",
+            f"sample {sample.sample_id} differs from the run's samples ({self.set_by}): "
+            f"{self.schema.difference(sample.schema)}; {remedy}",
+        )
 
     def _check_reference(self, sample_id: str, reference: Reference) -> None:
         """Raise SampleRefused for one into a store that is not allowed, or that never fits."""
@@ -196,14 +215,6 @@ class SampleBuffer:
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
                 f"first sample said {group.size}",
             )
-        if group is not None and group.entries:
-            schema = group.entries[0].sample.schema
-            if sample.schema is not schema and sample.schema != schema:
-                raise SampleRefused(
-                    "schema",
-                    f"sample {sample.sample_id} differs from the others of group {group_id}: "
-                    f"{schema.difference(sample.schema)}",
-                )
         if group is not None and SIZE_AT_CLOSE != sample.group_size <= group.settled:
             raise SampleRefused(
                 "group-size",
@@ -238,21 +249,21 @@ class SampleBuffer:
         return sample.group_id is not None and self.groups.get(sample.group_id) is not None
 
     def soft_cap(self, units: int = 0, tokens: int = 0) -> BufferFull | None:
-        """The soft cap that is reached, or would be with so much more ready, over all lots."""
+        """The soft cap that is reached, or would be with so much more ready."""
         limits = self.limits
-        if self._all_ready_units + units >= limits.samples:
-            return BufferFull(self.units, self._all_ready_units, limits.samples)
-        if limits.tokens is not None and self._all_ready_tokens + tokens >= limits.tokens:
-            return BufferFull("tokens", self._all_ready_tokens, limits.tokens)
+        if self.ready_units + units >= limits.samples:
+            return BufferFull(self.units, self.ready_units, limits.samples)
+        if limits.tokens is not None and self._ready_tokens + tokens >= limits.tokens:
+            return BufferFull("tokens", self._ready_tokens, limits.tokens)
         return None
 
     @property
     def remaining(self) -> int:
         """Units that the soft caps let in beside what is ready; none once one is reached."""
         limits = self.limits
-        if limits.tokens is not None and self._all_ready_tokens >= limits.tokens:
+        if limits.tokens is not None and self._ready_tokens >= limits.tokens:
             return 0
-        return max(0, limits.samples - self._all_ready_units)
+        return max(0, limits.samples - self.ready_units)
 
     def hard_cap(self, nbytes: int, referenced: int = 0) -> BufferFull | None:
         """The hard cap that so many bytes more, here and in stores, would exceed, if any."""
@@ -269,7 +280,7 @@ class SampleBuffer:
         return (
             (not self._groups_matter or set(samples.group_ids) == {None})
             and samples.schemas.count(schema) == len(samples.schemas)
-            and self.lots.takes(schema)
+            and self._takes(schema)
             and min(samples.tokens) >= 1
             and max(samples.tokens) <= self.limits.max_sample_tokens
             and all(map(le, samples.loss_tokens, samples.tokens))
@@ -306,13 +317,12 @@ class SampleBuffer:
             map(Entry, samples, tickets, repeat(now), repeat(-1), repeat(0), repeat(producer))
         )
         self.next_ticket = tickets.stop
-        lot = self.lots.of(samples[0].schema, producer)
-        lot.ready.update(zip(tickets, entries, strict=True))
-        lot.samples += amount.samples
-        self._count_ready(lot, amount.samples, amount.tokens)
+        self._ready.update(zip(tickets, entries, strict=True))
+        self.ready_units += amount.samples
+        self._ready_tokens += amount.tokens
         self._held += amount
-        if lot.ages.watches:
-            lot.ages.add(entries)
+        if self.ages.watches:
+            self.ages.add(entries)
         return entries
 
     def restore(self, entries: Iterable[Entry], next_ticket: int, now: float) -> None:
@@ -345,65 +355,51 @@ class SampleBuffer:
         for member in group.entries:
             member.oldest = oldest
         if group.entries:
-            self._make_ready(group.entries, self._lot_of(group.entries[0]))
+            self._make_ready(group.entries)
 
     def _hold(self, entry: Entry, now: float) -> None:
         sample = entry.sample
         self._held.add(sample)
-        lot = self._lot_of(entry)
-        lot.samples += 1
         alone = sample.group_size == 1 and not self.is_expected(sample)
         if not self.is_grouped(sample) or alone:
-            self._make_ready([entry], lot)
+            self._make_ready([entry])
             return
         group = self.groups.of(sample, now)
         self.groups.add(group, entry, now)
         if group.missing == 0:
             self.complete(group)
 
-    def _make_ready(self, entries: list[Entry], lot: Lot) -> None:
+    def _make_ready(self, entries: list[Entry]) -> None:
         """A sample without a group, or all members of one."""
-        tokens = 0
         for entry in entries:
-            lot.ready[entry.ticket] = entry
-            tokens += entry.sample.tokens
-        if lot.ages.watches:
-            lot.ages.add(entries)
-        self._count_ready(lot, 1 if self._by_groups else len(entries), tokens)
-
-    def _lot_of(self, entry: Entry) -> Lot:
-        return self.lots.of(entry.sample.schema, entry.producer)
-
-    def _count_ready(self, lot: Lot, units: int, tokens: int) -> None:
-        """So much more of this lot is ready, or less."""
-        lot.units += units
-        self._all_ready_units += units
-        self._all_ready_tokens += tokens
-        if lot is not self.lots.leading and self.lots.lead():
-            self.departures += 1
+            self._ready[entry.ticket] = entry
+            self._ready_tokens += entry.sample.tokens
+        if self.ages.watches:
+            self.ages.add(entries)
+        self.ready_units += 1 if self._by_groups else len(entries)
 
     # -- they leave -------------------------------------------------------------------------
 
     def take(self, entries: Sequence[Entry]) -> None:
-        """Remove ready samples of one lot, whole groups: they are in a step now, or dropped."""
+        """Remove ready samples, whole groups: they are in a step now, or dropped."""
         if not entries:
             return
-        lot = self._lot_of(entries[0])
         for entry in entries:
-            del lot.ready[entry.ticket]
-        if lot.ages.watches:
-            lot.ages.remove(entries)
+            del self._ready[entry.ticket]
+        if self.ages.watches:
+            self.ages.remove(entries)
         amount = Amount.of_entries(entries)
         self._held -= amount
-        self._count_ready(lot, -self.units_of(entries), -amount.tokens)
-        self._left(lot, len(entries))
+        self.ready_units -= self.units_of(entries)
+        self._ready_tokens -= amount.tokens
+        self.departures += 1
 
     def drop_group(self, group: OpenGroup) -> list[Entry]:
         """Remove an open group whole; returns what was dropped."""
         self.groups.remove(group)
         if group.entries:
             self._held -= Amount.of_entries(group.entries)
-            self._left(self._lot_of(group.entries[0]), len(group.entries))
+            self.departures += 1
         return group.entries
 
     def let_go(self, entries: Iterable[Entry]) -> None:
@@ -417,12 +413,11 @@ class SampleBuffer:
         """Whether a sample that was here still is."""
         group = self.groups.get(entry.sample.group_id or "")
         is_open = group is not None and group.number == entry.group
-        return is_open or any(entry.ticket in lot.ready for lot in self.lots)
+        return is_open or entry.ticket in self._ready
 
-    def _left(self, lot: Lot, samples: int) -> None:
-        lot.samples -= samples
-        self.departures += 1
-        self.lots.left(lot)
+    def watch_versions(self) -> None:
+        """Versions will be asked for in `ages`."""
+        self.ages.watch(self._ready.values())
 
 
 def _first_groups(entries: Iterator[Entry], limit: int) -> Iterator[Entry]:

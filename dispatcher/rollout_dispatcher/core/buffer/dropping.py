@@ -11,7 +11,6 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.losses import BY_SHUTDOWN, Losses
-from rollout_dispatcher.core.buffer.lots import Lot
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
 from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
@@ -58,23 +57,21 @@ class Dropping:
         """Drop what is left; open groups for being incomplete, whatever the reason."""
         for group in list(self._buffer.groups):
             self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group))
-        for lot in list(self._buffer.lots):
-            self.ready(reason, list(lot.ready.values()))
+        self.ready(reason, list(self._buffer.entries()))
 
-    def apart(self, why: str, now: float) -> list[tuple[Lot, int]]:
-        """Drop the lots beside the one that leads, and open groups of theirs; returns how many.
+    def other_fields(self, now: float) -> None:
+        """Drop what an earlier process accepted with other fields than the run's, groups whole.
 
         Members of such a group that may still come are refused, and told why.
         """
-        lots = {lot.schema: lot for lot in self._buffer.lots.apart}
-        found = [(lot, lot.samples) for lot in lots.values()]
-        for group in [group for group in self._buffer.groups if group.entries]:
-            if group.entries[0].sample.schema in lots:
+        schema = self._buffer.schema
+        why = f"its samples have other fields than the run's ({self._buffer.set_by})"
+        for group in list(self._buffer.groups):
+            if group.entries and group.entries[0].sample.schema != schema:
                 self._closed_groups.close(group.group_id, why, group.missing, now)
                 self._drop(DropReason.SCHEMA, self._buffer.drop_group(group))
-        for lot in lots.values():
-            self.ready(DropReason.SCHEMA, list(lot.ready.values()))
-        return found
+        others = [entry for entry in self._buffer.entries() if entry.sample.schema != schema]
+        self.ready(DropReason.SCHEMA, others)
 
     # -- open groups ------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Phases:
         """Samples older than `version`, and unknown ones that are here, go before what is newer."""
         self.in_use = True
         if version not in self._versions:
-            self._buffer.lots.watch_versions()
+            self._buffer.watch_versions()
             self._versions.add(version)
             heappush(self._ended, _Phase(version, self._buffer.next_ticket))
             if len(self._ended) > MAX_PHASES:  # what is older than it goes with the next
@@ -77,6 +77,6 @@ class Phases:
         if self._looked_at == self._buffer.departures:
             return
         self._looked_at = self._buffer.departures
-        ages = self._buffer.lots.leading.ages
+        ages = self._buffer.ages
         while self._ended and not ages.has_before(self._ended[0].version, self._ended[0].ticket):
             self._versions.discard(heappop(self._ended).version)

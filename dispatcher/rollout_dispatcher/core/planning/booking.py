@@ -9,7 +9,6 @@ from rollout_dispatcher.core.buffer.freshness import Freshness
 from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted
 from rollout_dispatcher.core.facts import Note
 from rollout_dispatcher.core.planning.requests import report_plan
-from rollout_dispatcher.core.planning.schema_choice import SchemaChoice
 from rollout_dispatcher.core.planning.selection_bias import SelectionBias
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import planned
@@ -32,11 +31,10 @@ class Booking:
         note: Note | None,
         *,
         bias: SelectionBias,
-        choice: SchemaChoice,
         batch: int,
     ) -> None:
         self._buffer, self._ledger, self._freshness = buffer, ledger, freshness
-        self._totals, self._bias, self._choice = totals, bias, choice
+        self._totals, self._bias = totals, bias
         self._note, self._batch = note, batch
 
     def open(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
@@ -45,14 +43,13 @@ class Booking:
         steps = self._ledger.steps
         version = self._freshness.training_version(steps.next)
         report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
-        decided = self._choice.planned(wanted.entries[0].sample.schema, now)
         self._take(wanted, chosen)
         effects = self._ledger.open(plan, wanted.entries, now)
         if self._note is not None:
             gone = set(chosen)
             left = (entry.ticket for entry in wanted.entries if entry not in gone)
             self._note(planned(steps.newest, *left))
-        return [*decided, report, *effects]
+        return [report, *effects]
 
     def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
         """The chosen samples leave the buffer; the others were passed over."""

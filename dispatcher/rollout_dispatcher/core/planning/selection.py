@@ -33,7 +33,7 @@ class Selection:
         #: Whether these settings ever have samples dropped.
         self.drops = config.drop_above is not None or freshness.drops
         if freshness.drops:
-            buffer.lots.watch_versions()
+            buffer.watch_versions()
 
     def configure(self, config: DispatchConfig) -> None:
         """From the next request on, choose from such a window."""
@@ -91,10 +91,9 @@ class Selection:
     def unwanted(self) -> Iterator[tuple[DropReason, list[Entry]]]:
         """What the next step may not have, with whole groups, and why; one after the other."""
         oldest = self._freshness.oldest(self._ledger.steps.next)
-        for lot in list(self._buffer.lots):
-            yield DropReason.OVERSIZE, lot.ages.too_long()
-            if oldest is not None:
-                yield DropReason.STALE, lot.ages.older_than(oldest)
+        yield DropReason.OVERSIZE, self._buffer.ages.too_long()
+        if oldest is not None:
+            yield DropReason.STALE, self._buffer.ages.older_than(oldest)
 
 
 def _unit(entry: Entry) -> tuple[int, int]:

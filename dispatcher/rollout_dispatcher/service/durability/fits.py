@@ -59,12 +59,13 @@ def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
 
 
 def _check_fields(config: ServeConfig, memory: Remembered) -> None:
-    """Samples of a step, or that wait for one, have the fields that were decided on then.
+    """Once a step was planned, its samples and those that wait keep the run's fields.
 
-    Before that they were promised nothing: those without the declared fields are dropped.
+    Before that the first push may have been a mistake: the core drops what has other fields than
+    are declared now.
     """
     declared = config.declared_schema
-    if declared is None or (memory.schema is None and not (memory.steps or memory.retained)):
+    if declared is None or memory.next_step == 0:
         return
     samples = [entry.sample for entry in (*memory.entries, *_in_steps(memory))]
     others = [sample for sample in samples if sample.schema != declared]

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import SamplesDropped
 from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, Remembered
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.fits import fit
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.status.drops_log import DropsLog
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
@@ -97,6 +99,9 @@ def go_on_from(
         restored = core.restore(memory, clock())
         if restored.facts:
             journal.append(restored.facts, restored.totals)
+        for effect in restored.effects:
+            if isinstance(effect, SamplesDropped):
+                DropsLog().note(effect.dropped, clock())
         undo.pop_all()
     metrics.watch_journal(journal)
     _log_begin(opened, config, core.run_id)

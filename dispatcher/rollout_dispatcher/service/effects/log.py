@@ -61,11 +61,6 @@ def schema_decided(effect: e.SchemaDecided) -> None:
     """Which fields samples have."""
     fields = ", ".join(f"{field.name} {field}" for field in effect.schema.fields)
     log.info("samples have the fields %s (%s)", fields, effect.set_by)
-    for lot in effect.dropped:
-        log.warning(
-            "%d samples with other fields are dropped, of which %s pushed the first: %s",
-            lot.samples, f"producer {lot.first}" if lot.first else "an HTTP client", lot.difference,
-        )  # fmt: skip
 
 
 def drained(effect: e.Drained, at: Statistics) -> None:

@@ -1,8 +1,8 @@
 """Says in the log which accepted samples are given up, and why: a line a reason now and then.
 
 Invariant: every drop is in some line, by its reason, and the first of them is told at once. What an
-effect of its own says (lots with other fields, groups for want of room, what is unresolved) and
-what a shutdown costs is told where that is decided.
+effect of its own says (groups for want of room, what is unresolved) and what a shutdown costs is
+told where that is decided.
 """
 
 import logging
@@ -24,6 +24,7 @@ WORDS: Final = {
         logging.WARNING, "older than --max-staleness allows when their step was planned",
     ),
     DropReason.INCOMPLETE_GROUP: (logging.WARNING, "of groups that cannot become whole any more"),
+    DropReason.SCHEMA: (logging.WARNING, "accepted with other fields than --fields declares now"),
     DropReason.OVERSIZE: (
         logging.INFO, "longer than --micro-batch-tokens, as --oversize drop asks for",
     ),

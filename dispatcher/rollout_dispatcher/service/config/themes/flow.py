@@ -67,7 +67,7 @@ class SampleOptions(Options):
 
     fields: Annotated[tuple[DeclaredField, ...], BeforeValidator(split_commas)] = ()
     """what every sample has, as name:dtype, name:dtype:per-sample, name:dtype:ragged or name:str,
-    repeatable or with commas; others are refused; unset: what the samples of the first step have"""
+    repeatable or with commas; others are refused; unset: as in the first accepted push"""
     allow_non_finite: bool = False
     """take NaN and infinities over HTTP; rollout workers' arrays are not looked at"""
 
