@@ -211,7 +211,7 @@ def test_a_sample_of_another_schema_is_refused_alone(
         careless.send(push, bytes(16))
         answer = careless.expect(m.Pushed)
         assert answer.outcomes == ["refused"]
-        assert "producer witness pushed first" in answer.errors["0"]
+        assert "from producer witness" in answer.errors["0"]
         assert "loss_mask is missing (bool[tokens]); reward is missing" in answer.errors["0"]
         careless.bye()
     witness.train(held + witness.push(2))
