@@ -24,6 +24,7 @@
     +-- ListenerFailed       an address accepts no more connections, and will not again
     +-- NotServing           a dispatcher is used before its start, after its end, or started twice
     +-- Stopping             the dispatcher stops and will go on from its journal; reconnect
+    +-- RunChanged           another run answers than the one that took samples before
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
     +-- PeerLost             another process of the same model replica died or closed its stream
@@ -335,6 +336,25 @@ class Stopping(DispatcherError):
 
     code = "stopping"
     retriable = True
+
+
+class RunChanged(DispatcherError):
+    """Another run is served than the one that a producer pushed to, or expects.
+
+    before, now: ids of both runs. accepted: samples of this producer that the former accepted.
+    """
+
+    code = "run-changed"
+
+    def __init__(self, before: str, now: str, accepted: int | None = None) -> None:
+        lost = "" if accepted is None else f", which accepted {accepted} samples of this producer"
+        super().__init__(
+            f"the dispatcher serves run {now} now, and no longer run {before}{lost}: it was "
+            "restarted without a journal, or another one has its address. Samples of the former "
+            "run that it had not trained are lost: push them again, or restore its journal "
+            "(--journal-dir)"
+        )
+        self.before, self.now, self.accepted = before, now, accepted
 
 
 class RankRefused(DispatcherError):

@@ -47,7 +47,7 @@ def test_what_is_sent_is_received(kind: type[m.Message], data: st.DataObject) ->
 @pytest.mark.parametrize(
     "message",
     [
-        m.WelcomeProducer(credits=1, max_payload_bytes=1, heartbeat_interval_s=1.0),
+        m.WelcomeProducer(run_id="run", credits=1, max_payload_bytes=1, heartbeat_interval_s=1.0),
         EXAMPLES[m.WelcomeRank].model_copy(update={"payload_stores": []}),
         EXAMPLES[m.StepHeader].model_copy(update={"attempt": 0, "num_referenced": 0}),
         EXAMPLES[m.MicroBatch].model_copy(update={"attempt": 0}),

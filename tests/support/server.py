@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,13 +138,24 @@ class ServeProcess:
         return self.request("POST", path, body)
 
     def request(
-        self, method: str, path: str, body: bytes | Iterator[bytes] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: Sequence[tuple[str, str]] = (),
     ) -> Response:
-        """One request on a connection of its own."""
+        """One request on a connection of its own; headers: further ones, maybe of one name."""
         at = Endpoint.parse(self.http)
         connection = http.client.HTTPConnection(at.host, at.port, timeout=PATIENCE_S)
         try:
-            connection.request(method, path, body)
+            if headers:
+                assert isinstance(body, bytes)
+                connection.putrequest(method, path)
+                for name, text in [*headers, ("Content-Length", str(len(body)))]:
+                    connection.putheader(name, text)
+                connection.endheaders(body)
+            else:
+                connection.request(method, path, body)
             answer = connection.getresponse()
             return Response(answer.status, dict(answer.getheaders()), answer.read().decode())
         finally:

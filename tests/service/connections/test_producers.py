@@ -13,8 +13,9 @@ def test_a_producer_is_told_its_limits(serve: Serve) -> None:
     server = serve(producer_credits=3, max_frame_bytes="3GiB", heartbeat_interval="2s")
     welcome = Producer(server.endpoint, "p").welcome
     assert welcome == m.WelcomeProducer(
-        credits=3, max_payload_bytes=3 * 2**30, heartbeat_interval_s=2.0
-    )
+        run_id=server.status()["run_id"], credits=3, max_payload_bytes=3 * 2**30,
+        heartbeat_interval_s=2.0,
+    )  # fmt: skip
 
 
 def test_a_push_that_is_sent_again_is_a_duplicate(serve: Serve) -> None:

@@ -53,6 +53,7 @@ def _pushing() -> Iterator[Vector]:
     yield Vector(
         other,
         m.WelcomeProducer(
+            run_id="run",
             capabilities=["feedback", "schema"],
             credits=8,
             max_payload_bytes=1 << 20,
@@ -131,7 +132,7 @@ def _pushing_images() -> Iterator[Vector]:
     hello = m.HelloProducer(client_id="p", capabilities=["ragged", "schema"])
     yield Vector(it, hello, "a producer that has ragged fields introduces itself")
     welcome = m.WelcomeProducer(
-        capabilities=["ragged", "schema"], credits=8, max_payload_bytes=1 << 20,
+        run_id="run", capabilities=["ragged", "schema"], credits=8, max_payload_bytes=1 << 20,
         heartbeat_interval_s=5.0,
     )  # fmt: skip
     yield Vector(other, welcome, "they may be used")
@@ -222,7 +223,7 @@ def _pushing_references() -> Iterator[Vector]:
         "a producer introduces itself",
     )
     welcome = m.WelcomeProducer(
-        capabilities=["references"], credits=8, max_payload_bytes=1 << 20,
+        run_id="run", capabilities=["references"], credits=8, max_payload_bytes=1 << 20,
         heartbeat_interval_s=5.0, payload_stores=[STORE], inline_limit=32,
     )  # fmt: skip
     yield Vector(other, welcome, "spans of 32 bytes and more are to be put into the store")

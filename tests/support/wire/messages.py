@@ -18,7 +18,9 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
     for message in (
         m.HelloProducer(client_id="p"),
         m.HelloRank(client_id="r", dp_rank=0, dp_size=2),
-        m.WelcomeProducer(credits=8, max_payload_bytes=1024, heartbeat_interval_s=5.0),
+        m.WelcomeProducer(
+            run_id="run", credits=8, max_payload_bytes=1024, heartbeat_interval_s=5.0
+        ),
         m.WelcomeRank(
             run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
             heartbeat_interval_s=5.0,
@@ -227,6 +229,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.WelcomeProducer: st.builds(
         m.WelcomeProducer,
         version=_extents,
+        run_id=_names,
         capabilities=_capabilities,
         credits=_extents,
         max_payload_bytes=_totals,

@@ -33,7 +33,7 @@ from tests.workers.support.peers import Peer, step
 
 LIMITS = FrameLimits(1 << 20, 1 << 26)
 PATIENCE_S = 20.0
-WELCOME = m.WelcomeProducer(credits=1, max_payload_bytes=1, heartbeat_interval_s=5.0)
+WELCOME = m.WelcomeProducer(run_id="run", credits=1, max_payload_bytes=1, heartbeat_interval_s=5.0)
 #: The beginning of a micro-batch.
 LARGE_FRAME = codec.encode(
     m.MicroBatch(step=0, index=0, tokens=[1], loss_tokens=[1], sample_ids=["a"]), 1 << 24

@@ -26,10 +26,13 @@ def encoded(
     return Encoder().encode(RolloutSample({"input_ids": [1] * tokens}, sample_id, group_id, size))
 
 
-def welcome(credits_: int = 2, max_payload_bytes: int = 1 << 20) -> m.WelcomeProducer:
+def welcome(
+    credits_: int = 2, max_payload_bytes: int = 1 << 20, run_id: str = "run"
+) -> m.WelcomeProducer:
     return m.WelcomeProducer(
-        credits=credits_, max_payload_bytes=max_payload_bytes, heartbeat_interval_s=5.0
-    )
+        run_id=run_id, credits=credits_, max_payload_bytes=max_payload_bytes,
+        heartbeat_interval_s=5.0,
+    )  # fmt: skip
 
 
 NOTHING = memoryview(b"")

@@ -48,7 +48,9 @@ def other_than(producer: RolloutProducer, known: Feedback) -> Feedback:
 def test_what_is_not_said_again_is_as_it_was() -> None:
     hearing = Hearing()
     hearing.welcomed(
-        m.WelcomeProducer(credits=1, max_payload_bytes=1, heartbeat_interval_s=1.0, max_staleness=2)
+        m.WelcomeProducer(
+            run_id="run", credits=1, max_payload_bytes=1, heartbeat_interval_s=1.0, max_staleness=2
+        )
     )
     hearing.heard(m.Feedback(policy_version=4, expected_version=6, remaining=8))
     hearing.heard(m.Pushed(first_seq=0, outcomes=[], staleness=3, remaining=7))

@@ -142,7 +142,8 @@ class Peer:
 
     def welcome_producer(self, credits_: int = 8, **options: object) -> m.HelloProducer:
         hello = self.expect(m.HelloProducer)
-        facts = {"max_payload_bytes": 1 << 20, "heartbeat_interval_s": 5.0} | options
+        facts = {"run_id": "run", "max_payload_bytes": 1 << 20, "heartbeat_interval_s": 5.0}
+        facts |= options
         self.send(m.WelcomeProducer.model_validate({"credits": credits_, **facts}))
         return hello
 

@@ -44,6 +44,9 @@ class AsyncRolloutProducer:
         nobody knows before `close_group`.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
         call raises DispatcherUnreachable.
+    on_run_change: where the dispatcher comes back with another run than before, as one that is
+        restarted without a journal does: accepted samples that it had not trained are gone. `warn`
+        logs that and goes on; `raise` ends the producer, and every call raises RunChanged.
     credentials: what to show and trust; default: what the environment says.
 
     It belongs to the process that makes it: in a forked child every call raises ConfigError.
@@ -57,13 +60,17 @@ class AsyncRolloutProducer:
         ragged: Collection[str] = (),
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
+        on_run_change: str = "warn",
         credentials: Credentials | None = None,
     ) -> None:
+        if on_run_change not in ("warn", "raise"):
+            raise ConfigError(f"on_run_change is {on_run_change!r}; choose from warn, raise")
         shown = Credentials.from_environment() if credentials is None else credentials
         self._encoder = Encoder(per_sample, ragged)
         self._client = ProducerClient(
-            Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed
-        )
+            Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed,
+            raises_run_change=on_run_change == "raise",
+        )  # fmt: skip
         self._group_size = group_size
 
     def __reduce__(self) -> NoReturn:
@@ -87,6 +94,11 @@ class AsyncRolloutProducer:
         Raises DispatcherUnreachable after `reconnect_timeout`, or the dispatcher's refusal.
         """
         await self._client.start()
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that takes this producer's samples; another one after a change of runs."""
+        return self._client.run_id
 
     async def push(
         self,

@@ -43,6 +43,7 @@ class RolloutProducer(Closing):
         ragged: Collection[str] = (),
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
+        on_run_change: str = "warn",
         credentials: Credentials | None = None,
     ) -> None:
         self._inner = AsyncRolloutProducer(
@@ -51,6 +52,7 @@ class RolloutProducer(Closing):
             ragged=ragged,
             group_size=group_size,
             reconnect_timeout=reconnect_timeout,
+            on_run_change=on_run_change,
             credentials=credentials,
         )
         self._process = process = OwnProcess("producer")
@@ -64,6 +66,11 @@ class RolloutProducer(Closing):
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("producer")
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that takes this producer's samples; another one after a change of runs."""
+        return self._inner.run_id
 
     def push(
         self,

@@ -5,6 +5,7 @@ as it was, except that the push is withdrawn where the dispatcher certainly does
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from uuid import uuid4
@@ -13,6 +14,7 @@ from rollout_dispatcher.errors import (
     BufferFull,
     ClientClosed,
     DispatcherError,
+    RunChanged,
     SampleRefused,
 )
 from rollout_dispatcher.protocol import messages as m
@@ -31,6 +33,8 @@ from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.shortfall import GRACE_S
 from rollout_workers.producer.stored.putting import Putting
 
+log = logging.getLogger(__name__)
+
 #: The dispatcher sends a producer outcomes only: one short word a sample, or an error message.
 LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 
@@ -38,7 +42,7 @@ LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 class ProducerClient:
     """One producer's connection, for as long as the producer lives; not thread-safe.
 
-    heed: told of the run's schema.
+    heed: told of the run's schema. raises_run_change: whether another run than before ends it.
     """
 
     def __init__(
@@ -47,11 +51,14 @@ class ProducerClient:
         reconnect_timeout: float,
         credentials: Credentials,
         heed: Callable[[m.SchemaKnown | None], None],
+        *,
+        raises_run_change: bool,
     ) -> None:
         self._endpoint, self._credentials = endpoint, credentials
         self._reconnect_timeout = reconnect_timeout
         self._process = OwnProcess("producer")
-        self._core = ProducerCore(uuid4().hex, heed)
+        self._raises_run_change = raises_run_change
+        self._core = ProducerCore(uuid4().hex, heed, self._run_changed)
         self._putting = Putting(self._core, self._worked)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
         self._listening: set[asyncio.Future[None]] = set()
@@ -200,6 +207,17 @@ class ProducerClient:
         if self._connector is None:
             raise ClientClosed("the producer is not started; use `async with` or call start()")
         return self._connector
+
+    @property
+    def run_id(self) -> str:
+        """Of the run that has welcomed this producer last; any thread may ask."""
+        self._process.check()
+        return self._core.run_id
+
+    def _run_changed(self, change: RunChanged) -> None:
+        if self._raises_run_change:
+            raise change
+        log.warning("%s", change)
 
     @property
     def payload_stores(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from secrets import token_hex
 
-from rollout_dispatcher.errors import ProtocolError, SampleRefused
+from rollout_dispatcher.errors import ProtocolError, RunChanged, SampleRefused
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED, SHARED_MEMORY
@@ -55,6 +55,7 @@ class ProducerCore:
     """Outstanding pushes and control messages of one producer object.
 
     welcomed: whether a dispatcher has ever taken its HELLO. heed: told of the run's schema.
+    run_changed: told that another run is served than before; it may raise what it is told.
     hearing: what it was told of the trainer. objects: what it has to do with payload stores.
     """
 
@@ -62,9 +63,14 @@ class ProducerCore:
     finished, unconfirmed = False, None
 
     def __init__(
-        self, client_id: str, heed: Callable[[m.SchemaKnown | None], None] = lambda _: None
+        self,
+        client_id: str,
+        heed: Callable[[m.SchemaKnown | None], None] = lambda _: None,
+        run_changed: Callable[[RunChanged], None] = lambda _: None,
     ) -> None:
-        self.client_id, self._heed = client_id, heed
+        self.client_id, self._heed, self._run_changed = client_id, heed, run_changed
+        #: Of the run that welcomed it last, and how many samples that has accepted.
+        self.run_id, self._num_accepted = "", 0
         self._key = token_hex(16)
         self.token: str | None = None
         self.shares_memory = False
@@ -270,6 +276,10 @@ class ProducerCore:
     def _on_welcome(self, welcome: m.WelcomeProducer) -> None:
         if self._connected:
             raise ProtocolError("a second welcome")
+        if self.run_id not in ("", welcome.run_id):
+            self._run_changed(RunChanged(self.run_id, welcome.run_id, self._num_accepted))
+            self._accepted, self._num_accepted = -1, 0
+        self.run_id = welcome.run_id
         self.welcomed = self._connected = True
         self._credits = welcome.credits
         self._able = frozenset(welcome.capabilities)
@@ -315,6 +325,7 @@ class ProducerCore:
             self._retry(answer.first_seq, push, now)
             return
         del self._pushes[answer.first_seq]
+        self._num_accepted += settled.count(Outcome.ACCEPTED)
         self._settled.append(Settled(answer.first_seq, settled))
 
     def _is_blocked(self, blocked: m.Blocked) -> None:

@@ -178,6 +178,8 @@ class Welcome(Message):
 class WelcomeProducer(Welcome):
     """The dispatcher takes what this producer pushes.
 
+    run_id: of this run. Where a producer was welcomed to another one before, what that had accepted
+        and not trained is lost.
     credits: pushes that it holds for this producer while the buffer is full.
     max_payload_bytes: the largest payload of a push.
     schema_known: the fields that samples have, with the capability `schema`; null while that is not
@@ -189,6 +191,7 @@ class WelcomeProducer(Welcome):
     """
 
     type_code = 3
+    run_id: Name
     credits: Extent
     max_payload_bytes: Total
     schema_known: SchemaKnown | None = None

@@ -19,12 +19,14 @@ def of_producer(
     terms: Terms,
     effect: e.WelcomeProducer,
     decided: tuple[Schema, str] | None,
+    run_id: str,
 ) -> m.WelcomeProducer:
     """As the core has decided. decided: the run's schema, once there is one, and by whom."""
     stores = _stores(config, terms)
     return m.WelcomeProducer(
         version=terms.version,
         capabilities=sorted(terms.capabilities),
+        run_id=run_id,
         credits=effect.credits,
         max_payload_bytes=config.max_frame_bytes,
         payload_stores=stores,

@@ -179,7 +179,8 @@ class EffectRunner:
     def _welcome_producer(self, effect: e.WelcomeProducer) -> None:
         if (peer := self._connections.producers.get(effect.producer)) is None:
             return
-        peer.send(welcomes.of_producer(self._config, peer.terms, effect, self._core.schema))
+        core = self._core
+        peer.send(welcomes.of_producer(self._config, peer.terms, effect, core.schema, core.run_id))
         self.feedback.welcome(peer)
 
     def _tell_schema(self, effect: e.SchemaDecided) -> None:

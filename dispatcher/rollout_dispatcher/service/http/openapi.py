@@ -9,6 +9,7 @@ from pydantic import BaseModel, TypeAdapter
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.sample import DType
+from rollout_dispatcher.service.config.types import RUN_HEADER
 from rollout_dispatcher.service.http.bodies.encoding import SUPPORTED
 from rollout_dispatcher.service.http.bodies.references import ReferenceRequest
 from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES, PushRequest
@@ -32,6 +33,7 @@ REF: Final = "#/components/schemas/{model}"
 #: What any request may be answered with instead of what it asks for, by status.
 ANY_ERROR: Final = {
     "401": "The token is missing or wrong",
+    "409": f"The request names a run by {RUN_HEADER}, and another one is served; nothing was taken",
     "500": "The dispatcher has failed; its log says why",
     "503": "There is no place for this connection, or the dispatcher is not ready or shuts down",
 }

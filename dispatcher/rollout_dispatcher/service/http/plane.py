@@ -7,10 +7,13 @@ from collections.abc import Callable
 from functools import partial
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ValidationError
 
 from rollout_dispatcher.core.decision import Decision
-from rollout_dispatcher.errors import DispatcherError, IllegalTransition
+from rollout_dispatcher.errors import DispatcherError, IllegalTransition, RunChanged
+from rollout_dispatcher.protocol.messages.base import MAX_NAME
+from rollout_dispatcher.service.config.types import RUN_HEADER
 from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of
 from rollout_dispatcher.service.http.config_routes import ConfigRoutes
@@ -43,7 +46,7 @@ class HttpPlane:
 
     def application(self) -> web.Application:
         """The routes."""
-        app = web.Application(middlewares=[self._guard.middleware])
+        app = web.Application(middlewares=[self._guard.middleware, self._of_run])
         app.on_cleanup.append(self._close)
         app.add_routes(
             [
@@ -65,6 +68,24 @@ class HttpPlane:
             ]
         )
         return app
+
+    @property
+    def _of_run(self) -> Middleware:
+        """Each answer names the run; a request that names another one is refused, and not heard."""
+
+        @web.middleware
+        async def of_run(request: web.Request, handler: Handler) -> web.StreamResponse:
+            run_id = self._router.core.run_id
+            others = set(request.headers.getall(RUN_HEADER, ())) - {run_id}
+            if others:
+                error = RunChanged(others.pop()[:MAX_NAME], run_id)
+                answer: web.StreamResponse = problem(409, error.code, str(error))
+            else:
+                answer = await handler(request)
+            answer.headers[RUN_HEADER] = run_id
+            return answer
+
+        return of_run
 
     async def _close(self, _: web.Application) -> None:
         self._probes.close()
