@@ -27,7 +27,8 @@
     +-- RunChanged           another run answers than the one that took samples before
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
-    +-- PeerLost             another process of the same model replica died or closed its stream
+    +-- PeerLost             another DP rank, or process of the same model replica, died or left
+    +-- StepTimeout          no step came within the time that the training loop gives it
     +-- CheckpointRefused    a loaded checkpoint fits neither this run nor the other ranks'
     +-- JournalError         the journal cannot be opened or has failed
     |   +-- JournalFull      no room on its disk or in its index; it retries by itself
@@ -370,9 +371,22 @@ class GenerationFenced(DispatcherError):
 
 
 class PeerLost(DispatcherError):
-    """Another process that shares the DP rank's model replica died or closed its stream."""
+    """Another DP rank, or another process of this one's model replica, died or closed its stream,
+    and training cannot go on without it.
+    """
 
     code = "peer-lost"
+
+
+class StepTimeout(DispatcherError, TimeoutError):
+    """No step came within the `timeout` of a stream; the next one may still be asked for."""
+
+    code = "step-timeout"
+    retriable = True
+
+    def __init__(self, seconds: float, waits_for: str) -> None:
+        super().__init__(f"no step within {seconds:g} s; it waits for: {waits_for}")
+        self.seconds, self.waits_for = seconds, waits_for
 
 
 class CheckpointRefused(DispatcherError):

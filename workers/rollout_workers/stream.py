@@ -72,6 +72,8 @@ class MicroBatchStream(Closing):
     epochs: how often the training loop iterates each step, if it is known: the last time needs no
         copy then, and one more is an error. Default: any number of times, each with a copy.
     prefetch_steps: steps to receive ahead of the training loop.
+    timeout: seconds that `next()` waits for a step at most, above 0; then it raises StepTimeout,
+        which says what the step waits for, and may be called again. Default: as long as it takes.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached.
     credentials: what to show and trust; default: what the environment says.
     packed_length: pad every packed micro-batch to so many tokens, at least the dispatcher's token
@@ -86,7 +88,8 @@ class MicroBatchStream(Closing):
     ConfigError (with `num_workers=0` a dataset may iterate it).
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
-    GenerationFenced, PeerLost; iterating raises them too.
+    GenerationFenced, PeerLost; iterating raises them too. PeerLost names the DP rank that closed
+    its stream while others go on, or has had no connection for the dispatcher's --rank-timeout.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class MicroBatchStream(Closing):
         trainer_divides_by: int | str = 1,
         epochs: int | None = None,
         prefetch_steps: int = 1,
+        timeout: float | None = None,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
         packed_length: int | None = None,
@@ -136,6 +140,8 @@ class MicroBatchStream(Closing):
         collation = None if layout is None else choice(Collation, "layout", layout)
         if epochs is not None and (not isinstance(epochs, int) or epochs < 1):
             raise ConfigError(f"epochs is {epochs!r}; it is a number of times, at least 1")
+        if timeout is not None and not timeout > 0:
+            raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None for no limit")
         if loss.uncounted:
             topology.require_totals(f"losses={sorted(other.name for other in loss.uncounted)}")
         target = None if device is None else torch.device(device)
@@ -152,7 +158,7 @@ class MicroBatchStream(Closing):
             whole_steps=whole_steps,
         )
         self._close = weakref.finalize(self, self._client.close)
-        self._speaks, self._epochs = topology.speaks, epochs
+        self._speaks, self._epochs, self._timeout = topology.speaks, epochs, timeout
         self._config = CollateConfig(
             loss,
             collation=collation or choice(Collation, "layout", self._client.layout),
@@ -192,10 +198,10 @@ class MicroBatchStream(Closing):
     def __next__(self) -> Step:
         """Wait for the next step that every DP rank is prepared for; ends with the stream.
 
-        Raises StepContractError when too many steps are not committed, or what ended the stream
-        for good.
+        Raises StepContractError when too many steps are not committed, StepTimeout after `timeout`,
+        or what ended the stream for good.
         """
-        step = self._client.next_step()
+        step = self._client.next_step(self._timeout)
         if self._timing is not None:
             self._timing.flush()
         if step is None:

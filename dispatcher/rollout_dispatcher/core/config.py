@@ -57,6 +57,7 @@ class DispatchConfig:
     tells_accepted: bool = False
     group_timeout: float = 600.0
     producer_timeout: float = 60.0
+    rank_timeout: float = 60.0
     max_staleness: int | None = None
     steps_per_version: int = 1
     staleness_policy: StalenessPolicy = StalenessPolicy.DROP

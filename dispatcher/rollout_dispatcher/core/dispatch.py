@@ -82,6 +82,7 @@ class Dispatch:
         self._planning, self._relief = parts.planning, parts.relief
         self._ledger, self._ends = parts.ledger, parts.ends
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
+        self._departures = parts.departures
         self._totals, self._buffer = parts.totals, parts.buffer
         self._dropping, self._outcomes = parts.dropping, parts.outcomes
         self._references = parts.references
@@ -255,15 +256,18 @@ class Dispatch:
         """
         effects = self._parts.joining.join(hello, self.run_id, now)
         self._parts.lockstep.joined(hello.dp_rank, now)
-        return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
+        self._departures.joined(hello.dp_rank, hello.client_id)
+        effects += self._parts.attempts.settle() + self._consider(now)
+        return self._decide(effects + self._departures.look())
 
     def leave(
         self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
     ) -> Decision:
         """A DP rank's connection is gone, `for_good` if it said goodbye."""
         self._ledger.leave(dp_rank, client_id, for_good=for_good)
+        self._departures.left(dp_rank, client_id, now)
         self._lifecycle.untold(client_id)
-        return self._decide(self._consider(now))
+        return self._decide(self._consider(now) + self._departures.look())
 
     def seen(self, dp_rank: int, now: float) -> None:
         """A DP rank gave a sign of life."""
@@ -279,7 +283,8 @@ class Dispatch:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
         effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
         self._parts.lockstep.heard(dp_rank, now)
-        return self._decide(effects + self._parts.attempts.settle() + self._consider(now))
+        effects += self._parts.attempts.settle() + self._consider(now)
+        return self._decide(effects + self._departures.look())
 
     def prepared(
         self, dp_rank: int, step: int, digest: str, now: float, *, attempt: int = 0
@@ -333,7 +338,8 @@ class Dispatch:
         self._parts.presence.tick(now)
         if self._parts.held.give_up_late(now):
             self._relief.look_again()
-        effects = self._relieve(now)
+        self._departures.tick(now)
+        effects = self._relieve(now) + self._departures.look()
         return self._decide(effects + self._references.tick(now))
 
     def next_deadline(self) -> float | None:
@@ -342,7 +348,7 @@ class Dispatch:
         soonest: float | None = None
         for at in (
             parts.presence.next_deadline(), parts.held.next_deadline(), parts.timing.wake_at,
-            parts.references.next_deadline(),
+            parts.references.next_deadline(), parts.departures.next_deadline(),
         ):  # fmt: skip
             if at is not None and (soonest is None or at < soonest):
                 soonest = at

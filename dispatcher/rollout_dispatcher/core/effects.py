@@ -241,6 +241,14 @@ class WithdrawStep:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitSteps:
+    """Tell these DP ranks to begin no step after `last`; None: as many as they like."""
+
+    dp_ranks: tuple[int, ...]
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplesUnresolved:
     """For the log: a DP rank cannot get samples of a step, so they are dropped, groups whole.
 
@@ -386,6 +394,7 @@ Effect = (
     | Deliver
     | Release
     | WithdrawStep
+    | LimitSteps
     | SamplesUnresolved
     | EndRanks
     | FailRanks

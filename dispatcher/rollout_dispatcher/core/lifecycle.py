@@ -56,6 +56,10 @@ class Lifecycle:
         """A rank's connection is gone or new: it may not have heard of the end."""
         self._told.discard(client_id)
 
+    def has_told(self, client_id: str) -> bool:
+        """Whether a rank was told of the end, on the connection that it has."""
+        return client_id in self._told
+
     def finish(self, *, flushing: bool) -> list[Effect]:
         """Nothing is being planned: tell ranks if nothing is left, and the shell when all is done.
 

@@ -34,6 +34,7 @@ from rollout_dispatcher.core.producers.ends import Ends
 from rollout_dispatcher.core.producers.presence import Presence
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.standing import Standings
+from rollout_dispatcher.core.ranks.departures import Departures
 from rollout_dispatcher.core.ranks.joining import Joining
 from rollout_dispatcher.core.ranks.standstill import Lockstep
 from rollout_dispatcher.core.references.references import References
@@ -98,6 +99,7 @@ class Parts:
             self.buffer, self.ledger, self.dropping,
             batch=batch, flush_partial=config.flush_partial,
         )  # fmt: skip
+        self.departures = Departures(self.ledger, self.lifecycle, config.rank_timeout)
         self.checkpoints = Checkpoints(
             self.ledger, self.totals, objects, note, retain=config.retain
         )
@@ -154,6 +156,7 @@ class Parts:
         self._restore_schema(memory, now)
         self.ends.restore(memory, now)
         self.checkpoints.restore(memory)
+        self.departures.restore(now)
 
     def _restore_schema(self, memory: Remembered, now: float) -> None:
         """The settings come first: what was accepted with other fields gives way to them."""

@@ -29,6 +29,7 @@ class Cause(StrEnum):
 
     MISSING_RANKS = "missing-ranks"
     ABSENT_RANKS = "absent-ranks"
+    LEFT_RANKS = "left-ranks"
     SILENT_RANKS = "ranks-not-begun"
     FAILED_GENERATION = "failed-generation"
     HUNG_RANKS = "hung-ranks"
@@ -96,12 +97,14 @@ class Waiting:
             yield Reason(Cause.MISSING_RANKS, f"{_ranks(missing)} not joined yet")
         if absent := generation.absent:
             yield Reason(Cause.ABSENT_RANKS, f"{_ranks(absent)} lost the connection")
+        if left := generation.left:
+            yield Reason(Cause.LEFT_RANKS, f"{_ranks(left)} closed the stream")
         if generation.failed is not None:
             failed = f"generation {generation.number} has failed: {generation.failed}"
             yield Reason(Cause.FAILED_GENERATION, failed)
         elif (standstill := self._lockstep.standstill(now)) is not None:
             yield self._stands(standstill, now)
-        elif ledger.wanted or missing or absent:
+        elif ledger.wanted or missing or absent or left:
             return
         elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
             yield Reason(Cause.SILENT_RANKS, f"{_ranks(silent)} did not load the checkpoint yet")

@@ -206,9 +206,13 @@ class Router:
             # It confirms what the producer said before; a rank repeats itself in its hello.
             self.barrier.after(partial(self._confirm, peer))
             return
-        if (rank := self._connections.rank_of(peer)) is not None:
-            self.core.progressed(rank.dp_rank, message.handed_out, message.collectives, now)
-        peer.send(m.Pong())
+        rank = self._connections.rank_of(peer)
+        if rank is None:
+            peer.send(m.Pong())
+            return
+        self.core.progressed(rank.dp_rank, message.handed_out, message.collectives, now)
+        waits = self.metrics.rank_waits.is_waiting(rank.dp_rank)
+        peer.send(m.Pong(waits_for=self._effect_runner.whom_it_waits_for() if waits else ""))
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""

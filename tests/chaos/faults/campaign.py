@@ -22,8 +22,8 @@ Kinds = tuple[type[m.Message], ...]
 #: Messages of either side that may be lost, with the connection.
 OF_PRODUCERS: Kinds = m.HelloProducer, m.WelcomeProducer, m.Push, m.Pushed, m.Blocked, m.Ping
 OF_RANKS: Kinds = (
-    m.HelloRank, m.WelcomeRank, m.StepHeader, m.MicroBatch, m.Prepared, m.Release, m.Demand,
-    m.Commit, m.StepTimes, m.CheckpointSaved, m.Ping,
+    m.HelloRank, m.WelcomeRank, m.StepHeader, m.MicroBatch, m.Prepared, m.Release, m.LastStep,
+    m.Demand, m.Commit, m.StepTimes, m.CheckpointSaved, m.Ping,
 )  # fmt: skip
 #: And of both, where there is a payload store.
 OF_STORES: Kinds = m.Free, m.Freed, m.Sweep, m.Swept, m.Unresolved, m.StepWithdrawn

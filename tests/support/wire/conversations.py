@@ -283,6 +283,34 @@ def _training_on_references() -> Iterator[Vector]:
     yield Vector(other, m.StepWithdrawn(step=1), "nothing is left of the step: it is none")
 
 
+def _left_alone() -> Iterator[Vector]:
+    it, other = Side.RANK, Side.DISPATCHER
+    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=2, generation=1, taken=7, committed=7)
+    yield Vector(it, hello, "it has trained step 7")
+    welcome = m.WelcomeRank(
+        run_id="run", generation=1, committed=7, max_open_steps=4, layout="packed",
+        heartbeat_interval_s=5.0,
+    )  # fmt: skip
+    yield Vector(other, welcome, "its place is as before")
+    yield Vector(other, m.LastStep(step=7), "DP rank 1 has closed its stream after step 7")
+    yield Vector(it, m.Demand(taken=7, hungry=True), "its training loop waits for another step")
+    text = "DP rank 1 closed its stream after step 7, and others go on"
+    yield Vector(other, m.Error(code="peer-lost", message=text), "there is none without that rank")
+
+
+def _waiting() -> Iterator[Vector]:
+    it, other = Side.RANK, Side.DISPATCHER
+    yield Vector(it, m.HelloRank(client_id="r", dp_rank=0, dp_size=1), "a DP rank")
+    welcome = m.WelcomeRank(
+        run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
+        heartbeat_interval_s=5.0,
+    )  # fmt: skip
+    yield Vector(other, welcome, "it has its place")
+    yield Vector(it, m.Demand(taken=-1, hungry=True), "its training loop waits for a step")
+    yield Vector(it, m.Ping(), "what for?")
+    yield Vector(other, m.Pong(waits_for="0 of 4 samples are ready"), "for samples")
+
+
 def _refusal() -> Iterator[Vector]:
     hello = m.HelloRank(client_id="r", dp_rank=2, dp_size=2, generation=1)
     yield Vector(Side.RANK, hello, "there is no DP rank 2 of 2")
@@ -295,6 +323,8 @@ CONVERSATIONS = {
     "A producer pushes": tuple(_pushing()),
     "A DP rank trains": tuple(_training()),
     "A DP rank is refused": tuple(_refusal()),
+    "A DP rank is left alone": tuple(_left_alone()),
+    "A DP rank asks what it waits for": tuple(_waiting()),
     "A producer pushes images and text": tuple(_pushing_images()),
     "A DP rank trains on images and text": tuple(_training_images()),
     "A producer pushes references": tuple(_pushing_references()),

@@ -40,6 +40,7 @@ _TO_RANK: tuple[Kind, ...] = (
     m.MicroBatch,
     m.StepWithdrawn,
     m.Release,
+    m.LastStep,
     m.End,
     m.Free,
     m.Sweep,

@@ -16,6 +16,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_comes_back_with_its_class_and_text(kind: type[DispatcherError]) -> None:
     error = kind.__new__(kind, "what was found")
+    Exception.__init__(error, "what was found")
     again = restored(told(error))
     assert type(again) is kind
     assert str(again) == "what was found"

@@ -86,6 +86,11 @@ class Connector:
         if self._link is not None:
             self._link.pump()
 
+    def ping(self) -> None:
+        """Hear from the dispatcher soon, if it is there."""
+        if self._link is not None:
+            self._link.ping()
+
     def copy_unsent(self) -> None:
         """From now on the buffers of payloads may change."""
         if self._link is not None:

@@ -76,7 +76,7 @@ class Link(StreamProtocol):
         while not until.done():
             now = self._loop.time()
             if heartbeat.ping_due(now):
-                self._ping()
+                self.ping()
             await asyncio.wait(
                 (self.ended, until),
                 timeout=heartbeat.wait(now),
@@ -88,6 +88,12 @@ class Link(StreamProtocol):
             if self._unsent and left > before:
                 heartbeat.heard()  # it reads, and answers what it has not come to when it has
             heartbeat.check(self._loop.time())
+
+    def ping(self) -> None:
+        """Ping now, between the welcome and the goodbye."""
+        if self._heartbeat is not None and not self._leaving:
+            with self._role.guard:
+                self._write(self._core.ping())
 
     async def take_leave(self) -> None:
         """Say the last things and Bye, and wait until the dispatcher says it too.
@@ -152,10 +158,6 @@ class Link(StreamProtocol):
     def _pump_again(self) -> None:
         self._timer = None
         self.pump()
-
-    def _ping(self) -> None:
-        with self._role.guard:
-            self._write(self._core.ping())
 
     def _end(self, error: Exception | None) -> None:
         for future in (self.welcomed, self.ended):

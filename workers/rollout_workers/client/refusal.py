@@ -13,6 +13,7 @@ _REFUSALS: dict[str, type[errors.DispatcherError]] = {
     errors.TlsFailed.code: errors.TlsFailed,
     errors.RankRefused.code: errors.RankRefused,
     errors.GenerationFenced.code: errors.GenerationFenced,
+    errors.PeerLost.code: errors.PeerLost,
     errors.CheckpointRefused.code: errors.CheckpointRefused,
 }
 

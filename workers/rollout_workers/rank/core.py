@@ -62,6 +62,10 @@ class RankCore:
         #: Whether the training loop has asked for the next step, though it may wait no more.
         self._asked = False
         self.end_reason: str | None = None
+        #: The last step that may begin, None for any; and what the dispatcher has said last that
+        #: the next one waits for.
+        self._last_step: int | None = None
+        self._waits_for = ""
         #: Whether something was heard that a training loop may wait for, and nobody told it.
         self._has_news = False
         self._version: m.PolicyVersion | None = None
@@ -156,18 +160,24 @@ class RankCore:
             case m.StepHeader():
                 if self._steps.announce(message):
                     self._tell()
-            case m.StepWithdrawn():
-                self._steps.withdraw(message.step)
+            case m.StepWithdrawn() | m.Release() | m.LastStep() | m.End():
+                self._heard_news(message)
                 self._has_news = True
-            case m.Release():
-                self._steps.release(message.step)
-                self._has_news = True
-            case m.End():
-                self.end_reason, self._has_news = message.reason, True
             case m.Pong():
-                pass
+                self._waits_for = message.waits_for
             case _:
                 raise ProtocolError(f"a DP rank has no use for {type(message).__name__}")
+
+    def _heard_news(self, message: m.StepWithdrawn | m.Release | m.LastStep | m.End) -> None:
+        match message:
+            case m.StepWithdrawn():
+                self._steps.withdraw(message.step)
+            case m.Release():
+                self._steps.release(message.step)
+            case m.LastStep():
+                self._last_step = message.step
+            case m.End():
+                self.end_reason = message.reason
 
     def take_news(self) -> bool:
         """Whether something was heard since this was last asked that a training loop may wait for.
@@ -262,7 +272,17 @@ class RankCore:
             return None
         self._check_open_steps()
         held = self._steps.following()
-        return held if held is not None and held.state is HeldState.RELEASED else None
+        if held is None or held.state is not HeldState.RELEASED:
+            return None
+        may_begin = self._last_step is None or held.header.step <= self._last_step
+        return held if may_begin else None
+
+    @property
+    def waits_for(self) -> str:
+        """In words, what the next step waits for, as far as it is known here."""
+        if not self._connected:
+            return "the dispatcher, to which there is no connection"
+        return self._waits_for or "the dispatcher, which has not said for what"
 
     def _check_open_steps(self) -> None:
         open_steps = self._steps.taken
@@ -280,7 +300,7 @@ class RankCore:
         self._begun |= hungry
         self._asked |= hungry
         if hungry != self.hungry:
-            self.hungry = hungry
+            self.hungry, self._waits_for = hungry, ""
             self._say(m.Demand(taken=self.taken, hungry=hungry))
 
     def take(self, held: HeldStep) -> None:
@@ -390,7 +410,7 @@ class RankCore:
             self._unsaid.put(message)
 
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
-        self._has_news = True
+        self._has_news, self._last_step = True, None
         if self._connected:
             raise ProtocolError("a second welcome")
         if missing := self._needs - set(welcome.capabilities):

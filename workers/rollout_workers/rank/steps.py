@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal, NoReturn, Protocol, TypeVar
 
-from rollout_dispatcher.errors import ClientClosed, DispatcherError
+from rollout_dispatcher.errors import ClientClosed, DispatcherError, StepTimeout
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.checked import validated
 from rollout_workers.client.closing import Closing
@@ -20,6 +20,9 @@ from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.held_steps import HeldStep, Received
 
 T = TypeVar("T")
+
+#: Before its time is up a wait asks the dispatcher what it is for: at most so many seconds before.
+ASKS_BEFORE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,9 @@ class Feed(Protocol):
     def wake(self) -> None:
         """The core has something to say."""
 
+    def ask(self) -> None:
+        """Have the dispatcher say what the next step waits for."""
+
     def stop(self) -> None:
         """Say what is said, and end; idempotent, bounded in time."""
 
@@ -130,7 +136,7 @@ class StepClient(Closing):
     def next_step(self, timeout: float | None = None) -> RankStep | None:
         """Wait for the next released step; None when the stream has ended.
 
-        Raises TimeoutError after `timeout` seconds, StepContractError when too many steps are
+        Raises StepTimeout after `timeout` seconds, StepContractError when too many steps are
         uncommitted, or the error that ended the connection for good.
         """
         began = monotonic()
@@ -265,7 +271,10 @@ class StepClient(Closing):
 
     def _wait(self, found: Callable[[], T | None], timeout: float | None = None) -> T:
         """The first value that `found` has; raises what the thread ended with."""
-        deadline = None if timeout is None else monotonic() + timeout
+        deadline = asks_at = None
+        if timeout is not None:
+            deadline = monotonic() + timeout
+            asks_at = deadline - min(timeout / 2, ASKS_BEFORE_S)
         with self._changed:
             while True:
                 self._check()
@@ -273,10 +282,16 @@ class StepClient(Closing):
                 if value is not None:
                     return value
                 self._check_more_comes()
-                left = None if deadline is None else deadline - monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(f"nothing within {timeout} s")
-                self._changed.wait(left)
+                if timeout is None or deadline is None:
+                    self._changed.wait()
+                    continue
+                now = monotonic()
+                if now >= deadline:
+                    raise StepTimeout(timeout, self._core.waits_for)
+                if asks_at is not None and now >= asks_at:
+                    asks_at = None
+                    self._feed.ask()
+                self._changed.wait((asks_at or deadline) - now)
 
     def _next_or_end(self) -> HeldStep | Literal[True] | None:
         if self._core.exhausted:

@@ -83,6 +83,10 @@ class RankThread:
             self._woken = True
             self._thread.call(self._pump)
 
+    def ask(self) -> None:
+        """Have the dispatcher say what the next step waits for, if it can be asked."""
+        self._thread.call(self._connector.ping)
+
     def stop(self) -> None:
         """Deliver what is said, disconnect, and join; bounded by twice the close timeout."""
         if not self._process.is_here:  # the exit hook, in a forked child

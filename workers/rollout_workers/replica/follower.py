@@ -140,6 +140,9 @@ class Hearing:
         with self._changed:
             self._fetcher.look()
 
+    def ask(self) -> None:
+        """The leader asks for all of them."""
+
     def stop(self) -> None:
         """Say so when the leader asks next, and end; bounded in time."""
         if not self._process.is_here:

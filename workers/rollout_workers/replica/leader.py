@@ -40,8 +40,12 @@ class LeaderCore(RankCore):
             case m.StepWithdrawn() if not resuming:
                 self._relay.forget(message.step)
                 self._relay.put(message)
-            case m.StepHeader() | m.MicroBatch() | m.Release() | m.End() if not resuming:
+            case m.StepHeader() | m.MicroBatch() | m.Release() | m.LastStep() | m.End() if (
+                not resuming
+            ):
                 self._relay.put(message, payload)
+            case m.Pong() if message.waits_for and not resuming:
+                self._relay.put(message)
 
     def resume(self, position: m.CheckpointPosition) -> None:
         """The trainer has loaded a checkpoint."""

@@ -102,6 +102,13 @@ class Generation:
                 self.changed(dp_rank)
         return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
+    def refuse(self, dp_rank: int, error: DispatcherError) -> FailRanks:
+        """One rank of it is over: it is told why, and nobody waits for it."""
+        rank = self.ranks[dp_rank]
+        rank.went(for_good=True)
+        self.changed(dp_rank)
+        return FailRanks((rank.client_id,), error)
+
     # -- who may join -----------------------------------------------------------------------
 
     def check(self, hello: RankHello) -> None:
@@ -293,6 +300,11 @@ class Generation:
         return sorted(away) if self.failed is None else []
 
     @property
+    def left(self) -> list[int]:
+        """DP ranks that said goodbye, or were sent away."""
+        return sorted(self._gone.find(self.number, lambda rank: rank.gone))
+
+    @property
     def deserted(self) -> bool:
         """Whether every DP rank that joined has said goodbye."""
-        return len(self._gone.find(self.number, lambda rank: rank.gone)) == len(self.ranks)
+        return len(self.left) == len(self.ranks)

@@ -6,6 +6,7 @@ it says; within a generation none falls, unless the rank loads a checkpoint, ano
 its place, or a step that it is prepared for loses samples.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
@@ -112,6 +113,9 @@ class RankState:
     handed_out: micro-batches of its open steps that its training loop was given, all passes.
     collectives: that it has begun in process groups of all DP ranks.
     unresolved: what it has said that it cannot get, and nobody has acted on, by step.
+    away_since: when its connection was lost, or it said goodbye (`gone`); infinite of a rank that
+    was sent away. lost: it has been away for
+    too long.
     """
 
     client_id: str
@@ -126,6 +130,8 @@ class RankState:
     begun: bool = False
     handed_out: int = 0
     collectives: int = 0
+    away_since: float = math.inf
+    lost: bool = False
     unresolved: dict[int, Unresolved] = field(default_factory=dict)
 
     @classmethod
@@ -166,8 +172,8 @@ class RankState:
     def came_back(self, hello: RankHello, now: float) -> None:
         """The same process, on a new connection, on which it repeats what it cannot get."""
         self.unresolved.clear()
-        self.connected, self.gone = True, False
-        self.last_seen = now
+        self.connected, self.gone, self.lost = True, False, False
+        self.last_seen, self.away_since = now, math.inf
         self.committed = max(self.committed, min(hello.committed, self.prepared))
         self.taken = max(self.taken, min(hello.taken, self.prepared))
         self.hungry = hello.hungry
@@ -186,6 +192,11 @@ class RankState:
     def position(self) -> Position:
         """How far its training loop has got: ranks in lockstep go through the same positions."""
         return Position(self.committed, self.taken, self.handed_out, self.collectives)
+
+    @property
+    def departed(self) -> bool:
+        """Whether it trains nothing more, as far as is known."""
+        return self.gone or self.lost
 
     @property
     def ready(self) -> bool:

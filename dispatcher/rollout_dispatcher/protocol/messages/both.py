@@ -32,9 +32,15 @@ class Ping(Message):
 
 
 class Pong(Message):
-    """So is the dispatcher, and it has heard what was said before the Ping."""
+    """So is the dispatcher, and it has heard what was said before the Ping.
+
+    waits_for: to a DP rank whose training loop waits for a step: in words, what that waits for.
+        Left out otherwise.
+    """
 
     type_code = 21
+    optional = ("waits_for",)
+    waits_for: str = ""
 
 
 class Bye(Message):

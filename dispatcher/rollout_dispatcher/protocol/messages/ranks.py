@@ -7,6 +7,7 @@ MicroBatch     ------>   (once per micro-batch, payload attached)
 <------   Prepared, or Unresolved  (samples of it are gone: it is planned anew)
 StepWithdrawn  ------>   (nothing is left of it)
 Release        ------>   (every rank is prepared: training may see it)
+LastStep       ------>   (another rank left: none may begin a later one)
 <------   Commit, CheckpointSaved  (with it what the step took, if that is known by then)
 <------   StepTimes                (or as soon as it is)
 End            ------>
@@ -206,6 +207,18 @@ class Release(Message):
 
     type_code = 16
     step: Count
+
+
+class LastStep(Message):
+    """Another DP rank has left, or is lost: no step after this one may begin, prepared or not.
+
+    A rank whose training loop asks for a later one says so in `Demand`, and gets an `Error`.
+
+    step: the last one, -1 for none at all; null: it was found again, and there is no such limit.
+    """
+
+    type_code = 35
+    step: Watermark | None = None
 
 
 class PassTimes(Part):

@@ -42,6 +42,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         drop_above=budget if config.oversize is Oversize.DROP else None,
         group_timeout=config.group_timeout,
         producer_timeout=config.producer_timeout,
+        rank_timeout=config.rank_timeout,
         max_staleness=config.max_staleness,
         steps_per_version=config.steps_per_version,
         staleness_policy=config.staleness_policy,

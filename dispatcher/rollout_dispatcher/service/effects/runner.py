@@ -48,7 +48,7 @@ AT_ONCE = (
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
 #: Effects that are for the DP ranks of one generation.
-TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.EndRanks)
+TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.LimitSteps, e.EndRanks)
 #: How long what the next step waits for is told in the same words.
 EXPLAINED_FOR_SECONDS = 0.25
 
@@ -105,6 +105,9 @@ class EffectRunner:
             e.Deliver: self._deliveries.deliver,
             e.Release: self._release,
             e.WithdrawStep: self._withdraw,
+            e.LimitSteps: lambda effect: self._tell_ranks(
+                effect.dp_ranks, m.LastStep(step=effect.last)
+            ),
             e.SamplesUnresolved: effect_log.unresolved,
             e.EndRanks: self._end,
             e.StepPlanned: self._observe,
@@ -257,13 +260,13 @@ class EffectRunner:
 
     def _tell_held(self, effect: e.PushHeld) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
-        waits_for = self._whom_it_waits_for()
+        waits_for = self.whom_it_waits_for()
         blocked = m.Blocked(
             first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity, waits_for=waits_for
         )
         self._connections.to_producer(effect.producer, blocked)
 
-    def _whom_it_waits_for(self) -> str:
+    def whom_it_waits_for(self) -> str:
         """As of not long ago: every producer asks at once when a cap is reached."""
         now = self._clock()
         if now > self._explained_at + EXPLAINED_FOR_SECONDS:

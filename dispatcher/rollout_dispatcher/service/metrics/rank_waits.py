@@ -26,6 +26,10 @@ class RankWaits:
             self._observe(seconds)
         return seconds
 
+    def is_waiting(self, dp_rank: int) -> bool:
+        """Whether it waits."""
+        return dp_rank in self._since
+
     def stops(self, dp_rank: int, now: float) -> None:
         """It waits no more and has no step: its connection is gone, or the stream has ended."""
         self._stop(dp_rank, now)

@@ -43,7 +43,8 @@ class LimitOptions(Options):
     """how often clients say that they are alive"""
     rank_timeout: Duration = 60.0
     """close a DP rank's connection that is silent, heartbeats included, for so long; its steps stay
-    open, and it or its successor goes on with them"""
+    open, and it or its successor goes on with them; a rank without a connection for so long is
+    lost, and the others get an error that names it when they ask for a further step"""
     drain_timeout: Duration = 25.0
     """after SIGTERM, wait for open steps to be committed for so long; less than the 30 s that pods
     have by default"""
