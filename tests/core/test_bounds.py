@@ -3,6 +3,7 @@
 import pytest
 
 from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED
+from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.open_groups import DESERTED_SLACK, OpenGroups
 from rollout_dispatcher.core.buffer.phases import MAX_PHASES
 from rollout_dispatcher.core.producers.agreement import MAX_ENDS
@@ -60,9 +61,9 @@ def test_phases_that_are_forced_while_nothing_is_trained_are_kept_apart_up_to_a_
 
 
 def test_groups_that_come_and_go_leave_nothing_behind() -> None:
-    groups = OpenGroups(lambda _: False, timeout=600.0)
+    groups = OpenGroups(lambda _: False, 600.0, ClosedGroups(100, print))
     stays = groups.open("stays", 2, 0.0)
     for number in range(10 * DESERTED_SLACK):
-        groups.remove(groups.open(str(number), 2, 1.0))
+        groups.remove(groups.open(str(number), 2, 1.0), None)
     assert len(groups._deserted) <= DESERTED_SLACK + 2
     assert groups.overdue(600.0) == [stays]

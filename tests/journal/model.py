@@ -15,6 +15,7 @@ from rollout_dispatcher.core.facts import (
     FloorRaised,
     Forgotten,
     GenerationBegan,
+    GroupEnded,
     GroupSized,
     GroupSizeSet,
     IncarnationBegan,
@@ -65,6 +66,7 @@ class Model:
         self.keys: dict[str, str] = {}
         self.left: set[str] = set()
         self.given_ids: OrderedDict[str, None] = OrderedDict()
+        self.ended_groups: list[tuple[str, str]] = []
         self.totals: dict[str, object] = {}
         self.unneeded: set[StoredObject] = set()
         self.incarnations: dict[str, str] = {}
@@ -112,11 +114,15 @@ class Model:
             "keys": dict(self.keys),
             "left": self.left,
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
-            "given_ids": tuple(self.given_ids)[max(0, len(self.given_ids) - self.id_horizon) :],
+            "given_ids": self._newest([*self.given_ids]),
+            "ended_groups": self._newest(self.ended_groups),
             "totals": self.totals,
             "unneeded": set(self.unneeded),
             "incarnations": dict(self.incarnations),
         }  # fmt: skip
+
+    def _newest(self, values: Sequence[object]) -> tuple[object, ...]:
+        return tuple(values[max(0, len(values) - self.id_horizon) :])
 
     def _plain_step(self, number: int) -> tuple[object, ...]:
         step, lazy = self.steps[number], number in self.lazy
@@ -150,9 +156,8 @@ class Model:
                     self.given_ids[given_id] = None
             case FloorRaised() | ProducerKeyed() | ProducerLeft() | ProducerSaid():
                 self._apply_producer(fact)
-            case GroupSized(tickets, size):
-                for entry in map(self.entries.__getitem__, tickets):
-                    entry.sample = entry.sample._replace(group_size=size)
+            case GroupSized() | GroupEnded():
+                self._apply_group(fact)
             case Planned(step, passed_over=passed_over):
                 self.steps[step] = fact
                 self.next_step = max(self.next_step, step + 1)
@@ -184,6 +189,13 @@ class Model:
         else:
             self.left.discard(fact.producer)
             self.words[fact.producer] = (fact.phase, fact.ended)
+
+    def _apply_group(self, fact: GroupSized | GroupEnded) -> None:
+        if isinstance(fact, GroupEnded):
+            self.ended_groups.append((fact.group_id, fact.why))
+            return
+        for entry in map(self.entries.__getitem__, fact.tickets):
+            entry.sample = entry.sample._replace(group_size=fact.size)
 
     def _apply_commit(self, fact: Committed) -> None:
         if fact.retained:

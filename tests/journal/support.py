@@ -202,6 +202,7 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "keys": dict(remembered.keys),
         "left": set(remembered.left),
         "given_ids": remembered.given_ids,
+        "ended_groups": remembered.ended_groups,
         "totals": dict(remembered.totals),
         "unneeded": set(remembered.unneeded),
         "incarnations": dict(remembered.incarnations),

@@ -11,6 +11,7 @@ from rollout_dispatcher.core.facts import (
     Fact,
     FloorRaised,
     GenerationBegan,
+    GroupEnded,
     GroupSized,
     GroupSizeSet,
     PhaseEnded,
@@ -254,6 +255,15 @@ def test_given_ids_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
             journal.append([accepted(first + at, given_id=f"{first + at}") for at in range(5)], {})
     assert recovered(tmp_path / "j", id_horizon=3).given_ids == ("7", "8", "9")
     assert recovered(tmp_path / "j", id_horizon=2).given_ids == ("8", "9")
+
+
+def test_groups_that_have_ended_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
+    ended: list[Fact] = [GroupEnded(f"g\N{BUG}{at}", "closed" * (at % 2)) for at in range(10)]
+    for first in (0, 5):
+        with opened(tmp_path / "j", id_horizon=3) as (journal, _, _):
+            journal.append(ended[first : first + 5], {})
+    newest = (("g\N{BUG}7", "closed"), ("g\N{BUG}8", ""), ("g\N{BUG}9", "closed"))
+    assert recovered(tmp_path / "j", id_horizon=3).ended_groups == newest
 
 
 def test_the_single_values_come_back(tmp_path: Path) -> None:

@@ -1,9 +1,16 @@
 """Groups that stay together, seen from outside: real processes, real sockets."""
 
+import json
 from collections import defaultdict
+from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 
+from rollout_dispatcher.errors import SampleRefused
+from rollout_workers import RolloutProducer
+from tests.e2e.groups.rollouts import fields
+from tests.e2e.groups.unfinished import unfinished
 from tests.service.conftest import Serve
 from tests.support.client import HeldStep, Producer, Trainer
 
@@ -62,3 +69,42 @@ def test_a_group_is_closed_at_no_more_than_its_micro_batch_takes(serve: Serve) -
     answer = server.post("/v1/groups/g/close?size=13")
     assert "a step takes at most 12 samples" in answer.text
     assert server.post("/v1/groups/g/close?size=3").status == 200
+
+
+def test_a_prompt_that_a_killed_worker_had_begun_is_trained_on_as_its_successor_pushes_it(
+    serve: Serve,
+) -> None:
+    server = serve(dispatch_batch_size=8, micro_batch_tokens=4096)
+    with unfinished(server.endpoint, "w", 1, 3) as worker:
+        worker.begun(3)
+        worker.kill()
+    server.await_status(producers_connected=0)
+    answers = [fields(f"w.0/{at}") for at in range(9)]
+    with RolloutProducer(server.endpoint) as producer:
+        producer.push_group(answers[:8], group_id="w.0")
+        with pytest.raises(SampleRefused, match="is complete: all of its members") as refused:
+            producer.push(answers[8], group_id="w.0", group_size=8)
+    assert refused.value.reason == "group-closed"
+    with Trainer(server.endpoint, 2) as trainer:
+        trained = {name for part in trainer.train() for name in part.sample_ids}
+    assert len(trained) == 8
+    assert not any(name.startswith("w.0/") for name in trained)
+    assert server.scrape()["samples_dropped_total{reason=superseded}"] == 3
+    server.await_status(steps_committed=1, balanced=True)
+    assert "3 accepted samples are dropped (superseded)" in server.log()
+
+
+def test_a_late_member_is_refused_over_http_and_after_a_crash(serve: Serve, tmp_path: Path) -> None:
+    server = serve(journal_dir=tmp_path / "journal", group_size=2)
+    Producer(server.endpoint, "p").push([4, 4], group_ids=["g", "g"])
+    server.send_signal(SIGKILL)
+    server.wait()
+    server = serve(journal_dir=tmp_path / "journal", group_size=2)
+    late = {"group_id": "g", "fields": {"input_ids": [1, 2], "loss_mask": [0, 1]}}
+    answer = server.post("/v1/samples", json.dumps(late).encode())
+    assert (answer.status, answer.json["outcomes"]) == (422, ["refused"])
+    assert (
+        "group g is complete: all of its members have come; a group_id"
+        in answer.json["errors"]["0"]
+    )
+    server.await_status(open_groups=0, balanced=True)

@@ -157,7 +157,7 @@ class Dispatch:
         newest = self._parts.memory.newest(producer)
         if self._parts.memory.bind(producer, key):
             self._note(ProducerKeyed(producer, key))
-        self._parts.producers.connected(producer)
+        self._parts.presence.connected(producer, incarnation)
         self._references.producer_connected(producer, incarnation)
         effects: list[Effect] = [WelcomeProducer(producer, self.config.producer_credits)]
         if self.config.durable and accepted > newest:
@@ -396,7 +396,7 @@ class Dispatch:
     def _consider(self, now: float) -> list[Effect]:
         """Something has changed: see whether a step can be planned, or the run is at its end."""
         relief = self._relief
-        self._ends.settle(now)
+        self._ends.settle()
         effects = relief.let_in(now) + relief.help(now)
         effects += self._planning.consider(now)
         effects += relief.let_in(now)

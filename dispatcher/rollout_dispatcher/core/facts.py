@@ -18,6 +18,7 @@ class DropReason(StrEnum):
     """Why an accepted sample will never be trained on."""
 
     INCOMPLETE_GROUP = "incomplete-group"
+    SUPERSEDED = "superseded"
     NO_ROOM = "no-room"
     STALE = "stale"
     OVERSIZE = "oversize"
@@ -66,6 +67,14 @@ class GroupSized:
 
     tickets: tuple[int, ...]
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnded:
+    """No further member of this group is taken. why: it was given up; empty if it is complete."""
+
+    group_id: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +251,7 @@ Fact = (
     | ProducerKeyed
     | ProducerLeft
     | GroupSized
+    | GroupEnded
     | ProducerSaid
     | Planned
     | Withdrawn
@@ -291,11 +301,11 @@ class Remembered:
     after which the current generation goes on, if it loaded a checkpoint; saved: the last step that
     a saved checkpoint covers. producers: floor and accepted numbers at or above it. words: of the
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
-    the stream. given_ids: oldest first. totals: as `Dispatch.totals` gave it. dp_size: of the last
-    generation, None if there was none. policy_step: the first step that trains with
-    `policy_version`, None if that is. group_size: as it was last set. posted: settings that were
-    changed while it ran. schema: of all samples, None while that was not decided; set_by: who has,
-    in words.
+    the stream. given_ids: oldest first. ended_groups: with why, as in `GroupEnded`, oldest first.
+    totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there was none.
+    policy_step: the first step that trains with `policy_version`, None if that is. group_size: as
+    it was last set. posted: settings that were changed while it ran. schema: of all samples, None
+    while that was not decided; set_by: who has, in words.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -322,6 +332,7 @@ class Remembered:
     left: frozenset[str] = frozenset()
     words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
+    ended_groups: tuple[tuple[str, str], ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)
     unneeded: tuple[StoredObject, ...] = ()
     incarnations: Mapping[str, str] = field(default_factory=dict)

@@ -56,9 +56,9 @@ class Parts:
         self.memory = DuplicateMemory(config.id_horizon)
         self.references = References(config.limits.stores, self.totals, note)
         objects = self.references.objects
-        closed_groups = ClosedGroups(config.group_timeout)
+        self.closed_groups = closed_groups = ClosedGroups(config.id_horizon, note)
 
-        groups = OpenGroups(self.producers.__contains__, config.group_timeout)
+        groups = OpenGroups(self.producers.__contains__, config.group_timeout, closed_groups)
         self.buffer = SampleBuffer(
             config.limits, groups,
             groups_matter=config.groups_matter, by_groups=config.by_groups,
@@ -85,7 +85,7 @@ class Parts:
         groups.on_change = closed_groups.on_change = self.held.regroup
         deciding = Deciding(
             self.buffer, eligibility, self.capacity, self.outcomes,
-            held=self.held, lost=self.dropping.lost_member,
+            held=self.held, dropping=self.dropping,
         )  # fmt: skip
         self.admission = Admission(
             deciding, eligibility, self.capacity, self.held, kept, credits_=config.producer_credits
@@ -149,20 +149,23 @@ class Parts:
         }
         self.producers.restore(said, now, contributed=accepted)
         self.memory.restore(memory.producers, memory.given_ids, memory.keys)
+        self.closed_groups.restore(memory.ended_groups)
         self.buffer.restore(memory.entries, memory.next_ticket, now)
+        for name in memory.left:
+            self.buffer.groups.producer_gone(name, left=True)
         held = LengthCounts()
         held.add([entry.sample.tokens for entry in memory.entries])
         self.selection_bias.restore(held)
-        self._restore_schema(memory, now)
-        self.ends.restore(memory, now)
+        self._restore_schema(memory)
+        self.ends.restore(memory)
         self.checkpoints.restore(memory)
         self.departures.restore(now)
 
-    def _restore_schema(self, memory: Remembered, now: float) -> None:
+    def _restore_schema(self, memory: Remembered) -> None:
         """The settings come first: what was accepted with other fields gives way to them."""
         buffer = self.buffer
         if buffer.schema is None and memory.schema is not None:
             buffer.schema, buffer.set_by = memory.schema, memory.set_by
         elif buffer.schema is not None and buffer.schema != memory.schema:
             self.outcomes.fix_schema(buffer.schema, buffer.set_by)
-            self.dropping.other_fields(now)
+            self.dropping.other_fields()

@@ -20,6 +20,7 @@ from rollout_dispatcher.core.facts import (
     FloorRaised,
     Forgotten,
     GenerationBegan,
+    GroupEnded,
     GroupSized,
     GroupSizeSet,
     IncarnationBegan,
@@ -52,6 +53,7 @@ GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED = "run", "resumed", "saved"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
 KEYED, LEFT, CONFIGURED = "keyed", "left", "configured"
+GROUP_ENDED = "group-ended"
 UNNEEDED, FORGOTTEN = "unneeded", "forgotten"
 INCARNATION, SWEPT = "incarnation", "swept"
 
@@ -201,7 +203,7 @@ class Encoder:
         return None
 
     def _single(self, fact: Fact) -> Row:
-        """The row of what is one value for the whole run."""
+        """The row of what is no single sample's, step's or producer's."""
         match fact:
             case GenerationBegan(generation, dp_size):
                 return [GENERATION, generation, dp_size]
@@ -213,6 +215,8 @@ class Encoder:
                 return [PHASE, version]
             case Configured(posted):
                 return [CONFIGURED, [list(astuple(setting)) for setting in posted]]
+            case GroupEnded(group_id, why):
+                return [GROUP_ENDED, group_id, why]
             case GroupSizeSet(size):
                 return [SIZE, size]
             case StreamEnded():

@@ -99,6 +99,7 @@ def remembered(
     state: State,
     files: SegmentFiles,
     given_ids: tuple[str, ...],
+    ended_groups: tuple[tuple[str, str], ...],
     from_wall: Callable[[float], float],
     *,
     payload_bytes: int | None,
@@ -151,6 +152,7 @@ def remembered(
         keys={name: producer.key for name, producer in state.producers.items() if producer.key},
         left=frozenset(name for name, producer in state.producers.items() if producer.left),
         given_ids=given_ids,
+        ended_groups=ended_groups,
         totals=json.loads(ledger.totals),
         unneeded=tuple(
             StoredObject(store, key, nbytes)

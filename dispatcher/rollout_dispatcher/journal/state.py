@@ -10,6 +10,7 @@ unknown ticket, say) raises ValueError before anything of it is applied.
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from rollout_dispatcher.journal import records
 from rollout_dispatcher.journal.parts import (
@@ -29,25 +30,59 @@ from rollout_dispatcher.sample import Schema
 #: much, and as a rule they change together anyway.
 SHELF = 64
 
+T = TypeVar("T")
+
+
+class Newest(Generic[T]):
+    """The last `horizon` values of their kind, numbered from `first` on.
+
+    Those below `stored` are in the index alone, as there may be a million of them; `new` has the
+    others.
+    """
+
+    def __init__(self, horizon: int) -> None:
+        self._horizon = horizon
+        self.first = self.stored = 0
+        self.new: deque[T] = deque()
+
+    def __len__(self) -> int:
+        return self.stored + len(self.new) - self.first
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest that is remembered."""
+        return max(self.first, self.stored + len(self.new) - self._horizon)
+
+    def append(self, value: T) -> None:
+        """One more; one that is too old by now is forgotten."""
+        self.new.append(value)
+        self.first = self.oldest
+        while self.new and self.stored < self.first:
+            self.new.popleft()
+            self.stored += 1
+
+    def are_stored(self) -> None:
+        """The index has all of them now."""
+        self.stored += len(self.new)
+        self.new.clear()
+
 
 class State:
     """Everything but the payloads.
 
-    id_horizon: ids given by users that are remembered. max_producers: the longest silent producer
-    is forgotten beyond it. Given ids are numbered from `first_id`; `given_ids` holds only those
-    that the index lacks, as there may be a million of them.
+    id_horizon: ids given by users that are remembered, and ended groups. max_producers: the longest
+    silent producer is forgotten beyond it.
     """
 
     def __init__(self, id_horizon: int, max_producers: int) -> None:
-        self._id_horizon = id_horizon
         self._max_producers = max_producers
         self.ledger = Ledger()
         self.schemas: dict[int, Schema] = {}
         self.kept: dict[int, Kept] = {}
         self.steps: dict[int, StepRecord] = {}
         self.producers: OrderedDict[str, ProducerRecord] = OrderedDict()
-        self.first_id = self.stored_ids = 0
-        self.given_ids: deque[str] = deque()
+        self.given_ids = Newest[str](id_horizon)
+        self.ended_groups = Newest[tuple[str, str]](id_horizon)
         self.live: dict[int, Live] = {}
         self.changed = Changed()
         #: That of the referenced rows that follow.
@@ -57,11 +92,6 @@ class State:
     def live_bytes(self) -> int:
         """Payload bytes of all kept samples."""
         return sum(live.nbytes for live in self.live.values())
-
-    @property
-    def oldest_id(self) -> int:
-        """Number of the oldest given id that is remembered."""
-        return max(self.first_id, self.stored_ids + len(self.given_ids) - self._id_horizon)
 
     def apply(self, rows: Iterable[Row], segment: int, places: Iterator[int]) -> None:
         """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
@@ -107,8 +137,8 @@ class State:
 
     def snapshot_taken(self) -> None:
         """The index has everything now."""
-        self.stored_ids += len(self.given_ids)
-        self.given_ids.clear()
+        self.given_ids.are_stored()
+        self.ended_groups.are_stored()
         self.changed = Changed()
 
     def phases(self) -> list[int]:
@@ -146,7 +176,6 @@ class State:
             producer.accepted.add(seq)
         if given_id is not None:
             self.given_ids.append(given_id)
-            self._trim_ids()
 
     def _move(self, row: Row, segment: int, offset: int) -> None:
         kept = self._known(row[1])
@@ -286,6 +315,9 @@ class State:
                 if row[1] not in self.schemas:
                     raise ValueError(f"schema {row[1]} is not known")
                 _, self.ledger.schema, self.ledger.set_by = row
+            case records.GROUP_ENDED:
+                _, group_id, why = row
+                self.ended_groups.append((group_id, why))
             case records.SIZE:
                 self.ledger.group_size = row[1]
             case records.CONFIGURED:
@@ -337,9 +369,3 @@ class State:
         else:
             producer.phase, producer.ended = row[2:]
             producer.left = False
-
-    def _trim_ids(self) -> None:
-        self.first_id = self.oldest_id
-        while self.given_ids and self.stored_ids < self.first_id:
-            self.given_ids.popleft()
-            self.stored_ids += 1

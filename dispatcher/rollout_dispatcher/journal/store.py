@@ -56,10 +56,10 @@ class Store:
             self._index = undo.enter_context(closing(Index(directory / "index", map_bytes)))
             self._files = SegmentFiles(directory, segment_bytes)
             end = self._recover(directory)
-            given_ids = (*self._index.given_ids(state.oldest_id), *state.given_ids)
             self._taken: Remembered | None = remembered(
-                state, self._files, given_ids, from_wall, payload_bytes=payload_bytes
-            )
+                state, self._files, self._index.given_ids(state), self._index.ended_groups(state),
+                from_wall, payload_bytes=payload_bytes,
+            )  # fmt: skip
             self._active = self._activate_after(end)
             undo.callback(self._close_active)
             self.tend()

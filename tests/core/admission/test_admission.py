@@ -215,17 +215,16 @@ def test_a_refused_member_is_lost_to_its_group_but_not_what_claims_to_be_another
     )
     answers = lobby.admission.push(push("p", 0, *pushed), 0.0, may_hold=True)
     assert outcomes(answers) == [("p", 0, (A, R, R, R))]
-    assert lobby.lost == ["g"]
+    assert ("g" in lobby.closed_groups, "h" in lobby.closed_groups) == (True, False)
 
 
 def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100))
-    lobby.closed_groups.close("g", "there was no room", 2, 0.0)
+    lobby.closed_groups.lack("g", "there was no room", 2)
     for at in range(2):
         (answer,) = lobby.admission.push(push("p", at, member(f"g{at}")), 1.0, may_hold=True)
         assert isinstance(answer, PushAnswered)
-        assert answer.errors == {0: "group g was given up: there was no room"}
-    assert lobby.lost == []
+        assert answer.errors[0].startswith("group g was given up: there was no room; a group_id")
     answers = lobby.admission.push(push("p", 2, member("anew")), 1.0, may_hold=True)
     assert outcomes(answers) == [("p", 2, (A,))]  # all that was missing has been refused
 
@@ -271,7 +270,7 @@ def test_a_group_hears_of_a_member_that_was_refused_as_a_reference() -> None:
     lobby = Lobby(BufferLimits(4, 4, None, 10_000, 100))
     pushed = push("p", 0, member("g0"), referred("g1", "ray", group_id="g", group_size=2))
     assert outcomes(lobby.admission.push(pushed, 0.0, may_hold=True)) == [("p", 0, (A, R))]
-    assert lobby.lost == ["g"]
+    assert "g" in lobby.closed_groups
 
 
 def test_a_reference_into_a_known_store_is_accepted_and_takes_no_memory() -> None:

@@ -35,7 +35,7 @@ Act = Callable[[Lobby, int], Sequence[Effect]]
 _samples = st.lists(
     st.tuples(
         st.integers(1, 12),
-        st.sampled_from([None, None, "g", "h", "i"]),
+        st.sampled_from([None, None, *"ghijkl"]),
         st.sampled_from(["", "", "files"]),
     ),
     min_size=1,
@@ -62,19 +62,10 @@ def _give_up(group_id: str, missing: int | None) -> Act:
 
     def act(lobby: Lobby, at: int) -> Sequence[Effect]:
         group = lobby.buffer.groups.get(group_id)
-        lobby.closed_groups.close(group_id, "given up", missing, 1.0)
-        if group is not None:
-            lobby.buffer.drop_group(group)
-        return lobby.admission.retry(1.0)
-
-    return act
-
-
-def _forgive(group_id: str) -> Act:
-    """Its id may be used again."""
-
-    def act(lobby: Lobby, at: int) -> Sequence[Effect]:
-        lobby.closed_groups.closed(group_id, 1.0, for_good=True)
+        if group is None:
+            lobby.closed_groups.lack(group_id, "given up", missing)
+        else:
+            lobby.buffer.drop_group(group, "given up")
         return lobby.admission.retry(1.0)
 
     return act
@@ -88,12 +79,11 @@ def _take(count: int) -> Act:
     return act
 
 
-_groups = st.sampled_from("ghi")
+_groups = st.sampled_from("ghijkl")
 _acts = st.one_of(
     _pushes(),
     _pushes(),
     st.builds(_give_up, _groups, st.sampled_from([None, 1, 2])),
-    st.builds(_forgive, _groups),
     st.builds(_take, st.integers(1, 6)),
 )
 

@@ -4,9 +4,9 @@ import pytest
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.limits import NO_LIMITS, BufferLimits, MicroBatchLimits
-from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
+from tests.support.core.admissions import make_groups
 from tests.support.samples import make_sample
 
 
@@ -25,9 +25,8 @@ def make_buffer(
     limits = BufferLimits(
         samples, group, tokens, nbytes, max_sample_tokens, micro_batch=micro_batch
     )
-    groups = OpenGroups(lambda _: True, 60.0)
     return SampleBuffer(
-        limits, groups, groups_matter=groups_matter, by_groups=by_groups, too_long=too_long
+        limits, make_groups(), groups_matter=groups_matter, by_groups=by_groups, too_long=too_long
     )
 
 
@@ -176,7 +175,7 @@ def test_dropping_an_open_group_gives_back_what_it_held() -> None:
         buffer.add(member(f"g{at}", "g", 3), "p", 0.0)
     group = buffer.groups.get("g")
     assert group is not None
-    assert [entry.sample.sample_id for entry in buffer.drop_group(group)] == ["g0", "g1"]
+    assert [entry.sample.sample_id for entry in buffer.drop_group(group, None)] == ["g0", "g1"]
     assert buffer.groups.get("g") is None
     assert len(buffer) == buffer.held_bytes == buffer.held_tokens == buffer.groups.samples == 0
 

@@ -45,7 +45,7 @@ def newest_meta(victim: Victim) -> int:
     return transactions.index(max(transactions))
 
 
-NAMES = (b"values", b"schemas", b"kept", b"steps", b"producers", b"ids")
+NAMES = (b"values", b"schemas", b"kept", b"steps", b"producers", b"ids", b"groups")
 
 
 def test_a_sound_index_of_many_pages_passes(victim: Victim) -> None:

@@ -39,7 +39,9 @@ def test_each_reason_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
     log = DropsLog()
     log.note({reason: entries("a") for reason in DropReason}, 0.0)
     told = [re.findall(r"\((.*?)\)", line)[0] for line in caplog.messages]
-    assert sorted(told) == ["incomplete-group", "last-batch", "oversize", "schema", "stale"]
+    assert sorted(told) == [
+        "incomplete-group", "last-batch", "oversize", "schema", "stale", "superseded",
+    ]  # fmt: skip
 
 
 def test_the_end_tells_what_is_left(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """Admissions on their own: a buffer, and a batch that a step needs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.admission.admission import Admission
@@ -10,6 +11,7 @@ from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.admission.outcomes import Outcomes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
+from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.facts import Note
@@ -19,9 +21,18 @@ from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
 
 
+def make_groups(is_there: Callable[[str], bool] = bool) -> OpenGroups:
+    """Open groups on their own, and where those that have ended are remembered."""
+    return OpenGroups(is_there, 60.0, ClosedGroups(100, _ignore))
+
+
+def _ignore(fact: object) -> None:
+    """Nobody keeps facts."""
+
+
 @dataclass
 class Lobby:
-    """An admission and what it lets into. lost: groups that lack a member, once for each."""
+    """An admission and what it lets into."""
 
     limits: BufferLimits
     batch: int = 1
@@ -30,29 +41,29 @@ class Lobby:
     note: Note | None = None
     kind: type[Deciding] = Deciding
     admits: type[Admission] = Admission
-    lost: list[str] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
 
     def __post_init__(self) -> None:
         self.producers = Producers(60.0)
-        groups = OpenGroups(self.producers.__contains__, 60.0)
+        groups = make_groups(self.producers.__contains__)
         self.buffer = SampleBuffer(self.limits, groups)
-        self.closed_groups = ClosedGroups(60.0)
+        self.closed_groups = groups.closed
         memory = DuplicateMemory(self.id_horizon)
         self.capacity = Capacity(self.buffer, lambda: self.batch - self.buffer.ready_units)
         eligibility = Eligibility(self.buffer, self.producers, self.closed_groups, memory)
+        objects = Objects(self.limits.stores)
         outcomes = Outcomes(
-            self.buffer, self.totals, self.producers, memory, self.note,
-            objects=Objects(self.limits.stores),
+            self.buffer, self.totals, self.producers, memory, self.note, objects=objects
+        )
+        dropping = Dropping(
+            self.buffer, self.totals, self.closed_groups, memory, self.note or _ignore,
+            objects=objects, keep=False,
         )  # fmt: skip
         held = HeldPushes(self.limits.held_bytes)
         groups.on_change = self.closed_groups.on_change = held.regroup
         deciding = self.kind(
-            self.buffer, eligibility, self.capacity, outcomes, held=held, lost=self._lose
+            self.buffer, eligibility, self.capacity, outcomes, held=held, dropping=dropping
         )
         self.admission = self.admits(
             deciding, eligibility, self.capacity, held, self.note, credits_=self.credits_
         )
-
-    def _lose(self, group_id: str, size: int | None, why: str, now: float) -> None:  # noqa: ARG002
-        self.lost.append(group_id)

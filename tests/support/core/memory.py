@@ -26,6 +26,7 @@ class Memory:
         self._accepted: dict[str, set[int]] = {}
         self._floors: dict[str, int] = {}
         self._given_ids: list[str] = []
+        self._ended_groups: list[tuple[str, str]] = []
         self._next_ticket = self._next_step = self._generation = 0
         self._dp_size: int | None = None
         self._version: int | None = None
@@ -82,6 +83,7 @@ class Memory:
             keys=self._keys,
             left=frozenset(self._left),
             given_ids=tuple(self._given_ids),
+            ended_groups=tuple(self._ended_groups),
             totals=self._totals,
             unneeded=tuple(self._unneeded),
             incarnations=dict(self._incarnations),
@@ -162,6 +164,8 @@ class Memory:
                 self._schema, self._set_by = fact.schema, fact.set_by
             case f.StreamEnded():
                 self._ended = True
+            case f.GroupEnded():
+                self._ended_groups.append((fact.group_id, fact.why))
             case _:
                 self._note_objects(fact)
 

@@ -31,6 +31,8 @@ class RolloutSample:
         in its sample; without a mask all tokens but the first are. Weights of other values are a
         field of their own, see `Loss`. A str is one text a sample. Large arrays and tensors are
         sent from where they are: leave them as they are until the push has returned or raised.
+    group_id: names one group of the run: what is generated for its prompt again, or in another
+        epoch, is a group of another id (`f"{prompt}@{epoch}"`).
     group_size: members that the group will have in the end, or `at-close` if nobody knows before
         `close_group`.
     policy_version: version of the weights that generated the oldest token.

@@ -36,7 +36,8 @@ PANELS = [
     Panel(
         "Samples dropped",
         "Accepted samples given up each second, by reason: stale (generation is too far ahead), "
-        "incomplete-group (a producer lost a member), no-room, schema, oversize.",
+        "incomplete-group (a producer lost a member), superseded (another one pushes its group "
+        "anew), no-room, schema, oversize.",
         {"{{reason}}": rate("dispatcher_samples_dropped_total")},
         Unit.PER_SECOND,
         steps=[(0.001, "yellow")],

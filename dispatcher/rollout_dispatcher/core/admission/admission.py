@@ -69,7 +69,8 @@ class Admission:
             return [push.answer(), *self._let_members_in(now)]
         if may_hold and self._has_place(push):
             self.held.add(push)
-            return [PushHeld(push.producer, push.first_seq, self.capacity.reached())]
+            held = PushHeld(push.producer, push.first_seq, self.capacity.reached())
+            return [held, *self._let_members_in(now)]
         self._deciding.fill(push)
         return [push.answer()]
 
@@ -123,10 +124,10 @@ class Admission:
     # -- pushes that wait ---------------------------------------------------------------------
 
     def _let_members_in(self, now: float) -> list[Effect]:
-        """Samples that wait and whose group has begun meanwhile."""
+        """Samples that wait, and whose group has begun or ended meanwhile."""
         effects: list[Effect] = []
-        while self._deciding.begun:
-            for push in self.held.of_group(self._deciding.begun.pop()):
+        while self._deciding.changed:
+            for push in self.held.of_group(self._deciding.changed.pop()):
                 if not self.held.is_emptied(push):
                     self._deciding.decide_each(push, now, in_line=True)
                     effects += self._after_try(push)

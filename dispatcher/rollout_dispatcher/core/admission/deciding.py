@@ -5,7 +5,7 @@ from the first on, are decided as a whole. Others are decided sample by sample, 
 same and takes longer.
 """
 
-from collections.abc import Callable
+from collections import Counter
 from operator import attrgetter
 
 from rollout_dispatcher.core.admission.capacity import Capacity
@@ -13,6 +13,7 @@ from rollout_dispatcher.core.admission.eligibility import Eligibility
 from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.admission.outcomes import Outcomes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
+from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.entry import Amount
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import SampleRefused
@@ -34,17 +35,13 @@ MEMBER_LOST = frozenset(
     )
 )
 
-#: Called when a group's member is refused for good: the group's id, its size if that is told, why,
-#: and now.
-OnLost = Callable[[str, int | None, str, float], None]
-
 _nbytes = attrgetter("nbytes")
 
 
 class Deciding:
     """Lets samples into the buffer.
 
-    held: pushes that wait. lost: what becomes of a group whose member is refused.
+    held: pushes that wait. dropping: of groups whose members are refused, or pushed anew.
     """
 
     def __init__(
@@ -55,12 +52,12 @@ class Deciding:
         outcomes: Outcomes,
         *,
         held: HeldPushes,
-        lost: OnLost,
+        dropping: Dropping,
     ) -> None:
         self._buffer, self._eligibility, self._capacity = buffer, eligibility, capacity
-        self._outcomes, self._held, self._lost = outcomes, held, lost
-        #: Groups that have begun of late, and of which members wait: these may come in.
-        self.begun: list[str] = []
+        self._outcomes, self._held, self._dropping = outcomes, held, dropping
+        #: Groups that have begun or ended of late, of which members wait: they are decided now.
+        self.changed: list[str] = []
 
     def decide(self, push: Push, now: float, *, in_line: bool) -> None:
         """Decide the samples of a push as far as they may come in.
@@ -103,6 +100,7 @@ class Deciding:
 
     def decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
         """The same, sample by sample."""
+        self._supersede(push)
         accepted: list[Sample] = []
         for index in push.undecided:
             sample, seq = push.samples[index], push.first_seq + index
@@ -111,7 +109,7 @@ class Deciding:
                 self._outcomes.settle(push, index, Outcome.DUPLICATE)
                 continue
             try:
-                self._eligibility.check(push, sample, now)
+                self._eligibility.check(push, sample)
             except SampleRefused as error:
                 self._refuse(push, index, error, now)
                 continue
@@ -120,13 +118,38 @@ class Deciding:
             if (full := self._capacity.holds_back(sample)) is not None:
                 self._capacity.press(full, now)
                 continue
+            begins = not self._buffer.is_expected(sample)
             if self._buffer.is_grouped(sample):
-                self._note_beginning(sample)
                 sample = self._buffer.sized(sample)
             self._capacity.came_in([self._outcomes.accept(push, index, sample, now)], now)
             accepted.append(sample)
+            if begins or self._eligibility.is_late(sample):
+                self._look_at(sample)
         if accepted:
             self._outcomes.count(accepted)
+        if any(map(self._eligibility.is_late, push.waiting)):  # of groups that ended meanwhile
+            self.decide_each(push, now, in_line=in_line)
+
+    def _supersede(self, push: Push) -> None:
+        """Drop beginnings of groups whose producers are gone, and that this push begins anew.
+
+        That is certain of a beginning of which all producers have died, and if with this push a
+        group would have more members than it may while none of its producers is there.
+        """
+        memory, groups = self._eligibility.memory, self._buffer.groups
+        coming = Counter(
+            sample.group_id
+            for index in push.undecided
+            if (sample := push.samples[index]).group_id is not None
+            and groups.get(sample.group_id) is not None
+            and not memory.seen(
+                push.producer, push.first_seq + index, sample.sample_id if push.named else None
+            )
+        )
+        for group_id, count in coming.items():
+            group = groups.get(str(group_id))
+            if group is not None and self._eligibility.is_begun_anew(group, count):
+                self._dropping.supersede(group)
 
     def fill(self, push: Push) -> None:
         """What is not decided of a push finds no capacity, and cannot wait for any."""
@@ -144,9 +167,9 @@ class Deciding:
         lost = error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)
         if lost and self._eligibility.memory.refuse(push.producer, seq):
             size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
-            self._lost(str(sample.group_id), size, f"a member was refused ({error})", now)
+            why = f"a member was refused ({error})"
+            self._dropping.lost_member(str(sample.group_id), size, why, now)
 
-    def _note_beginning(self, sample: Sample) -> None:
-        begins = sample.group_id is not None and not self._buffer.is_expected(sample)
-        if begins and self._held.of_group(str(sample.group_id)):
-            self.begun.append(str(sample.group_id))
+    def _look_at(self, sample: Sample) -> None:
+        if self._buffer.is_grouped(sample) and self._held.of_group(str(sample.group_id)):
+            self.changed.append(str(sample.group_id))

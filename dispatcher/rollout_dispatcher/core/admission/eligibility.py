@@ -6,6 +6,7 @@ what decides on each of them too.
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
+from rollout_dispatcher.core.buffer.open_groups import OpenGroup
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
@@ -55,7 +56,21 @@ class Eligibility:
         )
         return samples if plain else None
 
-    def check(self, push: Push, sample: Sample, now: float) -> None:
+    def is_begun_anew(self, group: OpenGroup, coming: int) -> bool:
+        """Whether so many new members can only replace what producers that are gone have pushed."""
+        if not group.entries:
+            return False
+        if self._buffer.groups.has_died(group):
+            return True
+        missing = group.missing
+        too_many = missing is not None and coming > missing
+        return too_many and all(map(self._producers.is_away, group.contributors))
+
+    def is_late(self, sample: Sample) -> bool:
+        """Whether its group has ended."""
+        return self._buffer.is_grouped(sample) and sample.group_id in self._closed_groups
+
+    def check(self, push: Push, sample: Sample) -> None:
         """Raise SampleRefused if this sample may not come in, now or later."""
         if self.closed is not None and not push.excused:
             if self.shuts_down:
@@ -73,8 +88,12 @@ class Eligibility:
         self._buffer.check(sample)
         if self._buffer.is_grouped(sample):
             assert sample.group_id is not None
-            if (why := self._closed_groups.why_refused(sample.group_id, now)) is not None:
-                raise SampleRefused("group-closed", f"group {sample.group_id} was given up: {why}")
+            if (why := self._closed_groups.why_refused(sample.group_id)) is not None:
+                raise SampleRefused(
+                    "group-closed",
+                    f"{why}; a group_id names one group: what is generated for its prompt again, "
+                    "or in another epoch, is a group of another id, such as f'{prompt}@{epoch}'",
+                )
             self._buffer.check_group(sample)
 
     def _is_young(self, push: Push, samples: SamplesByField) -> bool:

@@ -348,9 +348,9 @@ class SampleBuffer:
             return sample
         return sample._replace(group_size=group.told)
 
-    def complete(self, group: OpenGroup) -> None:
-        """An open group is whole: its members are ready."""
-        self.groups.complete(group)
+    def complete(self, group: OpenGroup, why: str = "") -> None:
+        """An open group is whole, or was given up as `why` says: its members are ready."""
+        self.groups.remove(group, why)
         oldest = group.oldest
         for member in group.entries:
             member.oldest = oldest
@@ -360,8 +360,11 @@ class SampleBuffer:
     def _hold(self, entry: Entry, now: float) -> None:
         sample = entry.sample
         self._held.add(sample)
-        alone = sample.group_size == 1 and not self.is_expected(sample)
-        if not self.is_grouped(sample) or alone:
+        if not self.is_grouped(sample):
+            self._make_ready([entry])
+            return
+        if sample.group_size == 1 and not self.is_expected(sample):  # whole by itself
+            self.groups.closed.end(str(sample.group_id))
             self._make_ready([entry])
             return
         group = self.groups.of(sample, now)
@@ -394,9 +397,9 @@ class SampleBuffer:
         self._ready_tokens -= amount.tokens
         self.departures += 1
 
-    def drop_group(self, group: OpenGroup) -> list[Entry]:
-        """Remove an open group whole; returns what was dropped."""
-        self.groups.remove(group)
+    def drop_group(self, group: OpenGroup, why: str | None) -> list[Entry]:
+        """Remove an open group whole, see `OpenGroups.remove`; returns what was dropped."""
+        self.groups.remove(group, why)
         if group.entries:
             self._held -= Amount.of_entries(group.entries)
             self.departures += 1

@@ -1,81 +1,87 @@
-"""Groups that were given up while members were still to come.
+"""Groups that have ended: a group id names one group, for as long as ids are remembered.
 
-Who pushes such a member is told why it is refused, rather than have it begin a group anew that can
-never be whole. What is remembered is bounded: a group is forgotten when all of its members were
-refused, after `timeout` seconds, and beyond `MAX_CLOSED`.
+    a member was accepted --complete, or given up--> every later member is refused
+    none was accepted, and one never will be --> others are refused; after the last the id is free
+
+Who pushes such a member is told why it is refused, rather than have it begin a second group under
+the id that can never be whole. `horizon` groups that have ended are remembered, then the oldest is
+forgotten; each is a fact, so a restart refuses the same.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-#: Groups that are remembered, some hundred bytes each; the one given up longest ago is forgotten.
-MAX_CLOSED = 65_536
+from rollout_dispatcher.core.facts import GroupEnded, Note
 
-#: How long members are under way of a group that its producer has closed.
-UNDER_WAY_SECONDS = 10.0
+#: Groups that are remembered of which no member was accepted, some hundred bytes each.
+MAX_LACKING = 65_536
+#: Letters of a reason that are remembered: it may quote an id or two, and more would add up.
+MAX_LETTERS = 300
 
 
 @dataclass(slots=True)
-class _Closed:
+class _Lacking:
     """missing: members still to be refused, None if nobody knows how many."""
 
     why: str
     missing: int | None
-    until: float
 
 
 class ClosedGroups:
-    """Remembers why; timeout: seconds."""
+    """Remembers why; horizon: groups."""
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._closed: OrderedDict[str, _Closed] = OrderedDict()
+    def __init__(self, horizon: int, note: Note) -> None:
+        self._horizon, self._note = horizon, note
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._lacking: OrderedDict[str, _Lacking] = OrderedDict()
         #: Told of a group that is remembered, or may be used again.
         self.on_change: Callable[[str], None] = _ignore
 
+    def __contains__(self, group_id: object) -> bool:
+        return group_id in self._ended or group_id in self._lacking
+
     def __len__(self) -> int:
-        return len(self._closed)
+        return len(self._ended) + len(self._lacking)
 
-    def close(self, group_id: str, why: str, missing: int | None, now: float) -> None:
-        """A group was given up; `missing` of its members are still to come."""
-        if missing == 0:
+    def restore(self, ended: Iterable[tuple[str, str]]) -> None:
+        """Remember again what an earlier process remembered, oldest first."""
+        self._ended.update(ended)
+
+    def end(self, group_id: str, why: str = "") -> None:
+        """A group that had members is complete, or was given up and `why` says so."""
+        self._lacking.pop(group_id, None)
+        if group_id in self._ended or not self._horizon:
             return
+        self._ended[group_id] = why = why[:MAX_LETTERS]
+        self._note(GroupEnded(group_id, why))
         self.on_change(group_id)
-        self._closed[group_id] = _Closed(why, missing, now + self._timeout)
-        self._closed.move_to_end(group_id)
-        if len(self._closed) > MAX_CLOSED:
-            self._closed.popitem(last=False)
+        if len(self._ended) > self._horizon:
+            self._ended.popitem(last=False)
 
-    def closed(self, group_id: str, now: float, *, for_good: bool) -> bool:
-        """A producer closes the group; returns whether it was given up before.
+    def lack(self, group_id: str, why: str, missing: int | None) -> None:
+        """No member of a group was accepted, and one never will be; `missing` may still come."""
+        if missing == 0 or group_id in self:
+            return
+        self._lacking[group_id] = _Lacking(why, missing)
+        self.on_change(group_id)
+        if len(self._lacking) > MAX_LACKING:
+            self._lacking.popitem(last=False)
 
-        Its id may be used again: at once if no member comes any more (`for_good`), else when those
-        that are under way have come.
-        """
-        known = self._closed.get(group_id)
-        if known is not None:
-            self.on_change(group_id)
-        if known is not None and for_good:
-            del self._closed[group_id]
-        elif known is not None:
-            known.until = min(known.until, now + UNDER_WAY_SECONDS)
-        return known is not None
-
-    def why_refused(self, group_id: str, now: float) -> str | None:
-        """Why a member that comes now is refused, and counted as refused; None if it is not."""
-        closed = self._closed.get(group_id)
-        if closed is None:
+    def why_refused(self, group_id: str) -> str | None:
+        """In words, why a member that comes now is refused, and counted so; None if it is not."""
+        if (why := self._ended.get(group_id)) is not None:
+            if not why:
+                return f"group {group_id} is complete: all of its members have come"
+            return f"group {group_id} was given up: {why}"
+        lacking = self._lacking.get(group_id)
+        if lacking is None:
             return None
-        if closed.until < now:
-            del self._closed[group_id]
-            return None
-        if closed.missing is not None:
-            closed.until = now + self._timeout
-            closed.missing -= 1
-            if not closed.missing:
-                del self._closed[group_id]
-        return closed.why
+        if lacking.missing is not None:
+            lacking.missing -= 1
+            if not lacking.missing:
+                del self._lacking[group_id]
+        return f"group {group_id} was given up: {lacking.why}"
 
 
 def _ignore(group_id: str) -> None:

@@ -55,11 +55,12 @@ class Dropping:
 
     def everything(self, reason: DropReason) -> None:
         """Drop what is left; open groups for being incomplete, whatever the reason."""
+        why = "the dispatcher was shut down before its other members came"
         for group in list(self._buffer.groups):
-            self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group))
+            self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group, why))
         self.ready(reason, list(self._buffer.entries()))
 
-    def other_fields(self, now: float) -> None:
+    def other_fields(self) -> None:
         """Drop what an earlier process accepted with other fields than the run's, groups whole.
 
         Members of such a group that may still come are refused, and told why.
@@ -68,39 +69,42 @@ class Dropping:
         why = f"its samples have other fields than the run's ({self._buffer.set_by})"
         for group in list(self._buffer.groups):
             if group.entries and group.entries[0].sample.schema != schema:
-                self._closed_groups.close(group.group_id, why, group.missing, now)
-                self._drop(DropReason.SCHEMA, self._buffer.drop_group(group))
+                self._drop(DropReason.SCHEMA, self._buffer.drop_group(group, why))
         others = [entry for entry in self._buffer.entries() if entry.sample.schema != schema]
         self.ready(DropReason.SCHEMA, others)
 
     # -- open groups ------------------------------------------------------------------------
 
     def give_up(
-        self, group: OpenGroup, reason: DropReason = DropReason.INCOMPLETE_GROUP,
+        self, group: OpenGroup, why: str, reason: DropReason = DropReason.INCOMPLETE_GROUP,
         *, keep: bool | None = None,
     ) -> None:  # fmt: skip
-        """No further member of this group comes: it goes whole, or is whole with what has come."""
+        """This group goes whole, or is whole with what has come.
+
+        Members that still come are refused, and told why.
+        """
         keep = self.keep if keep is None else keep
         if keep and group.entries:
-            self.resize(group, len(group.entries))
+            group.size = group.settled
+            self._note_size(group)
+            self._buffer.complete(group, why)
         else:
-            self._drop(reason, self._buffer.drop_group(group))
-
-    def forbid(self, group: OpenGroup, why: str, reason: DropReason, now: float) -> None:
-        """Give a group up of which members may still come; these are refused, and told why."""
-        self._closed_groups.close(group.group_id, why, group.missing, now)
-        self.give_up(group, reason)
+            self._drop(reason, self._buffer.drop_group(group, why))
 
     def give_up_groups(self) -> None:
         """No further member of any group comes."""
         for group in list(self._buffer.groups):
-            self.give_up(group)
+            self.give_up(group, "the stream has ended without all of its members")
 
-    def forbid_before(self, version: int, now: float, *, untracked: bool) -> None:
+    def supersede(self, group: OpenGroup) -> None:
+        """Others push this group anew: what has come of it goes."""
+        self._drop(DropReason.SUPERSEDED, self._buffer.drop_group(group, None))
+
+    def give_up_before(self, version: int, *, untracked: bool) -> None:
         """Give up groups that belong before this phase; untracked: those without a version, too."""
         why = f"the phase before policy version {version} has ended without all of its members"
         for group in self._buffer.groups.before(version, untracked=untracked):
-            self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+            self.give_up(group, why)
 
     def resize(self, group: OpenGroup, size: int) -> None:
         """The group has so many members in all, those included that are lost."""
@@ -112,18 +116,18 @@ class Dropping:
 
     def lost_member(self, group_id: str, size: int | None, why: str, now: float) -> None:
         """A member is refused or withdrawn: its group, of `size` if it said so, will lack it."""
-        if self._closed_groups.why_refused(group_id, now) is not None:
+        if self._closed_groups.why_refused(group_id) is not None:
             return  # it is given up, and this member has been counted
         group = self._buffer.groups.get(group_id)
         if group is None and not self.keep:
             missing = None if size is None else max(0, size - 1)
-            self._closed_groups.close(group_id, why, missing, now)
+            self._closed_groups.lack(group_id, why, missing)
             return
         group = group or self._buffer.groups.open(group_id, size, now)
         group.lost += 1
         self._buffer.groups.on_change(group.group_id)
         if not self.keep:
-            self.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+            self.give_up(group, why)
             return
         self._note_size(group)
         if group.missing == 0:

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.indexes.lowest import Lowest
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 
-#: Ids of groups that became whole and may be closed once more, by a producer that did not hear that
-#: it was heard; some hundred bytes each.
-MAX_COMPLETED = 65_536
 #: Groups that were told of before their first member.
 MAX_EMPTY = 65_536
 #: Groups that may be queued and open no more, beside as many as are open; then they are forgotten.
@@ -36,6 +34,7 @@ class OpenGroup:
     serial: tells it from others of its id. number: its first sample's ticket, -1 while there is
     none. oldest: the oldest policy version in it, None if none is tracked. grown: when the last
     member came.
+    left: contributors that said goodbye. replaced: those under whose name another process is there.
     queued: whether it is looked at when it may be overdue. restored: from an earlier process, which
     may have known of members that were lost.
     """
@@ -49,6 +48,8 @@ class OpenGroup:
     lost: int = 0
     entries: list[Entry] = field(default_factory=list)
     contributors: set[str] = field(default_factory=set)
+    left: set[str] = field(default_factory=set)
+    replaced: set[str] = field(default_factory=set)
     queued: bool = False
     restored: bool = False
 
@@ -85,17 +86,19 @@ class OpenGroup:
 class OpenGroups:
     """Open groups by id, in the order in which they were opened.
 
-    is_there: whether a producer is there, or may come back. timeout: seconds.
+    is_there: whether a producer is there, or may come back. timeout: seconds. closed: told of
+    groups that are open no more.
     """
 
-    def __init__(self, is_there: Callable[[str], bool], timeout: float) -> None:
-        self._is_there, self._timeout = is_there, timeout
+    def __init__(
+        self, is_there: Callable[[str], bool], timeout: float, closed: ClosedGroups
+    ) -> None:
+        self._is_there, self.timeout, self.closed = is_there, timeout, closed
         self._groups: dict[str, OpenGroup] = {}
         self._of_producer: dict[str, dict[OpenGroup, None]] = {}
         #: When to look at which group, by serial and id: a group itself would keep its samples.
         self._deserted: list[tuple[float, int, str]] = []
         self._serials = count()
-        self._completed: dict[str, None] = {}
         self._versions: Lowest[str] = Lowest()
         self._untracked: dict[OpenGroup, None] = {}  # with members, none of which has a version
         self._in_memory: dict[OpenGroup, None] = {}  # those of which any payload may be
@@ -122,20 +125,8 @@ class OpenGroups:
 
     def _begin(self, group_id: str, size: int | None, now: float) -> OpenGroup:
         group = self._groups[group_id] = OpenGroup(group_id, size, now, next(self._serials))
-        self._completed.pop(group_id, None)
         self.on_change(group_id)
         return group
-
-    def completed(self, group_id: str) -> bool:
-        """Whether the last group of that id became whole, as far as that is remembered."""
-        return group_id in self._completed
-
-    def complete(self, group: OpenGroup) -> None:
-        """The group is whole, and open no more."""
-        self.remove(group)
-        self._completed[group.group_id] = None
-        if len(self._completed) > MAX_COMPLETED:
-            del self._completed[next(iter(self._completed))]
 
     def of(self, sample: Sample, now: float) -> OpenGroup:
         """The group of this sample, which begins with it if it is not open."""
@@ -164,6 +155,7 @@ class OpenGroups:
         if entry.producer not in group.contributors:
             group.contributors.add(entry.producer)
             self._of_producer.setdefault(entry.producer, {})[group] = None
+        group.left.discard(entry.producer)
         if not self._is_there(entry.producer):  # else it is waited for
             self._await(group)
 
@@ -173,9 +165,16 @@ class OpenGroups:
             self._versions.set(group.group_id, version)
             self._untracked.pop(group, None)
 
-    def remove(self, group: OpenGroup) -> None:
-        """The group is open no more."""
+    def remove(self, group: OpenGroup, why: str | None) -> None:
+        """The group is open no more.
+
+        why: it was given up; empty if it is whole, None if members may open another of its id.
+        """
         del self._groups[group.group_id]
+        if why is not None and group.entries:
+            self.closed.end(group.group_id, why)
+        elif why:
+            self.closed.lack(group.group_id, why, group.missing)
         self.on_change(group.group_id)
         self._versions.remove(group.group_id)
         self._untracked.pop(group, None)
@@ -227,10 +226,28 @@ class OpenGroups:
 
     # -- which will never be whole -------------------------------------------------------------
 
-    def producer_gone(self, producer: str) -> None:
-        """A producer will not come back."""
+    def producer_gone(self, producer: str, *, left: bool) -> None:
+        """A producer will not come back; left: it said goodbye."""
         for group in self._of_producer.get(producer, ()):
+            if left:
+                group.left.add(producer)
             self._await(group)
+
+    def producer_replaced(self, producer: str) -> None:
+        """Another process is there under this producer's name: the one before it has died."""
+        for group in self._of_producer.get(producer, ()):
+            group.replaced.add(producer)
+
+    def has_died(self, group: OpenGroup) -> bool:
+        """Whether all who contributed are gone, none of them with a goodbye.
+
+        Of those over HTTP, who are nobody, it is not known.
+        """
+        return all(
+            producer in group.replaced
+            or (producer != "" and producer not in group.left and not self._is_there(producer))
+            for producer in group.contributors
+        )
 
     def overdue(self, now: float) -> list[OpenGroup]:
         """Groups that nothing has come of for too long, and whose contributors are gone."""
@@ -241,7 +258,7 @@ class OpenGroups:
             if group is None or group.serial != serial:
                 continue
             group.queued = False
-            if group.grown + self._timeout > now:
+            if group.grown + self.timeout > now:
                 self._await(group)
             elif not self._has_contributor(group):
                 found.append(group)
@@ -255,7 +272,7 @@ class OpenGroups:
         """See when it is overdue, if nobody is left who contributes to it."""
         if not group.queued and not self._has_contributor(group):
             group.queued = True
-            due = group.grown + self._timeout
+            due = group.grown + self.timeout
             heappush(self._deserted, (due, group.serial, group.group_id))
             if len(self._deserted) > 2 * len(self._groups) + DESERTED_SLACK:
                 self._forget_deserted()

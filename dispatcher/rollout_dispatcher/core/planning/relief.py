@@ -95,7 +95,7 @@ class Relief:
         given_up = len(youngest.entries)
         remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
         why = f"there was no room for all open groups; raise {remedy}"
-        self._dropping.forbid(youngest, why, DropReason.NO_ROOM, now)
+        self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
         effects = self._admission.retry(now)
         assert cap is not None
         return [GroupGivenUp(youngest.group_id, given_up, cap), *effects]

@@ -6,8 +6,9 @@ from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.dropping import Dropping
-from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+
+CLOSED = "it was closed without all of its members"
 
 
 class Closing:
@@ -33,28 +34,19 @@ class Closing:
         *,
         said: tuple[str, int] | None,
     ) -> None:
-        """A group is closed, unless this has been heard before; see `_close`.
-
-        said: by which producer, and the number that it gave to this: it is heard once.
-        """
-        if said is None or self._memory.hears_close(*said):
-            self._close(group_id, size, keep, now, numbered=said is not None)
-
-    def _close(
-        self, group_id: str, size: int | None, keep: bool | None, now: float, *, numbered: bool
-    ) -> None:
         """No member beyond `size` will come, or none but those that are held back.
 
         An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
-        size was to be told now. numbered: it is certain that this is not said again; else nothing
-        comes of it for a group that was whole already.
+        size was to be told now. said: by which producer, and the number that it gave to this: it
+        is heard once.
         """
+        if said is not None and not self._memory.hears_close(*said):
+            return
         groups, waiting = self._buffer.groups, self._held.members(group_id)
         keep = self._dropping.keep if keep is None else keep
         group, limits = groups.get(group_id), self._buffer.limits
         if group is None:
-            known = self._closed_groups.closed(group_id, now, for_good=size is None)
-            if known or (groups.completed(group_id) and not numbered):
+            if group_id in self._closed_groups:
                 return
             if size is not None and groups.may_open_empty:
                 group = groups.open(group_id, size, now)
@@ -62,13 +54,12 @@ class Closing:
             size = len(group.entries) + group.lost + waiting
         if group is None:
             if waiting:
-                self._closed_groups.close(group_id, "it was closed", waiting, now)
+                self._closed_groups.lack(group_id, CLOSED, waiting)
         elif size is None:
-            self._dropping.give_up(group, keep=False)
-            self._closed_groups.close(group_id, "it was closed", waiting, now)
+            self._dropping.give_up(group, CLOSED, keep=False)
         elif too_large := limits.too_large(size):
             why = f"it has {size} samples, and {too_large}"
-            self._dropping.forbid(group, why, DropReason.INCOMPLETE_GROUP, now)
+            self._dropping.give_up(group, why)
         else:
             self._dropping.resize(group, size)
 

@@ -30,11 +30,11 @@ class Ends:
         self._dropping, self._phases = dropping, phases
         self._lifecycle, self._note = lifecycle, note
 
-    def restore(self, memory: Remembered, now: float) -> None:
+    def restore(self, memory: Remembered) -> None:
         """What was decided before stands, and what was asked for is asked for still."""
         for version in memory.phases:
             self._bar(version)
-            self._end_phase(version, now, untracked=False)
+            self._end_phase(version, untracked=False)
         if memory.ended:
             self._eligibility.closed = STREAM_ENDED
             self.stream_over()
@@ -57,9 +57,9 @@ class Ends:
             self._note_word(producer, self._agreement.ends_stream(producer))
             self._agreement.ask(None, force=force)
 
-    def settle(self, now: float) -> None:
+    def settle(self) -> None:
         """End what producers agree on, once what it waits for has come in."""
-        self._agreement.settle(self._decided, lambda end: self._ended(end, now))
+        self._agreement.settle(self._decided, self._ended)
 
     def stream_over(self) -> None:
         """Nothing comes any more: groups that lack members never will have them."""
@@ -82,14 +82,14 @@ class Ends:
     def _bar(self, version: int) -> None:
         self._eligibility.oldest_version = max(self._eligibility.oldest_version, version)
 
-    def _ended(self, end: End, now: float) -> None:
+    def _ended(self, end: End) -> None:
         """What belongs before this end is here, as far as it will ever be."""
         if end is None:
             self.stream_over()
         else:
-            self._end_phase(end, now, untracked=True)
+            self._end_phase(end, untracked=True)
 
-    def _end_phase(self, version: int, now: float, *, untracked: bool) -> None:
+    def _end_phase(self, version: int, *, untracked: bool) -> None:
         """Groups that it leaves behind are given up; untracked: those without a version, too."""
-        self._dropping.forbid_before(version, now, untracked=untracked)
+        self._dropping.give_up_before(version, untracked=untracked)
         self._phases.end(version)

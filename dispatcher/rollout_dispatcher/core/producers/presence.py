@@ -21,13 +21,18 @@ class Presence:
     def lost(self, producer: str, now: float, *, for_good: bool) -> None:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._admission.producer_gone(producer)
-        self._gone(self._producers.lost(producer, now, for_good=for_good))
+        gone = self._producers.lost(producer, now, for_good=for_good)
+        self._gone(gone, left=producer if for_good else "")
 
     def tick(self, now: float) -> None:
         """Give up producers that are away for too long, and groups that nobody contributes to."""
         self._gone(self._producers.expire(now))
+        why = (
+            f"no member had come for {self._groups.timeout:g} s (--group-timeout), and none of its "
+            "producers was there"
+        )
         for group in self._groups.overdue(now):
-            self._dropping.give_up(group)
+            self._dropping.give_up(group, why)
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
@@ -36,6 +41,11 @@ class Presence:
             return expired if overdue is None else overdue
         return min(overdue, expired)
 
-    def _gone(self, producers: list[str]) -> None:
+    def connected(self, producer: str, incarnation: str) -> None:
+        """A producer is there; incarnation: tells its process from others, empty if it does not."""
+        if self._producers.connected(producer, incarnation):
+            self._groups.producer_replaced(producer)
+
+    def _gone(self, producers: list[str], left: str = "") -> None:
         for producer in producers:
-            self._groups.producer_gone(producer)
+            self._groups.producer_gone(producer, left=producer == left)

@@ -24,13 +24,15 @@ MAX_AWAY = 65_536
 class _Producer:
     """away_since: None while it is there. contributed: whether a sample of it was ever accepted.
 
-    phase: the newest phase that it has ended, 0 for none. ended: its stream.
+    phase: the newest phase that it has ended, 0 for none. ended: its stream. incarnation: tells its
+    process from others of its name; empty if it said none.
     """
 
     away_since: float | None = None
     contributed: bool = False
     phase: int = 0
     ended: bool = False
+    incarnation: str = ""
 
     @property
     def owes_after(self) -> int | None:
@@ -68,16 +70,22 @@ class Producers:
         """Whether it is there or may come back."""
         return producer in self._known
 
+    def is_away(self, producer: str) -> bool:
+        """Whether it is not there now; of nobody in particular, as over HTTP, that is not known."""
+        return producer != "" and (producer not in self._known or producer in self._away)
+
     # -- they come and go -------------------------------------------------------------------
 
-    def connected(self, producer: str) -> None:
-        """It is there."""
+    def connected(self, producer: str, incarnation: str = "") -> bool:
+        """It is there; returns whether it is another incarnation than was there before."""
         known = self._known.get(producer)
         if known is None:
-            self._know(producer, _Producer())
+            self._know(producer, known := _Producer())
         elif known.away_since is not None:
             known.away_since = None
             del self._away[producer]
+        before, known.incarnation = known.incarnation, incarnation or known.incarnation
+        return before not in ("", known.incarnation)
 
     def lost(self, producer: str, now: float, *, for_good: bool) -> list[str]:
         """Its connection is lost, `for_good` if it said goodbye; returns who is gone."""

@@ -25,7 +25,7 @@ from rollout_dispatcher.journal.files.disk import NO_ROOM, disk_errors
 from rollout_dispatcher.journal.index.lmdb_check import check_index
 from rollout_dispatcher.journal.parts import Kept, Ledger, ProducerRecord, StepRecord
 from rollout_dispatcher.journal.records import schema_of, schema_row
-from rollout_dispatcher.journal.state import State
+from rollout_dispatcher.journal.state import Newest, State, T
 from rollout_dispatcher.payload import StoredObject
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: `json.dumps` would make an encoder for each of the many small values.
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-_TREES = (b"values", b"schemas", b"kept", b"steps", b"producers", b"ids")
+_TREES = (b"values", b"schemas", b"kept", b"steps", b"producers", b"ids", b"groups")
 #: The file grows by this much at the least.
 _STEP_BYTES = 4 << 20
 _POSITION, _LEDGER, _COUNTS = b"position", b"ledger", b"counts"
@@ -66,9 +66,11 @@ class Index:
             )
         try:
             with self._errors():
-                self._values, self._schemas, self._kept, self._steps, self._producers, self._ids = (
-                    _Tree(name, self._env.open_db(name)) for name in _TREES
-                )
+                self._trees = tuple(_Tree(name, self._env.open_db(name)) for name in _TREES)
+                (
+                    self._values, self._schemas, self._kept, self._steps, self._producers,
+                    self._ids, self._groups,
+                ) = self._trees  # fmt: skip
             self.reserve(0)
         except JournalError:
             self._env.close()
@@ -106,10 +108,7 @@ class Index:
     def _used_bytes(self) -> int:
         """Of the pages that the trees have, without those that are free."""
         with self._errors(), self._env.begin() as read:
-            trees = (
-                self._values, self._schemas, self._kept, self._steps, self._producers, self._ids,
-            )  # fmt: skip
-            found = [read.stat(tree.db) for tree in trees]
+            found = [read.stat(tree.db) for tree in self._trees]
         pages = sum(at["branch_pages"] + at["leaf_pages"] + at["overflow_pages"] for at in found)
         return pages * found[0]["psize"]
 
@@ -148,7 +147,8 @@ class Index:
             self._put_kept(write, state)
             self._put_steps(write, state)
             self._put_producers(write, state)
-            self._put_ids(write, state)
+            _put_newest(write, self._ids, state.given_ids)
+            _put_newest(write, self._groups, state.ended_groups)
         state.ledger.phases = ledger["phases"]
         state.snapshot_taken()
 
@@ -191,17 +191,6 @@ class Index:
                 ]  # fmt: skip
                 self._producers.put(write, key, row)
 
-    def _put_ids(self, write: "_Transaction", state: State) -> None:
-        with write.cursor(self._ids.db) as cursor:
-            found = cursor.first()
-            while found and cursor.key() < _key(state.first_id):
-                found = cursor.delete()
-            new = (
-                (key := _key(at), self._ids.sealed(key, id_))
-                for at, id_ in enumerate(state.given_ids, state.stored_ids)
-            )
-            cursor.putmulti(new, append=True)
-
     # -- load -------------------------------------------------------------------------------
 
     def load(self, state: State) -> LogPosition | None:
@@ -210,15 +199,22 @@ class Index:
             if read.get(_POSITION, db=self._values.db) is None:
                 return None
             self._load_values(read, state)
-            self._load_ids(read, state)
+            _load_newest(read, self._ids, state.given_ids)
+            _load_newest(read, self._groups, state.ended_groups)
             if self._values.get(read, _COUNTS) != _counts(state):
                 raise ValueError("entries are missing")
             return LogPosition(**self._values.get(read, _POSITION))
 
-    def given_ids(self, first: int) -> list[str]:
-        """The remembered ids from that number on, oldest first."""
+    def given_ids(self, state: State) -> tuple[str, ...]:
+        """The ids that are remembered, oldest first."""
         with self._errors(), self._makes_sense(), self._env.begin() as read:
-            return [value for key, value in self._ids.items(read) if key >= _key(first)]
+            return (*_stored(read, self._ids, state.given_ids), *state.given_ids.new)
+
+    def ended_groups(self, state: State) -> tuple[tuple[str, str], ...]:
+        """The ended groups that are remembered, and why each has, oldest first."""
+        with self._errors(), self._makes_sense(), self._env.begin() as read:
+            stored = _stored(read, self._groups, state.ended_groups)
+            return (*((group_id, why) for group_id, why in stored), *state.ended_groups.new)
 
     @contextmanager
     def _makes_sense(self) -> Iterator[None]:
@@ -241,13 +237,6 @@ class Index:
                 state.kept[ticket].step = int.from_bytes(key)
         for _, (name, floor, accepted, *said) in self._producers.items(read):
             state.producers[name] = ProducerRecord(floor, set(accepted), *said)
-
-    def _load_ids(self, read: "_Transaction", state: State) -> None:
-        with read.cursor(self._ids.db) as cursor:
-            if cursor.first():
-                state.first_id = int.from_bytes(cursor.key())
-            if cursor.last():
-                state.stored_ids = int.from_bytes(cursor.key()) + 1
 
 
 class _Tree:
@@ -291,13 +280,39 @@ class _Tree:
         return crc32(text, crc32(key, crc32(self._name))).to_bytes(4)
 
 
+def _put_newest(write: "_Transaction", tree: _Tree, values: Newest[T]) -> None:
+    with write.cursor(tree.db) as cursor:
+        found = cursor.first()
+        while found and cursor.key() < _key(values.first):
+            found = cursor.delete()
+        new = (
+            (key := _key(at), tree.sealed(key, value))
+            for at, value in enumerate(values.new, values.stored)
+        )
+        cursor.putmulti(new, append=True)
+
+
+def _load_newest(read: "_Transaction", tree: _Tree, values: Newest[T]) -> None:
+    with read.cursor(tree.db) as cursor:
+        if cursor.first():
+            values.first = int.from_bytes(cursor.key())
+        if cursor.last():
+            values.stored = int.from_bytes(cursor.key()) + 1
+
+
+def _stored(read: "_Transaction", tree: _Tree, values: Newest[T]) -> Iterator[Any]:
+    """Those in the index that are remembered, oldest first."""
+    return (value for key, value in tree.items(read) if key >= _key(values.oldest))
+
+
 def _counts(state: State) -> dict[str, int]:
     return {
         "kept": len(state.kept),
         "steps": len(state.steps),
         "producers": len(state.producers),
         "schemas": len(state.schemas),
-        "ids": state.stored_ids + len(state.given_ids) - state.first_id,
+        "ids": len(state.given_ids),
+        "groups": len(state.ended_groups),
     }
 
 

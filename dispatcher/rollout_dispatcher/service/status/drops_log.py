@@ -24,6 +24,9 @@ WORDS: Final = {
         logging.WARNING, "older than --max-staleness allows when their step was planned",
     ),
     DropReason.INCOMPLETE_GROUP: (logging.WARNING, "of groups that cannot become whole any more"),
+    DropReason.SUPERSEDED: (
+        logging.WARNING, "of producers that are gone and whose groups another one pushes anew",
+    ),
     DropReason.SCHEMA: (logging.WARNING, "accepted with other fields than --fields declares now"),
     DropReason.OVERSIZE: (
         logging.INFO, "longer than --micro-batch-tokens, as --oversize drop asks for",

@@ -49,7 +49,8 @@ class LimitOptions(Options):
     """after SIGTERM, wait for open steps to be committed for so long; less than the 30 s that pods
     have by default"""
     sample_id_horizon: NotNegative = 1_000_000
-    """sample ids given by producers that are remembered to recognise repeats"""
+    """sample ids given by producers that are remembered to recognise repeats, and as many ids of
+    groups that are complete or given up, to refuse late members"""
 
 
 class ObservabilityOptions(Options):
