@@ -188,7 +188,7 @@ class Sample(NamedTuple):
     """One finished rollout; a tuple, as there are many and a dataclass takes five times as long.
 
     payload: the span described by `schema`, `schema.nbytes(tokens, rows)` bytes, or where it is.
-    loss_tokens: tokens that the loss counts, 0 to `tokens`.
+    loss_tokens: tokens that the loss counts, 0 to `tokens` - 1: the first is never a target.
     group_size: members that `group_id` will have in the end, or a word of its own, see
         `SIZE_AT_CLOSE`; 1 without a group.
     policy_version: version of the weights that wrote its oldest token; None if not tracked.

@@ -93,7 +93,7 @@ def test_large_frames_that_are_announced_and_do_not_come(start: Start) -> None:
     before = settled(server)
     tokens = (size - 64) // 9
     push, _ = make_push("x", 0, [1])
-    sizes = {"tokens": [tokens], "loss_tokens": [tokens]}
+    sizes = {"tokens": [tokens], "loss_tokens": [tokens - 1]}
     nbytes = push.schema_.nbytes(tokens)
     head = codec.encode(push.model_copy(update=sizes), nbytes)
     with ExitStack() as stack:

@@ -180,7 +180,7 @@ def test_one_client_cannot_be_two_ranks(shared: ServeProcess, witness: Witness) 
 REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
     "longer than the token budget": (65, {}, "65 tokens, the limit is 64"),
     "no tokens": (0, {}, "no tokens"),
-    "more loss tokens than tokens": (3, {"loss_tokens": [4]}, "claims 4 loss tokens of 3 tokens"),
+    "a loss token that is the first": (3, {"loss_tokens": [3]}, "claims 3 loss tokens of 3 tokens"),
     "a group that is larger than a step": (
         3, {"group_ids": ["g"], "group_sizes": [5]}, "at most 4"),
     "a group that does not say its size": (3, {"group_ids": ["g"]}, "give group_size"),

@@ -218,7 +218,7 @@ def large_push(seq: int) -> tuple[m.Push, bytes]:
         floor=0,
         fields=[m.FieldHeader(name="input_ids", dtype=DType.INT64)],
         tokens=[tokens],
-        loss_tokens=[tokens],
+        loss_tokens=[tokens - 1],
         sample_ids=[f"p/{seq}"],
     )
     return push, bytes([seq]) * (8 * tokens)

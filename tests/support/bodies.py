@@ -18,4 +18,4 @@ def finish(work: Work[T]) -> T:
 
 def parse_body(body: bytes, reading: Reading) -> tuple[list[Sample], bool]:
     """The samples of a body, and whether their ids were given."""
-    return finish(read_samples(body, reading))
+    return finish(read_samples(body, reading))[:2]

@@ -193,7 +193,7 @@ def make_push(
         "floor": 0,
         "fields": m.field_headers(SCHEMA),
         "tokens": list(tokens),
-        "loss_tokens": list(tokens),
+        "loss_tokens": [max(0, count - 1) for count in tokens],
         "sample_ids": ids,
     }
     payload = b"".join(make_span(first_seq + at, size) for at, size in enumerate(tokens))

@@ -34,5 +34,5 @@ def make_sample(
     payload: Payload = memoryview((np.arange(nbytes) % 251).astype(np.uint8).tobytes())
     if store:
         payload = Reference(StoredObject(store, f"of/{sample_id}", nbytes), 0, nbytes)
-    loss = tokens if loss_tokens is None else loss_tokens
+    loss = tokens - 1 if loss_tokens is None else loss_tokens
     return Sample(sample_id, tokens, loss, schema, payload, group_id, group_size, policy_version)

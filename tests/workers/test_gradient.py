@@ -129,15 +129,21 @@ def reference(ranks: list[dict[str, Any]], run: str) -> dict[str, list[float]]:
     return {name: flat(model) for name, model in models.items()}
 
 
+def targets(fields: Any) -> Any:
+    """The tokens that the loss counts: all that the mask marks, but never the first."""
+    later = np.arange(len(fields["input_ids"])) > 0
+    return later & fields.get("loss_mask", later)
+
+
 def textbook_loss(model: TinyModel, chosen: list[Any], run: str) -> torch.Tensor:
     """Mean over all counted tokens, or mean over samples of their mean over counted tokens.
 
-    Without a mask these are the tokens that others of their sample come before.
+    They are tokens that others of their sample come before.
     """
     counted = [
         model.sample_loss(torch.as_tensor(fields["input_ids"]))[torch.as_tensor(mask)]
         for fields in chosen
-        if (mask := fields.get("loss_mask", np.arange(len(fields["input_ids"])) > 0)).any()
+        if (mask := targets(fields)).any()
     ]
     if not counted:
         return flat_tensor(model).sum() * 0.0

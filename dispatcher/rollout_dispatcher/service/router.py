@@ -182,6 +182,7 @@ class Router:
                     peer.client_id, message.first_seq, samples, message.floor, message.named,
                     refers=message.objects is not None,
                 )  # fmt: skip
+                self.metrics.loss_positions_left_out.inc(message.left_out)
                 self.perform(self.core.push(push, now))
             case m.CloseGroup(group_id=group, withdrawn=list(numbers)):
                 size, who = message.size, peer.client_id

@@ -28,7 +28,7 @@ class Flood:
         facts = {
             "fields": [{"name": "input_ids", "dtype": "int64", "per_token": True, "shape": []}],
             "tokens": lengths,
-            "loss_tokens": lengths,
+            "loss_tokens": [tokens - 1] * samples,
         }
         self._facts = json.dumps(facts, separators=(",", ":"))[1:-1]
 

@@ -224,7 +224,7 @@ def test_with_groups_ignored_members_are_like_any_sample() -> None:
     [
         ("empty", make_sample(tokens=0)),
         ("too-long", make_sample(tokens=101)),
-        ("loss-tokens", make_sample(tokens=4, loss_tokens=5)),
+        ("loss-tokens", make_sample(tokens=4, loss_tokens=4)),
         ("larger-than-buffer", make_sample(tokens=99)),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_push_of_too_many_samples_is_refused(tmp_path: Path, count: int) -> No
             floor=0,
             fields=[m.FieldHeader(name="x", dtype=DType.INT8)],
             tokens=[1] * count,
-            loss_tokens=[1] * count,
+            loss_tokens=[0] * count,
             sample_ids=["s"] * count,
         )
         producer.send_bytes(codec.encode(push, count))

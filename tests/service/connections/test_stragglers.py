@@ -41,7 +41,7 @@ class Run:
         contents = [bytes([self._pushed + at]) * nbytes for at in range(len(groups))]
         spans = self.shared.spans(write_segment(contents), [nbytes] * len(groups))
         samples = tuple(
-            Sample(f"{self._pushed + at}", TOKENS, TOKENS, SCHEMA, span, group, 60)
+            Sample(f"{self._pushed + at}", TOKENS, TOKENS - 1, SCHEMA, span, group, 60)
             for at, (span, group) in enumerate(zip(spans, groups, strict=True))
         )
         self.core.push(Push("p", self._pushed, samples), 0.0)

@@ -98,7 +98,7 @@ def push_one(wire: Wire, seq: int = 0) -> None:
     tokens = np.arange(3, dtype=np.int64).tobytes()
     wire.say(
         m.Push(
-            first_seq=seq, floor=0, fields=[IDS], tokens=[3], loss_tokens=[3],
+            first_seq=seq, floor=0, fields=[IDS], tokens=[3], loss_tokens=[2],
             sample_ids=[f"s{seq}"],
         ),
         tokens,

@@ -52,7 +52,7 @@ class Sender(WireClient):
             floor=0,
             fields=[m.FieldHeader(name="input_ids", dtype=DType.INT64)],
             tokens=[tokens],
-            loss_tokens=[tokens],
+            loss_tokens=[tokens - 1],
             sample_ids=[name],
         )
         self._left = nbytes

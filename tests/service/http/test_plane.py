@@ -202,6 +202,7 @@ def test_the_description_is_openapi_with_the_fields_of_the_model(shared: ServePr
     request = described["components"]["schemas"]["PushRequest"]
     assert set(request["properties"]) == {
         "fields", "sample_id", "group_id", "group_size", "policy_version", "per_sample",
+        "loss_mask_shifted",
     }  # fmt: skip
     assert request["required"] == ["fields"]
     responses = described["paths"]["/v1/samples"]["post"]["responses"]

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample, Schema
+from rollout_dispatcher.service.http.bodies.samples import read_samples
 from rollout_dispatcher.service.http.bodies.tensors import Reading
-from tests.support.bodies import parse_body
+from tests.support.bodies import finish, parse_body
 from tests.support.samples import span_of
 
 
@@ -48,10 +49,19 @@ def test_a_sample_is_its_fields_in_the_order_of_their_names() -> None:
     assert values_of(sample, "reward") == [0.5]
 
 
-def test_without_a_mask_every_token_that_has_one_before_it_counts_for_the_loss() -> None:
+def test_every_token_that_has_one_before_it_may_count_for_the_loss() -> None:
     assert parse(input_ids=[5, 6, 7]).loss_tokens == 2
     assert parse(input_ids=[5]).loss_tokens == 0
-    assert parse(input_ids=[5, 6], loss_mask=[True, True]).loss_tokens == 2
+    assert parse(input_ids=[5, 6], loss_mask=[True, True]).loss_tokens == 1
+    assert parse(input_ids=[5], loss_mask=[True]).loss_tokens == 0
+
+
+def test_a_shifted_mask_is_moved_to_the_tokens_that_it_judges() -> None:
+    given = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}
+    text = json.dumps({"fields": given, "loss_mask_shifted": True}).encode()
+    (sample,), _, left_out = finish(read_samples(text, Reading()))
+    assert values_of(sample, "loss_mask") == [True, False, True]
+    assert (sample.loss_tokens, left_out) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.workers.support.peers import SCHEMA, micro_batch, sample, step
 
-HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=4, loss_samples=2)
+HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=3, loss_samples=2)
 
 
 def received(frame: bytes, schema: Schema = SCHEMA) -> Received:

@@ -33,7 +33,7 @@ def test_packed_is_one_row_and_where_each_sample_starts() -> None:
     assert packed.position_ids.tolist() == [0, 1, 2, 0, 1]
     assert (packed.cu_seqlens.tolist(), packed.cu_seqlens.dtype) == ([0, 3, 5], torch.int32)
     assert (packed.max_seqlen, packed.tokens, packed.num_samples) == (3, 5, 2)
-    assert packed.loss_mask.tolist() == [False, True, True, True, True]
+    assert packed.loss_mask.tolist() == [False, True, True, False, True]
     assert packed["reward"].tolist() == [18.0, 17.0]
     assert packed.sample_ids == ("a", "b")
     assert packed.group_ids == (None, None)
@@ -45,7 +45,7 @@ def test_padded_has_a_row_a_sample_and_zeros_behind() -> None:
     assert padded.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert padded.attention_mask.tolist() == [[True] * 3, [True, True, False]]
     assert padded.position_ids.tolist() == [[0, 1, 2], [0, 1, 0]]
-    assert padded.loss_weights.tolist() == [[0, 1, 1], [1, 1, 0]]
+    assert padded.loss_weights.tolist() == [[0, 1, 1], [0, 1, 0]]
     assert padded.reward.shape == (2,)
     assert "cu_seqlens" not in padded
 
@@ -54,7 +54,7 @@ def test_jagged_is_a_nested_tensor_with_the_same_rows() -> None:
     jagged = batch(*TWO, config=CollateConfig(LossConfig(2), Collation.JAGGED))
     assert jagged.input_ids.layout is torch.jagged
     assert [row.tolist() for row in jagged.input_ids.unbind()] == [[5, 6, 7], [8, 9]]
-    assert [row.tolist() for row in jagged.loss_weights.unbind()] == [[0, 1, 1], [1, 1]]
+    assert [row.tolist() for row in jagged.loss_weights.unbind()] == [[0, 1, 1], [0, 1]]
 
 
 #: Everything that one can make of a tensor in order to write into it.
@@ -102,22 +102,22 @@ def test_weights_that_are_changed_leave_a_mask_of_the_same_type(dtype: torch.dty
     )
     mask = torch.ones(2, dtype=dtype)
     span = np.array([5, 6]).tobytes() + mask.numpy().tobytes().ljust(16, b"\0")
-    one = Sample("s", 2, 2, schema, memoryview(span[: schema.nbytes(2)]))
+    one = Sample("s", 2, 1, schema, memoryview(span[: schema.nbytes(2)]))
     found = batch(one, config=CollateConfig(LossConfig(2, weights_dtype=dtype)))
     found.loss_weights.mul_(7)
-    assert found.loss_mask.tolist() == [1, 1]
+    assert found.loss_mask.tolist() == [0, 1]
 
 
 def test_token_mean_divides_by_the_loss_tokens_of_the_whole_step() -> None:
     packed = batch(*TWO)
-    assert packed.loss_weights.tolist() == [0, 1, 1, 1, 1]
+    assert packed.loss_weights.tolist() == [0, 1, 1, 0, 1]
     assert packed.loss_weights.dtype is torch.float32
-    assert packed.loss_scale == 2 / 4
+    assert packed.loss_scale == 2 / 3
 
 
 def test_sequence_mean_divides_by_each_sample_and_by_their_number() -> None:
     packed = batch(*TWO, config=SEQUENCE)
-    assert packed.loss_weights.tolist() == [0, 0.5, 0.5, 0.5, 0.5]
+    assert packed.loss_weights.tolist() == [0, 0.5, 0.5, 0, 1]
     assert packed.loss_scale == 2 / 2
 
 
@@ -143,9 +143,9 @@ def test_without_a_mask_the_first_token_of_a_sample_weighs_nothing(
             assert weights.tolist() == rows
 
 
-def test_with_a_mask_the_first_token_weighs_what_the_mask_says() -> None:
-    weights = batch(sample([5, 6], [1, 1]), sample([8], [1])).loss_weights
-    assert weights.tolist() == [1, 1, 1]
+def test_the_first_token_weighs_nothing_whatever_the_mask_says() -> None:
+    found = batch(sample([5, 6], [1, 1]), sample([8], [1]))
+    assert found.loss_weights.tolist() == found.loss_mask.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("normalisation", MEANS)
@@ -160,7 +160,7 @@ def test_a_step_of_one_token_samples_without_a_mask_has_no_gradient(
 
 def test_summed_gradients_are_not_scaled_by_the_ranks() -> None:
     config = CollateConfig(LossConfig(2, grad_reduction=GradReduction.SUM))
-    assert batch(*TWO, config=config).loss_scale == 1 / 4
+    assert batch(*TWO, config=config).loss_scale == 1 / 3
 
 
 @pytest.mark.parametrize("normalisation", MEANS)
@@ -226,7 +226,7 @@ def test_however_a_step_is_cut_the_loss_is_that_of_one_batch(
 ) -> None:
     """Ranks sum over their micro-batches and are averaged; the token's loss is its own id."""
     samples = [sample([t for t, _ in r], [int(k) for _, k in r]) for r in rollouts]
-    masked = [[t for t, kept in r if kept] for r in rollouts]
+    masked = [[t for t, kept in r[1:] if kept] for r in rollouts]
     counted = [item for item in masked if item]
     header = HEADER.model_copy(
         update={"loss_tokens": sum(map(len, counted)), "loss_samples": len(counted)}

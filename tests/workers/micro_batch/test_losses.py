@@ -49,7 +49,11 @@ NAMED = {
 
 
 def sample(weights: Sequence[float], group: str | None = None, name: str = "s") -> Sample:
-    """A sample whose mask is where it has a weight; its ids are 1, 2, 3, ..."""
+    """A first token of a weight that never counts, then tokens of these weights.
+
+    Its mask is where it has a weight; its ids are 1, 2, 3, ...
+    """
+    weights = [9.0, *weights]
     size, mask = len(weights), np.array(weights) > 0
     values = (
         np.arange(1, size + 1).tobytes(),
@@ -58,7 +62,7 @@ def sample(weights: Sequence[float], group: str | None = None, name: str = "s") 
     )
     rest = np.zeros(2 * size, np.float32).tobytes(), np.zeros(1, np.float32).tobytes()
     span = memoryview(join((*values, *rest)))
-    return Sample(name, size, int(mask.sum()), SCHEMA, span, group)
+    return Sample(name, size, int(mask[1:].sum()), SCHEMA, span, group)
 
 
 def received(frame: bytes) -> Received:
@@ -120,8 +124,8 @@ def config(losses: dict[str, Loss], main: str = "token-mean", **options: object)
 
 
 def value(weights: Sequence[float]) -> float:
-    """The weighted sum of one sample, whose token losses are 1, 2, 3, ..."""
-    return sum(w * (at + 1) for at, w in enumerate(weights))
+    """The weighted sum of one sample, whose token losses are 1, 2, 3, ..., of its second on."""
+    return sum(w * (at + 2) for at, w in enumerate(weights))
 
 
 def expected(name: str, found: Sequence[tuple[object, list[float]]]) -> float:
@@ -175,14 +179,14 @@ def test_however_a_step_is_cut_every_loss_is_that_of_one_batch(
 def test_without_groups_a_group_mean_is_a_sequence_mean(word: str) -> None:
     step = Dispatched([[sample([1, 1, 0]), sample([1], name="t")]])
     (one,) = step.collated(config({}, word))
-    assert (one.loss_scale, one.loss_weights.tolist()) == (0.5, [0.5, 0.5, 0, 1])
+    assert (one.loss_scale, one.loss_weights.tolist()) == (0.5, [0, 0.5, 0.5, 0, 0, 1])
 
 
 def test_a_group_mean_counts_members_on_other_ranks() -> None:
     step = Dispatched([[sample([1, 1], "g")], [sample([1, 1], "g", "t"), sample([1], None, "u")]])
     first, second = step.collated(config({}, "group-mean"))
-    assert first.loss_weights.tolist() == [0.25, 0.25]
-    assert second.loss_weights.tolist() == [0.25, 0.25, 1.0]
+    assert first.loss_weights.tolist() == [0, 0.25, 0.25]
+    assert second.loss_weights.tolist() == [0, 0.25, 0.25, 0, 1.0]
     assert first.loss_scale == second.loss_scale == first.loss_scales["loss"] == 0.5
 
 
@@ -194,8 +198,8 @@ def test_weights_have_the_layout_and_the_type_of_the_others(layout: Collation) -
     assert one.kl_weights.dtype is torch.bfloat16
     assert one.to(torch.float16).kl_weights.dtype is torch.bfloat16
     values = one.kl_weights.values() if layout is Collation.JAGGED else one.kl_weights
-    padded = [[0.25, 0.75], [1, 0]]
-    assert values.tolist() == (padded if layout is Collation.PADDED else [0.25, 0.75, 1])
+    padded = [[0, 0.25, 0.75], [0, 1, 0]]
+    assert values.tolist() == (padded if layout is Collation.PADDED else [0, 0.25, 0.75, 0, 1])
 
 
 def test_a_loss_over_the_loss_mask_needs_no_total_of_the_ranks() -> None:
@@ -288,5 +292,5 @@ def test_a_field_that_a_losss_weights_would_hide_is_told() -> None:
 @pytest.mark.parametrize("bad", [-0.5, float("nan"), float("inf")])
 def test_a_weight_that_is_none_names_its_sample(bad: float) -> None:
     step = Dispatched([[sample([1.0, 2.0]), sample([1.0, bad, 1.0], name="culprit")]])
-    with pytest.raises(SampleRefused, match=f"importance of sample culprit is {bad:g} at token 1"):
+    with pytest.raises(SampleRefused, match=f"importance of sample culprit is {bad:g} at token 2"):
         step.collated(config({"kl": Loss(weights="importance")}))

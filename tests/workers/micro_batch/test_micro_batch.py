@@ -100,7 +100,7 @@ def test_a_dataloader_hands_it_on_as_it_is() -> None:
 
     found, alike = DataLoader(Stream(), batch_size=None)
     assert isinstance(found, MicroBatch)
-    assert (found.loss_scale, found.input_ids.tolist()) == (0.5, [5, 6, 7, 8, 9])
+    assert (found.loss_scale, found.input_ids.tolist()) == (2 / 3, [5, 6, 7, 8, 9])
     assert alike.per_token == found.per_token == batch(*TWO).per_token
 
 
@@ -110,13 +110,13 @@ def test_what_is_put_in_goes_along(layout: Collation) -> None:
     shared = copy.copy(found)
     found["advantages"] = found["loss_weights"] * 2.0
     found["scores"] = torch.tensor([1.0, 2.0])
-    assert samples_of(found, "advantages") == [[0, 2, 2], [2, 2]]
+    assert samples_of(found, "advantages") == [[0, 2, 2], [0, 2]]
     for other in (found.as_packed(), found.as_padded(side="left"), found.as_jagged()):
-        assert samples_of(other, "advantages") == [[0, 2, 2], [2, 2]]
+        assert samples_of(other, "advantages") == [[0, 2, 2], [0, 2]]
         assert other.scores.tolist() == [1, 2]
     assert "advantages" not in shared
     del found["loss_mask"]
-    assert samples_of(replace(found), "advantages") == [[0, 2, 2], [2, 2]]
+    assert samples_of(replace(found), "advantages") == [[0, 2, 2], [0, 2]]
 
 
 def test_labels_follow_a_mask_that_is_replaced() -> None:
@@ -138,7 +138,7 @@ def test_functions_are_mapped_over_its_tensors_and_the_facts_go_along() -> None:
     twice = pytree.tree_map(lambda tensor: tensor * 2, found)
     assert isinstance(twice, MicroBatch)
     assert twice.input_ids.tolist() == [10, 12, 14, 16, 18]
-    assert (twice.sample_ids, twice.loss_scale, twice.step) == (("a", "b"), 0.5, 3)
+    assert (twice.sample_ids, twice.loss_scale, twice.step) == (("a", "b"), 2 / 3, 3)
     assert twice.placement is found.placement
     leaves, spec = pytree.tree_flatten({"batch": found})
     assert all(isinstance(leaf, Tensor) for leaf in leaves)
@@ -207,7 +207,8 @@ def test_padding_weighs_nothing_and_the_samples_are_all_there(
     assert samples_of(found, "input_ids") == lists
     assert samples_of(found, "position_ids") == [list(range(len(ids))) for ids in lists]
     counts = [
-        [float(token % 2 if masked else at > 0) for at, token in enumerate(ids)] for ids in lists
+        [float(at > 0 and (not masked or token % 2)) for at, token in enumerate(ids)]
+        for ids in lists
     ]
     assert samples_of(found, "loss_weights") == counts
     if found.layout is Collation.JAGGED:
@@ -216,7 +217,7 @@ def test_padding_weighs_nothing_and_the_samples_are_all_there(
         assert not padding_of(found, name).any(), name
     assert found.labels.shape == found.input_ids.shape
     labelled = found.labels.flatten() != -100
-    assert labelled.sum() == sum(sum(each[1:]) for each in counts)
+    assert labelled.sum() == sum(map(sum, counts))
     assert torch.equal(found.labels.flatten()[labelled], found.input_ids.flatten()[labelled])
 
 
@@ -246,7 +247,7 @@ def test_the_shapes_in_numbers() -> None:
     found = batch(*TWO, config=replace(PLAIN, sample_length_multiple=4, packed_length=10))
     assert found.input_ids.tolist() == [5, 6, 7, 0, 8, 9, 0, 0, 0, 0]
     assert found.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-    assert found.loss_mask.tolist() == [False, True, True, False, True, True, *[False] * 4]
+    assert found.loss_mask.tolist() == [False, True, True, False, False, True, *[False] * 4]
     assert found.labels.tolist() == [-100, 6, 7, -100, -100, 9, *[-100] * 4]
     assert found.cu_seqlens.tolist() == [0, 4, 8, 10]
     assert found.cu_seqlens_unpadded.tolist() == [0, 3, 5, 5]

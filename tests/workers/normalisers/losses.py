@@ -89,7 +89,10 @@ def textbook(name: str, model: TinyModel, chosen: list[RolloutSample]) -> Tensor
     for one in chosen:
         ids = torch.as_tensor(one.fields["input_ids"])
         weights = made_mask(ids) if name == MADE else torch.as_tensor(one.fields[loss.weights])
-        found.append((one.group_id or one.sample_id, model.sample_loss(ids), weights.double()))
+        weights = weights.to(torch.float64, copy=True)
+        if name != MADE:  # the first token is no target of a loss that the stream weighs
+            weights[0] = 0
+        found.append((one.group_id or one.sample_id, model.sample_loss(ids), weights))
     if not any(weights.any() for _, _, weights in found):
         return flat_tensor(model).sum() * 0.0
     word, _, number = loss.normalisation.partition(":")

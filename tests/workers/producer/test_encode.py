@@ -84,12 +84,42 @@ def test_a_scalar_or_a_named_field_is_per_sample_and_others_are_per_token() -> N
     assert found["input_ids"] == (True, ())
 
 
-def test_loss_tokens_are_those_of_the_mask_or_all_that_have_one_before_them() -> None:
+def test_loss_tokens_are_those_of_the_mask_or_all_but_the_first_that_never_counts() -> None:
     assert encode().loss_tokens == 2
     assert encode_only(input_ids=[5]).loss_tokens == 0
-    assert encode(loss_mask=[1, 1, 1]).loss_tokens == 3
+    assert encode_only(input_ids=[5], loss_mask=[1]).loss_tokens == 0
+    assert encode(loss_mask=[1, 1, 1]).loss_tokens == 2
     assert encode(loss_mask=[0, 1, 1]).loss_tokens == 2
     assert encode(loss_mask=torch.tensor([0, 1, 0], dtype=torch.bfloat16)).loss_tokens == 1
+
+
+def test_a_mask_that_marks_first_tokens_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    encoder, sample = Encoder(), RolloutSample({"input_ids": [5, 6], "loss_mask": [1, 1]})
+    batch = [encoder.encode(sample) for _ in range(3)]
+    (record,) = caplog.records
+    assert "make the producer with loss_mask_shifted=True" in record.message
+    assert header(batch, "p", 0).left_out == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "sent", "counted", "left_out"),
+    [
+        ([0, 1, 1, 0], [0, 0, 1, 1], 2, 0),
+        ([1, 1, 1, 1], [1, 1, 1, 1], 3, 1),
+        (torch.tensor([0, 0, 1, 1], dtype=torch.bfloat16), [0x3F80, 0, 0, 0x3F80], 1, 1),
+    ],
+)
+def test_a_shifted_mask_is_sent_as_any_other(
+    mask: Any, sent: list[int], counted: int, left_out: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = Encoder(loss_mask_shifted=True)
+    for _ in range(2):  # the second is recognised by the first
+        found = encoder.encode(RolloutSample({"input_ids": [5, 6, 7, 8], "loss_mask": mask}))
+        ids, moved = found.arrays
+        assert (ids.tolist(), moved.tolist()) == ([5, 6, 7, 8], sent)
+        assert (found.loss_tokens, found.left_out) == (counted, left_out)
+    assert encoder.encode(RolloutSample({"input_ids": [5, 6]})).loss_tokens == 1
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

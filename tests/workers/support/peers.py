@@ -199,7 +199,7 @@ def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sa
     values: list[NDArray[np.generic]] = [np.array(ids, np.int64), loss]
     values.append(np.array([sum(ids)], np.float32))
     span = join(item.tobytes() for item in values)
-    return Sample(name, len(ids), int(loss.sum()), SCHEMA, memoryview(span), policy_version=1)
+    return Sample(name, len(ids), int(loss[1:].sum()), SCHEMA, memoryview(span), policy_version=1)
 
 
 def unmasked(ids: list[int]) -> Sample:

@@ -33,13 +33,17 @@ class TinyModel(nn.Module):
         rows = [input_ids[a:b] for a, b in pairwise(bounds)]
         if not shifted:
             return torch.cat([self.sample_loss(ids) for ids in rows])
-        logits = torch.cat([self._logits(ids)[1:] for ids in rows])
+        logits = torch.cat([self.logits(ids) for ids in rows])
         losses = functional.cross_entropy(logits[:-1], input_ids[1:], reduction="none")
         return functional.pad(losses, (1, 0))
 
     def sample_loss(self, ids: Tensor) -> Tensor:
         """Loss of every token of one sample, [tokens]."""
         return functional.cross_entropy(self._logits(ids)[:-1], ids, reduction="none")
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """What is expected behind each token of a sample, [tokens, VOCABULARY]."""
+        return self._logits(ids)[1:]
 
     def _logits(self, ids: Tensor) -> Tensor:
         """What is expected before, between and after the tokens, [tokens + 1, VOCABULARY]."""

@@ -23,9 +23,9 @@ from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import forms, layouts
 from rollout_workers.micro_batch.delivery import Delivery, InPlace
 from rollout_workers.micro_batch.layouts import LABELS, Collation, Placement, bounds
-from rollout_workers.micro_batch.loss.config import MAIN, LossConfig
+from rollout_workers.micro_batch.loss.config import LOSS_MASK, MAIN, LossConfig
 from rollout_workers.micro_batch.loss.totals import StepTotals
-from rollout_workers.micro_batch.loss.weights import token_weights
+from rollout_workers.micro_batch.loss.weights import firsts, token_weights
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import Block
@@ -102,6 +102,8 @@ def collate(
         made = _MADE | {loss.weights for loss in totals.losses}
         chosen, left_out = _chosen(received, config.fields, made)
     per_token, others, text = _fields(chosen.copied(config.memory) if copy else chosen)
+    if (mask := per_token.get(LOSS_MASK)) is not None:
+        per_token[LOSS_MASK] = _without_firsts(mask, header.tokens)
     source = per_token if config.fields is None else _per_token(received)
     if "input_ids" not in source:
         raise ProtocolError("the samples have no per-token field input_ids")
@@ -161,6 +163,12 @@ def _chosen(
             f"in the samples, and {', '.join(sorted(made - names))} made of them"
         )
     return received.only(wanted), there - wanted
+
+
+def _without_firsts(mask: Tensor, tokens: list[int]) -> Tensor:
+    """The loss mask without the first token of each sample; the very tensor if it marks none."""
+    rows = torch.tensor(firsts(tokens))
+    return mask.index_fill(0, rows, 0) if mask[rows].any() else mask
 
 
 def _labels(source: dict[str, Tensor], tokens: list[int]) -> Tensor:

@@ -32,8 +32,8 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
         input_ids, position_ids  int64, per token; positions restart at 0 with every sample
         loss_weights             `weights_dtype`, per token: weight of the loss of predicting this
-                                 token from those before it in its sample. By the `loss_mask`;
-                                 without one the first token of each sample has weight 0
+                                 token from those before it in its sample, by the `loss_mask`;
+                                 the first token of each sample has weight 0
         NAME_weights             the same for each of the stream's other `losses`
         cu_seqlens               packed and jagged: int32 [n + 1], where each sample starts
         attention_mask           padded: bool [n, longest], true on tokens
@@ -150,8 +150,8 @@ class MicroBatch(MutableMapping[str, Tensor]):
         """`input_ids` where the loss counts, else -100; int64, laid out as they are.
 
         Label i is predicted from the tokens before i, which is what Hugging Face models expect:
-        they shift by themselves. The first token of a sample has none before it, so its label is
-        -100 whatever the `loss_mask` says. A field `labels` of the samples' own is not touched.
+        they shift by themselves. The first token of a sample has none before it, and so no label.
+        A field `labels` of the samples' own is not touched.
 
         Raises ConfigError where the stream's `fields=` leaves out what they are made of.
         """
@@ -266,7 +266,6 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
             loss = model(**micro_batch.as_hf(), num_items_in_batch=1).loss * micro_batch.loss_scale
 
-        The step's total counts a first token that the `loss_mask` counts, though it has no label.
         Without `num_items_in_batch` a filler's loss is NaN: none of its labels counts.
         """
         nested = self.layout is Collation.JAGGED

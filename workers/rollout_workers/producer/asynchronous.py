@@ -40,6 +40,9 @@ class AsyncRolloutProducer:
         without dimensions are per-sample anyway, every other field is per-token.
     ragged: names of fields whose first dimension is a number of rows of each sample's own, 0 or
         more (`pixel_values` [patches, 1176], `image_grid_thw` [images, 3]); a str is text anyway.
+    loss_mask_shifted: whether `loss_mask[i]` says of token i + 1 that it is a target, as where the
+        mask was made for logits; by default it says so of token i. `push_references` is refused
+        then: such a mask cannot be moved where it lies.
     group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
         nobody knows before `close_group`.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
@@ -58,6 +61,7 @@ class AsyncRolloutProducer:
         *,
         per_sample: Collection[str] = (),
         ragged: Collection[str] = (),
+        loss_mask_shifted: bool = False,
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         on_run_change: str = "warn",
@@ -66,7 +70,8 @@ class AsyncRolloutProducer:
         if on_run_change not in ("warn", "raise"):
             raise ConfigError(f"on_run_change is {on_run_change!r}; choose from warn, raise")
         shown = Credentials.from_environment() if credentials is None else credentials
-        self._encoder = Encoder(per_sample, ragged)
+        self._encoder = Encoder(per_sample, ragged, loss_mask_shifted=loss_mask_shifted)
+        self._loss_mask_shifted = loss_mask_shifted
         self._client = ProducerClient(
             Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed,
             raises_run_change=on_run_change == "raise",
@@ -232,6 +237,13 @@ class AsyncRolloutProducer:
 
     def encode_references(self, samples: Iterable[ReferencedSample]) -> list[EncodedSample]:
         """Check samples that lie in a payload store; raises SampleRefused. Any thread may."""
+        if self._loss_mask_shifted:
+            raise SampleRefused(
+                "bad-sample",
+                "this producer was made with loss_mask_shifted=True, and the loss_mask of a "
+                "referenced sample is read as it lies: write it with loss_mask[i] for token i, and "
+                "push its reference by another producer",
+            )
         return references.encode(samples, self._client.payload_stores, self._group_size)
 
     async def push_encoded(

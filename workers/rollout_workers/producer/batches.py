@@ -58,6 +58,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
             group_sizes=[_size(sample) for sample in samples] if sized else None,
             policy_versions=_unless_empty([sample.policy_version for sample in samples]),
             rows=_rows(samples),
+            left_out=sum(sample.left_out for sample in samples),
             first_seq=first_seq,
             floor=first_seq,
             named=samples[0].sample_id is not None,

@@ -4,11 +4,14 @@ A sample's span is its fields' memory with zeros between them. Who sends it read
 must not change until the sample is answered.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference
@@ -17,6 +20,8 @@ from rollout_dispatcher.sample import Outcome, Schema
 from rollout_workers.metadata import GroupSize, size_of, version_of
 from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
 from rollout_workers.producer.to_array import Array, ArrayLike
+
+log = logging.getLogger(__name__)
 
 #: Types of policy versions that are sent as they are.
 _PLAIN = frozenset({int, type(None)})
@@ -28,9 +33,10 @@ class RolloutSample:
 
     fields: `input_ids` [tokens] and any others. `loss_mask` [tokens] of zeros and ones: with
         `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
-        in its sample; without a mask all tokens but the first are. Weights of other values are a
-        field of their own, see `Loss`. A str is one text a sample. Large arrays and tensors are
-        sent from where they are: leave them as they are until the push has returned or raised.
+        in its sample; without a mask all tokens are. The first token never is, whatever the mask
+        says. Weights of other values are a field of their own, see `Loss`. A str is one text a
+        sample. Large arrays and tensors are sent from where they are: leave them as they are until
+        the push has returned or raised.
     group_id: names one group of the run: what is generated for its prompt again, or in another
         epoch, is a group of another id (`f"{prompt}@{epoch}"`).
     group_size: members that the group will have in the end, or `at-close` if nobody knows before
@@ -56,6 +62,7 @@ class EncodedSample(NamedTuple):
         memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens, rows)`. group_size: 0 if it
         is told when the group is closed. rows: of each ragged field, in the order of `schema`.
         reference: where the span is if it lies in a payload store; no arrays and no bytes then.
+        left_out: tokens that the mask marks and `loss_tokens` leaves out, 0 or 1.
     """
 
     schema: Schema
@@ -69,6 +76,7 @@ class EncodedSample(NamedTuple):
     policy_version: int | None = None
     rows: tuple[int, ...] = ()
     reference: Reference | None = None
+    left_out: int = 0
 
 
 def rollout_samples(given: object) -> list[RolloutSample]:
@@ -99,10 +107,19 @@ class Encoder:
 
     per_sample: names of fields that have one value a sample although they have dimensions.
     ragged: names of fields whose first dimension is a number of rows of each sample's own.
+    loss_mask_shifted: whether `loss_mask[i]` judges token i + 1. It is sent with i for token i, so
+        that the dispatcher and ranks know one convention only.
     """
 
-    def __init__(self, per_sample: Collection[str] = (), ragged: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        per_sample: Collection[str] = (),
+        ragged: Collection[str] = (),
+        *,
+        loss_mask_shifted: bool = False,
+    ) -> None:
         self._named = Named.of(per_sample, ragged)
+        self._loss_mask_shifted, self._warned = loss_mask_shifted, False
         # Two, as one thread is told of the run's samples while others encode.
         self._known: Layout | None = None  # of the run's samples
         self._latest: Layout | None = None  # of the sample before, while those are not known
@@ -133,11 +150,17 @@ class Encoder:
         ids = arrays[layout.ids]
         layout.check_ids(ids)
         tokens = len(ids)
+        if self._loss_mask_shifted and layout.mask is not None:
+            # The last position, which judges a token that is not there, is left out as the first.
+            arrays[layout.mask] = np.roll(arrays[layout.mask], 1)
+        loss_tokens, left_out = layout.loss_tokens(arrays, tokens)
+        if left_out and not self._loss_mask_shifted:
+            self._warn()
         rows = layout.rows(arrays) if layout.ragged else ()
         return EncodedSample(
             layout.schema,
             tokens,
-            layout.loss_tokens(arrays, tokens),
+            loss_tokens,
             arrays,
             layout.schema.nbytes(tokens, rows),
             sample.sample_id,
@@ -145,6 +168,7 @@ class Encoder:
             None if (size := sample.group_size) is None else size_of(size, sample.group_id),
             version if type(version := sample.policy_version) in _PLAIN else version_of(version),
             rows,
+            left_out=left_out,
         )
 
     def refit(
@@ -175,6 +199,17 @@ class Encoder:
             for index, sample in found.items()
             if sample.group_id is None or members[sample.group_id] == sample.group_size
         }
+
+    def _warn(self) -> None:
+        """Say once that a mask marks what cannot be predicted: it may mean something else."""
+        if self._warned:
+            return
+        self._warned = True
+        log.warning(
+            "loss_mask marks the first token of a sample, which no token before it predicts: it is "
+            "left out of the loss, here and in every sample. If loss_mask[i] is meant for token "
+            "i + 1, make the producer with loss_mask_shifted=True"
+        )
 
     def _lay_out(self, fields: Mapping[str, ArrayLike]) -> tuple[Layout, list[Array]]:
         known = self._known

@@ -139,19 +139,21 @@ class Layout(NamedTuple):
             at = int(np.argmax(ids < 0))
             raise SampleRefused("bad-field", negative_id(f"input_ids[{at}]", int(ids[at])))
 
-    def loss_tokens(self, arrays: list[Array], tokens: int) -> int:
-        """How many tokens the loss counts. Raises SampleRefused for a mask of other values.
+    def loss_tokens(self, arrays: list[Array], tokens: int) -> tuple[int, int]:
+        """How many tokens the loss counts, and how many that the mask marks are left out, 0 or 1.
 
-        Without a mask: all but the first, which nothing in the sample predicts.
+        The first token is never a target, as nothing in the sample predicts it. Raises
+        SampleRefused for a mask of other values than zeros and ones.
         """
         if self.mask is None:
-            return tokens - 1
+            return tokens - 1, 0
         mask, dtype = arrays[self.mask], self.traits[self.mask].dtype
         if dtype is not DType.BOOL:
             one = 0x3F80 if dtype is DType.BFLOAT16 else 1
             if not np.isin(mask, (0, one)).all():
                 raise _bad_mask()
-        return int(np.count_nonzero(mask))
+        left_out = int(np.count_nonzero(mask[:1]))
+        return int(np.count_nonzero(mask)) - left_out, left_out
 
 
 def layout_of(schema: Schema, set_by: str) -> Layout:

@@ -8,7 +8,7 @@ counted in *units*: as they are, or by groups where a batch is counted so.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
-from operator import le
+from operator import lt
 
 from rollout_dispatcher.core.buffer.ages import Ages
 from rollout_dispatcher.core.buffer.entry import Amount, Entry
@@ -135,11 +135,11 @@ class SampleBuffer:
                 f"{self.limits.max_sample_tokens}; truncate the rollout, raise "
                 "--micro-batch-tokens or --max-sample-tokens, or set --oversize alone",
             )
-        if sample.loss_tokens > sample.tokens:
+        if sample.loss_tokens >= sample.tokens:
             raise SampleRefused(
                 "loss-tokens",
                 f"sample {sample.sample_id} claims {sample.loss_tokens} loss tokens of "
-                f"{sample.tokens} tokens",
+                f"{sample.tokens} tokens; the first is never a target, as nothing predicts it",
             )
         if not self._takes(sample.schema):
             raise self._other_fields(sample)
@@ -283,7 +283,7 @@ class SampleBuffer:
             and self._takes(schema)
             and min(samples.tokens) >= 1
             and max(samples.tokens) <= self.limits.max_sample_tokens
-            and all(map(le, samples.loss_tokens, samples.tokens))
+            and all(map(lt, samples.loss_tokens, samples.tokens))
             and self._fit_alone(samples.payloads)
         )
 

@@ -38,6 +38,8 @@ class Push(HasSamples, HasFields):
     named: the sample ids were given by the user, so repeats across producers are duplicates.
     group_sizes: members of each sample's group, 0 where `CloseGroup` will tell; left out where
         they are as configured.
+    left_out: positions that `loss_mask` marks in these samples and `loss_tokens` leaves out,
+        counted in a metric.
     segment: bytes of the spans, with the capability `shared-memory`, if they are in a sealed
         segment instead of the payload, which is empty then; its descriptor comes with this
         message's first byte.
@@ -50,6 +52,7 @@ class Push(HasSamples, HasFields):
     floor: Count
     named: bool = False
     group_sizes: list[Count] | None = None
+    left_out: Count = 0
     segment: Total | None = None
 
     def spans(self, nbytes: int) -> list[int]:

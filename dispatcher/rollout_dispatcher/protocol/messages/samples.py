@@ -139,7 +139,7 @@ class HasSamples(Message):
     """Facts about samples.
 
     tokens: of each sample.
-    loss_tokens: tokens of each that the loss counts.
+    loss_tokens: tokens of each that the loss counts; never the first, which nothing predicts.
     sample_ids: what each is known by.
     group_ids: the group of each, null for none; left out where no sample has one.
     policy_versions: version of the weights that wrote the oldest token of each; left out where

@@ -21,11 +21,10 @@ from rollout_dispatcher.errors import (
     TooManyBodies,
     UnknownEncoding,
 )
-from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.http.bodies.body import Body
 from rollout_dispatcher.service.http.bodies.encoding import Decode, decoder
 from rollout_dispatcher.service.http.bodies.pieces import PIECE, Turns, in_pieces
-from rollout_dispatcher.service.http.bodies.samples import first_of, read_samples
+from rollout_dispatcher.service.http.bodies.samples import Read, first_of, read_samples
 from rollout_dispatcher.service.http.bodies.tensors import Reading
 from rollout_dispatcher.service.http.guard import problem
 from rollout_dispatcher.service.http.places import HttpPlaces
@@ -93,14 +92,15 @@ class Pushes:
             chunks.clear()
             if decode is not None:
                 body = await in_pieces(decode(body, config.max_body_bytes))
-            samples, named = await self._read(body)
+            read = await self._read(body)
             self._check_serves()
-            push = SamplePush(samples, named=named)
-            del samples
+            self._router.metrics.loss_positions_left_out.inc(read.left_out)
+            push = SamplePush(read.samples, named=read.named)
+            del read
             await in_pieces(push.attempt(self._router, all_of_them=True))
             return push
 
-    async def _read(self, body: bytes) -> tuple[list[Sample], bool]:
+    async def _read(self, body: bytes) -> Read:
         """As `read_samples`: once more if the run's fields were decided meanwhile."""
         reading = self._reading()
         found = await in_pieces(read_samples(body, reading))

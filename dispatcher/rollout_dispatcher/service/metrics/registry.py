@@ -113,6 +113,12 @@ class Metrics:
         )
         for outcome in OUTCOMES:
             self.config_reloads.labels(outcome)
+        self.loss_positions_left_out = Counter(
+            "dispatcher_loss_positions_left_out",
+            "Positions that loss masks of pushed samples mark and the loss leaves out: of first "
+            "tokens, or the last of shifted masks.",
+            registry=registry,
+        )
         self._config_generation = Gauge(
             "dispatcher_config_generation",
             "Changes of the settings since the start.",

@@ -39,7 +39,7 @@ def test_they_are_pushed_without_a_payload() -> None:
     [
         (replace(ONE, tokens=4), "bad-metadata", "takes 40 bytes with these fields"),
         (replace(ONE, tokens=0), "bad-metadata", "has 0 tokens"),
-        (replace(ONE, loss_tokens=4), "bad-metadata", "no more loss tokens than tokens"),
+        (replace(ONE, loss_tokens=3), "bad-metadata", "all but the first at most"),
         (replace(ONE, rows={}), "bad-metadata", "its ragged fields are"),
         (replace(ONE, rows={"env": -3}), "bad-metadata", "has -3 rows"),
         (replace(ONE, reference=Reference(STORED, 40, 32)), "bad-metadata", "at 40 of 64"),

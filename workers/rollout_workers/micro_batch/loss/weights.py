@@ -23,9 +23,10 @@ def token_weights(
     if header.is_filler:
         return torch.zeros(sum(header.tokens), dtype=config.weights_dtype)
     if values is None:
-        weights = _all_but_first(header.tokens).to(config.weights_dtype)
+        weights = torch.ones(sum(header.tokens), dtype=config.weights_dtype)
     else:
         weights = _as_weights(values, config.weights_dtype)
+    weights[firsts(header.tokens)] = 0
     if loss.normaliser.share is not Share.NOTHING:
         shares = _shares(loss, header, values, totals)
         exact = np.float64 if config.weights_dtype is torch.float64 else np.float32
@@ -47,11 +48,11 @@ def _shares(
 
 
 def sample_weights(loss: NamedLoss, header: m.MicroBatch, values: Tensor) -> FloatArray:
-    """The sum of the weights of each sample, float64[n].
+    """The sum of the weights of each sample but for its first token's, float64[n].
 
     Raises SampleRefused that names the sample where a weight is negative or no number.
     """
-    numbers = values.double().numpy()
+    numbers = values.to(torch.float64, copy=True).numpy()
     if not (numbers >= 0).all() or np.isinf(numbers).any():
         at = int(np.flatnonzero(~(numbers >= 0) | np.isinf(numbers))[0])
         sample, token = _place(header.tokens, at)
@@ -60,6 +61,7 @@ def sample_weights(loss: NamedLoss, header: m.MicroBatch, values: Tensor) -> Flo
             f"{loss.field} of sample {header.sample_ids[sample]} is {numbers[at]:g} at token "
             f"{token}; the weights of loss {loss.name} are numbers from 0 on",
         )
+    numbers[firsts(header.tokens)] = 0
     found: FloatArray = np.add.reduceat(numbers, bounds(header.tokens)[:-1])
     return found
 
@@ -71,14 +73,12 @@ def _place(tokens: Sequence[int], at: int) -> tuple[int, int]:
     return sample, at - starts[sample]
 
 
-def _all_but_first(tokens: list[int]) -> Tensor:
-    """1 for every token that others of its sample come before, else 0; [total].
+def firsts(tokens: Sequence[int]) -> list[int]:
+    """Where the first token of each sample is, [n]; it is never a target of any loss.
 
-    End to end with others, the first would be scored by the last logits of the sample before.
+    End to end with others, it would be scored by the last logits of the sample before.
     """
-    ones = np.ones(sum(tokens), np.float32)
-    ones[bounds(tokens)[:-1]] = 0.0
-    return torch.from_numpy(ones)
+    return bounds(tokens)[:-1]
 
 
 def _as_weights(values: Tensor, dtype: torch.dtype) -> Tensor:

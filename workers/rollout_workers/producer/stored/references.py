@@ -21,7 +21,9 @@ class ReferencedSample:
         8 bytes from its beginning, with zeros between; `schema.nbytes(tokens, rows)` bytes.
         Whoever pushes it gives the whole object away: it is released once the dispatcher needs
         none of the samples that were pushed of it.
-    tokens, loss_tokens: how many it has, and how many of them the loss counts.
+    tokens, loss_tokens: how many it has, and how many of them the loss counts: of those that its
+        `loss_mask` marks all but the first token, which is never a target; without a mask
+        `tokens - 1`.
     rows: of each ragged field by its name, those of this sample.
     others: as those of `RolloutSample`.
     """
@@ -133,11 +135,11 @@ def _check_schema(at: int, schema: Schema) -> None:
 
 
 def _check_counts(at: int, given: ReferencedSample) -> None:
-    if given.tokens < 1 or not 0 <= given.loss_tokens <= given.tokens:
+    if given.tokens < 1 or not 0 <= given.loss_tokens < given.tokens:
         raise SampleRefused(
             "bad-metadata",
             f"sample {at} has {given.tokens} tokens, of which {given.loss_tokens} count for the "
-            "loss; a sample has one token at least, and no more loss tokens than tokens",
+            "loss; a sample has one token at least, and the loss counts all but the first at most",
         )
     if min(given.rows.values(), default=0) < 0:
         raise SampleRefused("bad-metadata", f"sample {at} has {min(given.rows.values())} rows")

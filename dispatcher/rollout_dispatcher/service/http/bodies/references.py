@@ -60,7 +60,7 @@ class ReferenceRequest(Metadata):
     tokens: Tokens
     """that it has"""
     loss_tokens: Count
-    """of these, how many the loss counts"""
+    """of these, how many the loss counts; never the first, which is no target"""
     rows: Annotated[dict[Name, Rows], Declared(max_length=MAX_FIELDS, default_factory=dict)]
     """how many it has of each ragged field; of a text, its bytes in UTF-8"""
 

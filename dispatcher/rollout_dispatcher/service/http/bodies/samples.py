@@ -9,12 +9,14 @@ A list of numbers is a tensor, whose element type is found in `tensors`;
 many entries as `input_ids` is per token, any other is per sample, unless `per_sample` names it, the
 run's samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
 `loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
-without one, all but the first are. A sample with a `reference` has no tensors: `references.py`.
+without one, all are. The first token never is, whatever the mask says. With `"loss_mask_shifted":
+true` beside the fields position i of the mask is for token i + 1. A sample with a `reference` has
+no tensors: `references.py`.
 """
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -74,9 +76,13 @@ class PushRequest(Metadata):
         Declared(
             max_length=MAX_FIELDS,
             description="tensors by name, or texts; input_ids is required; loss_mask says which "
-            "tokens are targets of the loss, all but the first without it",
+            "tokens are targets of the loss, all without it; the first never is",
         ),
     ]
+    loss_mask_shifted: Annotated[
+        bool,
+        Declared(description="whether position i of loss_mask is for token i + 1"),
+    ] = False
     per_sample: Annotated[
         list[Name],
         Declared(
@@ -87,16 +93,24 @@ class PushRequest(Metadata):
     ]
 
 
-def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool]]:
+class Read(NamedTuple):
+    """Samples of a body. named: whether their ids were given. left_out: see `m.Push`."""
+
+    samples: list[Sample]
+    named: bool
+    left_out: int
+
+
+def read_samples(body: bytes, reading: Reading) -> Work[Read]:
     """Samples of a body that is one object, an array of objects, or an object a line.
 
-    Also returns whether their ids were given. Raises ProtocolError, with the place.
+    Raises ProtocolError, with the place.
     """
     if body.startswith(b"\xef\xbb\xbf"):
         raise ProtocolError("the body begins with a byte order mark, which JSON has none of")
     text = JsonText(body, finite=not reading.allow_non_finite)
     samples, named = list[Sample](), set[bool]()
-    taken = set[tuple[str, str]]()
+    taken, left_out = set[tuple[str, str]](), 0
     is_array = text.take(OPEN)
     goes_on = not text.take(CLOSE) if is_array else text.peek() != END
     while goes_on:
@@ -109,7 +123,9 @@ def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool
             if isinstance(request, ReferenceRequest):
                 samples.append(referenced(request, reading, taken))
             else:
-                samples.append((yield from _sample(request, reading)))
+                sample, skipped = yield from _sample(request, reading)
+                samples.append(sample)
+                left_out += skipped
         except ValidationError as error:
             text.fail(first_of(error, (*kind.model_fields, REFERENCE)), start)
         except FieldRefused as error:
@@ -126,7 +142,7 @@ def read_samples(body: bytes, reading: Reading) -> Work[tuple[list[Sample], bool
         text.fail("the body ends behind the array")
     if not samples:
         raise ProtocolError("the body holds no sample")
-    return samples, named.pop()
+    return Read(samples, named.pop(), left_out)
 
 
 def first_of(error: ValidationError, known: Iterable[str] = ()) -> str:
@@ -156,7 +172,8 @@ def _words(message: str) -> str:
     return re.sub(r"^(Input|String|Dictionary|List) should", "it must", message)
 
 
-def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
+def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
+    """A sample, and how many positions that its mask marks are left out."""
     given: dict[str, tuple[Tensor, ElementType]] = {}
     for name in sorted(request.fields):
         given[name] = yield from _tensor(name, request.fields[name], reading)
@@ -167,15 +184,18 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
         raise FieldRefused("fields.input_ids must be a list of integers")
     _check_ids(ids[0])
     (tokens,) = ids[0].shape
-    mask = given.get("loss_mask")
-    loss_tokens = max(0, tokens - 1) if mask is None else _loss_tokens(mask[0], ids[0].shape)
+    loss_tokens, left_out = max(0, tokens - 1), 0
+    if (mask := given.get("loss_mask")) is not None:
+        if request.loss_mask_shifted:
+            mask[0].roll()
+        loss_tokens, left_out = _loss_tokens(mask[0], ids[0].shape)
     schema = _schema(given, tokens, frozenset(request.per_sample), reading)
     rows = tuple(given[name][0].shape[0] for name in schema.ragged)
     span = memoryview(bytearray(schema.nbytes(tokens, rows)))
     places = schema.slices(tokens, rows)
     for (name, (tensor, element)), place in zip(given.items(), places, strict=True):
         yield from tensor.written(name, element, span[place])
-    return Sample(
+    sample = Sample(
         tokens=tokens,
         loss_tokens=loss_tokens,
         schema=schema,
@@ -183,6 +203,7 @@ def _sample(request: PushRequest, reading: Reading) -> Work[Sample]:
         rows=rows,
         **request.told(reading),
     )
+    return sample, left_out
 
 
 def _encoded(
@@ -235,7 +256,8 @@ def _check_ids(ids: Tensor) -> None:
         at += len(piece)
 
 
-def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
+def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Those that the loss counts, and those left out: the first, if the mask marks it."""
     if mask.shape != shape:
         raise FieldRefused(f"fields.loss_mask has shape {mask.shape}, input_ids {shape}")
     if not all(((piece == 0) | (piece == 1)).all() for piece in mask.pieces):
@@ -243,7 +265,8 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> int:
             "fields.loss_mask must be zeros and ones, one a token; weights of other "
             "values are a field of their own, which losses= of MicroBatchStream names"
         )
-    return sum(int(np.count_nonzero(piece)) for piece in mask.pieces)
+    left_out = sum(int(np.count_nonzero(piece[:1])) for piece in mask.pieces[:1])
+    return sum(int(np.count_nonzero(piece)) for piece in mask.pieces) - left_out, left_out
 
 
 def _tensor(name: str, value: Any, reading: Reading) -> Work[tuple[Tensor, ElementType]]:

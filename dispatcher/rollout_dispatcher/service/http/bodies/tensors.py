@@ -118,6 +118,13 @@ class Tensor:
         self._extend(1, row.shape)
         self.pieces += row.pieces
 
+    def roll(self) -> None:
+        """Move each value of a flat tensor one place up, and the last one to the front."""
+        if self.pieces:
+            last = self.pieces[-1]
+            self.pieces[-1:] = [last[:-1]]
+            self.pieces.insert(0, last[-1:])
+
     def _extend(self, rows: int, shape: tuple[int, ...]) -> None:
         if self._row not in (None, shape):
             raise ValueError(f"a row has shape {shape}, those before it {self._row}")
