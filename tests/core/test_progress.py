@@ -10,7 +10,6 @@ number of rounds that is stated below nothing is left but what a living producer
 from collections import deque
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -34,6 +33,7 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.plan import PlanConfig
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
+from tests.support.core.silence import assert_silent, is_due, sequences
 from tests.support.samples import IDS, make_sample
 
 BATCH, TOKENS = 4, 4
@@ -106,14 +106,24 @@ class Progress(RuleBasedStateMachine):
         self.recalled: deque[PushRecalled] = deque()
         self.to_journal: deque[PayloadsToJournal] = deque()
         self.wanted: PlanWanted | ReplanWanted | None = None
-        self.perform(self.core.join(RankHello("0", 0, 2, None), self.now))
-        self.perform(self.core.join(RankHello("1", 1, 2, 1), self.now))
+        self.said: dict[int, tuple[int, bool]] = {}
+        ahead = drawn.draw(st.sampled_from([1, 0, 2]), "prefetched steps")
+        self.perform(self.core.join(RankHello("0", 0, 2, None, ahead), self.now))
+        self.perform(self.core.join(RankHello("1", 1, 2, 1, ahead), self.now))
 
     def settings(self, drawn: st.DataObject) -> dict[str, object]:  # noqa: ARG002
         """What else is configured; for other machines."""
         return {}
 
     def perform(self, decision: Decision) -> None:
+        """Carry out what was decided; then there is nothing left to decide."""
+        self.carry_out(decision)
+        if is_due(self.core, self.now):
+            self.carry_out(self.core.tick(self.now))
+            assert not is_due(self.core, self.now), "a tick must do what was due"
+        assert_silent(self.core, self.now)
+
+    def carry_out(self, decision: Decision) -> None:
         for effect in decision.effects:
             match effect:
                 case PlanWanted() | ReplanWanted():
@@ -260,12 +270,18 @@ class Progress(RuleBasedStateMachine):
                     self.core.prepared(rank, number, step.digest, self.now, attempt=step.attempt)
                 )
             for rank in (0, 1):
-                self.perform(self.core.demand(rank, number, self.now, hungry=False))
+                self.demand(rank, number, hungry=False)
             for rank in (0, 1):
                 self.perform(self.core.commit(rank, number, self.now))
         for rank in (0, 1):
             taken = self.core._ledger.ranks[rank].taken
-            self.perform(self.core.demand(rank, taken, self.now, hungry=True))
+            self.demand(rank, taken, hungry=True)
+
+    def demand(self, rank: int, taken: int, *, hungry: bool) -> None:
+        """A rank says where it is, once: nobody is woken by hearing it again."""
+        if self.said.get(rank) != (taken, hungry):
+            self.said[rank] = taken, hungry
+            self.perform(self.core.demand(rank, taken, self.now, hungry=hungry))
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 5.0]))
     def pass_time(self, seconds: float) -> None:
@@ -349,4 +365,4 @@ def _push(by: str, first: int, samples: tuple[Sample, ...]) -> Push:
 
 
 TestProgress = Progress.TestCase
-TestProgress.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+TestProgress.settings = sequences(250, steps=40)

@@ -3,13 +3,13 @@
 The same machine as in test_progress.py, with more that may happen.
 """
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.producers.push import Push
 from tests.core.test_progress import BATCH, TOKENS, Progress
+from tests.support.core.silence import sequences
 from tests.support.samples import make_sample
 
 VERSIONS = 4
@@ -77,4 +77,4 @@ class ProgressOfVersions(Progress):
 
 
 TestProgressOfVersions = ProgressOfVersions.TestCase
-TestProgressOfVersions.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+TestProgressOfVersions.settings = sequences(250, steps=50)

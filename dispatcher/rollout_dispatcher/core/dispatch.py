@@ -126,16 +126,14 @@ class Dispatch:
         self.config = self.config.tuned(tuning)
         self._parts.configure(self.config)
         self._note(Configured(posted))
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
     # -- producers --------------------------------------------------------------------------
 
     def push(self, push: Push, now: float, *, may_hold: bool = True) -> Decision:
         """Samples arrived. With `may_hold=False` what has to wait is answered `full`."""
         self._references.objects.pushed(push)
-        return self._decide(
-            self._admission.push(push, now, may_hold=may_hold) + self._consider(now)
-        )
+        return self._decide(self._admission.push(push, now, may_hold=may_hold) + self._settle(now))
 
     def check_key(self, producer: str, key: str) -> None:
         """Raise Unauthorized for a producer that uses another's name; key: its key's digest."""
@@ -175,8 +173,7 @@ class Dispatch:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._parts.presence.lost(producer, now, for_good=for_good)
         self._references.producer_lost(producer, now, for_good=for_good)
-        self._relief.look_again()  # others may have waited for what it had to say
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
     def close_group(
         self,
@@ -192,16 +189,14 @@ class Dispatch:
         said: by which producer, and the number that it gave to this: it is heard once.
         """
         self._parts.closing.close(group_id, size, keep, now, said=said)
-        self._relief.look_again()  # who was held back may belong to a group that has begun now
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
     ) -> Decision:
         """A producer gives up samples of a group, which has `size` members if that was told."""
         self._parts.closing.withdraw(group_id, size, producer, numbers, now)
-        self._relief.look_again()  # what is withdrawn may be what others wait behind
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
     def end_phase(
         self, version: int, now: float, producer: str = "", *, force: bool = False
@@ -211,7 +206,7 @@ class Dispatch:
         When all who contributed to the run have said so, what is older goes before what is newer.
         """
         self._ends.end_phase(version, producer, force=force)
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
     def end_stream(self, now: float, producer: str = "", *, force: bool = False) -> Decision:
         """A producer will push nothing more; with `force` nobody will.
@@ -220,7 +215,7 @@ class Dispatch:
         end.
         """
         self._ends.end_stream(producer, force=force)
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
     def drain(self, now: float) -> Decision:
         """Shut down in order: accept nothing more, dispatch what is here, end the ranks."""
@@ -232,10 +227,10 @@ class Dispatch:
             "started again, or elsewhere"
         )
         self._ends.stream_over()
-        effects += self._consider(now)
+        effects += self._settle(now)
         if not self._ledger.ranks:
             dropping.everything(DropReason.SHUTDOWN)
-            effects += self._finish()
+            effects += self._settle(now)
         return self._decide(effects)
 
     # -- workers that open payload stores -----------------------------------------------------
@@ -257,7 +252,7 @@ class Dispatch:
         effects = self._parts.joining.join(hello, self.run_id, now)
         self._parts.lockstep.joined(hello.dp_rank, now)
         self._departures.joined(hello.dp_rank, hello.client_id)
-        effects += self._parts.attempts.settle() + self._consider(now)
+        effects += self._parts.attempts.settle() + self._settle(now)
         return self._decide(effects + self._departures.look())
 
     def leave(
@@ -267,7 +262,7 @@ class Dispatch:
         self._ledger.leave(dp_rank, client_id, for_good=for_good)
         self._departures.left(dp_rank, client_id, now)
         self._lifecycle.untold(client_id)
-        return self._decide(self._consider(now) + self._departures.look())
+        return self._decide(self._settle(now) + self._departures.look())
 
     def seen(self, dp_rank: int, now: float) -> None:
         """A DP rank gave a sign of life."""
@@ -283,7 +278,7 @@ class Dispatch:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
         effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
         self._parts.lockstep.heard(dp_rank, now)
-        effects += self._parts.attempts.settle() + self._consider(now)
+        effects += self._parts.attempts.settle() + self._settle(now)
         return self._decide(effects + self._departures.look())
 
     def prepared(
@@ -292,13 +287,13 @@ class Dispatch:
         """A rank can train a step."""
         effects = self._ledger.prepared(dp_rank, step, digest, attempt)
         if self._ledger.generation.failed is not None:  # else planning has waited for none of this
-            effects += self._consider(now)
+            effects += self._settle(now)
         return self._decide(effects)
 
     def unresolved(self, dp_rank: int, said: Unresolved, now: float) -> Decision:
         """A rank cannot get samples of a step: they are dropped, and it is planned again."""
         effects = self._parts.attempts.unresolved(dp_rank, said)
-        return self._decide(effects + self._relieve(now))
+        return self._decide(effects + self._settle(now))
 
     def commit(self, dp_rank: int, step: int, now: float) -> Decision:
         """A rank has applied every step up to `step`; planning waits for the last rank to."""
@@ -308,14 +303,14 @@ class Dispatch:
         self._parts.lockstep.committed(done, now)
         if not done:
             return self._decide([])
-        return self._decide([*self._checkpoints.committed(done, now), *self._consider(now)])
+        return self._decide([*self._checkpoints.committed(done, now), *self._settle(now)])
 
     def set_policy_version(self, version: int, now: float, first_step: int) -> Decision:
         """DP rank 0 trains these weights from step `first_step` on."""
         if not self._parts.freshness.report(version, first_step):
-            return self._decide(self._relieve(now))
+            return self._decide(self._settle(now))
         self._note(VersionReported(version, first_step))
-        return self._decide([PolicyReported(version), *self._relieve(now)])
+        return self._decide([PolicyReported(version), *self._settle(now)])
 
     def checkpoint_saved(self, dp_rank: int, step: int) -> Decision:
         """A checkpoint taken after `step` is durable; DP rank 0 speaks for all.
@@ -336,10 +331,9 @@ class Dispatch:
     def tick(self, now: float) -> Decision:
         """Do what has become due; call it at `next_deadline`."""
         self._parts.presence.tick(now)
-        if self._parts.held.give_up_late(now):
-            self._relief.look_again()
+        self._parts.held.give_up_late(now)
         self._departures.tick(now)
-        effects = self._relieve(now) + self._departures.look()
+        effects = self._settle(now) + self._departures.look()
         return self._decide(effects + self._references.tick(now))
 
     def next_deadline(self) -> float | None:
@@ -356,17 +350,17 @@ class Dispatch:
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
-        return self._decide(self._planning.planned(wanted, plan, now) + self._relieve(now))
+        return self._decide(self._planning.planned(wanted, plan, now) + self._settle(now))
 
     def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer for an open step that was planned for other ranks."""
-        return self._decide(self._planning.replanned(wanted, plan) + self._consider(now))
+        return self._decide(self._planning.replanned(wanted, plan) + self._settle(now))
 
     def payloads_durable(self, entries: Sequence[Entry], now: float) -> Decision:
         """The journal has these payloads: they need no memory until their step."""
         self._capacity.helped_since = None
         self._buffer.let_go(entries)
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
     def entries(self) -> Iterator[Entry]:
         """Every sample that is held now, in open steps or buffered; what leaves stays among them.
@@ -387,20 +381,28 @@ class Dispatch:
     def journal_takes_more(self, now: float) -> Decision:
         """The journal takes samples again: let in who was held back for it."""
         self._relief.look_again()
-        return self._decide(self._relieve(now))
+        return self._decide(self._settle(now))
 
-    def _relieve(self, now: float) -> list[Effect]:
-        """Something may have left: let in who waits, then see whether a step can be planned."""
-        return self._relief.let_in(now) + self._consider(now)
+    def _settle(self, now: float) -> list[Effect]:
+        """Do all that can be done by now: telling the core nothing new would change nothing.
 
-    def _consider(self, now: float) -> list[Effect]:
-        """Something has changed: see whether a step can be planned, or the run is at its end."""
+        Each round rests on the one before it. Another one follows while pushes that were held back
+        may come in; with each round but the last of these something leaves the buffer or the line,
+        or a group changes of which members wait, so there are no more rounds than samples here.
+        """
         relief = self._relief
-        self._ends.settle()
-        effects = relief.let_in(now) + relief.help(now)
-        effects += self._planning.consider(now)
-        effects += relief.let_in(now)
-        return effects + self._finish() if self._lifecycle.ended else effects
+        effects: list[Effect] = []
+        while True:
+            self._ends.settle()
+            if relief.is_due:
+                effects += relief.let_in(now)
+                continue
+            effects += relief.help(now)
+            effects += self._planning.consider(now)
+            if self._lifecycle.ended:
+                effects += self._finish()
+            if not relief.is_due:
+                return effects
 
     def _finish(self) -> list[Effect]:
         self._references.stream_over()

@@ -84,9 +84,8 @@ class Parts:
         self.held = HeldPushes(config.limits.held_bytes, groups_matter=config.groups_matter)
         groups.on_change = closed_groups.on_change = self.held.regroup
         deciding = Deciding(
-            self.buffer, eligibility, self.capacity, self.outcomes,
-            held=self.held, dropping=self.dropping,
-        )  # fmt: skip
+            self.buffer, eligibility, self.capacity, self.outcomes, dropping=self.dropping
+        )
         self.admission = Admission(
             deciding, eligibility, self.capacity, self.held, kept, credits_=config.producer_credits
         )

@@ -61,9 +61,7 @@ class Lobby:
         )  # fmt: skip
         held = HeldPushes(self.limits.held_bytes)
         groups.on_change = self.closed_groups.on_change = held.regroup
-        deciding = self.kind(
-            self.buffer, eligibility, self.capacity, outcomes, held=held, dropping=dropping
-        )
+        deciding = self.kind(self.buffer, eligibility, self.capacity, outcomes, dropping=dropping)
         self.admission = self.admits(
             deciding, eligibility, self.capacity, held, self.note, credits_=self.credits_
         )

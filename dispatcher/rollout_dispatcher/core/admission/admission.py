@@ -58,19 +58,21 @@ class Admission:
             )
         if (known := self.held.find_emptied(push.producer, push.first_seq)) is not None:
             self.held.refill(known, push.samples)
-            return self._try(known, now) + self.retry(now)
+            return self._try(known, now)
         memory = self.eligibility.memory
         raised = bool(push.producer) and memory.raise_floor(push.producer, push.floor)
         if raised and self._note is not None:
             self._note(FloorRaised(push.producer, push.floor))
-        in_line = len(self.held) > 0 and self.capacity.shortfall() <= 0
+        others_wait = len(self.held) > 0
+        in_line = others_wait and self.capacity.shortfall() <= 0
         self._deciding.decide(push, now, in_line=in_line)
+        if others_wait and any(push.outcomes):
+            self.held.changes += 1  # what has passed by those in line is before them now
         if push.is_decided:
-            return [push.answer(), *self._let_members_in(now)]
+            return [push.answer()]
         if may_hold and self._has_place(push):
             self.held.add(push)
-            held = PushHeld(push.producer, push.first_seq, self.capacity.reached())
-            return [held, *self._let_members_in(now)]
+            return [PushHeld(push.producer, push.first_seq, self.capacity.reached())]
         self._deciding.fill(push)
         return [push.answer()]
 
@@ -80,7 +82,7 @@ class Admission:
         return of_producer < self._credits and not self.held.is_crowded(push)
 
     def retry(self, now: float) -> list[Effect]:
-        """Something has left: let held pushes in, as they stand in line."""
+        """Something has left, or changed: let held pushes in, as they stand in line."""
         self.capacity.pressed = None
         effects: list[Effect] = []
         while self.held:
@@ -90,20 +92,32 @@ class Admission:
                 break
         if self.held and self.capacity.shortfall() > 0:
             effects += self._retry_behind(now)
-        return effects + self._let_members_in(now)
+        return effects + self._retry_members(now)
 
     def _retry_behind(self, now: float) -> list[Effect]:
-        """Behind the first in line a smaller push may fit, or is a missing member."""
+        """Behind the first in line a smaller push may fit."""
         if (situation := self.eligibility.situation) != self._situation:
             self._situation = situation
             self.held.unsettle_all()
         effects: list[Effect] = []
-        first, fits = self.held.first(), self.capacity.fits
-        for push in self.held.worth_trying(fits):
+        first = self.held.first()
+        for push in self.held.fitting(self.capacity.fits):
             if push in self.held and push is not first:
                 effects += self._try(push, now)
             if self.capacity.shortfall() <= 0:
-                break  # a step can be planned: the others wait in line
+                return effects  # a step can be planned: the others wait in line
+        for taken in self.held.largest():
+            self.capacity.press_if_held_back(taken, now)
+        return effects
+
+    def _retry_members(self, now: float) -> list[Effect]:
+        """Members of open groups pass by those in line; of others some may be refused by now."""
+        effects: list[Effect] = []
+        while unsettled := self.held.take_unsettled():
+            for push in unsettled:
+                if push in self.held and not self.held.is_emptied(push):
+                    self._deciding.decide_each(push, now, in_line=True)
+                    effects += self._after_try(push)
         return effects
 
     def producer_gone(self, producer: str) -> None:
@@ -123,19 +137,8 @@ class Admission:
 
     # -- pushes that wait ---------------------------------------------------------------------
 
-    def _let_members_in(self, now: float) -> list[Effect]:
-        """Samples that wait, and whose group has begun or ended meanwhile."""
-        effects: list[Effect] = []
-        while self._deciding.changed:
-            for push in self.held.of_group(self._deciding.changed.pop()):
-                if not self.held.is_emptied(push):
-                    self._deciding.decide_each(push, now, in_line=True)
-                    effects += self._after_try(push)
-        return effects
-
     def _try(self, push: Push, now: float) -> list[Effect]:
         """Decide a held push as far as that is possible now."""
-        self.held.settled(push)
         if self.held.is_emptied(push):
             return self._recall(push, now)
         if not self.held.is_grouped(push):  # a member may be refused by now
@@ -155,8 +158,11 @@ class Admission:
 
     def _recall(self, push: Push, now: float) -> list[Effect]:
         """Ask for the payload again if it can come in, and not as much as can is on its way."""
+        if self.held.is_asked(push):
+            return []
         first, asked = push.waiting[0], self.held.asked_samples
         if (full := self.capacity.holds_back_after(asked, first)) is not None:
             self.capacity.press(full, now)
             return []
-        return [PushRecalled(push.producer, push.first_seq)] if self.held.ask(push, now) else []
+        self.held.ask(push, now)
+        return [PushRecalled(push.producer, push.first_seq)]

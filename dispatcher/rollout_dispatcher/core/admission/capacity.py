@@ -22,7 +22,7 @@ from rollout_dispatcher.errors import BufferFull
 from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Sample, SamplesByField
 
-#: Caps that nothing but leaving samples can lift.
+#: Caps that nothing but leaving samples can lift; the first of them is lifted by a journal, too.
 HARD_CAPS = (MEMORY_CAP, STORES_CAP, "journal")
 #: A producer that cannot be held, as over HTTP, and has not asked again for so long has gone.
 ASKS_AGAIN_S = 5.0
@@ -122,10 +122,16 @@ class Capacity:
     # -- what was held back ---------------------------------------------------------------------
 
     def press(self, full: BufferFull, now: float) -> None:
-        """Remember what holds samples back: of several caps a hard one."""
+        """Remember what holds samples back: of several caps the one that is easiest to relieve."""
         if full.cap in HARD_CAPS:
             self._asked_at = now
-        self.pressed = self.pressed if self.at_hard_cap else full
+        if self.pressed is None or _rank(full) <= _rank(self.pressed):
+            self.pressed = full
+
+    def press_if_held_back(self, taken: Taken, now: float) -> None:
+        """The same of a sample that takes so much, if a hard cap holds it back."""
+        if (full := self._hard_cap(*taken)) is not None:
+            self.press(full, now)
 
     @property
     def at_hard_cap(self) -> bool:
@@ -152,3 +158,7 @@ class Capacity:
         buffer = self._buffer
         reached = self.pressed or buffer.soft_cap()
         return reached or BufferFull("samples", buffer.ready_units, buffer.limits.samples)
+
+
+def _rank(full: BufferFull) -> int:
+    return HARD_CAPS.index(full.cap) if full.cap in HARD_CAPS else len(HARD_CAPS)

@@ -10,7 +10,6 @@ from operator import attrgetter
 
 from rollout_dispatcher.core.admission.capacity import Capacity
 from rollout_dispatcher.core.admission.eligibility import Eligibility
-from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.admission.outcomes import Outcomes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.dropping import Dropping
@@ -41,7 +40,7 @@ _nbytes = attrgetter("nbytes")
 class Deciding:
     """Lets samples into the buffer.
 
-    held: pushes that wait. dropping: of groups whose members are refused, or pushed anew.
+    dropping: of groups whose members are refused, or pushed anew.
     """
 
     def __init__(
@@ -51,13 +50,10 @@ class Deciding:
         capacity: Capacity,
         outcomes: Outcomes,
         *,
-        held: HeldPushes,
         dropping: Dropping,
     ) -> None:
         self._buffer, self._eligibility, self._capacity = buffer, eligibility, capacity
-        self._outcomes, self._held, self._dropping = outcomes, held, dropping
-        #: Groups that have begun or ended of late, of which members wait: they are decided now.
-        self.changed: list[str] = []
+        self._outcomes, self._dropping = outcomes, dropping
 
     def decide(self, push: Push, now: float, *, in_line: bool) -> None:
         """Decide the samples of a push as far as they may come in.
@@ -118,13 +114,10 @@ class Deciding:
             if (full := self._capacity.holds_back(sample)) is not None:
                 self._capacity.press(full, now)
                 continue
-            begins = not self._buffer.is_expected(sample)
             if self._buffer.is_grouped(sample):
                 sample = self._buffer.sized(sample)
             self._capacity.came_in([self._outcomes.accept(push, index, sample, now)], now)
             accepted.append(sample)
-            if begins or self._eligibility.is_late(sample):
-                self._look_at(sample)
         if accepted:
             self._outcomes.count(accepted)
         if any(map(self._eligibility.is_late, push.waiting)):  # of groups that ended meanwhile
@@ -169,7 +162,3 @@ class Deciding:
             size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
             why = f"a member was refused ({error})"
             self._dropping.lost_member(str(sample.group_id), size, why, now)
-
-    def _look_at(self, sample: Sample) -> None:
-        if self._buffer.is_grouped(sample) and self._held.of_group(str(sample.group_id)):
-            self.changed.append(str(sample.group_id))

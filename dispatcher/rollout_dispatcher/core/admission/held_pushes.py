@@ -71,8 +71,9 @@ class HeldPushes:
         self._excused: Lowest[int] = Lowest()  # the oldest version that waits, by serial
         #: Samples of payloads that were asked for again and are expected to come.
         self.asked_samples = 0
-        #: Pushes that have waited and wait no more: whoever stands behind them may come in.
-        self.departures = 0
+        #: Rises whenever others may come in, or be refused: a push waits no more, a payload is not
+        #: on its way any more, or something has changed of a group of which members wait.
+        self.changes = 0
         #: Payload bytes in memory.
         self.nbytes = 0
 
@@ -100,24 +101,34 @@ class HeldPushes:
 
     def regroup(self, group_id: str) -> None:
         """Something has changed of this group: who waits for it may come in, or be refused."""
-        self._unsettled.update(dict.fromkeys(self._of_group.get(group_id, ())))
+        if (waiting := self._of_group.get(group_id)) is not None:
+            self._unsettled.update(dict.fromkeys(waiting))
+            self.changes += 1
 
     def unsettle_all(self) -> None:
         """The same of whoever is a member of any."""
         self._unsettled = {push: None for push, held in self._held.items() if held.groups}
 
-    def settled(self, push: Push) -> None:
-        """It was looked at, as everything is now."""
-        self._unsettled.pop(push, None)
+    def take_unsettled(self) -> list[Push]:
+        """Pushes of members of groups of which something has changed since they were looked at."""
+        found, self._unsettled = self._line.in_order(self._unsettled), {}
+        return found
 
-    def worth_trying(self, fits: Callable[[Taken], bool]) -> list[Push]:
-        """Whose fate may have changed since it was last tried, as they stand in line.
+    def fitting(self, fits: Callable[[Taken], bool]) -> list[Push]:
+        """Pushes of which the smallest sample fits, as they stand in line.
 
         fits: whether so many bytes do; if not, no more do either.
         """
         found = dict.fromkeys(self._by_least.fitting(lambda nbytes: fits(Taken(nbytes))))
         refers = self._by_least_referenced.fitting(lambda nbytes: fits(Taken(0, nbytes)))
-        return self._line.in_order(found | dict.fromkeys(refers) | self._unsettled)
+        return self._line.in_order(found | dict.fromkeys(refers))
+
+    def largest(self) -> Iterator[Taken]:
+        """What is taken, of memory and of payload stores, by those that fit last."""
+        if (nbytes := self._by_least.largest) is not None:
+            yield Taken(nbytes)
+        if (referenced := self._by_least_referenced.largest) is not None:
+            yield Taken(0, referenced)
 
     def members(self, group_id: str) -> int:
         """How many samples of this group wait."""
@@ -156,7 +167,7 @@ class HeldPushes:
 
     def _forget(self, push: Push) -> None:
         self._unmark(push)
-        self.departures += 1
+        self.changes += 1
         held = self._held.pop(push)
         self._set_least(push, held, None, None)
         self._unsettled.pop(push, None)
@@ -231,22 +242,21 @@ class HeldPushes:
         """Whether its payload was let go."""
         return self._held[push].emptied
 
-    def ask(self, push: Push, now: float) -> bool:
-        """Its payload is wanted again; returns whether it was not asked for before."""
-        held = self._held[push]
-        if held.asked:
-            return False
-        held.asked = True
+    def is_asked(self, push: Push) -> bool:
+        """Whether its payload is wanted again, and was asked for."""
+        return self._held[push].asked
+
+    def ask(self, push: Push, now: float) -> None:
+        """Its payload is wanted again."""
+        self._held[push].asked = True
         self._asked[push] = now
         self.asked_samples += len(push.undecided)
-        return True
 
-    def give_up_late(self, now: float) -> bool:
-        """Expect no longer what was asked for long ago; returns whether there was any."""
+    def give_up_late(self, now: float) -> None:
+        """Expect no longer what was asked for long ago."""
         late = list(takewhile(lambda push: self._asked[push] + RESEND_SECONDS <= now, self._asked))
         for push in late:
             self._expect_no_more(push)
-        return bool(late)
 
     def next_deadline(self) -> float | None:
         """When a payload that was asked for is late."""
@@ -256,6 +266,7 @@ class HeldPushes:
     def _expect_no_more(self, push: Push) -> None:
         if self._asked.pop(push, None) is not None:
             self.asked_samples -= len(push.undecided)
+            self.changes += 1
 
     def find_emptied(self, producer: str, first_seq: int) -> Push | None:
         """The push whose payload comes again, if this is one."""

@@ -22,6 +22,11 @@ class Smallest(Generic[T]):
         if size is not None:
             insort(self._line, (size, serial, thing))
 
+    @property
+    def largest(self) -> int | None:
+        """The largest size; None if nothing is here."""
+        return self._line[-1][0] if self._line else None
+
     def fitting(self, fits: Callable[[int], bool]) -> Iterator[T]:
         """Those that fit; if a size does not, no larger one does."""
         count = bisect_left(self._line, True, key=lambda entry: not fits(entry[0]))

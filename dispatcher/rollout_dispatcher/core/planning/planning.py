@@ -70,16 +70,20 @@ class Planning:
         return effects + self._ask(now) if ledger.wanted else effects
 
     def _ask(self, now: float) -> list[Effect]:
-        """A step is wanted: ask the trigger, with nothing in the window that it may not have."""
-        timing, selection, relief = self._timing, self._selection, self._relief
-        effects = relief.drop_unwanted(now) if selection.drops else []
-        while isinstance(decided := timing.decide(selection.ready, now), MakeCapacity):
-            effects += relief.give_up_youngest(now)
-            effects += relief.drop_unwanted(now) if selection.drops else []
+        """A step is wanted: ask the trigger, once nothing is ready that the step may not have.
+
+        Where something has left, others may come in before anything else is decided.
+        """
+        selection = self._selection
+        if selection.drops and self._relief.drop_unwanted():
+            return []
+        decided = self._timing.decide(selection.ready, now)
+        if isinstance(decided, MakeCapacity):
+            return self._relief.give_up_youngest(now)
         if isinstance(decided, Wait):
-            return effects
+            return []
         self._asked = selection.request(decided)
-        return [*effects, self._asked]
+        return [self._asked]
 
     # -- the planner's answers --------------------------------------------------------------
 

@@ -46,16 +46,15 @@ class Relief:
         """Who was held back may come in now, though nobody has left the buffer or the line."""
         self._departures = (-1, -1)
 
-    def let_in(self, now: float) -> list[Effect]:
-        """Let in who was held back, if something has left the buffer since, or the line.
+    @property
+    def is_due(self) -> bool:
+        """Whether something has left the buffer since, or the line: who was held may come in."""
+        return self._departures != (self._buffer.departures, self._held.changes)
 
-        As often as that makes others leave, which is once for each push in line at most.
-        """
-        effects: list[Effect] = []
-        while self._departures != (left := (self._buffer.departures, self._held.departures)):
-            self._departures = left
-            effects += self._admission.retry(now)
-        return effects
+    def let_in(self, now: float) -> list[Effect]:
+        """Let in who was held back; what that makes leave lets others in, the next time."""
+        self._departures = (self._buffer.departures, self._held.changes)
+        return self._admission.retry(now)
 
     # -- what goes ------------------------------------------------------------------------------
 
@@ -75,12 +74,9 @@ class Relief:
         capacity.helped_since = now
         return [PayloadsToJournal(entries)]
 
-    def drop_unwanted(self, now: float) -> list[Effect]:
-        """Drop what the next step may not have, and what comes in for it."""
-        effects: list[Effect] = []
-        while sum(self._dropping.ready(*unwanted) for unwanted in self._selection.unwanted()):
-            effects += self._admission.retry(now)
-        return effects
+    def drop_unwanted(self) -> int:
+        """Drop what the next step may not have; returns how many samples that were."""
+        return sum(self._dropping.ready(*unwanted) for unwanted in self._selection.unwanted())
 
     def give_up_youngest(self, now: float) -> list[Effect]:
         """Beginnings of groups fill a hard cap: the youngest is given up, and its producers told.
@@ -96,6 +92,6 @@ class Relief:
         remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
         why = f"there was no room for all open groups; raise {remedy}"
         self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
-        effects = self._admission.retry(now)
+        self.look_again()
         assert cap is not None
-        return [GroupGivenUp(youngest.group_id, given_up, cap), *effects]
+        return [GroupGivenUp(youngest.group_id, given_up, cap)]

@@ -1,0 +1,60 @@
+"""The core is silent after each event: nothing that can be done is left undone.
+
+An event is decided to its end when telling the core nothing new, at the same time, changes nothing.
+Otherwise something waits for an event that may never come.
+"""
+
+import os
+from collections.abc import Iterator
+
+from hypothesis import settings
+
+from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.dispatch import Dispatch
+
+#: How many random sequences each state machine tries where the usual number is not enough.
+SEQUENCES = "DISPATCHER_SEQUENCES"
+
+
+def sequences(usual: int, *, steps: int) -> settings:
+    """So many random sequences of so many events, or as many as `DISPATCHER_SEQUENCES` says."""
+    count = int(os.environ.get(SEQUENCES, usual))
+    return settings(max_examples=count, stateful_step_count=steps, deadline=None)
+
+
+def is_due(core: Dispatch, now: float) -> bool:
+    """Whether `tick` is wanted at once."""
+    deadline = core.next_deadline()
+    return deadline is not None and deadline <= now
+
+
+def assert_silent(core: Dispatch, now: float) -> None:
+    """Tell the core nothing new, in several ways; nothing is due."""
+    before = _seen(core, now)
+    for said, decision in _nothing_new(core, now):
+        found = [*decision.effects, *decision.facts]
+        assert not found, f"{said} is news, {core.waits_for(now)}: {found}"
+        assert _seen(core, now) == before, f"{said} changes what can be seen"
+    decision = core.journal_takes_more(now)  # looks at everybody again who was held back
+    found = [*decision.effects, *decision.facts]
+    assert not found, f"somebody could have come in: {found}"
+
+
+def _nothing_new(core: Dispatch, now: float) -> Iterator[tuple[str, Decision]]:
+    yield "a tick", core.tick(now)
+    generation = core._ledger.generation
+    for dp_rank, rank in list(core._ledger.ranks.items()):
+        if generation.failed is None and rank.ready:
+            said = core.demand(dp_rank, rank.taken, now, hungry=rank.hungry)
+            yield f"the demand of DP rank {dp_rank}", said
+            yield f"the commit of DP rank {dp_rank}", core.commit(dp_rank, rank.committed, now)
+
+
+def _seen(core: Dispatch, now: float) -> object:
+    """The state, as far as anybody can see it and it is soon looked up."""
+    buffer, parts = core._buffer, core._parts
+    return (
+        len(buffer), buffer.ready_units, buffer.departures, len(core._admission.held),
+        core._lifecycle.state, parts.agreement.num_pending, parts.phases.shortfall(),
+        core.reasons(now), core.next_deadline(),
+    )  # fmt: skip
