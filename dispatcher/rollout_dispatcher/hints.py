@@ -1,7 +1,10 @@
-"""The nearest right word for a wrong one."""
+"""Words for people: the nearest right one for a wrong one, and names that may hold anything."""
 
 import difflib
 from collections.abc import Iterable
+
+#: Characters of a message; our own have a few hundred, names that peers give some 128 each.
+MAX_CHARACTERS = 4096
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -15,3 +18,20 @@ def nearest_of(name: str, known: Iterable[str]) -> str | None:
     folded = {word.casefold(): word for word in known}
     found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     return folded[found[0]] if found else None
+
+
+def harmless(text: str) -> str:
+    r"""The same on one line, without what a terminal would obey, and not too long.
+
+    "a\nb" is a line feed between two letters, in such a text: breaks of lines, control characters
+    and those that turn the direction of writing are written as Python writes them.
+    """
+    beyond = len(text) - MAX_CHARACTERS
+    if beyond > 0:
+        text = f"{text[:MAX_CHARACTERS]}... ({beyond:,} characters more)"
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )

@@ -1,6 +1,7 @@
 """Who may connect: off loopback nobody without a token or certificate, and what a token opens."""
 
 import http.client
+import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rollout_dispatcher.protocol.frame import encode_frame
 from rollout_dispatcher.service.config.options import ServeConfig
 from tests.service.conftest import Serve
 from tests.support.certificates import Authority, write_token
-from tests.support.client import WireClient
+from tests.support.client import Producer, WireClient
 from tests.support.server import Response, ServeProcess, eventually, series
 
 SECRET = "correct-horse-battery-staple"
@@ -31,12 +32,18 @@ def config(**changes: Any) -> ServeConfig:
 
 
 def ask(
-    server: ServeProcess, path: str, authorization: str | None = None, body: bytes | None = None
+    server: ServeProcess,
+    path: str,
+    authorization: str | None = None,
+    body: bytes | None = None,
+    accept: str = "*/*",
 ) -> Response:
     """A GET, or with a body a POST."""
     at = Endpoint.parse(server.http)
     connection = http.client.HTTPConnection(at.host, at.port, timeout=20)
-    headers = {} if authorization is None else {"Authorization": authorization}
+    headers = {"Accept": accept}
+    if authorization is not None:
+        headers["Authorization"] = authorization
     try:
         connection.request("GET" if body is None else "POST", path, body, headers)
         answer = connection.getresponse()
@@ -232,3 +239,38 @@ def test_a_unix_socket_is_private_from_its_first_moment(serve: Serve, tmp_path: 
         assert found.st_mode & 0o777 == 0o600
         # A mode that was set after the socket was made would have changed its inode since.
         assert found.st_ctime_ns == found.st_mtime_ns
+
+
+def test_probes_name_nobody_to_who_has_not_shown_the_token(serve: Serve, tmp_path: Path) -> None:
+    server = serve(token_file=write_token(tmp_path / "token"), group_size=4)
+    name, group = "node\x1b[31m\n7", "solve: 2+2\u202e"
+    with Producer(server.endpoint, name, token=SECRET) as producer:
+        producer.push([3], group_ids=[group])
+        producer.send(m.EndPhase(policy_version=3))
+        with Producer(server.endpoint, "other", token=SECRET) as other:
+            other.push([3], group_ids=["h"])
+            producer.ping()
+            shown = ask(server, "/readyz", f"Bearer {SECRET}")
+            assert r"is group solve: 2+2\u202e (1 of 4), of producer node\x1b[31m\n7," in shown.text
+            assert "the end of the phase before 3 waits for producer other" in shown.text
+            assert not set("\x1b\u202e") & set(ask(server, "/statusz", f"Bearer {SECRET}").text)
+            for wrong in (None, f"Bearer {SECRET}x"):
+                probe = ask(server, "/readyz", wrong)
+                told = json.loads(ask(server, "/readyz", wrong, accept="application/json").text)
+                assert probe.status == 200
+                assert "2 open groups hold 2 samples; the oldest has not grown for" in probe.text
+                assert "the end of the phase before 3 waits for 1 producer" in probe.text
+                for text in (probe.text, json.dumps(told)):
+                    assert not any(word in text for word in ("node", "solve", "other"))
+                assert "open-groups" in {delay["cause"] for delay in told["delays"]}
+    assert count(server, "http", "unauthorized") == 0
+
+
+@pytest.mark.parametrize("path", ["/statusz", "/readyz", "/v1/config"])
+def test_two_tokens_in_one_request_are_refused(path: str, serve: Serve, tmp_path: Path) -> None:
+    server = serve(token_file=write_token(tmp_path / "token"))
+    for first, second in ((SECRET, "x" * 20), (SECRET, SECRET)):
+        shown = [("Authorization", f"Bearer {token}") for token in (first, second)]
+        answer = server.request("GET", path, b"", shown)
+        assert (answer.status, answer.json["code"]) == (400, "invalid")
+        assert "more than one Authorization header" in answer.json["message"]

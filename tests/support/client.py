@@ -152,11 +152,15 @@ class Producer(WireClient):
         first_seq: int = 0,
         capabilities: Sequence[str] = (),
         incarnation: str | None = None,
+        token: str | None = None,
     ) -> None:
         super().__init__(endpoint)
         self.client_id, self.next_seq = client_id, first_seq
-        able = list(capabilities)
-        self.send(m.HelloProducer(client_id=client_id, capabilities=able, incarnation=incarnation))
+        hello = m.HelloProducer(
+            client_id=client_id, token=token, capabilities=list(capabilities),
+            incarnation=incarnation,
+        )  # fmt: skip
+        self.send(hello)
         self.welcome = self.expect(m.WelcomeProducer)
 
     def send_push(self, tokens: Sequence[int], *, seq: int | None = None, **columns: object) -> int:

@@ -6,7 +6,7 @@ Bounded, however many there are of them.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 
@@ -18,6 +18,7 @@ from rollout_dispatcher.core.producers.agreement import Agreement
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.ranks.standstill import Lockstep, Standstill
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.payload import Reference
 
 #: Names that are said of each kind.
@@ -47,10 +48,15 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why no step is planned; text: for a person."""
+    """Why no step is planned; text: for a person, on one line.
+
+    anonymous: the same without the names that clients give to themselves and to groups, for
+        whoever has shown no token; empty where `text` has none.
+    """
 
     cause: Cause
     text: str
+    anonymous: str = ""
 
 
 class Waiting:
@@ -78,6 +84,10 @@ class Waiting:
 
     def reasons(self, now: float) -> Iterator[Reason]:
         """Everything that it waits for; none if a step is on its way."""
+        for reason in self._found(now):
+            yield replace(reason, text=harmless(reason.text))
+
+    def _found(self, now: float) -> Iterator[Reason]:
         yield from self._ranks(now)
         yield from self._samples(now)
         if (pressed := self._admission.capacity.pressed) is not None:
@@ -88,7 +98,7 @@ class Waiting:
             samples = _counted(coming, "sample is", "samples are")
             text = f"{samples} asked for again, of pushes that waited"
             yield Reason(Cause.RESENDS, text)
-        yield from (Reason(Cause.ENDS, text) for text in self._ends())
+        yield from self._ends()
 
     def _ranks(self, now: float) -> Iterator[Reason]:
         ledger = self._ledger
@@ -100,8 +110,8 @@ class Waiting:
         if left := generation.left:
             yield Reason(Cause.LEFT_RANKS, f"{_ranks(left)} closed the stream")
         if generation.failed is not None:
-            failed = f"generation {generation.number} has failed: {generation.failed}"
-            yield Reason(Cause.FAILED_GENERATION, failed)
+            failed = f"generation {generation.number} has failed"
+            yield Reason(Cause.FAILED_GENERATION, f"{failed}: {generation.failed}", failed)
         elif (standstill := self._lockstep.standstill(now)) is not None:
             yield self._stands(standstill, now)
         elif ledger.wanted or missing or absent or left:
@@ -152,12 +162,13 @@ class Waiting:
         if count := len(buffer.groups):
             oldest = next(iter(buffer.groups))
             of = _some(sorted(filter(None, oldest.contributors)), "producer") or "no connection"
-            yield Reason(
-                Cause.OPEN_GROUPS,
+            held = (
                 f"{_counted(count, 'open group holds', 'open groups hold')} "
-                f"{_counted(buffer.groups.samples, 'sample', 'samples')}; the oldest is "
-                f"{oldest}, of {of}, and has not grown for {now - oldest.grown:.0f} s",
+                f"{_counted(buffer.groups.samples, 'sample', 'samples')}; the oldest"
             )
+            grown = f"has not grown for {now - oldest.grown:.0f} s"
+            text = f"{held} is {oldest}, of {of}, and {grown}"
+            yield Reason(Cause.OPEN_GROUPS, text, f"{held} {grown}")
 
     def _window(self, now: float) -> Iterator[Reason]:
         """A batch is there, and its plan may become better while nobody, or not for long, waits."""
@@ -175,15 +186,17 @@ class Waiting:
             f"{ready} of {config.window} {units} of the window are ready, and {waited}",
         )
 
-    def _ends(self) -> Iterator[str]:
+    def _ends(self) -> Iterator[Reason]:
         for end in self._agreement.pending(NAMED):
             what = "the end of the stream" if end is None else f"the end of the phase before {end}"
             if self._agreement.is_decided(end):
-                yield f"{what} waits for pushes that were held back before"
+                yield Reason(Cause.ENDS, f"{what} waits for pushes that were held back before")
             elif waited := self._agreement.waits_for(end):
-                yield f"{what} waits for {_some(waited, 'producer')}"
+                counted = _counted(len(waited), "producer", "producers")
+                text = f"{what} waits for {_some(waited, 'producer')}"
+                yield Reason(Cause.ENDS, text, f"{what} waits for {counted}")
         if (more := self._agreement.num_pending - NAMED) > 0:
-            yield f"{more} more ends wait for these"
+            yield Reason(Cause.ENDS, f"{more} more ends wait for these")
 
 
 def _counted(count: int, one: str, many: str) -> str:

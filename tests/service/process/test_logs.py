@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher.hints import MAX_CHARACTERS
 from rollout_dispatcher.service.config.types import LogFormat, LogLevel
 from rollout_dispatcher.service.process import logs
 
@@ -70,8 +71,8 @@ def test_what_a_peer_says_neither_begins_a_line_nor_is_obeyed(said: str, shown: 
 def test_a_message_has_a_bounded_length() -> None:
     said = "x" * 10**6
     for text in (line_of("client %s", said)["message"], text_of("client %s", said)):
-        assert len(text) < 2 * logs.MAX_CHARACTERS
-        assert text.endswith(f"... ({10**6 + 7 - logs.MAX_CHARACTERS:,} characters more)")
+        assert len(text) < 2 * MAX_CHARACTERS
+        assert text.endswith(f"... ({10**6 + 7 - MAX_CHARACTERS:,} characters more)")
 
 
 def test_what_an_error_quotes_stays_within_its_traceback() -> None:

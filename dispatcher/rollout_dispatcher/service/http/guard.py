@@ -74,7 +74,7 @@ class HttpGuard:
 
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-            refusal = None if request.path in OPEN_PATHS else self._refusal(request)
+            refusal = self._refusal(request)
             stays = refusal is None and self.places.begins(request.protocol)
             if refusal is None and not stays and request.method not in SHORT:
                 refusal = self._no_place()
@@ -94,14 +94,28 @@ class HttpGuard:
         return problem(503, error.code, str(error), Retry_After="1")
 
     def _refusal(self, request: web.Request) -> web.Response | None:
-        scheme, token = _split(request.headers.get("Authorization", ""))
+        if len(request.headers.getall("Authorization", ())) > 1:  # others may heed the other one
+            return problem(400, "invalid", "the request has more than one Authorization header")
         try:
-            self._access.check_certificate(request.get_extra_info("peercert"))
-            self._access.check_token(token if scheme == SCHEME else None)
+            if request.path not in OPEN_PATHS:
+                self._check(request)
         except Unauthorized as error:
             self._count(error.code)
             return problem(401, error.code, str(error), WWW_Authenticate="Bearer")
         return None
+
+    def knows(self, request: web.Request) -> bool:
+        """Whether it has shown what is asked for; probes are answered otherwise too."""
+        try:
+            self._check(request)
+        except Unauthorized:
+            return False
+        return True
+
+    def _check(self, request: web.Request) -> None:
+        scheme, token = _split(request.headers.get("Authorization", ""))
+        self._access.check_certificate(request.get_extra_info("peercert"))
+        self._access.check_token(token if scheme == SCHEME else None)
 
     async def _write(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Write the answer, which aiohttp would do without a deadline."""

@@ -42,7 +42,7 @@ class HttpPlane:
         self._pushes = Pushes(router, guard.places)
         self._config = ConfigRoutes(router)
         self._references = ReferenceRoutes(router)
-        self._probes = Probes(router)
+        self._probes = Probes(router, guard.knows)
 
     def application(self) -> web.Application:
         """The routes."""

@@ -16,11 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.service.config.types import LogFormat, LogLevel
-
-#: Characters of a message; our own have a few hundred, names that peers give some 128 each.
-MAX_CHARACTERS = 4096
-
 
 #: More than a fleet of ranks or producers causes when it comes or goes.
 BURST = 1000
@@ -93,23 +90,6 @@ class JsonFormatter(logging.Formatter):
             traceback = self.formatException(record.exc_info)
             line["traceback"] = "\n".join(map(harmless, traceback.split("\n")))
         return json.dumps(line)
-
-
-def harmless(text: str) -> str:
-    r"""The same on one line, without what a terminal would obey, and not too long.
-
-    "a\nb" is a line feed between two letters, in such a text: breaks of lines, control characters
-    and those that turn the direction of writing are written as Python writes them.
-    """
-    beyond = len(text) - MAX_CHARACTERS
-    if beyond > 0:
-        text = f"{text[:MAX_CHARACTERS]}... ({beyond:,} characters more)"
-    if text.isprintable():
-        return text
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
 
 
 def set_up(level: LogLevel, form: LogFormat) -> None:

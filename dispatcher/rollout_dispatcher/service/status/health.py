@@ -58,12 +58,19 @@ class Health:
             self._look_at = now + LOOK_EVERY_SECONDS
             self.delays()
 
-    def delays(self) -> list[Delay]:
-        """Everything that the next step waits for; nothing if it is on its way."""
+    def delays(self, *, anonymous: bool = False) -> list[Delay]:
+        """Everything that the next step waits for; nothing if it is on its way.
+
+        anonymous: without the names of clients, groups and files.
+        """
         now = self._clock()
-        found = [(reason.cause, reason.text) for reason in self._core.reasons(now)]
+        found = [
+            (reason.cause, (anonymous and reason.anonymous) or reason.text)
+            for reason in self._core.reasons(now)
+        ]
         if (failure := self.failure) is not None:
-            found.insert(0, (Cause.JOURNAL, f"the journal cannot be written: {failure}"))
+            why = "" if anonymous else f": {failure}"
+            found.insert(0, (Cause.JOURNAL, f"the journal cannot be written{why}"))
         before = self._since
         if self._next_step != self._core.next_step:
             self._next_step = self._core.next_step
@@ -71,9 +78,9 @@ class Health:
         self._since = {cause: before.get(cause, now) for cause, _ in found}
         return [Delay(cause, text, now - self._since[cause]) for cause, text in found]
 
-    def explain(self) -> str:
-        """All of it in one line; `nobody` if there is nothing."""
-        return "; ".join(map(str, self.delays())) or "nobody"
+    def explain(self, *, anonymous: bool = False) -> str:
+        """All of it in one line, as `delays`; `nobody` if there is nothing."""
+        return "; ".join(map(str, self.delays(anonymous=anonymous))) or "nobody"
 
 
 def _spoken(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -20,10 +21,13 @@ _FORMATS = [form.media_type for form in Format]
 
 
 class Probes:
-    """Handlers over one router; text is for people, JSON for machines that ask for it."""
+    """Handlers over one router; text is for people, JSON for machines that ask for it.
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    knows: whether a request has shown what is asked for.
+    """
+
+    def __init__(self, router: Router, knows: Callable[[web.Request], bool]) -> None:
+        self._router, self._knows = router, knows
         self._scrapes = Scrapes(router.metrics.registry)
 
     def close(self) -> None:
@@ -44,17 +48,21 @@ class Probes:
         return web.Response(text="ok\n", headers=self._identity())
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """Samples are accepted. Ranks that are absent are named, and do not make it unready."""
+        """Samples are accepted. Ranks that are absent are named, and do not make it unready.
+
+        Clients and groups are named to who shows the token, or where none is asked for.
+        """
         health, at = self._router.health, self._router.core.statistics()
-        ready = health.is_ready(at)
+        ready, anonymous = health.is_ready(at), not self._knows(request)
+        failing = "the journal cannot be written" if anonymous else health.failure
         lines = [
-            f"{'ok' if ready else 'not ready'}: {health.failure or at.run_state}",
-            f"the next step waits for: {health.explain()}",
+            f"{'ok' if ready else 'not ready'}: {failing if health.failure else at.run_state}",
+            f"the next step waits for: {health.explain(anonymous=anonymous)}",
         ]
         if at.absent_ranks:
             lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
         if preferred(_accept(request), [TEXT, JSON]) == JSON:
-            body = self._state(at)
+            body = self._state(at, anonymous=anonymous)
             if not ready:  # as every error has them
                 body |= {"code": "not-ready", "message": "\n".join(lines)}
             status = 200 if ready else 503
@@ -92,7 +100,7 @@ class Probes:
         """Who answers, for those who would take another server for this one."""
         return {RUN_HEADER: self._router.core.run_id, VERSION_HEADER: __version__}
 
-    def _state(self, at: Statistics) -> dict[str, object]:
+    def _state(self, at: Statistics, *, anonymous: bool = False) -> dict[str, object]:
         """Where the run stands, and all that the next step waits for."""
         standstill = self._router.core.standstill(self._router.clock())
         return {
@@ -103,7 +111,7 @@ class Probes:
             "hung_ranks": () if standstill is None else standstill.hung,
             "delays": [
                 {"cause": each.cause, "text": each.text, "seconds": round(each.seconds, 1)}
-                for each in self._router.health.delays()
+                for each in self._router.health.delays(anonymous=anonymous)
             ],
         }
 
