@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,17 @@ settings.load_profile("dispatcher")
 
 #: Debian's packages of tools that are called otherwise.
 PACKAGES = {"promtool": "prometheus", "systemd-analyze": "systemd"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangups_are_heeded() -> None:
+    """Processes that tests start have SIGHUP as a terminal gives it, under `nohup make test` too.
+
+    What is ignored stays ignored in a process that is started, even in one that a forkserver forks
+    later; what is handled is not. And nobody but the tests' own process is kept alive by this.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

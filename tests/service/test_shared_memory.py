@@ -471,8 +471,12 @@ def test_others_on_the_same_socket_are_answered_while_as_many_wait_to_be_closed_
         honest = stack.enter_context(Producer(victim.endpoint, "honest-before"))
         slow = [stack.enter_context(an_endless_close(LINGERS_S)) for _ in range(MOST_THREADS)]
         many = [[os.memfd_create("cheat") for _ in range(250)] for _ in range(2)]
-        for some in [slow, *many]:
-            SharingProducer(victim.endpoint).send_with(ping, some)
+        there = victim.status()["producers_connected"]
+        for some in [slow, *many]:  # one after the other: the slow ones have to be closed first
+            with SharingProducer(victim.endpoint) as cheater:
+                cheater.send_with(ping, some)
+            if some is slow:
+                victim.await_status(producers_connected=there)
         eventually(lambda: "wait to be closed" in victim.log(), "no more may wait")
         began = monotonic()
         honest.push([4])

@@ -119,15 +119,6 @@ def test_a_signal_is_heard_while_the_journal_is_opened(
     assert "SIGTERM: stopped before anything was accepted" in log
 
 
-@pytest.fixture
-def heeds_hangups() -> Iterator[None]:
-    """Processes that are started have SIGHUP as a terminal gives it, whatever runs the tests."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.usefixtures("heeds_hangups")
 def test_what_ends_nothing_is_logged_and_changes_nothing(serve: Serve) -> None:
     server = serve(warm=False)
     producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)

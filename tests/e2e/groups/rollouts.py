@@ -85,10 +85,15 @@ class Pushes(Protocol):
 
 
 class Books:
-    """What producers were told of each sample; ballast: bytes to push with each."""
+    """What producers were told of each sample; ballast: bytes to push with each.
+
+    to_begin: the last member of a group waits until more samples than this were begun at a time.
+    """
 
     def __init__(self, ballast: int = 0) -> None:
         self.ballast = ballast
+        self.to_begin = 0
+        self.enough_begun = asyncio.Event()
         #: Samples whose push has begun: what their producer says from then on comes after them.
         self.begun: set[str] = set()
         self.accepted: set[str] = set()
@@ -107,6 +112,8 @@ class Books:
         if self._begun[prompt.name] == prompt.size:
             del self._begun[prompt.name]
         self.most_begun = max(self.most_begun, sum(self._begun.values()))
+        if self.most_begun > self.to_begin:
+            self.enough_begun.set()
 
     async def push(self, producer: Pushes, prompt: Prompt, member: int, **about: Any) -> bool:
         """Push one member and note the answer; whether it was accepted."""
@@ -167,9 +174,12 @@ async def roll_out(books: Books, producer: Pushes, prompt: Prompt, slowest_s: fl
     """Answer one prompt: its samples are generated side by side and finish in random order."""
     rng = Random(prompt.name)
     delays = [rng.uniform(0, slowest_s) for _ in range(prompt.size)]
+    last = delays.index(max(delays))
 
     async def one(member: int) -> None:
         await asyncio.sleep(delays[member])
+        if member == last and books.to_begin:
+            await books.enough_begun.wait()
         await books.push(producer, prompt, member)
 
     await side_by_side(*(one(member) for member in range(prompt.size)))

@@ -29,6 +29,7 @@ def assert_four_by_four_by_eight(folder: Path, **options: Any) -> None:
     """Four workers answer four prompts of eight samples each at a time."""
     mine = shares(4, 32)
     with in_use(folder, **options) as run:
+        run.books.to_begin = WINDOW
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -49,6 +50,7 @@ def test_the_same_with_a_journal(tmp_path: Path) -> None:
 def test_sixty_four_workers_with_one_prompt_of_eight_each(tmp_path: Path) -> None:
     mine = shares(64, 2)
     with in_use(tmp_path, warm=False) as run:
+        run.books.to_begin = 2 * WINDOW
         run.produce(together(run.books, run.endpoint, mine, at_a_time=1, slowest_s=0.6))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -75,6 +77,7 @@ def test_one_blocking_worker_that_interleaves_sixteen_prompts(tmp_path: Path) ->
 def test_groups_as_large_as_the_batch(tmp_path: Path) -> None:
     mine = shares(4, 4, lambda _: BATCH)
     with in_use(tmp_path, warm=False) as run:
+        run.books.to_begin = WINDOW
         run.produce(together(run.books, run.endpoint, mine, at_a_time=2))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -88,6 +91,7 @@ def test_groups_of_five_to_eleven_in_steps_of_four_groups(tmp_path: Path) -> Non
     found_sizes = {prompt.size for share in mine for prompt in share}
     assert found_sizes == set(range(5, 12))
     with in_use(tmp_path, warm=False, dispatch_batch_size=None, dispatch_batch_groups=4) as run:
+        run.books.to_begin = WINDOW
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -99,6 +103,7 @@ def test_groups_of_five_to_eleven_in_steps_of_four_groups(tmp_path: Path) -> Non
 def test_a_buffer_of_one_batch_and_no_window(tmp_path: Path) -> None:
     mine = shares(4, 16)
     with in_use(tmp_path, warm=False, window_multiple=1, buffer_capacity=BATCH) as run:
+        run.books.to_begin = WINDOW
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
@@ -154,6 +159,7 @@ def test_ranks_slower_than_workers_get_every_step_from_a_full_window(tmp_path: P
     mine = shares(4, 32)
     with in_use(tmp_path, warm=False, ranks=False) as run:
         run.join_slower_than_producers()
+        run.books.to_begin = WINDOW
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
     found.assert_all_committed(run.books, mine)

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -26,8 +27,10 @@ class Manager:
         return dict(line.split("=", 1) for line in lines)
 
     def hear_until(self, word: str) -> dict[str, str]:
+        deadline = monotonic() + PATIENCE_S
         while word not in (said := self.hear()):
             assert said == {"WATCHDOG": "1"}
+            assert monotonic() < deadline, f"it gives signs of life, and does not say {word}"
         return said
 
     def hear_no_more(self, within: float) -> None:

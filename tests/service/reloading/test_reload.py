@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,6 @@ import pytest
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import Response, ServeProcess, eventually
-
-
-@pytest.fixture(autouse=True)
-def _heeds_hangups() -> Iterator[None]:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 def post(server: ServeProcess, **values: object) -> Response:
