@@ -15,13 +15,20 @@ import pytest
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import PREFIX
-from rollout_dispatcher.protocol.sessions import Session, SessionState, Side
+from rollout_dispatcher.protocol.sessions import HEARS, SAYS, Session, SessionState, Side
 from tests.support.generated import between, rewrite
 from tests.support.wire.conversations import CONVERSATIONS, LIMITS, Vector
 from tests.support.wire.protocol_tables import PARTS, codes, meanings_of, messages, offer, states
 
 DOC = Path(__file__).parent.parent / "docs" / "protocol.md"
 BYTES_A_LINE = 32
+#: Of frames that descriptors come with, which no vector can show.
+IN_SEGMENTS = {
+    ("Push", "segment"),
+    ("MicroBatch", "segments"),
+    ("MicroBatch", "segment_places"),
+    ("MicroBatch", "keep_segments"),
+}
 
 
 def vectors() -> str:
@@ -110,9 +117,28 @@ def _read(body: str) -> Iterator[Shown]:
         yield Shown(Side(speaker), name, state, json.loads(header), frame)
 
 
-def test_every_message_has_a_vector() -> None:
-    shown = {vector.name for found in conversations().values() for vector in found}
-    assert shown == {kind.__name__ for kind in m.MESSAGES.values()}
+def test_each_role_says_and_hears_every_message_in_a_vector() -> None:
+    shown = {
+        (frames[0].speaker, vector.speaker is Side.DISPATCHER, type(vector.message))
+        for frames in CONVERSATIONS.values()
+        for vector in frames
+    }
+    for role in (Side.PRODUCER, Side.RANK):
+        legal = {(role, False, kind) for _, kind in SAYS[role]}
+        legal |= {(role, True, kind) for _, kind in HEARS[role]}
+        assert not legal - shown - {(role, False, m.Error)}
+
+
+def test_every_field_has_a_vector_in_which_it_is_said() -> None:
+    said: set[tuple[str, str]] = set()
+    for vector in (vector for found in conversations().values() for vector in found):
+        said |= {(vector.name, name) for name in vector.header}
+    fields = {
+        (kind.__name__, name)
+        for kind in m.MESSAGES.values()
+        for name, field in kind.model_fields.items()
+    }
+    assert fields - said == IN_SEGMENTS
 
 
 @pytest.mark.parametrize("title", CONVERSATIONS)

@@ -319,6 +319,71 @@ def _refusal() -> Iterator[Vector]:
     yield Vector(Side.DISPATCHER, error, "it may not join; the connection is closed")
 
 
+def _pushing_again() -> Iterator[Vector]:
+    it, other = Side.PRODUCER, Side.DISPATCHER
+    able = ["feedback", "reasons", "references", "schema"]
+    hello = m.HelloProducer(
+        client_id="p", versions=(2, 2), capabilities=able, key="0123456789abcdef",
+        incarnation="p.2", accepted=1,
+    )  # fmt: skip
+    yield Vector(it, hello, "a producer comes back, with the key that makes its name its own")
+    welcome = m.WelcomeProducer(
+        version=2, run_id="run", capabilities=able, credits=8, max_payload_bytes=1 << 20,
+        heartbeat_interval_s=5.0, payload_stores=[STORE],
+        schema_known=m.SchemaKnown(fields=m.field_headers(SCHEMA), set_by="set by --field"),
+    )  # fmt: skip
+    yield Vector(other, welcome, "every sample of the run has these fields")
+    push = m.Push(
+        fields=m.field_headers(SCHEMA), tokens=[3, 2], loss_tokens=[2, 1],
+        sample_ids=["a", "b"], named=True, first_seq=2, floor=2,
+    )  # fmt: skip
+    both = bytes(span_of(FIRST)) + bytes(span_of(SECOND))
+    yield Vector(it, push, "the user has named both samples", both)
+    answer = m.Pushed(
+        first_seq=2, outcomes=[Outcome.DUPLICATE, Outcome.REFUSED],
+        errors={"1": "sample b has 2 tokens, at most 1 is allowed"}, reasons={"1": "too-long"},
+        policy_version=4, expected_version=5,
+    )  # fmt: skip
+    yield Vector(other, answer, "the first is here already, the second will never be taken")
+    gone = m.CloseGroup(group_id="g", size=2, number=2, withdrawn=[2, 3])
+    yield Vector(it, gone, "two members of g, which was to have 2, will not come")
+    yield Vector(it, m.EndPhase(policy_version=5, force=True), "nor will anybody else's older ones")
+    yield Vector(it, m.EndStream(force=True), "nor anything of anybody")
+    yield Vector(other, m.Free(number=3, store=STORE, keys=["p.1/0", "p.1/1"]), "free these")
+    left = m.Freed(number=3, left=["p.1/1"], why="the store is away")
+    yield Vector(it, left, "the second is still there")
+    yield Vector(other, m.Sweep(number=4, store=STORE, prefix="q.4/"), "what is left of q?")
+    some = m.Swept(number=4, keys=["q.4/0"], more=True, why="there are 1,000 of them")
+    yield Vector(it, some, "one of many")
+    late = m.Error(code="stopping", message="the dispatcher is stopping", retriable=True)
+    yield Vector(other, late, "the connection is closed; it may come again")
+
+
+def _training_again() -> Iterator[Vector]:
+    it, other, able = Side.RANK, Side.DISPATCHER, ["references", "step-times"]
+    hello = m.HelloRank(
+        client_id="r", versions=(2, 2), capabilities=able, token="secret", dp_rank=0, dp_size=1,
+        generation=1, run_id="run", prefetch_steps=2, taken=7, committed=6, hungry=True,
+        received=[(8, 1)], attempts=[(8, 1)], policy_version=3, policy_step=7, saved=5,
+        packed_length=4096,
+    )  # fmt: skip
+    yield Vector(it, hello, "DP rank 0 comes back: it trains step 7, and holds a part of step 8")
+    welcome = m.WelcomeRank(
+        version=2, capabilities=able, run_id="run", generation=1, committed=6, max_open_steps=4,
+        layout="packed", heartbeat_interval_s=5.0, sample_length_multiple=8,
+        payload_stores=[STORE], prefetch_bytes=1 << 20,
+    )  # fmt: skip
+    yield Vector(other, welcome, "it goes on after step 6")
+    times = m.StepTimes(step=7, busy_s=[0.5], collective_s=[0.0], why="no events")
+    yield Vector(it, times, "of which it is not sure")
+    yield Vector(it, m.Ping(), "is anybody there?")
+    yield Vector(other, m.Pong(), "yes")
+    yield Vector(other, m.Free(number=0, store=STORE, keys=["p.1/0"]), "free this")
+    yield Vector(it, m.Freed(number=0), "it is gone")
+    yield Vector(other, m.Sweep(number=1, store=STORE, prefix="q.4/"), "what is left of q?")
+    yield Vector(it, m.Swept(number=1), "nothing")
+
+
 CONVERSATIONS = {
     "A producer pushes": tuple(_pushing()),
     "A DP rank trains": tuple(_training()),
@@ -329,4 +394,6 @@ CONVERSATIONS = {
     "A DP rank trains on images and text": tuple(_training_images()),
     "A producer pushes references": tuple(_pushing_references()),
     "A DP rank trains on references": tuple(_training_on_references()),
+    "A producer comes back": tuple(_pushing_again()),
+    "A DP rank comes back": tuple(_training_again()),
 }
