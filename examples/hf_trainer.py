@@ -38,7 +38,7 @@ class StreamTrainer(WholeSteps, Trainer):
 
 
 class SaveStream(TrainerCallback):
-    """Checkpoints hold the stream's state; what they cover is freed with `--retain checkpoint`."""
+    """Checkpoints hold the stream's state; the journal frees what they cover."""
 
     def __init__(self, dataset: StreamDataset) -> None:
         self._dataset = dataset

@@ -132,6 +132,7 @@ def serving(address: str, nbytes: int, **options: Any) -> Iterator[str]:
             max_sample_tokens=nbytes,
             payload_stores=address,
             journal_dir=f"{folder}/journal",
+            retain="commit",
             checked=False,
             **options,
         ) as server,

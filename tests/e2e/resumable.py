@@ -11,6 +11,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,9 +29,18 @@ def main() -> None:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--every", type=int, required=True, help="steps between checkpoints")
     parser.add_argument("--die-at-step", type=int)
+    parser.add_argument("--initial", action="store_true", help="save one before the first step")
     args = parser.parse_args()
     with process_group():
         train(args)
+
+
+def save(folder: Path, state: dict[str, Any], latest: Path) -> None:
+    dcp.save(state, checkpoint_id=folder)  # type: ignore[attr-defined]
+    if dist.get_rank() == 0:
+        beside = latest.with_suffix(".part")
+        beside.write_text(str(folder))
+        beside.replace(latest)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -46,6 +56,8 @@ def train(args: argparse.Namespace) -> None:
         state = {"model": learned.state_dict(), "stream": stream}
         if latest.exists():
             dcp.load(state, checkpoint_id=latest.read_text())  # type: ignore[attr-defined]
+        elif args.initial:
+            save(args.out / "start", state, latest)
         for step in stream:
             seen = {
                 "event": "taken",
@@ -66,10 +78,7 @@ def train(args: argparse.Namespace) -> None:
             done = {"event": "committed", "step": step.number, "samples": samples}
             diary.write(json.dumps(done) + "\n")
             if (step.number + 1) % args.every == 0:
-                folder = args.out / f"step-{step.number}"
-                dcp.save(state, checkpoint_id=folder)  # type: ignore[attr-defined]
-                if rank == 0:
-                    latest.write_text(str(folder))
+                save(args.out / f"step-{step.number}", state, latest)
                 stream.checkpoint_saved(stream.state_dict())
     if rank == 0:
         torch.save(learned.state_dict(), args.out / "final.pt")

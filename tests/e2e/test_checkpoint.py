@@ -21,9 +21,10 @@ from tests.e2e.harness import (
     producer,
     read_diaries,
     running,
+    signal_family,
 )
 from tests.support.addresses import free_address
-from tests.support.server import ServeProcess
+from tests.support.server import ServeProcess, eventually
 from tests.support.torchrun import torchrun_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -33,7 +34,7 @@ SAMPLES, BATCH, EVERY, FATAL = 330, 16, 5, 13
 STEPS = 21
 
 
-def serve(folder: Path, address: str, retain: str = "checkpoint") -> ServeProcess:
+def serve(folder: Path, address: str) -> ServeProcess:
     return ServeProcess(
         folder,
         listen=address,
@@ -44,15 +45,16 @@ def serve(folder: Path, address: str, retain: str = "checkpoint") -> ServeProces
         window_multiple=1,  # so that a step's samples do not depend on the number of ranks
         buffer_capacity=400,  # all of them, so that plans do not depend on the clock
         journal_dir=folder / "journal",
-        retain=retain,
     )
 
 
-def torchrun(address: str, folder: Path, attempt: int, *options: str, ranks: int = 2) -> Any:
+def torchrun(
+    address: str, folder: Path, attempt: int, *options: str, ranks: int = 2, every: int = EVERY
+) -> Any:
     return running(
         *torchrun_command(ranks, folder),
         str(HERE / "resumable.py"), "--endpoint", address, "--out", str(folder),
-        "--attempt", str(attempt), "--every", str(EVERY), *options,
+        "--attempt", str(attempt), "--every", str(every), *options,
     )  # fmt: skip
 
 
@@ -132,3 +134,50 @@ def test_after_a_crash_the_weights_are_those_of_a_run_without_one(
     assert actual.keys() == expected.keys()
     tolerance = 0.0 if ranks == 2 else 1e-12
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=tolerance)
+
+
+@pytest.mark.parametrize("every", [5, 100])
+def test_after_everything_is_killed_the_final_lineage_has_each_sample_once(
+    every: int, tmp_path: Path
+) -> None:
+    """At the defaults of a journal: kill -9 of dispatcher, trainers and producer, in mid-run.
+
+    With a checkpoint every 100 steps there is only that of before the first step.
+    """
+    first, second, address = 136, 104, free_address()
+
+    def start() -> ServeProcess:
+        return ServeProcess(
+            tmp_path, listen=address, dp_size=2, dispatch_batch_size=BATCH, micro_batch_tokens=2048,
+            oversize="alone", journal_dir=tmp_path / "journal",
+        )  # fmt: skip
+
+    with ExitStack() as stack:
+        server = stack.enter_context(start())
+        trainers = stack.enter_context(torchrun(address, tmp_path, 0, "--initial", every=every))
+        pushing = stack.enter_context(producer(address, "p", first))
+        assert json.loads(finish(pushing)) == {"accepted": first}
+        eventually(lambda: server.status()["steps_committed"] > EVERY, "some steps are over", 60)
+        pushing = stack.enter_context(producer(address, "q", second))
+        eventually(lambda: server.status()["accepted"] > first + BATCH, "in the midst of it", 60)
+        server.send_signal(signal.SIGKILL)
+        for process in (trainers, pushing):
+            signal_family(process, signal.SIGKILL)
+            process.wait()
+        server.wait()
+        saved = int((tmp_path / "latest").read_text().rpartition("-")[2]) if every == EVERY else -1
+        server = stack.enter_context(start())
+        pushing = stack.enter_context(producer(address, "q", second))
+        trainers = stack.enter_context(torchrun(address, tmp_path, 1, "--initial", every=every))
+        counts = json.loads(finish(pushing))
+        assert sum(counts.values()) == second  # accepted, or duplicates of what was
+        server.post("/v1/stream/end")
+        finish(trainers)
+        assert server.wait() == 0
+    diaries = read_diaries(tmp_path)
+    assert diaries.disagreements() == []
+    for attempt in diaries.attempts[0].values():  # the timeline that survives
+        attempt.committed = {at: x for at, x in attempt.committed.items() if at <= saved}
+    names = {f"p-{at}" for at in range(first)} | {f"q-{at}" for at in range(second)}
+    assert len(names) == 240
+    assert_each_exactly_once(diaries, names)

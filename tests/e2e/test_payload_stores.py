@@ -45,6 +45,7 @@ def serve(folder: Path, root: Path | None, **options: Any) -> ServeProcess:
     common: dict[str, Any] = {
         "dp_size": RANKS, "dispatch_batch_size": 8, "micro_batch_tokens": 512,
         "journal_dir": folder / "journal",
+        "retain": "commit",
     }  # fmt: skip
     if root is not None:
         common |= {"payload_stores": f"file://{root}", "inline_limit": f"{INLINE_LIMIT}B"}

@@ -98,7 +98,7 @@ def test_checkpoints_are_saved_as_the_readme_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    journal = {"journal-dir": tmp_path / "journal", "retain": "checkpoint", "buffer-capacity": 100}
+    journal = {"journal-dir": tmp_path / "journal", "buffer-capacity": 100}
     with ServeProcess(tmp_path, **(serve_options() | journal)) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
         stream = block("import MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)

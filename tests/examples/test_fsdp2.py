@@ -36,7 +36,7 @@ def serve(folder: Path, ranks: int) -> ServeProcess:
     folder.mkdir()
     return ServeProcess(
         folder, dp_size=ranks, dispatch_batch_size=16, micro_batch_tokens=96, window_multiple=1,
-        buffer_capacity=96, journal_dir=folder / "journal", retain="checkpoint",
+        buffer_capacity=96, journal_dir=folder / "journal",
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from rollout_dispatcher.core.facts import (
     ProducerLeft,
     ProducerSaid,
     Resumed,
+    RetainedEvicted,
     RunBegan,
     StreamEnded,
     Unneeded,
@@ -50,7 +51,7 @@ class Model:
         #: Steps that were ever committed, and of those the ones that are retained.
         self.lazy: set[int] = set()
         self.retained: set[int] = set()
-        self.run_id, self.saved = "", -1
+        self.run_id, self.saved, self.evicted = "", -1, -1
         self.resumed: int | None = None
         self.next_ticket = self.next_step = self.generation = 0
         self.dp_size: int | None = None
@@ -104,6 +105,7 @@ class Model:
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
                 self.version_step, self.ended, self.run_id, self.resumed, self.saved,
+                self.evicted,
                 self.group_size, self.posted, dict(self.withdrawn),
             ),
             "phases": self._phases(),
@@ -170,7 +172,7 @@ class Model:
                 for ticket in tickets:
                     del self.entries[ticket]
                 self.steps = {at: without(tickets, step) for at, step in self.steps.items()}
-            case Resumed() | CheckpointSaved() | Withdrawn():
+            case Resumed() | CheckpointSaved() | RetainedEvicted() | Withdrawn():
                 self._apply_to_steps(fact)
             case _:
                 self._apply_single(fact)
@@ -204,14 +206,19 @@ class Model:
         else:
             self._forget(fact.step)
 
-    def _apply_to_steps(self, fact: Resumed | CheckpointSaved | Withdrawn) -> None:
+    def _apply_to_steps(
+        self, fact: Resumed | CheckpointSaved | RetainedEvicted | Withdrawn
+    ) -> None:
         if isinstance(fact, Withdrawn):
             del self.steps[fact.step]
             self.lazy.discard(fact.step)
             self.next_step, self.withdrawn[fact.step] = fact.step, fact.attempt
             return
-        if isinstance(fact, CheckpointSaved):
-            self.saved = fact.step
+        if isinstance(fact, CheckpointSaved | RetainedEvicted):
+            if isinstance(fact, CheckpointSaved):
+                self.saved = fact.step
+            else:
+                self.evicted = fact.step
             for number in [number for number in self.retained if number <= fact.step]:
                 self.retained.remove(number)
                 self._forget(number)

@@ -27,6 +27,7 @@ from rollout_dispatcher.core.facts import (
     ProducerLeft,
     ProducerSaid,
     Resumed,
+    RetainedEvicted,
     RunBegan,
     StreamEnded,
     Unneeded,
@@ -105,7 +106,9 @@ class Player:
 
     def _checkpoint(self) -> Fact:
         step = self.random.choice(sorted(self.model.retained))
-        return Resumed(step - 1) if self.random.random() < 0.5 else CheckpointSaved(step)
+        if self.random.random() < 0.5:
+            return Resumed(step - 1)
+        return CheckpointSaved(step) if self.random.random() < 0.5 else RetainedEvicted(step)
 
     def _accepted(self, at: int) -> Accepted:
         random, ticket = self.random, self.model.next_ticket + at

@@ -41,7 +41,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def start(serve: Serve, tmp_path: Path) -> Serve:
     """`start(**options)`: a dispatcher with a payload store, on the journal of the one before."""
     return partial(
-        serve, micro_batch_size=2, payload_stores=STORE, journal_dir=tmp_path / "journal"
+        serve,
+        micro_batch_size=2,
+        payload_stores=STORE,
+        journal_dir=tmp_path / "journal",
+        retain="commit",
     )
 
 

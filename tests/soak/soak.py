@@ -107,7 +107,7 @@ def _flags(folder: Path, load: Load) -> list[object]:
         "sample-id-horizon": load.id_horizon,
     }
     if load.journal:
-        options["journal-dir"] = folder / "journal"
+        options |= {"journal-dir": folder / "journal", "retain": "commit"}
     return [word for name, value in options.items() for word in (f"--{name}", value)]
 
 

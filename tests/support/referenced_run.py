@@ -52,6 +52,7 @@ def train_on_references(folder: Path, address: str) -> None:
         "dispatch_batch_size": BATCH,
         "micro_batch_size": 4,
         "journal_dir": str(folder / "journal"),
+        "retain": "commit",
         "payload_stores": [address],
         "inline_limit": "64KiB",
     }

@@ -69,9 +69,11 @@ class StreamDataset(IterableDataset[Any]):
         self.commit()
         return self.stream.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, object], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, object], *, strict: bool = True, allow_lost_steps: bool = False
+    ) -> None:
         """Go on after the step that the state was taken after; see `MicroBatchStream`."""
-        self.stream.load_state_dict(state, strict=strict)
+        self.stream.load_state_dict(state, strict=strict, allow_lost_steps=allow_lost_steps)
 
 
 class _Items(Iterator[Any]):

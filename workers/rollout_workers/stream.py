@@ -252,14 +252,21 @@ class MicroBatchStream(Closing):
         """
         return state_of(self._client.run_id, self._client.position)
 
-    def load_state_dict(self, state: Mapping[str, object], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, object], *, strict: bool = True, allow_lost_steps: bool = False
+    ) -> None:
         """Go on after the step that `state_dict` was taken after; on every rank, before any step.
 
-        With `--retain checkpoint` the steps that were committed since come again, identical. With
-        `--retain commit` they are gone: that is logged as a warning, and counted, and the stream
-        goes on with the next step. Raises CheckpointRefused when the checkpoint is of another run,
-        ahead of the dispatcher or older than one reported saved, or when other ranks have loaded
-        another one (which iterating may raise too); StepContractError after the first step.
+        With a journal the steps that were committed since come again, identical. Without one, or
+        with `--retain commit`, they are gone: that is logged as a warning, and counted, and the
+        stream goes on with the next step. Raises CheckpointRefused when the checkpoint is of
+        another run, ahead of the dispatcher, or older than what the journal still has, or when
+        other ranks have loaded another one (which iterating may raise too); StepContractError after
+        the first step.
+
+        allow_lost_steps: go on, with a warning, where steps that were trained after the checkpoint
+            are not there any more, as they were more than `--retain-bytes`, or a later checkpoint
+            was reported saved: their samples are not in the weights.
 
         strict: whether the checkpoint must be of this run. If it need not and is not, as when a
             new run begins with the weights of another, the stream goes on where this dispatcher
@@ -273,20 +280,20 @@ class MicroBatchStream(Closing):
                 asked.step, asked.run_id, self._client.run_id, self._client.position,
             )  # fmt: skip
             return
-        self._client.resume(asked)
+        self._client.resume(asked.model_copy(update={"allow_lost_steps": allow_lost_steps}))
         missing = self._client.position - asked.step
         if missing > 0:
             log.warning(
                 "the %d steps after step %d were trained after this checkpoint and cannot be given "
-                "again; training goes on after step %d. Start the dispatcher with --retain "
-                "checkpoint to have such steps again",
+                "again; training goes on after step %d. A dispatcher with --journal-dir, and "
+                "--retain-bytes large enough, gives such steps again",
                 missing, asked.step, asked.step + missing,
             )  # fmt: skip
 
     def checkpoint_saved(self, state: Mapping[str, object]) -> None:
         """The checkpoint with this state is durable: nothing up to it is needed again.
 
-        With `--retain checkpoint` this frees the samples; the run can no longer go back behind it.
+        With a journal this frees the samples; the run can no longer go back behind it.
         DP rank 0's word counts; on other ranks this does nothing, so every rank may call it.
         Raises CheckpointRefused for a state that is not of this stream's past.
         """

@@ -15,6 +15,7 @@ from rollout_dispatcher.core.config import DispatchConfig, Tuning
 from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
 from rollout_dispatcher.core.effects import (
     AcceptedUnknown,
+    Advised,
     Effect,
     PlanWanted,
     PolicyReported,
@@ -252,6 +253,8 @@ class Dispatch:
         effects = self._parts.joining.join(hello, self.run_id, now)
         self._parts.lockstep.joined(hello.dp_rank, now)
         self._departures.joined(hello.dp_rank, hello.client_id)
+        if hello.generation is None and (advice := self.advice):
+            effects.append(Advised(advice))
         effects += self._parts.attempts.settle() + self._settle(now)
         return self._decide(effects + self._departures.look())
 
@@ -276,8 +279,11 @@ class Dispatch:
 
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
+        begins = dp_rank == 0 and not self._ledger.speaker(0).begun
         effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
         self._parts.lockstep.heard(dp_rank, now)
+        if begins:
+            effects += self._checkpoints.begun()
         effects += self._parts.attempts.settle() + self._settle(now)
         return self._decide(effects + self._departures.look())
 
@@ -320,6 +326,10 @@ class Dispatch:
         if dp_rank == 0:
             self._checkpoints.saved(step)
         return self._decide([])
+
+    def retain_at_most(self, nbytes: int) -> Decision:
+        """Committed steps that no saved checkpoint covers may have so many bytes of payload."""
+        return self._decide(self._checkpoints.retain_at_most(nbytes))
 
     def step_times(self, dp_rank: int, times: RankTimes) -> Decision:
         """A rank tells what a pass over a step took; what is of no use is counted."""
@@ -411,6 +421,16 @@ class Dispatch:
         return self._lifecycle.finish(flushing=self._parts.phases.flushing)
 
     # -- looking ----------------------------------------------------------------------------
+
+    @property
+    def retained_bytes(self) -> int:
+        """Payload bytes of committed steps that are retained."""
+        return self._checkpoints.retained.nbytes
+
+    @property
+    def advice(self) -> str:
+        """What the trainer should know of itself; empty if nothing."""
+        return self._checkpoints.retained.advice()
 
     @property
     def generation(self) -> int:

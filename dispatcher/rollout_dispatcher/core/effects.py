@@ -367,6 +367,26 @@ class Rewound:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsEvicted:
+    """For the log: retained steps, the last of them `through`, had to go for want of room.
+
+    steps: that have gone so far, told as often as they double. limit: bytes of payload that there
+    may be of retained steps.
+    """
+
+    steps: int
+    through: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """The trainer should know this of itself: for the log, and for that of DP rank 0."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """Everything that could be committed is; the service may stop."""
 
@@ -403,5 +423,7 @@ Effect = (
     | StepCommitted
     | StepMeasured
     | Rewound
+    | StepsEvicted
+    | Advised
     | Drained
 )

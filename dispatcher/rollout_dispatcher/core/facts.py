@@ -161,6 +161,13 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class RetainedEvicted:
+    """The retained steps up to this one are gone, though no saved checkpoint covers them."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class VersionReported:
     """The trainer's weights have this version. first_step: the first one that trains with it."""
 
@@ -261,6 +268,7 @@ Fact = (
     | GenerationBegan
     | Resumed
     | CheckpointSaved
+    | RetainedEvicted
     | VersionReported
     | PhaseEnded
     | GroupSizeSet
@@ -299,7 +307,8 @@ class Remembered:
     steps: what is open, by number; retained: what is committed and retained. withdrawn: the last
     attempt at each step that is withdrawn and not planned again. resumed: the step
     after which the current generation goes on, if it loaded a checkpoint; saved: the last step that
-    a saved checkpoint covers. producers: floor and accepted numbers at or above it. words: of the
+    a saved checkpoint covers; evicted: the last retained step that had to go before one did.
+    producers: floor and accepted numbers at or above it. words: of the
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
     the stream. given_ids: oldest first. ended_groups: with why, as in `GroupEnded`, oldest first.
     totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there was none.
@@ -319,6 +328,7 @@ class Remembered:
     dp_size: int | None = None
     resumed: int | None = None
     saved: int = -1
+    evicted: int = -1
     policy_version: int | None = None
     policy_step: int | None = None
     group_size: int | None = None

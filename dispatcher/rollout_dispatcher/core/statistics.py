@@ -135,6 +135,7 @@ class Statistics:
     steps_rewound: int
     samples_rewound: int
     steps_not_rewound: int
+    steps_evicted: int
     steps_retained: int
     samples_retained: int
     retained_bytes: int
@@ -204,6 +205,7 @@ class Statistics:
             steps_rewound=totals.steps_rewound,
             samples_rewound=totals.samples_rewound,
             steps_not_rewound=totals.steps_not_rewound,
+            steps_evicted=totals.steps_evicted,
             steps_retained=len(retained),
             samples_retained=retained.samples,
             retained_bytes=retained.nbytes,

@@ -14,8 +14,8 @@ from rollout_dispatcher.sample import Outcome
 #: Counters that are one number.
 _PLAIN = (
     "received_bytes", "samples_referenced", "referenced_bytes", "small_steps", "steps_committed",
-    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound", "objects_freed",
-    "releases_failed",
+    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound",
+    "steps_evicted", "objects_freed", "releases_failed",
 )  # fmt: skip
 
 
@@ -28,7 +28,8 @@ class Totals:
     arrived, dispatched, dropped_lengths: lengths of accepted, planned and dropped samples, in
     tokens; the last are not saved, they are what is left.
     small_steps: steps of fewer samples than a dispatch batch. *_rewound: of what was committed,
-    that was taken back. steps_not_rewound: that should have been and could not. objects_freed: of
+    that was taken back. steps_not_rewound: that should have been and could not.
+    steps_evicted: retained steps that had to go before a checkpoint covered them. objects_freed: of
     payload stores. releases_failed: answers of workers that could not free some.
     """
 
@@ -49,6 +50,7 @@ class Totals:
     steps_rewound: int = 0
     samples_rewound: int = 0
     steps_not_rewound: int = 0
+    steps_evicted: int = 0
     objects_freed: int = 0
     releases_failed: int = 0
 

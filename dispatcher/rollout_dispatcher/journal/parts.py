@@ -158,6 +158,7 @@ class Ledger:
     generation: int = 0
     resumed: int | None = None
     saved: int = -1
+    evicted: int = -1
     dp_size: int | None = None
     policy_version: int | None = None
     policy_step: int | None = None

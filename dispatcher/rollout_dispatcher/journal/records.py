@@ -31,6 +31,7 @@ from rollout_dispatcher.core.facts import (
     ProducerLeft,
     ProducerSaid,
     Resumed,
+    RetainedEvicted,
     RunBegan,
     SchemaFixed,
     StreamEnded,
@@ -50,7 +51,7 @@ OBJECT, REFERENCED = "object", "referenced"
 PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 WITHDRAWN = "withdrawn"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
-RUN, RESUMED, SAVED = "run", "resumed", "saved"
+RUN, RESUMED, SAVED, EVICTED = "run", "resumed", "saved", "evicted"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
 KEYED, LEFT, CONFIGURED = "keyed", "left", "configured"
 GROUP_ENDED = "group-ended"
@@ -219,6 +220,8 @@ class Encoder:
                 return [GROUP_ENDED, group_id, why]
             case GroupSizeSet(size):
                 return [SIZE, size]
+            case RetainedEvicted(step):
+                return [EVICTED, step]
             case StreamEnded():
                 return [ENDED]
         raise TypeError(f"the journal does not know the fact {type(fact).__name__}")

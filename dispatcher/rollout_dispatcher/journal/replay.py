@@ -131,6 +131,7 @@ def remembered(
         generation=ledger.generation,
         resumed=ledger.resumed,
         saved=ledger.saved,
+        evicted=ledger.evicted,
         dp_size=ledger.dp_size,
         policy_version=ledger.policy_version,
         policy_step=ledger.policy_step,

@@ -107,8 +107,8 @@ class State:
                     self._commit(*row[1:])
                 case records.RESUMED:
                     self._resume(row[1])
-                case records.SAVED:
-                    self._save(row[1])
+                case records.SAVED | records.EVICTED:
+                    self._forget_retained(*row)
                 case records.DROPPED:
                     self._drop(row[1])
                 case records.SIZED:
@@ -291,9 +291,12 @@ class State:
             self.ledger.policy_version = self.ledger.policy_step = None
         self.ledger.resumed = after
 
-    def _save(self, through: int) -> None:
-        """A checkpoint covers the steps up to there."""
-        self.ledger.saved = through
+    def _forget_retained(self, kind: str, through: int) -> None:
+        """The retained steps up to there are not needed, or there was no room for them."""
+        if kind == records.SAVED:
+            self.ledger.saved = through
+        else:
+            self.ledger.evicted = through
         for number in [number for number in self._retained() if number <= through]:
             self._forget(number)
 

@@ -79,8 +79,8 @@ FROM_RANK: Kinds = (
     m.Freed, m.Swept, m.Ping,
 )  # fmt: skip
 TO_RANK: Kinds = (
-    m.StepHeader, m.MicroBatch, m.StepWithdrawn, m.Release, m.LastStep, m.End, m.Free, m.Sweep,
-    m.Pong,
+    m.StepHeader, m.MicroBatch, m.StepWithdrawn, m.Release, m.LastStep, m.Advice, m.End, m.Free,
+    m.Sweep, m.Pong,
 )  # fmt: skip
 
 #: What a client may say after its Bye: the last one there is asked to release what is left.

@@ -42,6 +42,7 @@ from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.durability.journal_log import JournalLog
 from rollout_dispatcher.service.durability.journaling import Opened, go_on_from, read_journal
 from rollout_dispatcher.service.durability.own_thread import in_own_thread
+from rollout_dispatcher.service.durability.retention import Retention
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
 from rollout_dispatcher.service.process.allocator import Crowd
@@ -84,6 +85,7 @@ class Dispatcher:
         self.endpoints: tuple[str, ...] = ()
         self.http_endpoint = ""
         self._router: Router | None = None
+        self._retention: Retention | None = None
         self._open = AsyncExitStack()
         self._begun = self._serves = self._is_over = self._was_told = False
         #: How long the journal has at the end to write what is queued.
@@ -236,6 +238,9 @@ class Dispatcher:
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
         router.perform(core.tick(clock()))  # what an earlier process left may be due
+        if journal is not None and config.retains:
+            self._retention = Retention(config, core, journal, router.perform)
+            self._retention.look(clock())
         return router
 
     async def _close_journal(self, journal: "Journal") -> None:
@@ -287,7 +292,9 @@ class Dispatcher:
             task.cancel()
             await asyncio.wait([task])
 
-        task = asyncio.get_running_loop().create_task(_watch(router), name="dispatcher-watch")
+        task = asyncio.get_running_loop().create_task(
+            _watch(router, self._retention), name="dispatcher-watch"
+        )
         task.add_done_callback(over)
         stack.push_async_callback(end)
 
@@ -354,7 +361,7 @@ def _for_segments(config: ServeConfig) -> int:
     return for_segments(open_files_limit()) if config.shares_memory else 0
 
 
-async def _watch(router: Router) -> None:
+async def _watch(router: Router, retention: Retention | None) -> None:
     """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
 
     And say how the run gets on, whom the next step waits for, and what becomes of the journal; give
@@ -382,6 +389,8 @@ async def _watch(router: Router) -> None:
             router.chronicle.look(router.core.statistics)
         crowd.check(router.num_connections)
         journal.check()
+        if retention is not None:
+            retention.look(router.clock())
 
 
 def _name_undone(core: Dispatch) -> bool:

@@ -486,4 +486,6 @@ class Router:
 
 
 def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:
-    return None if resume is None else CheckpointPosition(resume.run_id, resume.step)
+    if resume is None:
+        return None
+    return CheckpointPosition(resume.run_id, resume.step, resume.allow_lost_steps)

@@ -64,7 +64,8 @@ def serve(folder: Path, store: str, **options: Any) -> ServeProcess:
     folder.mkdir()
     return ServeProcess(
         folder, warm=True, dp_size=1, dispatch_batch_size=1, micro_batch_tokens=20_000,
-        payload_stores=store, inline_limit="1KiB", journal_dir=folder / "journal", **options,
+        payload_stores=store, inline_limit="1KiB", journal_dir=folder / "journal",
+        retain="commit", **options,
     )  # fmt: skip
 
 

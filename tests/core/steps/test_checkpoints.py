@@ -6,13 +6,21 @@ import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
+    Advised,
     Effect,
     EndRanks,
     FailRanks,
     Redelivered,
     Rewound,
+    StepsEvicted,
 )
-from rollout_dispatcher.core.facts import CheckpointSaved, Remembered, Resumed, RunBegan
+from rollout_dispatcher.core.facts import (
+    CheckpointSaved,
+    Remembered,
+    Resumed,
+    RetainedEvicted,
+    RunBegan,
+)
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
@@ -42,11 +50,13 @@ class Run(Bench):
         self.perform(self.core.join(hello, self.now))
         return self.log[start:]
 
-    def load(self, step: int, *ranks: int, run_id: str = "run") -> list[Effect]:
+    def load(
+        self, step: int, *ranks: int, run_id: str = "run", lossy: bool = False
+    ) -> list[Effect]:
         effects: list[Effect] = []
         for rank in ranks or (0, 1):
             generation = self.core._ledger.generation.number
-            effects += self.say(rank, generation, resume=CheckpointPosition(run_id, step))
+            effects += self.say(rank, generation, resume=CheckpointPosition(run_id, step, lossy))
         return effects
 
     def run_to(self, last: int) -> list[str]:
@@ -290,7 +300,7 @@ def test_a_dispatcher_that_no_longer_retains_lets_go_of_what_was_retained() -> N
     again = Run(retain=False).core
     restored = again.restore(run.memory.remembered())
     assert again.statistics().steps_retained == 0
-    assert CheckpointSaved(1) in restored.facts
+    assert RetainedEvicted(1) in restored.facts
 
 
 @pytest.mark.parametrize("outlives", [False, True])
@@ -341,3 +351,82 @@ def test_a_new_run_notes_its_name_and_one_that_goes_on_keeps_it() -> None:
     later = Dispatch(fresh.config, "other")
     assert not later.restore(Remembered(run_id="named")).facts
     assert later.run_id == "named"
+
+
+def test_the_oldest_retained_steps_go_where_there_is_no_room_for_them() -> None:
+    run = Run()
+    run.run_to(3)
+    room = run.core.retained_bytes // 2
+    run.facts.clear()
+    run.perform(run.core.retain_at_most(room))
+    at = run.core.statistics()
+    assert (at.steps_retained, at.steps_evicted, at.balanced) == (2, 2, True)
+    assert run.facts == [RetainedEvicted(1)]
+    run.run_to(4)  # and no more are kept from now on
+    at = run.core.statistics()
+    assert (at.steps_retained, at.steps_evicted, run.core.retained_bytes) == (2, 3, room)
+    assert [e.steps for e in run.log if isinstance(e, StepsEvicted)] == [2]  # told as they double
+    run.restart()
+    run.begin()
+    with pytest.raises(
+        CheckpointRefused,
+        match=r"taken after step 0, and the steps up to 2 .* 2 in all: .* larger --retain-bytes, .*"
+        r" one after step 2; .* load_state_dict\(state, allow_lost_steps=True\)",
+    ):
+        run.load(0)
+    effects = run.load(0, lossy=True)
+    assert Rewound(after=0, steps=2, samples=8, missing=2) in effects
+    assert run.core._ledger.steps.committed == 2
+    run.run_to(5)
+    assert run.core.statistics().balanced
+
+
+def test_a_step_larger_than_all_room_is_not_kept() -> None:
+    run = Run()
+    run.perform(run.core.retain_at_most(1))
+    run.run_to(2)
+    at = run.core.statistics()
+    assert (at.steps_retained, at.steps_evicted, at.steps_committed) == (0, 3, 3)
+
+
+def advice(run: Run) -> list[str]:
+    return [effect.text for effect in run.log if isinstance(effect, Advised)]
+
+
+def test_a_trainer_that_reports_no_checkpoint_is_told_at_half_of_the_room() -> None:
+    run = Run()
+    run.run_to(1)
+    assert not advice(run)
+    assert not run.core.advice
+    run.perform(run.core.retain_at_most(4 * run.core.retained_bytes))
+    run.run_to(3)
+    (text,) = advice(run)
+    assert "so far, so 4 committed steps with 16 samples" in text
+    assert run.core.advice == text
+    run.run_to(4)
+    assert len(advice(run)) == 1
+    run.perform(run.core.checkpoint_saved(0, 3))
+    assert not run.core.advice
+
+
+def test_a_trainer_that_reports_no_checkpoint_is_told_after_a_hundred_steps() -> None:
+    run = Run(steps=110)
+    run.run_to(98)
+    assert not advice(run)
+    run.run_to(99)
+    assert "so 100 committed steps" in advice(run)[0]
+    run.begin()
+    assert len(advice(run)) == 2  # another trainer
+
+
+def test_ranks_that_begin_without_a_checkpoint_are_told_what_is_not_given_again() -> None:
+    run = Run()
+    run.run_to(1)
+    assert not advice(run)
+    run.begin()
+    run.hungry()
+    assert "the samples of the 2 steps after step -1" in advice(run)[0]
+    run.begin()
+    run.load(-1)
+    run.hungry()
+    assert len(advice(run)) == 1

@@ -18,7 +18,6 @@ def test_it_goes_on_from_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
         "dispatch_batch_size": BATCH,
         "micro_batch_tokens": 256,
         "journal_dir": tmp_path / "journal",
-        "retain": "checkpoint",
     }
     with ServeProcess(tmp_path, dp_size=RANKS, **options) as server, ThreadPoolExecutor() as pool:
         pushing = pool.submit(hf_trainer.roll_out, server.endpoint, SAMPLES)

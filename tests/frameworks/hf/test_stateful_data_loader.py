@@ -17,7 +17,7 @@ SERVE: dict[str, Any] = {"dispatch_batch_size": 2, "micro_batch_size": 1, "strat
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
-    journal = SERVE | {"journal_dir": tmp_path / "journal", "retain": "checkpoint"}
+    journal = SERVE | {"journal_dir": tmp_path / "journal"}
     with ServeProcess(tmp_path, dp_size=1, buffer_capacity=99, **journal) as server:
         with RolloutProducer(server.endpoint) as producer:
             for index in range(6):

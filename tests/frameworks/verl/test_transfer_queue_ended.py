@@ -152,6 +152,7 @@ def test_a_run_drops_and_counts_what_was_in_a_unit_that_was_killed_and_leaves_no
         "micro_batch_size": 2,
         "buffer_capacity": 64,
         "journal_dir": str(tmp_path / "journal"),
+        "retain": "commit",
         "payload_stores": [ADDRESS],
         "inline_limit": "64KiB",
     }

@@ -41,8 +41,8 @@ _JOURNAL = {"journal_dir": Path("in-memory")}
 #: Settings by which promises differ.
 CONFIGS: dict[str, ServeConfig] = {
     "in memory": ServeConfig(**_COMMON),
-    "journal": ServeConfig(**_COMMON, **_JOURNAL, max_staleness=2),
-    "retains": ServeConfig(**_COMMON, **_JOURNAL, retain="checkpoint", last_batch="drop"),
+    "journal": ServeConfig(**_COMMON, **_JOURNAL, retain="commit", max_staleness=2),
+    "retains": ServeConfig(**_COMMON, **_JOURNAL, last_batch="drop"),
     "tight": ServeConfig(
         **_COMMON, **_JOURNAL, buffer_bytes=4096, held_bytes=1024, incomplete_groups="keep"
     ),
@@ -112,7 +112,7 @@ class World:
         self.config = CONFIGS[kind]
         self.durable = self.config.journal_dir is not None
         self.books = Books()
-        self.books.retains = self.config.retain == "checkpoint"
+        self.books.retains = self.config.retains
         self.prompt = True
         self.clock = SteadyClock(loop.time)
         self.lines: list[Line] = []

@@ -5,6 +5,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.support.server import ServeProcess, eventually
 BATCH, RANKS = 4, 2
 
 
-def serve(folder: Path, retain: str = "checkpoint") -> ServeProcess:
+def serve(folder: Path, **options: Any) -> ServeProcess:
     return ServeProcess(
         folder,
         warm=True,
@@ -33,7 +34,7 @@ def serve(folder: Path, retain: str = "checkpoint") -> ServeProcess:
         window_multiple=1,
         max_wait="100ms",
         journal_dir=folder / "journal",
-        retain=retain,
+        **options,
     )
 
 
@@ -52,9 +53,13 @@ class Trainer:
         second = RankClient(server.endpoint, dp_rank=1, dp_size=RANKS, generation=first.generation)
         self.ranks = (first, second)
 
-    def load(self, step: int) -> None:
+    def load(self, step: int, *, allow_lost_steps: bool = False) -> None:
         for rank in self.ranks:
-            rank.resume(m.CheckpointPosition(run_id=rank.run_id, step=step))
+            rank.resume(
+                m.CheckpointPosition(
+                    run_id=rank.run_id, step=step, allow_lost_steps=allow_lost_steps
+                )
+            )
 
     def train(self, count: int) -> list[tuple[int, str, dict[str, list[int]]]]:
         """Number, digest and samples of the next steps, over both ranks."""
@@ -163,7 +168,7 @@ def test_ranks_that_load_different_checkpoints_all_hear_of_it(tmp_path: Path) ->
 
 
 def test_without_retention_the_run_goes_on_and_says_what_is_missing(tmp_path: Path) -> None:
-    with serve(tmp_path, "commit") as server:
+    with serve(tmp_path, retain="commit") as server:
         push(server, 4)
         trainer = Trainer(server)
         trainer.train(1)
@@ -178,6 +183,43 @@ def test_without_retention_the_run_goes_on_and_says_what_is_missing(tmp_path: Pa
         assert "the 2 steps trained after it cannot be given again" in server.log()
         push(server, 4, 8)
         assert trainer.train(1)[0][0] == 2
+        trainer.vanish()
+
+
+def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Room for two steps of four: the trainer is told, then the oldest go, and nothing stops."""
+    step_bytes = sum(8 * (3 + at % 5) for at in range(4))
+    with serve(tmp_path, retain_bytes=f"{3 * step_bytes}B") as server:
+        push(server, 4)
+        trainer = Trainer(server)
+        found = trainer.train(1)
+        for step in range(1, 6):
+            push(server, 4, 4 * step)
+            found += trainer.train(1)
+        server.await_status(steps_committed=6)
+        now = server.status()
+        assert 0 < now["steps_retained"] < 5
+        assert now["steps_evicted"] == 6 - now["steps_retained"]
+        assert server.scrape()["steps_evicted_total"] == now["steps_evicted"]
+        assert "to the trainer: no checkpoint was reported as saved" in server.get("/readyz").text
+        eventually(
+            lambda: "the dispatcher says: no checkpoint was reported" in caplog.text, "it is told"
+        )
+        assert "committed steps that no saved checkpoint covers: the steps up to" in server.log()
+        trainer.vanish()
+        kept = now["steps_retained"]
+        with (
+            RankClient(server.endpoint, dp_rank=0, dp_size=RANKS) as rank,
+            pytest.raises(CheckpointRefused, match=r"cannot be given again, .*--retain-bytes"),
+        ):
+            rank.resume(m.CheckpointPosition(run_id=rank.run_id, step=0))
+        trainer = Trainer(server)
+        trainer.load(0, allow_lost_steps=True)
+        assert trainer.ranks[0].position == 5 - kept
+        assert trainer.train(kept) == found[-kept:]
+        server.await_status(steps_not_rewound=5 - kept, balanced=True)
         trainer.vanish()
 
 

@@ -22,7 +22,7 @@ class Memory:
         self._run_id = ""
         self._resumed: int | None = None
         self._withdrawn: dict[int, int] = {}
-        self._saved = -1
+        self._saved = self.evicted = -1
         self._accepted: dict[str, set[int]] = {}
         self._floors: dict[str, int] = {}
         self._given_ids: list[str] = []
@@ -64,6 +64,7 @@ class Memory:
             run_id=self._run_id,
             resumed=self._resumed,
             saved=self._saved,
+            evicted=self.evicted,
             next_ticket=self._next_ticket,
             next_step=self._next_step,
             withdrawn=dict(self._withdrawn),
@@ -134,7 +135,7 @@ class Memory:
                 for ticket in fact.tickets:
                     entry = self._entries[ticket]
                     entry.sample = entry.sample._replace(group_size=fact.size)
-            case f.Resumed() | f.CheckpointSaved():
+            case f.Resumed() | f.CheckpointSaved() | f.RetainedEvicted():
                 self._note_checkpoint(fact)
             case _:
                 self._note_single(fact)
@@ -181,9 +182,12 @@ class Memory:
             case f.IncarnationSwept():
                 self._incarnations.pop(fact.incarnation, None)
 
-    def _note_checkpoint(self, fact: f.Resumed | f.CheckpointSaved) -> None:
-        if isinstance(fact, f.CheckpointSaved):
-            self._saved = fact.step
+    def _note_checkpoint(self, fact: f.Resumed | f.CheckpointSaved | f.RetainedEvicted) -> None:
+        if not isinstance(fact, f.Resumed):
+            if isinstance(fact, f.CheckpointSaved):
+                self._saved = fact.step
+            else:
+                self.evicted = fact.step
             for number in [number for number in self._retained if number <= fact.step]:
                 self._forget(_tickets(self._retained.pop(number)))
             return

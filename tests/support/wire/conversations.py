@@ -206,6 +206,8 @@ def _training() -> Iterator[Vector]:
     yield Vector(it, m.Commit(step=7, times=[times]), meaning)
     late = m.StepTimes(step=7, cost_key="critic", busy_s=[0.25], collective_s=[0.0])
     yield Vector(it, late, "so much is known only now: a quarter of one in another pass")
+    told = m.Advice(text="no checkpoint was reported as saved so far")
+    yield Vector(other, told, "its trainer should report checkpoints")
     yield Vector(it, m.CheckpointSaved(step=7), "a checkpoint taken after step 7 is durable")
     yield Vector(other, m.End(reason="the stream has ended"), "no step will follow")
     yield Vector(it, m.Bye(), "a deliberate goodbye")

@@ -41,6 +41,7 @@ _TO_RANK: tuple[Kind, ...] = (
     m.StepWithdrawn,
     m.Release,
     m.LastStep,
+    m.Advice,
     m.End,
     m.Free,
     m.Sweep,

@@ -57,6 +57,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Unresolved(step=3, attempt=0, sample_ids=["s"]),
         m.StepWithdrawn(step=3),
         m.LastStep(step=3),
+        m.Advice(text="no checkpoint was reported as saved so far"),
         m.Free(number=0, store="file:///a", keys=["p/0"]),
         m.Freed(number=0),
         m.Sweep(number=1, store="file:///a", prefix="p/"),
@@ -301,6 +302,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.MicroBatch: st.integers(0, 4).flatmap(_micro_batches),
     m.Prepared: st.builds(m.Prepared, step=_counts, digest=_names, attempt=_counts),
     m.StepWithdrawn: st.builds(m.StepWithdrawn, step=_counts),
+    m.Advice: st.builds(m.Advice, text=_names),
     m.Release: st.builds(m.Release, step=_counts),
     m.LastStep: st.builds(m.LastStep, step=st.none() | _watermarks),
     m.Commit: st.builds(

@@ -9,6 +9,7 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 `prefetch_steps` ahead of them.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 
 from rollout_dispatcher.errors import (
@@ -30,6 +31,8 @@ from rollout_workers.rank.fetches import Fetch, Fetches
 from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
 from rollout_workers.rank.unsaid import Unsaid
 from rollout_workers.stores.requests import StoreRequests
+
+log = logging.getLogger(__name__)
 
 
 class RankCore:
@@ -153,6 +156,8 @@ class RankCore:
                 self._on_welcome(message)
             case m.Free() | m.Sweep():
                 self.store_requests.heard(message)
+            case m.Advice():
+                log.warning("the dispatcher says: %s", message.text)
             case _ if self._resuming:
                 pass  # said before the dispatcher heard of the checkpoint
             case _ if not self._connected:

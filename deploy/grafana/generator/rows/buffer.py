@@ -28,7 +28,7 @@ PANELS = [
         "Bytes",
         "In memory: the buffer (--buffer-bytes), pushes that wait (--held-bytes), frames being "
         "received (--receive-bytes); in payload stores: what is buffered (--referenced-bytes); on "
-        "disk: steps kept until a checkpoint (--retain).",
+        "disk: steps kept until a checkpoint (--retain-bytes).",
         {
             "buffer": chosen("dispatcher_buffer_bytes"),
             "pushes that wait": chosen("dispatcher_pushes_held_bytes"),

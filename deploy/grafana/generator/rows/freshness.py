@@ -53,11 +53,12 @@ PANELS = [
     Panel(
         "Rewound",
         "Steps and samples that a loaded checkpoint opened again, and trained steps that were gone "
-        "by then.",
+        "by then; steps that had to go before a checkpoint covered them (--retain-bytes).",
         {
             "steps": chosen("dispatcher_steps_rewound_total"),
             "samples": chosen("dispatcher_samples_rewound_total"),
             "steps that were gone": chosen("dispatcher_steps_not_rewound_total"),
+            "steps that had to go": chosen("dispatcher_steps_evicted_total"),
         },
     ),
 ]

@@ -4,9 +4,10 @@ A checkpoint's position is the last step that its trainer had said it committed.
 loads one *resumes* after that step, once, however often its ranks repeat it: steps up to there that
 are open are committed (the trainer was killed before every rank's word was heard), retained steps
 after it are *rewound*, which means open again. Both are facts before any rank is given a step.
+Retained steps that there is no room for are evicted, the oldest first: counted, told and a fact.
 """
 
-from rollout_dispatcher.core.effects import Rewound, StepCommitted
+from rollout_dispatcher.core.effects import Advised, Effect, Rewound, StepCommitted, StepsEvicted
 from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
@@ -14,6 +15,7 @@ from rollout_dispatcher.core.facts import (
     Remembered,
     RememberedStep,
     Resumed,
+    RetainedEvicted,
 )
 from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.steps.ledger import StepLedger
@@ -34,6 +36,7 @@ class Checkpoints:
     ) -> None:
         self.retained = RetainedSteps(keep=retain)
         self._ledger, self._totals, self._objects, self._note = ledger, totals, objects, note
+        self._advised, self._evicted_told = False, 0
 
     def restore(self, memory: Remembered) -> None:
         """Start from what an earlier process left open and retained."""
@@ -43,12 +46,11 @@ class Checkpoints:
         self._ledger.steps.restore(steps, memory.next_step, memory.withdrawn, room=room)
         self._ledger.generation.restore(memory.generation, memory.dp_size, memory.resumed)
         kept = [_restored(step, StepState.COMMITTED) for step in memory.retained]
-        self.retained.restore(kept, memory.saved)
-        if kept and not self.retained.keep:
-            self.saved(kept[-1].number)
+        self.retained.restore(kept, memory.saved, memory.evicted)
+        self._evict()
 
-    def committed(self, steps: list[OpenStep], now: float) -> list[StepCommitted]:
-        """These steps are committed; returns the report of each."""
+    def committed(self, steps: list[OpenStep], now: float) -> list[Effect]:
+        """These steps are committed; returns the report of each, and of what follows."""
         for step in steps:
             self._totals.steps_committed += 1
             self._totals.samples_committed += step.num_samples
@@ -56,8 +58,51 @@ class Checkpoints:
             self._note(Committed(step.number, retained))
             if not retained:
                 self._objects.done(step.entries())
-        return [
+        done = [
             StepCommitted(step.number, step.num_samples, now - step.planned_at) for step in steps
+        ]
+        return [*done, *self._evict(), *self._advise()]
+
+    def retain_at_most(self, nbytes: int) -> list[Effect]:
+        """Payload bytes of retained steps may be so many from now on."""
+        self.retained.limit = nbytes
+        return [*self._evict(), *self._advise()]
+
+    def _evict(self) -> list[Effect]:
+        retained = self.retained
+        if not (gone := retained.evict()):
+            return []
+        for step in gone:
+            self._objects.done(step.entries())
+        self._totals.steps_evicted += len(gone)
+        self._note(RetainedEvicted(retained.evicted))
+        total = self._totals.steps_evicted
+        if total < 2 * self._evicted_told:
+            return []
+        self._evicted_told = total
+        return [StepsEvicted(total, retained.evicted, retained.limit)]
+
+    def _advise(self) -> list[Effect]:
+        """Say once what a trainer should know that reports no checkpoints."""
+        if self._advised or not (advice := self.retained.advice()):
+            return []
+        self._advised = True
+        return [Advised(advice)]
+
+    def begun(self) -> list[Effect]:
+        """A new process group asks for its first step; returns what its trainer should know."""
+        if self._ledger.generation.resumed is not None or not len(self.retained):
+            return []
+        oldest = self.retained.oldest(self._ledger.steps.committed)
+        return [
+            Advised(
+                f"DP ranks begin without having loaded a checkpoint, after step "
+                f"{self._ledger.steps.committed}: the samples of the {len(self.retained)} steps "
+                f"after step {oldest}, which no saved checkpoint covers, are not given again. If "
+                "the weights do not have them, load the stream's state of their checkpoint "
+                "(stream.load_state_dict); of weights that begin anew that is the state taken "
+                "before the first step"
+            )
         ]
 
     def check_saved(self, through: int) -> None:
@@ -75,6 +120,7 @@ class Checkpoints:
             return
         for step in self.retained.release(through):
             self._objects.done(step.entries())
+        self._advised = self._advised and bool(self.retained.advice())
         self._note(CheckpointSaved(through))
 
     def check_position(self, position: CheckpointPosition, run_id: str) -> None:
@@ -90,7 +136,7 @@ class Checkpoints:
 
     def resume(
         self, position: CheckpointPosition, run_id: str, now: float
-    ) -> tuple[list[StepCommitted], Rewound]:
+    ) -> tuple[list[Effect], Rewound]:
         """Go to where a checkpoint was taken; returns the steps that are committed with that.
 
         Raises CheckpointRefused for one that this run cannot go on from; nothing has changed then.

@@ -1,47 +1,60 @@
 """Retained steps: what is committed, and may have to be trained again.
 
 A trainer that loads a checkpoint takes its weights back to the step after which it was taken, and
-the ledger has to go back with it. With `--retain checkpoint` committed steps stay here, identical,
-until a checkpoint at or after them is reported saved; with `--retain commit` none does. Invariant:
-the retained steps are the last ones committed, without a gap, up to the newest; so what a run can
-go back to is one step number, `oldest`. Payloads are not held: the journal has them.
+the ledger has to go back with it. With a journal committed steps stay here, identical, until a
+checkpoint at or after them is reported saved, or until there is no room for them: then the oldest
+are evicted. With `--retain commit` none does. Invariant: the retained steps are the last ones
+committed, without a gap, up to the newest; so what a run can go back to is one step number,
+`oldest`. Payloads are not held: the journal has them.
 """
 
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import CheckpointRefused
 
+#: Retained samples; each takes a kilobyte of memory for what is no payload.
+MAX_RETAINED_SAMPLES = 1_000_000
+#: Committed steps after which a trainer that has reported no checkpoint as saved is told so.
+ADVISED_STEPS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPosition:
-    """Where a checkpoint was taken: after `step` (-1: before the first) of this run."""
+    """Where a checkpoint was taken: after `step` (-1: before the first) of this run.
+
+    allow_lost_steps: go on though steps that were trained after it cannot be given again.
+    """
 
     run_id: str
     step: int
+    allow_lost_steps: bool = field(default=False, compare=False)
 
 
 class RetainedSteps:
     """Committed steps that no saved checkpoint covers; `keep=False` retains none.
 
-    saved: the last step that a saved checkpoint covers, as reported.
+    saved: the last step that a saved checkpoint covers, as reported. evicted: the last one that had
+    to go before that. limit: of `nbytes`.
     samples, nbytes: of the retained steps; the bytes are those of their payloads, on disk.
     """
 
     def __init__(self, *, keep: bool) -> None:
         self.keep = keep
-        self.saved = -1
+        self.saved = self.evicted = -1
+        self.limit = sys.maxsize
         self.samples = self.nbytes = 0
         self._steps: dict[int, OpenStep] = {}  # in order
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def restore(self, steps: Iterable[OpenStep], saved: int) -> None:
+    def restore(self, steps: Iterable[OpenStep], saved: int, evicted: int) -> None:
         """Start from what an earlier process retained."""
-        self.saved = saved
+        self.saved, self.evicted = saved, evicted
         for step in steps:
             self._add(step)
 
@@ -57,6 +70,36 @@ class RetainedSteps:
         self.saved = through
         covered = list(takewhile(lambda number: number <= through, self._steps))
         return [self._remove(number) for number in covered]
+
+    def evict(self) -> list[OpenStep]:
+        """Let go of the oldest steps for which there is no room; returns them."""
+        gone = []
+        while self._steps and (
+            not self.keep or self.nbytes > self.limit or self.samples > MAX_RETAINED_SAMPLES
+        ):
+            gone.append(self._remove(next(iter(self._steps))))
+            self.evicted = gone[-1].number
+        return gone
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of what may be retained is."""
+        return 2 * self.nbytes >= self.limit or 2 * self.samples >= MAX_RETAINED_SAMPLES
+
+    def advice(self) -> str:
+        """What a trainer should know that reports no checkpoints as saved; empty if nothing."""
+        never = self.saved < 0 and len(self) >= ADVISED_STEPS
+        if not self._steps or not (never or self.is_half_full):
+            return ""
+        since = f"since the one after step {self.saved}" if self.saved >= 0 else "so far"
+        return (
+            f"no checkpoint was reported as saved {since}, so {len(self)} committed steps with "
+            f"{self.samples} samples ({self.nbytes / 2**20:.1f} MiB) are kept to be given again; "
+            f"beyond {self.limit / 2**20:.1f} MiB (--retain-bytes) or {MAX_RETAINED_SAMPLES} "
+            "samples the oldest go, and an older checkpoint cannot be resumed from then: call "
+            "stream.checkpoint_saved(state) once a checkpoint is on the disk, or start the "
+            "dispatcher with --retain commit if none is ever loaded"
+        )
 
     def take_after(self, number: int) -> list[OpenStep]:
         """Give up the steps after this one, oldest first: they are committed no more."""
@@ -82,12 +125,25 @@ class RetainedSteps:
                 "after that, or is an older copy; start it with the journal that has those steps"
             )
         oldest = self.oldest(committed)
-        if self.keep and position.step < oldest:
+        if self.keep and position.step < oldest and not position.allow_lost_steps:
             raise CheckpointRefused(
                 f"the checkpoint was taken after step {position.step}, and the steps up to "
-                f"{oldest} are released for good since a later checkpoint was reported saved; the "
-                f"oldest that run {run_id} can go back to is one after step {oldest}"
+                f"{oldest} that were trained after it cannot be given again, "
+                f"{oldest - position.step} in all: {self._why_gone(oldest)}. The oldest that run "
+                f"{run_id} can go back to is one after step {oldest}; to go on from this one "
+                "without their samples: load_state_dict(state, allow_lost_steps=True)"
             )
+
+    def _why_gone(self, oldest: int) -> str:
+        if oldest <= self.evicted:
+            return (
+                f"they were let go of when there was no room for more than {self.limit} bytes or "
+                f"{MAX_RETAINED_SAMPLES} samples of committed steps; a larger --retain-bytes, or "
+                "checkpoint_saved for each checkpoint, would have kept them"
+            )
+        if oldest <= self.saved:
+            return "they were released for good since a later checkpoint was reported saved"
+        return "they were committed under --retain commit; without it they would have been kept"
 
     def check_run(self, position: CheckpointPosition, run_id: str, committed: int) -> None:
         """Raise CheckpointRefused for a position of another run."""

@@ -99,10 +99,13 @@ class CheckpointPosition(Part, extra="ignore"):
 
     run_id: of the run that it belongs to.
     step: the last step that is in it, -1 for none.
+    allow_lost_steps: whether to go on though steps that were trained after it cannot be given
+        again; without, that is refused.
     """
 
     run_id: Name
     step: Watermark
+    allow_lost_steps: bool = False
 
 
 class HelloRank(Hello):

@@ -10,6 +10,7 @@ Release        ------>   (every rank is prepared: training may see it)
 LastStep       ------>   (another rank left: none may begin a later one)
 <------   Commit, CheckpointSaved  (with it what the step took, if that is known by then)
 <------   StepTimes                (or as soon as it is)
+Advice         ------>   (for people: what the trainer should know of itself)
 End            ------>
 """
 
@@ -286,6 +287,16 @@ class CheckpointSaved(Message):
 
     type_code = 23
     step: Watermark
+
+
+class Advice(Message):
+    """What the trainer should know of itself, for its log. Said to DP rank 0; nothing follows.
+
+    text: what, and what to do.
+    """
+
+    type_code = 37
+    text: str
 
 
 class StepTimes(PassTimes, Message):

@@ -120,6 +120,11 @@ def _retain(config: "ServeConfig") -> Iterator[str]:
             "--retain checkpoint keeps the samples of committed steps in the journal; set "
             "--journal-dir, or take --retain commit"
         )
+    if config.retain_bytes is not None and not config.retains:
+        yield (
+            "--retain-bytes bounds what the journal keeps of committed steps, and nothing is kept; "
+            "set --journal-dir, and leave out --retain commit"
+        )
 
 
 def _stores(config: "ServeConfig") -> Iterator[str]:
@@ -173,7 +178,7 @@ CHECKS: tuple[tuple[frozenset[str], Check], ...] = (
     (_BATCH | {"window_multiple", "buffer_capacity"}, _buffer),
     (_BATCH | {"groups", "group_size", "micro_batch_size"}, _groups),
     (frozenset({"rank_timeout", "idle_timeout", "heartbeat_interval"}), _deadlines),
-    (frozenset({"retain", "journal_dir"}), _retain),
+    (frozenset({"retain", "retain_bytes", "journal_dir"}), _retain),
     (frozenset({"payload_stores", "journal_dir"}), _stores),
     (
         frozenset({

@@ -6,7 +6,7 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.plan import Grouping, Oversize
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.types import IncompleteGroups, LastBatch, Retain
+from rollout_dispatcher.service.config.types import IncompleteGroups, LastBatch
 
 
 def core_config(config: ServeConfig) -> DispatchConfig:
@@ -51,7 +51,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         id_horizon=config.sample_id_horizon,
         schema=config.declared_schema,
         durable=config.journal_dir is not None,
-        retain=config.retain is Retain.CHECKPOINT,
+        retain=config.retains,
         tells_accepted=config.record is not None,
     )
 

@@ -39,7 +39,7 @@ from rollout_dispatcher.service.config.themes.place import (
     SecurityOptions,
     StoreOptions,
 )
-from rollout_dispatcher.service.config.types import SharedMemoryUse
+from rollout_dispatcher.service.config.types import Retain, SharedMemoryUse
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.transport.shared_memory.segments import ARE_SUPPORTED
 
@@ -121,6 +121,13 @@ class ServeConfig(  # pydantic has the fields of the last base first
         """Bytes that payloads of buffered samples may take in payload stores."""
         default = REFERENCED_TIMES * self.buffer_memory
         return default if self.referenced_bytes is None else self.referenced_bytes
+
+    @property
+    def retains(self) -> bool:
+        """Whether committed steps are kept until a checkpoint covers them."""
+        if self.retain is None:
+            return self.journal_dir is not None
+        return self.retain is Retain.CHECKPOINT
 
     @property
     def received_bytes(self) -> int:

@@ -46,8 +46,8 @@ def rewound(effect: e.Rewound) -> None:
     if effect.missing:
         log.warning(
             "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
-            "be given again (with --retain checkpoint they could); training goes on with the "
-            "next one",
+            "be given again (with --journal-dir, and --retain-bytes large enough, they could); "
+            "training goes on with the next one",
             effect.after, effect.missing,
         )  # fmt: skip
     else:
@@ -55,6 +55,16 @@ def rewound(effect: e.Rewound) -> None:
             "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
             effect.after, effect.steps, effect.samples,
         )  # fmt: skip
+
+
+def evicted(effect: e.StepsEvicted) -> None:
+    """Steps can be given again no more."""
+    log.warning(
+        "there is no room for more than %.1f MiB of committed steps that no saved checkpoint "
+        "covers: the steps up to %d have gone (%d in all), and a checkpoint before that cannot be "
+        "resumed from; call stream.checkpoint_saved, or raise --retain-bytes",
+        effect.limit / 2**20, effect.through, effect.steps,
+    )  # fmt: skip
 
 
 def schema_decided(effect: e.SchemaDecided) -> None:

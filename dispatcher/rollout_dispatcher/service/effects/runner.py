@@ -115,6 +115,8 @@ class EffectRunner:
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
             e.Rewound: effect_log.rewound,
+            e.StepsEvicted: effect_log.evicted,
+            e.Advised: self._advise,
             e.Drained: lambda effect: effect_log.drained(effect, core.statistics()),
         }
 
@@ -231,6 +233,10 @@ class EffectRunner:
     def _withdraw(self, effect: e.WithdrawStep) -> None:
         self._chronicle.withdrawn(effect.step)
         self._tell_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
+
+    def _advise(self, effect: e.Advised) -> None:
+        log.warning("%s", effect.text)
+        self._tell_ranks((0,), m.Advice(text=effect.text))
 
     def _stop_waiting(self, client_ids: Iterable[str]) -> None:
         """These ranks are heard no more: they are not waiting for a step."""

@@ -143,6 +143,11 @@ class CoreCollector:
                 "Steps trained after the checkpoint that was loaded, and gone.",
                 at.steps_not_rewound,
             ),
+            (
+                "steps_evicted",
+                "Retained steps that had to go before a saved checkpoint covered them.",
+                at.steps_evicted,
+            ),
             ("dispatched_tokens", "Tokens of planned samples.", at.dispatched_tokens),
             ("objects_released", "Objects of payload stores released.", at.objects.freed),
             (

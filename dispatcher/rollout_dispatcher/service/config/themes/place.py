@@ -61,9 +61,14 @@ class JournalOptions(Options):
     journal_sync: JournalSync = "batch"
     """when a push is acknowledged: batch (once synced to the disk), interval:100ms (once written,
     synced so often), off (once written)"""
-    retain: Retain = Retain.COMMIT
+    retain: Retain | None = None
     """when a step's samples are freed: commit (once it is committed), checkpoint (once a trainer's
-    checkpoint that covers it is saved; needs --journal-dir; takes disk, not the buffer's room)"""
+    checkpoint that covers it is saved; needs --journal-dir; takes disk, not the buffer's room);
+    unset: checkpoint with a journal, commit without"""
+    retain_bytes: Size | None = None
+    """payload bytes of committed steps that are kept until a checkpoint covers them; beyond it the
+    oldest go; unset: a tenth of the volume of --journal-dir, and at most 50GiB; never more than
+    half of what the volume has for the journal"""
 
 
 class StoreOptions(Options):

@@ -59,6 +59,8 @@ class Probes:
             f"{'ok' if ready else 'not ready'}: {failing if health.failure else at.run_state}",
             f"the next step waits for: {health.explain(anonymous=anonymous)}",
         ]
+        if advice := self._router.core.advice:
+            lines.append(f"to the trainer: {advice}")
         if at.absent_ranks:
             lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
         if preferred(_accept(request), [TEXT, JSON]) == JSON:
@@ -106,6 +108,7 @@ class Probes:
         return {
             "is_ready": self._router.health.is_ready(at),
             "run_state": at.run_state,
+            "advice": self._router.core.advice,
             "missing_ranks": at.missing_ranks,
             "absent_ranks": at.absent_ranks,
             "hung_ranks": () if standstill is None else standstill.hung,
