@@ -20,6 +20,7 @@
     +-- TooManyBodies        too many request bodies wait to be read; retry later
     +-- ConnectionLimit      too many connections; retry later
     +-- Unauthorized         the token or certificate is missing or wrong
+    |   +-- Forbidden        a producer's token is shown for more than to push
     +-- TlsFailed            no TLS session with the other side, and trying again will not help
     +-- ListenerFailed       an address accepts no more connections, and will not again
     +-- NotServing           a dispatcher is used before its start, after its end, or started twice
@@ -299,6 +300,18 @@ class Unauthorized(DispatcherError):
     """The peer did not show the token or certificate that is asked for."""
 
     code = "unauthorized"
+
+
+class Forbidden(Unauthorized):
+    """A producer's token is shown for what takes the token of trainers. what: in words."""
+
+    code = "forbidden"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "a producer's token may push, close groups and end what is its own, and may not "
+            f"{what}; show the token of the dispatcher's --token-file"
+        )
 
 
 class TlsFailed(DispatcherError):

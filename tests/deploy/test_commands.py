@@ -47,8 +47,12 @@ def test_serve_understands_it(
     token, config = tmp_path / "token", tmp_path / "config.toml"
     token.write_text("a-token-of-more-than-sixteen-letters\n")
     token.chmod(0o600)
+    producers = tmp_path / "producer-token"
+    producers.write_text("another-token-of-more-than-sixteen-letters\n")
+    producers.chmod(0o600)
     config.write_text("dp_size = 2\ndispatch_batch_size = 16\nmicro_batch_tokens = 4096\n")
-    for flag, path in (("--token-file", token), ("--config", config)):
+    files = ("--token-file", token), ("--producer-token-file", producers), ("--config", config)
+    for flag, path in files:
         for index, word in enumerate(flags):
             if word.startswith(f"{flag}="):
                 flags[index] = f"{flag}={path}"

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.errors import ConfigError, Unauthorized
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import encode_frame
+from rollout_dispatcher.service.access import OVERLAP_SECONDS, Access, Rights
 from rollout_dispatcher.service.config.options import ServeConfig
 from tests.service.conftest import Serve
 from tests.support.certificates import Authority, write_token
@@ -246,9 +248,9 @@ def test_probes_name_nobody_to_who_has_not_shown_the_token(serve: Serve, tmp_pat
     name, group = "node\x1b[31m\n7", "solve: 2+2\u202e"
     with Producer(server.endpoint, name, token=SECRET) as producer:
         producer.push([3], group_ids=[group])
-        producer.send(m.EndPhase(policy_version=3))
         with Producer(server.endpoint, "other", token=SECRET) as other:
             other.push([3], group_ids=["h"])
+            producer.send(m.EndPhase(policy_version=3))
             producer.ping()
             shown = ask(server, "/readyz", f"Bearer {SECRET}")
             assert r"is group solve: 2+2\u202e (1 of 4), of producer node\x1b[31m\n7," in shown.text
@@ -274,3 +276,106 @@ def test_two_tokens_in_one_request_are_refused(path: str, serve: Serve, tmp_path
         answer = server.request("GET", path, b"", shown)
         assert (answer.status, answer.json["code"]) == (400, "invalid")
         assert "more than one Authorization header" in answer.json["message"]
+
+
+PUSHERS = "a-token-for-rollout-workers"
+
+
+def two_tokens(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "token_file": write_token(tmp_path / "token"),
+        "producer_token_file": write_token(tmp_path / "pushers", PUSHERS),
+    }
+
+
+def test_a_producers_token_pushes_and_does_nothing_else(serve: Serve, tmp_path: Path) -> None:
+    server = serve(**two_tokens(tmp_path))
+    with WireClient(server.endpoint) as rank:
+        rank.send(m.HelloRank(client_id="r", dp_rank=0, dp_size=2, token=PUSHERS))
+        assert "take a DP rank's place" in rank.expect_error("forbidden").message
+    assert ask(server, "/statusz", f"Bearer {SECRET}").json["generation"] == 0
+    for said in (m.EndStream(force=True), m.EndPhase(policy_version=3, force=True)):
+        with Producer(server.endpoint, "p", token=PUSHERS) as producer:
+            producer.send(said)
+            assert "end for all producers (force)" in producer.expect_error("forbidden").message
+    with Producer(server.endpoint, "q", token=PUSHERS) as producer:
+        assert producer.push([3]).outcomes == ["accepted"]
+        producer.send(m.CloseGroup(group_id="g"))
+        producer.send(m.EndPhase(policy_version=3))
+        producer.ping()
+    at = ask(server, "/statusz", f"Bearer {SECRET}").json
+    assert (at["run_state"], at["accepted"]) == ("running", 1)
+    with Producer(server.endpoint, "s", token=SECRET) as producer:
+        producer.end_stream(force=True)
+
+
+def test_over_http_a_producers_token_pushes_and_does_nothing_else(
+    serve: Serve, tmp_path: Path
+) -> None:
+    server = serve(**two_tokens(tmp_path))
+    pushers = f"Bearer {PUSHERS}"
+    refused: list[tuple[str, bytes | None]] = [
+        ("/v1/config", None), ("/v1/config", b'{"max_wait": 9}'), ("/statusz", None),
+        ("/metrics", None), ("/debug/steps", None), ("/nowhere", None),
+        ("/v1/references/known", b'{"store": "file:///x", "keys": []}'),
+        ("/v1/stream/end?force=true", b""), ("/v1/phases/3/end?force=1", b""),
+    ]  # fmt: skip
+    for path, body in refused:
+        answer = ask(server, path, pushers, body)
+        assert (answer.status, answer.json["code"]) == (403, "forbidden"), path
+    assert ask(server, "/v1/samples", pushers, BODY).json["outcomes"] == ["accepted"]
+    for path in ("/v1/groups/g/close", "/v1/phases/0/end"):
+        assert ask(server, path, pushers, b"").status == 200
+    assert ask(server, "/openapi.json", pushers).status == 200
+    assert ask(server, "/v1/samples", "Bearer " + "x" * 20, BODY).status == 401
+    at = ask(server, "/statusz", f"Bearer {SECRET}").json
+    assert (at["run_state"], at["config"]["max_wait"]) == ("running", 0.01)
+    assert count(server, "http", "forbidden") == len(refused)
+    assert PUSHERS not in server.log()
+
+
+def test_a_producers_token_needs_another_one_beside_it(tmp_path: Path) -> None:
+    files = two_tokens(tmp_path)
+    with pytest.raises(ConfigError, match="--producer-token-file needs --token-file"):
+        config(producer_token_file=files["producer_token_file"])
+    with pytest.raises(ConfigError, match="hold the same token"):
+        config(token_file=files["token_file"], producer_token_file=files["token_file"])
+    flags = [*FLAGS, "--producer-token-file", str(files["producer_token_file"])]
+    assert main(["check-config", *flags]) == 2
+    assert main(["check-config", *flags, "--token-file", str(files["token_file"])]) == 0
+
+
+def test_a_replaced_token_counts_after_sighup_and_the_former_one_for_a_while(
+    serve: Serve, tmp_path: Path
+) -> None:
+    files = two_tokens(tmp_path)
+    server = serve(**files)
+    new, new_pushers = "the-second-secret-of-all", "the-second-secret-of-workers"
+    write_token(files["token_file"], new)
+    write_token(files["producer_token_file"], new_pushers)
+    assert ask(server, "/statusz", f"Bearer {new}").status == 401, "not before it is asked to"
+    with Producer(server.endpoint, "p", token=PUSHERS) as producer:
+        server.send_signal(signal.SIGHUP)
+        eventually(lambda: ask(server, "/statusz", f"Bearer {new}").status == 200, "it is read")
+        producer.ping()  # who is connected stays
+    for pushers in (PUSHERS, new_pushers):
+        assert ask(server, "/v1/samples", f"Bearer {pushers}", BODY).status == 200
+        assert ask(server, "/statusz", f"Bearer {pushers}").status == 403
+    assert ask(server, "/statusz", f"Bearer {SECRET}").status == 200
+    assert "another token of --token-file; the former is valid for 10 min" in server.log()
+    files["token_file"].write_text("short\n")
+    server.send_signal(signal.SIGHUP)
+    eventually(lambda: "holds a token of 5 bytes" in server.log(), "it is refused")
+    assert ask(server, "/statusz", f"Bearer {new}").status == 200, "what is wrong changes nothing"
+
+
+def test_a_former_token_is_valid_for_the_overlap_and_no_longer() -> None:
+    access = Access("a" * 20, producer_token="b" * 20)
+    access.renew(Access("c" * 20, producer_token="a" * 20), now=100.0)
+    assert access.rights("c" * 20, 100.0) is Rights.ALL
+    assert access.rights("a" * 20, 100.0) is Rights.PUSH, "by what the files hold now"
+    assert access.rights("b" * 20, 99.0 + OVERLAP_SECONDS) is Rights.PUSH
+    with pytest.raises(Unauthorized):
+        access.rights("b" * 20, 100.0 + OVERLAP_SECONDS)
+    with pytest.raises(Unauthorized):
+        access.rights("", 100.0)

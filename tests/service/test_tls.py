@@ -1,6 +1,7 @@
 """TLS on both planes: certificates, limits and deadlines hold as they do on plain sockets."""
 
 import http.client
+import signal
 import socket
 import ssl
 from contextlib import ExitStack, suppress
@@ -225,6 +226,38 @@ def large_push(seq: int) -> tuple[m.Push, bytes]:
 
 
 LARGE = {"dp_size": 1, "micro_batch_tokens": 2**22}
+
+
+def test_renewed_certificates_count_after_sighup_for_new_connections(
+    serve: Serve, tmp_path: Path, authority: Authority, pair: Pair
+) -> None:
+    server = serve(**pair.options(), tls_client_ca=authority.ca)
+    old, mine = authority.client(), authority.issue("client")
+    old.load_cert_chain(mine.certificate, mine.key)
+    newer = Authority(tmp_path, "newer")
+    renewed, theirs = newer.issue("127.0.0.1", "localhost"), newer.issue("client")
+    new = newer.client(theirs)
+    with WireClient(server.endpoint, tls=old) as connected:
+        connected.send(m.HelloProducer(client_id="p"))
+        connected.expect(m.WelcomeProducer)
+        for source, place in (
+            (renewed.certificate, pair.certificate), (renewed.key, pair.key),
+            (newer.ca, authority.ca),
+        ):  # fmt: skip
+            place.write_bytes(source.read_bytes())
+        server.send_signal(signal.SIGHUP)
+        eventually(lambda: "certificates are as their files say" in server.log(), "they are read")
+        greet(server, new)
+        assert ask(server, "/statusz", new).status == 200
+        for plane in (server.endpoint, server.http):
+            with pytest.raises(ssl.SSLError), WireClient(plane, tls=old):
+                pass
+        connected.send(m.Ping())
+        connected.expect(m.Pong)  # who is connected stays
+    pair.key.write_text("no key")
+    server.send_signal(signal.SIGHUP)
+    eventually(lambda: "SIGHUP: nothing changes: " in server.log(), "what is wrong is refused")
+    greet(server, new)
 
 
 def test_a_rank_that_stops_reading_is_dropped(

@@ -61,7 +61,7 @@ async def test_a_crowd_that_has_come_again_and_again_is_answered_from_its_end(
             all_answered.set()
 
     context.sni_callback = answers
-    tls = ServerTls(context, lambda _protocol, _certificate: None, b"")
+    tls = ServerTls(lambda: context, lambda _protocol, _certificate: None, b"")
     heard = Heard(Recorder, tls)
     async with listen(Endpoint("127.0.0.1", 0), heard.handler) as listener:
         at = listener.endpoint.host, listener.endpoint.port

@@ -33,7 +33,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def tls(authority: Authority) -> ServerTls:
     pair = authority.issue("127.0.0.1")
     context = server_tls(pair.certificate, pair.key, None)
-    return ServerTls(context, lambda _protocol, _certificate: None, b"TLS, please")
+    return ServerTls(lambda: context, lambda _protocol, _certificate: None, b"TLS, please")
 
 
 @pytest.fixture(params=KINDS)
@@ -166,7 +166,7 @@ async def test_a_session_shows_its_certificate_to_the_handler(
 
     pair = authority.issue("127.0.0.1")
     context = server_tls(pair.certificate, pair.key, authority.ca)
-    serving = ServerTls(context, lambda of, shows: shown.append((of, bool(shows))), b"")
+    serving = ServerTls(lambda: context, lambda of, shows: shown.append((of, bool(shows))), b"")
     async with listen(LOOPBACK, Heard(recorder, serving).handler) as listener:
         for certificate in (None, authority.issue("trainer.example")):
             async with client(listener, authority.client(certificate)) as writer:

@@ -1,39 +1,78 @@
-"""Who may connect: the token, the certificates, and which addresses need them.
+"""Who may connect: tokens, certificates, and which addresses need them.
 
 A dispatcher that can be reached from other machines starts only if it can tell who connects, by a
 token or by client certificates, unless it is told to trust its network (`--insecure`).
 
-Who has the token may do whatever clients may; what keeps one producer from speaking for another is
-the key that each makes for itself.
+Who has the token may do whatever clients may, who has the producers' token may push; what keeps one
+producer from speaking for another is the key that each makes for itself.
+
+Files are read at start and at each SIGHUP (`renew`). Invariant: a connection that is there stays,
+whatever it had shown; a token that was replaced is as good as the new one for `OVERLAP_SECONDS`.
 """
 
 import hashlib
 import hmac
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from rollout_dispatcher.errors import ConfigError, Unauthorized
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import is_loopback, read_token, server_tls
 
+#: How long a former token is valid: a mounted secret takes two minutes to reach every pod of a
+#: cluster, and files that are copied by hand some more. A restart ends it at once.
+OVERLAP_SECONDS = 600.0
 
-@dataclass(frozen=True, slots=True, repr=False)
+
+class Rights(Enum):
+    """What whoever has shown a token may do."""
+
+    ALL = "all"
+    PUSH = "push"
+
+
+@dataclass(slots=True, repr=False, eq=False)
 class Access:
-    """What a client must show. tls: None for plain TCP; Unix sockets are always plain."""
+    """What a client must show. tls: None for plain TCP; Unix sockets are always plain.
+
+    producer_token: opens less than `token`, which there is then, too.
+    """
 
     token: str | None = None
     tls: ssl.SSLContext | None = None
     certificate: bool = False
+    producer_token: str | None = None
+    #: Each with what it opens, and until when.
+    _former: list[tuple[str, Rights, float]] = field(default_factory=list)
 
-    def check_token(self, shown: str | None) -> None:
-        """Raise Unauthorized unless this is the token, or none is asked for.
+    def renew(self, read: "Access", now: float) -> list[str]:
+        """Go by what the files hold now; returns what has changed, in words."""
+        changed = []
+        pairs = (
+            ("--token-file", self.token, read.token, Rights.ALL),
+            ("--producer-token-file", self.producer_token, read.producer_token, Rights.PUSH),
+        )
+        for option, old, new, rights in pairs:
+            if old is not None and old != new:
+                self._former.append((old, rights, now + OVERLAP_SECONDS))
+                still = f"the former is valid for {OVERLAP_SECONDS / 60:g} min"
+                changed.append(f"another token of {option}; {still}")
+        self.token, self.producer_token = read.token, read.producer_token
+        if read.tls is not None:
+            self.tls = read.tls
+            changed.append("certificates are as their files say, from the next connection on")
+        return changed
+
+    def rights(self, shown: str | None, now: float) -> Rights:
+        """What this token opens. Raises Unauthorized where one is asked for and this is none.
 
         Takes as long for a token that is nearly right as for one that is all wrong.
         """
         if self.token is None:
-            return
+            return Rights.ALL
         if shown is None:
             raise Unauthorized(
                 "this dispatcher asks for a token and got none; give the client the file of its "
@@ -41,11 +80,18 @@ class Access:
             )
         # Bytes that are not UTF-8 come from a header as surrogates.
         said = shown.encode(errors="surrogatepass")
-        if not hmac.compare_digest(said, self.token.encode()):
+        self._former = [former for former in self._former if now < former[2]]
+        known = [(token, rights) for token, rights, _ in self._former]
+        known += [(self.producer_token or "", Rights.PUSH), (self.token, Rights.ALL)]
+        found = [
+            rights for token, rights in known if hmac.compare_digest(said, token.encode()) and token
+        ]
+        if not found:
             raise Unauthorized(
                 "the token is not this dispatcher's; give the client the file of its --token-file "
                 "(DISPATCHER_TOKEN_FILE)"
             )
+        return found[-1]  # by what the files hold now, if they hold it
 
     def check_certificate(self, shown: object) -> None:
         """Raise Unauthorized if a certificate is asked for; one that is `shown` was verified."""
@@ -58,10 +104,6 @@ class Access:
     def tls_for(self, endpoint: Endpoint) -> ssl.SSLContext | None:
         """How to serve on this address."""
         return None if endpoint.path else self.tls
-
-
-#: No token, no TLS.
-EVERYBODY = Access()
 
 
 def digest_of(key: str | None) -> str:
@@ -80,6 +122,7 @@ def open_access(
     endpoints: Iterable[Endpoint],
     *,
     token_file: Path | None,
+    producer_token_file: Path | None,
     certificate: Path | None,
     key: Path | None,
     client_ca: Path | None,
@@ -96,10 +139,22 @@ def open_access(
         tls = server_tls(certificate, key, client_ca)
     elif named := [item for item in endpoints if item.tls]:
         raise ConfigError(f"{named[0]} cannot be served without --tls-cert and --tls-key")
-    token = None if token_file is None else read_token(token_file)
+    token, producers = (
+        None if path is None else read_token(path) for path in (token_file, producer_token_file)
+    )
+    if producers is not None and token is None:
+        raise ConfigError(
+            "--producer-token-file needs --token-file, with another token: trainers and operators "
+            "show that one"
+        )
+    if producers is not None and producers == token:
+        raise ConfigError(
+            f"{producer_token_file} and {token_file} hold the same token, which would open "
+            "everything to producers; make another one: openssl rand -hex 32"
+        )
     if token is None and client_ca is None and not insecure:
         _refuse_exposed(endpoints)
-    return Access(token, tls, client_ca is not None)
+    return Access(token, tls, client_ca is not None, producers)
 
 
 def _refuse_exposed(endpoints: Iterable[Endpoint]) -> None:

@@ -26,6 +26,7 @@ from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.record.writer import RecordWriter
+from rollout_dispatcher.service.access import Access
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.chronicle.recorder import Recorder
 from rollout_dispatcher.service.config.core import core_config
@@ -149,6 +150,11 @@ class Dispatcher:
     def reloads(self) -> Reloads | None:
         """The settings in force, and what changes them; None before it serves."""
         return None if self._router is None else self._router.reloads
+
+    def renew(self, access: Access) -> list[str]:
+        """Go by tokens and certificates as their files hold them now; returns what has changed."""
+        router = self._started
+        return router.access.renew(access, router.clock())
 
     async def drained(self) -> bool:
         """Wait until the stream has ended, every step is committed and everybody has left.

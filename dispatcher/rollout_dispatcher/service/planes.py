@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -67,6 +68,7 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
         config,
         router.access,
         count,
+        router.clock,
         max_connections=router.limits.http,
         pending=router.http_pending,
     )
@@ -111,9 +113,12 @@ async def _listen(
 
 def _tls(access: Access, endpoint: Endpoint, to_plain: bytes) -> ServerTls | None:
     """How to serve TLS on this address, if it is."""
-    context = access.tls_for(endpoint)
-    if context is None:
+    if access.tls_for(endpoint) is None:
         return None
+
+    def context() -> ssl.SSLContext:
+        assert access.tls is not None
+        return access.tls
 
     def secured(peer: StreamProtocol, certificate: object) -> None:
         """A peer without the certificate that is asked for is told so, in its own protocol."""

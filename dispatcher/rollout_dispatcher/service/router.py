@@ -18,6 +18,7 @@ from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import (
     ConnectionLimit,
     DispatcherError,
+    Forbidden,
     FrameTooSlow,
     MadeRoom,
     Stopping,
@@ -28,7 +29,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.protocol.sessions import FROM_RANK
 from rollout_dispatcher.sample import Sample
-from rollout_dispatcher.service.access import EVERYBODY, Access, digest_of
+from rollout_dispatcher.service.access import Access, Rights, digest_of
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.completion import Completion
 from rollout_dispatcher.service.config.core import core_config
@@ -71,13 +72,13 @@ class Router:
         clock: Callable[[], float],
         journal: Log | None = None,
         *,
-        access: Access = EVERYBODY,
+        access: Access | None = None,
         limits: ConnectionLimits | None = None,
         settings: Settings | None = None,
         chronicle: Chronicle | None = None,
         shared_memory: SharedMemory | None = None,
     ) -> None:
-        self.access = access
+        self.access = access or Access()
         self.config = config
         self.limits = limits or config.connection_limits
         self.pending = Pending(self.limits.pending, clock)
@@ -143,7 +144,9 @@ class Router:
 
     def _introduce(self, peer: Peer, message: m.Hello) -> None:
         """It may say who it is, and is pending no more. Raises DispatcherError otherwise."""
-        self.access.check_token(message.token)
+        peer.rights = self.access.rights(message.token, self.clock())
+        if isinstance(message, m.HelloRank):
+            _check_control(peer, "take a DP rank's place")
         if self._connections.is_pending(peer):
             if (refusal := self.admits()) is not None:
                 raise refusal
@@ -193,14 +196,20 @@ class Router:
                     message.group_id, now, size=message.size, keep=message.keep, said=said
                 )
                 self.perform(closed)
-            case m.EndPhase():
-                version, force = message.policy_version, message.force
-                self.perform(self.core.end_phase(version, now, peer.client_id, force=force))
-            case m.EndStream():
-                self._connections.ends(peer.client_id)
-                self.perform(self.core.end_stream(now, peer.client_id, force=message.force))
+            case m.EndPhase() | m.EndStream():
+                self._hear_end(peer, message, now)
             case m.Freed() | m.Swept():
                 self._store_workers.answered(peer, message)
+
+    def _hear_end(self, peer: Peer, message: m.EndPhase | m.EndStream, now: float) -> None:
+        who, force = peer.client_id, message.force
+        if force:
+            _check_control(peer, "end for all producers (force)")
+        if isinstance(message, m.EndPhase):
+            self.perform(self.core.end_phase(message.policy_version, now, who, force=force))
+        else:
+            self._connections.ends(who)
+            self.perform(self.core.end_stream(now, who, force=force))
 
     def _pinged(self, peer: Peer, message: m.Ping, now: float) -> None:
         if peer.role == "producer":
@@ -483,6 +492,12 @@ class Router:
         self._completion.close()
         self._effect_runner.close()
         self._failure.cancel()
+
+
+def _check_control(peer: Peer, what: str) -> None:
+    """Raise Forbidden if it has shown a producers' token alone. what: it does, in words."""
+    if peer.rights is Rights.PUSH:
+        raise Forbidden(what)
 
 
 def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:

@@ -7,10 +7,10 @@ journal the first signal stops at once too, since the next process goes on with 
 while it is still being read any signal does. Invariant: the exit code is not 0 if anything that was
 accepted is given up.
 
-SIGHUP reads the options again (reloading/); SIGUSR1 has the log say where the run stands, and what
-every thread and task does; SIGUSR2 is logged and changes nothing. Under systemd (`Type=notify`) the
-service manager is told when it serves, reads its options again and ends, and the event loop feeds
-its watchdog.
+SIGHUP reads the options again (reloading/), tokens and certificates too; SIGUSR1 has the log say
+where the run stands, and what every thread and task does; SIGUSR2 is logged and changes nothing.
+Under systemd (`Type=notify`) the service manager is told when it serves, reads its options again
+and ends, and the event loop feeds its watchdog.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ def run(found: Read, read: Callable[[], Read]) -> int:
 async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     """Returns whether nothing that was accepted was given up."""
     dispatcher, manager = Dispatcher(found.config, found.sources), ServiceManager()
-    rereading = Rereading(read, lambda: dispatcher.reloads, manager.reloading)
+    rereading = Rereading(read, lambda: dispatcher.reloads, manager.reloading, dispatcher.renew)
     stacks = Stacks(asyncio.get_running_loop())
     signals = Signals(
         {

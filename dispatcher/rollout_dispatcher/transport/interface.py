@@ -22,11 +22,12 @@ from rollout_dispatcher.transport.plain import StreamProtocol
 class ServerTls:
     """How to serve TLS.
 
-    secured: called with a stream protocol whose session is there, and the certificate that its
-    client has shown, if any. to_plain: what a client reads that does not speak TLS.
+    context: of the next connection, as certificates are renewed. secured: called with a stream
+    protocol whose session is there, and the certificate that its client has shown, if any.
+    to_plain: what a client reads that does not speak TLS.
     """
 
-    context: ssl.SSLContext
+    context: Callable[[], ssl.SSLContext]
     secured: Callable[[StreamProtocol, object], None]
     to_plain: bytes
 

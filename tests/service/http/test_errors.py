@@ -84,7 +84,7 @@ def test_so_is_not_being_ready(tmp_path: Path) -> None:
 def plane_of(router: Router) -> TestServer:
     """The HTTP plane over this router."""
     guard = HttpGuard(
-        router.config, router.access, lambda _: None,
+        router.config, router.access, lambda _: None, router.clock,
         max_connections=8, pending=router.http_pending,
     )  # fmt: skip
     return TestServer(HttpPlane(router, guard).application())

@@ -45,7 +45,7 @@ def test_a_file_that_hangs_is_given_up_and_read_anew_later(
     async def run() -> None:
         outcomes: asyncio.Queue[str] = asyncio.Queue()
         reloads = Reloads(Settings(CONFIG), lambda _: None, outcomes.put_nowait)
-        rereading = Rereading(disk.read, lambda: reloads, nullcontext)
+        rereading = Rereading(disk.read, lambda: reloads, nullcontext, lambda _: [])
         for _ in range(3):
             rereading.ask()
             assert await asyncio.wait_for(outcomes.get(), 10) == REFUSED

@@ -10,6 +10,7 @@ _REFUSALS: dict[str, type[errors.DispatcherError]] = {
     errors.SampleTooLong.code: errors.PlanError,
     errors.GroupTooLong.code: errors.PlanError,
     errors.Unauthorized.code: errors.Unauthorized,
+    errors.Forbidden.code: errors.Unauthorized,
     errors.TlsFailed.code: errors.TlsFailed,
     errors.RankRefused.code: errors.RankRefused,
     errors.GenerationFenced.code: errors.GenerationFenced,

@@ -182,7 +182,8 @@ CHECKS: tuple[tuple[frozenset[str], Check], ...] = (
     (frozenset({"payload_stores", "journal_dir"}), _stores),
     (
         frozenset({
-            "listen", "http", "token_file", "tls_cert", "tls_key", "tls_client_ca", "insecure",
+            "listen", "http", "token_file", "producer_token_file", "tls_cert", "tls_key",
+            "tls_client_ca", "insecure",
         }),
         _access,
     ),

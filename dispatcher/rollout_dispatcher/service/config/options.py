@@ -196,6 +196,7 @@ class ServeConfig(  # pydantic has the fields of the last base first
         return open_access(
             [*self.listen, self.http],
             token_file=self.token_file,
+            producer_token_file=self.producer_token_file,
             certificate=self.tls_cert,
             key=self.tls_key,
             client_ca=self.tls_client_ca,

@@ -35,6 +35,7 @@ from rollout_dispatcher.protocol.versions import (
     SHARED_MEMORY,
     Terms,
 )
+from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.transport.memory import uninitialised
@@ -140,6 +141,8 @@ class Peer(StreamProtocol):
         self._ending: str | None = None
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
+        #: By the token that its last hello has shown.
+        self.rights = Rights.ALL
         self.role = "unknown"
         #: Whether it and we may send each other descriptors of shared memory, and it keeps some.
         self.shares_memory = self.keeps_segments = False

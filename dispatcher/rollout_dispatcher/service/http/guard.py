@@ -15,8 +15,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from pydantic_core import to_json
 
-from rollout_dispatcher.errors import ConnectionLimit, Unauthorized
-from rollout_dispatcher.service.access import Access
+from rollout_dispatcher.errors import ConnectionLimit, Forbidden, Unauthorized
+from rollout_dispatcher.service.access import Access, Rights
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.http.places import HttpPlaces
 from rollout_dispatcher.transport.pending import Pending
@@ -26,6 +26,11 @@ log = logging.getLogger(__name__)
 #: Probes carry no secrets and learn none: only who serves, and whether.
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 SCHEME = "bearer "
+#: What a producer's token opens.
+PUSH_ROUTES: Final = frozenset({
+    "/v1/samples", "/v1/groups/{group_id}/close", "/v1/phases/{policy_version}/end",
+    "/v1/stream/end", "/openapi.json",
+})  # fmt: skip
 #: Methods of requests that are answered at once, even where there is no place for a connection.
 SHORT: Final = frozenset({"GET", "HEAD"})
 
@@ -54,12 +59,14 @@ class HttpGuard:
         config: ServeConfig,
         access: Access,
         count: Callable[[str], None],
+        clock: Callable[[], float],
         *,
         max_connections: int,
         pending: Pending,
     ) -> None:
-        self._config, self._count = config, count
-        self._access = access if access.tls_for(config.http) else Access(access.token)
+        self._config, self._count, self._clock = config, count, clock
+        self._access = access
+        self._asks_certificate = access.tls_for(config.http) is not None
         self.places = HttpPlaces(max_connections, pending, config.handshake_timeout, count)
 
     def protocol(self, server: web.Server) -> asyncio.BaseProtocol:
@@ -96,26 +103,36 @@ class HttpGuard:
     def _refusal(self, request: web.Request) -> web.Response | None:
         if len(request.headers.getall("Authorization", ())) > 1:  # others may heed the other one
             return problem(400, "invalid", "the request has more than one Authorization header")
+        if request.path in OPEN_PATHS:
+            return None
+        resource = request.match_info.route.resource
         try:
-            if request.path not in OPEN_PATHS:
-                self._check(request)
+            rights = self._rights(request)
         except Unauthorized as error:
             self._count(error.code)
             return problem(401, error.code, str(error), WWW_Authenticate="Bearer")
+        if rights is Rights.PUSH and (resource is None or resource.canonical not in PUSH_ROUTES):
+            return self.forbidden(f"{request.method} {request.path}")
         return None
 
-    def knows(self, request: web.Request) -> bool:
-        """Whether it has shown what is asked for; probes are answered otherwise too."""
+    def forbidden(self, what: str) -> web.Response:
+        """The answer to a producer's token that is shown for more. what: it does, in words."""
+        error = Forbidden(what)
+        self._count(error.code)
+        return problem(403, error.code, str(error))
+
+    def may_control(self, request: web.Request) -> bool:
+        """Whether it has shown what opens everything; probes are answered otherwise too."""
         try:
-            self._check(request)
+            return self._rights(request) is Rights.ALL
         except Unauthorized:
             return False
-        return True
 
-    def _check(self, request: web.Request) -> None:
+    def _rights(self, request: web.Request) -> Rights:
         scheme, token = _split(request.headers.get("Authorization", ""))
-        self._access.check_certificate(request.get_extra_info("peercert"))
-        self._access.check_token(token if scheme == SCHEME else None)
+        if self._asks_certificate:
+            self._access.check_certificate(request.get_extra_info("peercert"))
+        return self._access.rights(token if scheme == SCHEME else None, self._clock())
 
     async def _write(self, request: web.Request, answer: web.StreamResponse) -> None:
         """Write the answer, which aiohttp would do without a deadline."""

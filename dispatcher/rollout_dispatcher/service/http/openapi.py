@@ -33,6 +33,7 @@ REF: Final = "#/components/schemas/{model}"
 #: What any request may be answered with instead of what it asks for, by status.
 ANY_ERROR: Final = {
     "401": "The token is missing or wrong",
+    "403": "The token is for producers, and this is not for them",
     "409": f"The request names a run by {RUN_HEADER}, and another one is served; nothing was taken",
     "500": "The dispatcher has failed; its log says why",
     "503": "There is no place for this connection, or the dispatcher is not ready or shuts down",

@@ -42,7 +42,7 @@ class HttpPlane:
         self._pushes = Pushes(router, guard.places)
         self._config = ConfigRoutes(router)
         self._references = ReferenceRoutes(router)
-        self._probes = Probes(router, guard.knows)
+        self._probes = Probes(router, guard.may_control)
 
     def application(self) -> web.Application:
         """The routes."""
@@ -128,6 +128,8 @@ class HttpPlane:
             force = EndQuery.model_validate(dict(request.query)).force
         except ValidationError as error:
             return _invalid(error, EndQuery)
+        if force and not self._guard.may_control(request):
+            return self._guard.forbidden("end for all producers (force)")
         core, now = self._router.core, self._router.clock()
         if version is None:
             end = partial(core.end_stream, now, force=force)

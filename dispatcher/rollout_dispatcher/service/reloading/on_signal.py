@@ -1,4 +1,6 @@
-"""SIGHUP: flags, environment and file are read again, beside the event loop."""
+"""SIGHUP: flags, environment, files of options, tokens and certificates are read again, beside the
+event loop.
+"""
 
 import asyncio
 import logging
@@ -7,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.service.access import Access
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.own_thread import in_own_thread
 from rollout_dispatcher.service.reloading.reloads import Reloads
@@ -35,7 +38,8 @@ class Rereading:
 
     A file that hangs is given up, and until it has been read there is no second who waits for it.
     read: from the disk, which may hang; raises ConfigError. reloads: None before there are any.
-    within: what is entered while it reads, once it may.
+    within: what is entered while it reads, once it may. renew: heeds what the files of tokens and
+    certificates hold, and returns what has changed, in words.
     """
 
     def __init__(
@@ -43,10 +47,11 @@ class Rereading:
         read: Callable[[], Read],
         reloads: Callable[[], Reloads | None],
         within: Callable[[], AbstractContextManager[None]],
+        renew: Callable[[Access], list[str]],
     ) -> None:
-        self._read, self._reloads, self._within = read, reloads, within
+        self._read, self._reloads, self._within, self._renew = read, reloads, within, renew
         self._task: asyncio.Task[None] | None = None
-        self._reading: asyncio.Task[Read] | None = None
+        self._reading: asyncio.Task[tuple[Read, Access]] | None = None
         self._asked = 0
 
     def ask(self) -> None:
@@ -73,7 +78,7 @@ class Rereading:
 
     async def _read_and_apply(self, reloads: Reloads) -> None:
         try:
-            found = await asyncio.wait_for(self._read_anew(), PATIENCE_SECONDS)
+            found, access = await asyncio.wait_for(self._read_anew(), PATIENCE_SECONDS)
         except TimeoutError:
             hangs = f"the config file was not read within {PATIENCE_SECONDS:g} s: its disk hangs"
             reloads.refuse(ConfigError(hangs), BY)
@@ -85,16 +90,22 @@ class Rereading:
             reloads.reread(found.config, found.sources, BY)
         except ConfigError:
             return  # it was logged and counted
+        for change in self._renew(access):
+            log.info("%s: %s", BY, change)
 
-    async def _read_anew(self) -> Read:
+    def _read_all(self) -> tuple[Read, Access]:
+        found = self._read()
+        return found, found.config.access()
+
+    async def _read_anew(self) -> tuple[Read, Access]:
         """What stands there now: who was given up before may have read what is old."""
         if self._reading is not None:
             await asyncio.wait([self._reading])
-        self._reading = asyncio.create_task(in_own_thread(self._read), name="read options")
+        self._reading = asyncio.create_task(in_own_thread(self._read_all), name="read options")
         self._reading.add_done_callback(self._has_read)
         return await asyncio.shield(self._reading)
 
-    def _has_read(self, reading: "asyncio.Task[Read]") -> None:
+    def _has_read(self, reading: "asyncio.Task[tuple[Read, Access]]") -> None:
         self._reading = None
         if not reading.cancelled():
             reading.exception()  # nobody may wait for it any more

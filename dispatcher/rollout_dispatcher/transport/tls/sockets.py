@@ -104,7 +104,7 @@ class TlsListener(SocketListener):
         done: asyncio.Future[None] = self._loop.create_future()
         records = TlsRecords(
             self._protocol(),
-            self._tls.context,
+            self._tls.context(),
             done,
             answered=answered,
             buffer=self._buffer,

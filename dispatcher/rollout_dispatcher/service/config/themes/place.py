@@ -42,6 +42,9 @@ class SecurityOptions(Options):
     token_file: Path | None = None
     """a file with the secret that clients must show, on both planes; it or --tls-client-ca is
     needed to listen on addresses that other machines reach"""
+    producer_token_file: Path | None = None
+    """a file with another secret, for rollout workers: who shows it may push, close groups and end
+    its own phases and stream, and nothing else; needs --token-file"""
     tls_cert: Path | None = None
     """serve TLS on TCP addresses of both planes with this certificate (PEM, with its chain)"""
     tls_key: Path | None = None
