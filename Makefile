@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-frameworks smoke bench bench-peers bench-plane bench-references bench-training convergence results chaos fuzz fuzz-nightly soak image test-deploy lint clean
+.PHONY: help demo test test-frameworks size histories mutants smoke bench bench-peers bench-plane bench-references bench-training convergence results chaos fuzz fuzz-nightly soak image test-deploy lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
 	@echo "make test   lint, then every test"
 	@echo "make test-frameworks  the examples that need other people's trainers, against those (5 minutes)"
+	@echo "make size   how large the product is, and how many calls a sample takes on its way"
+	@echo "make histories  record anew what comes of 300 runs"
+	@echo "make mutants  plant bugs, and see that tests find each; ONLY says which"
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
 	@echo "make bench  how long planning takes, how good the plans are, what the journal, HTTP bodies and scrapes cost"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
@@ -51,6 +54,16 @@ test: lint
 # ONLY="hf" tests these environments and leaves the others. See tests/frameworks/run.py.
 test-frameworks: $(STAMP)
 	$(BIN)/python -m tests.frameworks.run $(ONLY)
+
+size: $(STAMP)
+	$(BIN)/python -m tests.size
+
+# Read what `python -m tests.histories check` says first: it names what comes out otherwise.
+histories: $(STAMP)
+	$(BIN)/python -m tests.histories record
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants --only "$(ONLY)"
 
 # In environments of their own under build/smoke, made with PYTHON.
 smoke: $(STAMP)
