@@ -353,6 +353,8 @@ class Rank(WireClient):
                 self.steps[message.step].released = True
             case m.End():
                 self.ended = message.reason
+            case m.Advice():
+                pass  # for the trainer's log
             case m.Free():
                 self.send(m.Freed(number=message.number))
             case m.Sweep():
