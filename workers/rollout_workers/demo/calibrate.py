@@ -11,7 +11,6 @@ import time
 
 import torch
 
-from rollout_workers.demo import lifeline
 from rollout_workers.demo.model import SHAPE, Transformer, token_losses
 
 LENGTHS = (64, 256, 512, 1024, 2048, 4096, 6144)
@@ -20,7 +19,6 @@ REPEATS = 3
 
 def main() -> None:
     """Measure and print."""
-    lifeline.hold()
     torch.set_num_threads(1)
     model = Transformer(SHAPE)
     _train_on(model, max(LENGTHS))  # the first pass allocates
