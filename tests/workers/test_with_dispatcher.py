@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rollout_dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
 from rollout_workers import (
     AsyncRolloutProducer,
+    Loss,
     MicroBatchStream,
     Outcome,
     RankClient,
@@ -104,6 +107,43 @@ def test_a_rank_out_of_range_or_claimed_twice_is_refused(endpoint: str) -> None:
         RankClient(endpoint, dp_rank=0, dp_size=3, generation=generation)
     for rank in ranks:
         rank.close()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (
+            {},
+            {"loss_normalisation": "sequence-mean"},
+            "loss_normalisation is token-mean on DP rank 0, sequence-mean on DP rank 1",
+        ),
+        ({"grad_reduction": "sum"}, {}, "grad_reduction is sum on DP rank 0, mean on DP rank 1"),
+        (
+            {"losses": {"kl": Loss("sequence-mean")}},
+            {"losses": {"kl": Loss("token-mean")}},
+            r"losses\['kl'\] is sequence-mean of loss_mask on DP rank 0, token-mean of",
+        ),
+        ({"trainer_divides_by": 2}, {}, "trainer_divides_by is 2 on DP rank 0, 1 on DP rank 1"),
+        ({}, {"packed_length": 16}, "packed_length is not given on DP rank 0, 16 on DP rank 1"),
+        ({}, {"layout": "jagged"}, "layout is packed on DP rank 0, jagged on DP rank 1"),
+        ({"fields": ("input_ids",)}, {}, "fields is input_ids on DP rank 0, not given on"),
+        ({}, {"weights_dtype": torch.bfloat16}, "weights_dtype is torch.float32 on DP rank 0"),
+    ],
+)
+def test_ranks_that_do_not_train_alike_are_told_what_differs_and_none_of_them_trains(
+    endpoint: str, first: dict[str, Any], second: dict[str, Any], words: str
+) -> None:
+    with MicroBatchStream(endpoint, dp_rank=0, dp_size=2, **first) as one:
+        with pytest.raises(RankRefused, match=words):
+            MicroBatchStream(endpoint, dp_rank=1, dp_size=2, generation=one.generation, **second)
+        with pytest.raises(RankRefused, match=words):
+            next(one)
+    explicit: dict[str, Any] = {"layout": "packed", "loss_normalisation": "token-mean"}
+    with MicroBatchStream(endpoint, dp_rank=0, dp_size=2) as one:
+        found = MicroBatchStream(
+            endpoint, dp_rank=1, dp_size=2, generation=one.generation, **explicit
+        )
+        found.close()
 
 
 def test_a_full_buffer_holds_pushes_back_and_lets_them_in_when_there_is_room(

@@ -9,6 +9,7 @@ import logging
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NoReturn
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
+from rollout_dispatcher.protocol import messages as m
 from rollout_workers.checkpoint import position_of, state_of
 from rollout_workers.client.closing import Closing
 from rollout_workers.client.credentials import Credentials
@@ -144,6 +146,19 @@ class MicroBatchStream(Closing):
             raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None for no limit")
         if loss.uncounted:
             topology.require_totals(f"losses={sorted(other.name for other in loss.uncounted)}")
+        wanted = None if fields is None else _names(fields)
+        training = _training(
+            losses or {},
+            loss_normalisation=loss_normalisation,
+            grad_reduction=grad_reduction,
+            grad_ranks=topology.grad_ranks,
+            trainer_divides_by=trainer_divides_by,
+            weights_dtype=weights_dtype,
+            layout=collation,
+            packed_length=packed_length,
+            fields=None if wanted is None else ", ".join(sorted(wanted)) or "none",
+            epochs=epochs,
+        )
         target = None if device is None else torch.device(device)
         pool = MemoryPool()
         self._client, self._ranks = topology.join(
@@ -156,6 +171,7 @@ class MicroBatchStream(Closing):
             group_totals=loss.by_group,
             packed_length=packed_length,
             whole_steps=whole_steps,
+            training=training,
         )
         self._close = weakref.finalize(self, self._client.close)
         self._speaks, self._epochs, self._timeout = topology.speaks, epochs, timeout
@@ -166,7 +182,7 @@ class MicroBatchStream(Closing):
             packed_length=packed_length,
             delivery=delivery_to(target),
             memory=pool,
-            fields=None if fields is None else _names(fields),
+            fields=wanted,
         )
         self._check_packed_length()
         self._timing: Timing | None = None
@@ -314,6 +330,21 @@ class MicroBatchStream(Closing):
     def close(self) -> None:
         """Deliver what was committed and disconnect. Idempotent, bounded in time."""
         self._close()
+
+
+def _training(losses: Mapping[str, Loss], **options: object) -> dict[str, str]:
+    """What shapes gradients, as the DP ranks have to agree on it: options that are given, in words.
+
+    Of a long one what tells it from others.
+    """
+    said = {name: str(value) for name, value in options.items() if value is not None}
+    for name, loss in losses.items():
+        said[f"losses[{name!r}]"] = f"{loss.normalisation} of {loss.weights}"
+    most = m.MAX_TRAINING_VALUE
+    return {
+        name: words if len(words) <= most else f"{words[:200]}... ({crc32(words.encode()):08x})"
+        for name, words in said.items()
+    }
 
 
 def _names(fields: Collection[str] | str) -> frozenset[str]:

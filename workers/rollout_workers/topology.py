@@ -159,7 +159,7 @@ def _join_by_mesh(
         connect,
         memory,
         whole_steps=options["whole_steps"],
-        packed_length=options["packed_length"],
+        training=options["training"],
     )
     return client, RankTotals(place, group, client.check)
 

@@ -334,6 +334,7 @@ class Router:
             resume=_position(message.resume),
             saved=message.saved,
             run_id=message.run_id,
+            training={"layout": str(self.config.layout)} | message.training,
         )
         self._store_workers.gone(peer)  # said again, it hears nothing else before its welcome
         decision = self.core.join(hello, now)

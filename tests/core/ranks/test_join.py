@@ -1,6 +1,7 @@
 """A hello is taken whole or not at all: one that is refused changes nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +23,10 @@ from rollout_dispatcher.errors import (
     DispatcherError,
     GenerationFenced,
     ProtocolError,
+    RankRefused,
 )
 from tests.core.steps.test_checkpoints import Run
+from tests.support.core.cores import Bench
 from tests.support.frozen import frozen
 
 NONSENSE = 10**15
@@ -45,6 +48,46 @@ def half_joined() -> Dispatch:
     run.births += 1
     run.say(0, None)
     return run.core
+
+
+def one_of_three_joined(training: dict[str, str]) -> tuple[Dispatch, Callable[..., list[object]]]:
+    core = Dispatch(replace(Bench().core.config, dp_size=3))
+
+    def join(dp_rank: int, training: dict[str, str], generation: int | None = 1) -> list[object]:
+        hello = RankHello(f"r{dp_rank}", dp_rank, 3, generation, training=training)
+        return list(core.join(hello, 0.0).effects)
+
+    join(0, training, None)
+    return core, join
+
+
+def test_ranks_that_do_not_train_alike_are_refused_all_of_them_with_what_differs() -> None:
+    alike = {"loss_normalisation": "token-mean", "fields": "input_ids"}
+    _, join = one_of_three_joined(alike)
+    join(1, dict(alike))
+    other = {"loss_normalisation": "sequence-mean", "losses['kl']": "token-mean of kl_mask"}
+    failed, refused = join(2, other)
+    words = (
+        "the DP ranks of generation 1 do not train alike: fields is input_ids on DP ranks 0, 1, "
+        "not given on DP rank 2; loss_normalisation is token-mean on DP ranks 0, 1, sequence-mean "
+        "on DP rank 2; losses['kl'] is not given on DP ranks 0, 1, token-mean of kl_mask on DP "
+        "rank 2; make the stream with the same options on every rank, and restart all ranks"
+    )
+    assert isinstance(failed, FailRanks)
+    assert failed.client_ids == ("r0", "r1")
+    assert isinstance(refused, RefuseRank)
+    assert refused.client_id == "r2"
+    assert str(failed.error) == str(refused.error) == words
+    with pytest.raises(RankRefused, match="do not train alike"):
+        join(1, alike)
+    assert any(isinstance(effect, WelcomeRank) for effect in join(0, other, None)), "a new group"
+
+
+def test_a_process_that_said_goodbye_or_is_replaced_has_no_say_in_how_ranks_train() -> None:
+    core, join = one_of_three_joined({"loss_normalisation": "token-mean"})
+    core.leave(0, "r0", 0.0, for_good=True)
+    assert any(isinstance(effect, WelcomeRank) for effect in join(1, {}))
+    assert any(isinstance(effect, WelcomeRank) for effect in join(0, {}))
 
 
 def one_rank_away() -> Dispatch:

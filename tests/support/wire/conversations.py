@@ -169,6 +169,7 @@ def _training_images() -> Iterator[Vector]:
 
 def _training() -> Iterator[Vector]:
     it, other, able = Side.RANK, Side.DISPATCHER, ["commit-times", "group-totals", "step-times"]
+    training = {"loss_normalisation": "token-mean", "layout": "packed"}
 
     def welcome(committed: int) -> m.WelcomeRank:
         return m.WelcomeRank(
@@ -178,14 +179,14 @@ def _training() -> Iterator[Vector]:
 
     yield Vector(
         it,
-        m.HelloRank(client_id="r", capabilities=able, dp_rank=0, dp_size=1),
+        m.HelloRank(client_id="r", capabilities=able, dp_rank=0, dp_size=1, training=training),
         "DP rank 0 of 1 asks for a generation",
     )
     yield Vector(other, welcome(-1), "it has begun generation 1 of the run; no step is committed")
     resume = m.CheckpointPosition(run_id="run", step=6)
     again = m.HelloRank(
         client_id="r", capabilities=able, dp_rank=0, dp_size=1, generation=1, run_id="run",
-        resume=resume,
+        resume=resume, training=training,
     )  # fmt: skip
     yield Vector(it, again, "it has loaded a checkpoint that was taken after step 6")
     yield Vector(other, welcome(6), "its next step is 7")

@@ -227,6 +227,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         resume=st.none() | st.builds(m.CheckpointPosition, run_id=_names, step=_watermarks),
         saved=_watermarks,
         packed_length=st.none() | _extents,
+        training=st.dictionaries(_names, _names, max_size=3),
     ),
     m.WelcomeProducer: st.builds(
         m.WelcomeProducer,

@@ -80,11 +80,11 @@ def second_is_refused(mesh: DeviceMesh, endpoint: str, rank: int, directory: Pat
     return said(made)
 
 
-def lengths_differ(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
-    """A peer pads to another length than its leader, which is fine with the dispatcher."""
+def losses_differ(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
+    """A peer averages otherwise than its leader, of which the dispatcher hears nothing."""
 
     def made() -> None:
-        join(mesh, endpoint, packed_length=2**30 + rank % 2).close()
+        join(mesh, endpoint, loss_normalisation=("token-mean", "sequence-mean")[rank % 2]).close()
 
     return said(made)
 
@@ -178,7 +178,7 @@ def dispatcher_goes(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path)
 
 
 TOGETHER: tuple[Case, ...] = (
-    contradictions, wrong_address, wrong_token, second_is_refused, lengths_differ, totals, pauses,
+    contradictions, wrong_address, wrong_token, second_is_refused, losses_differ, totals, pauses,
     peer_closes, leader_closes, all_load, leader_loads, peer_loads, dispatcher_goes,
 )  # fmt: skip
 

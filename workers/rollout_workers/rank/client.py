@@ -5,6 +5,7 @@ micro-batches as numpy arrays.
 """
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +32,7 @@ class RankClient(StepClient):
     credentials: what to show and trust; default: what the environment says.
     group_totals: whether headers tell of groups; a dispatcher that cannot raises ConfigError.
     packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
+    training: what shapes gradients, by name; the dispatcher refuses DP ranks that differ in it.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
     whole_steps: whether to hand a step out only once all of its micro-batches are here.
 
@@ -50,6 +52,7 @@ class RankClient(StepClient):
         credentials: Credentials | None = None,
         group_totals: bool = False,
         packed_length: int | None = None,
+        training: Mapping[str, str] | None = None,
         memory: Memory | None = None,
         whole_steps: bool = False,
     ) -> None:
@@ -58,6 +61,7 @@ class RankClient(StepClient):
         core = self._make_core(
             uuid4().hex, dp_rank, dp_size, generation, prefetch_steps,
             needs={GROUP_TOTALS} if group_totals else (), packed_length=packed_length,
+            training=training,
         )  # fmt: skip
         validated(core.hello)
         memory = memory or MemoryPool()

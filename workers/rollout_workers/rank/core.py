@@ -10,7 +10,7 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from rollout_dispatcher.errors import (
     ConfigError,
@@ -48,6 +48,7 @@ class RankCore:
         *,
         needs: Iterable[str] = (),
         packed_length: int | None = None,
+        training: Mapping[str, str] | None = None,
     ) -> None:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
@@ -58,6 +59,7 @@ class RankCore:
         #: What the dispatcher has to be capable of, for this rank to train what it is told to.
         self._needs = frozenset(needs)
         self._packed_length = packed_length
+        self._training = dict(training or {})
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
         self.taken = -1
@@ -110,6 +112,7 @@ class RankCore:
             resume=self._resume,
             saved=self._saved,
             packed_length=self._packed_length,
+            training=self._training,
         )
         self._introduced, self._hello_due, self._told_resume = True, False, self._resume
         self._unsaid.clear()

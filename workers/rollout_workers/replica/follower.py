@@ -2,6 +2,7 @@
 
 import atexit
 import threading
+from collections.abc import Mapping
 from uuid import uuid4
 
 from rollout_dispatcher.errors import (
@@ -24,6 +25,9 @@ from rollout_workers.replica.channel import Channel
 from rollout_workers.replica.failures import reason, restored
 from rollout_workers.replica.relay import ROUNDS, peer_left
 
+#: What a process of a replica says of the tensors that it wants.
+FIELDS = "fields"
+
 
 class FollowerCore(RankCore):
     """A rank's core that has no say of its own: it hears of what the leader has heard.
@@ -32,10 +36,8 @@ class FollowerCore(RankCore):
     here until this process has loaded the same one.
     """
 
-    def __init__(self, place: Place, packed_length: int | None = None) -> None:
-        super().__init__(
-            uuid4().hex, place.dp_rank, place.dp_size, None, 0, packed_length=packed_length
-        )
+    def __init__(self, place: Place, training: Mapping[str, str]) -> None:
+        super().__init__(uuid4().hex, place.dp_rank, place.dp_size, None, 0, training=training)
         self._leader_loaded: m.CheckpointPosition | None = None
         self._leader_begun = False
         self._kept: list[tuple[m.Message, memoryview]] = []
@@ -47,7 +49,7 @@ class FollowerCore(RankCore):
         """
         match message:
             case m.HelloRank():
-                self._check_packed_length(message.packed_length)
+                self._check_training(message.training)
                 self._leader_loaded = message.resume
                 self._check_agreement()
             case m.Demand():
@@ -82,13 +84,18 @@ class FollowerCore(RankCore):
             f"model replica, and not for this process, {sample_id} for one: {why}",
         )
 
-    def _check_packed_length(self, leaders: int | None) -> None:
-        """Raise ConfigError for another one than the dispatcher has agreed to."""
-        if self._packed_length != leaders:
-            raise ConfigError(
-                f"this process pads to packed_length={self._packed_length}, and the DP leader of "
-                f"its model replica to {leaders}; pass the same on every rank of a mesh"
-            )
+    def _check_training(self, leaders: Mapping[str, str]) -> None:
+        """Raise ConfigError where this process trains otherwise than the dispatcher was told.
+
+        Only which tensors it wants may be its own: stages of a pipeline differ in that.
+        """
+        for name in sorted(leaders.keys() | self._training.keys() - {FIELDS}):
+            mine, theirs = (of.get(name, "not given") for of in (self._training, leaders))
+            if mine != theirs and name != FIELDS:
+                raise ConfigError(
+                    f"{name} is {mine} in this process, and {theirs} in the DP leader of its model "
+                    "replica; make the stream with the same options on every rank of a mesh"
+                )
 
     def _check_agreement(self) -> None:
         """Raise CheckpointRefused where one has loaded what the other has not, and will not."""
@@ -218,9 +225,9 @@ class Follower(StepClient):
         memory: Memory,
         *,
         whole_steps: bool,
-        packed_length: int | None = None,
+        training: Mapping[str, str],
     ) -> None:
-        core, changed = FollowerCore(place, packed_length), threading.Condition()
+        core, changed = FollowerCore(place, training), threading.Condition()
         self._hearing = Hearing(channel, core, changed, memory)
         super().__init__(core, changed, self._hearing, whole_steps=whole_steps)
 

@@ -1,6 +1,6 @@
 """All processes of a mesh join together: leaders connect, in one generation, peers hear of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from rollout_dispatcher.protocol import messages as m
@@ -23,7 +23,7 @@ def join_mesh(
     memory: Memory,
     *,
     whole_steps: bool,
-    packed_length: int | None,
+    training: Mapping[str, str],
 ) -> StepClient:
     """This process's client; a collective of all ranks of the mesh.
 
@@ -32,9 +32,7 @@ def join_mesh(
     """
     channel = Channel(place.members, "replica") if len(place.members) > 1 else None
     if channel is not None and not place.leads:
-        return Follower(
-            channel, place.dp, memory, whole_steps=whole_steps, packed_length=packed_length
-        )
+        return Follower(channel, place.dp, memory, whole_steps=whole_steps, training=training)
     relay = None if channel is None else Relay(channel)
     try:
         return _join_leaders(place, lambda generation: connect(relay, generation))

@@ -8,9 +8,10 @@
     of this one                      seated, unless its place is taken or the generation failed
 
 Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
-same step, or all of them fail before any is given one.
+same step and trains alike, or all of them fail before any is given one.
 """
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from rollout_dispatcher.core.config import SizeCheck
@@ -25,6 +26,9 @@ from rollout_dispatcher.errors import (
     RankRefused,
 )
 
+#: Differences, and ranks for each, that an error lists.
+MOST_SHOWN = 8
+
 
 def check_run(hello: RankHello, run_id: str) -> None:
     """Raise GenerationFenced for a rank that belongs to another run.
@@ -37,6 +41,26 @@ def check_run(hello: RankHello, run_id: str) -> None:
             f"{run_id}: it was restarted without its journal, or is another one; restart the "
             "trainers, or start it with the journal of their run"
         )
+
+
+def _differences(said: Mapping[int, Mapping[str, str]]) -> str:
+    """What is not the same, with the DP ranks of each value: the first few of them."""
+    names = sorted({name for each in said.values() for name in each})
+    found = []
+    for name in names:
+        ranks: dict[str, list[int]] = {}
+        for dp_rank in sorted(said):
+            ranks.setdefault(said[dp_rank].get(name, "not given"), []).append(dp_rank)
+        if len(ranks) > 1:
+            each = (f"{value} on {_ranks(which)}" for value, which in ranks.items())
+            found.append(f"{name} is {', '.join(each)}")
+    return "; ".join(found[:MOST_SHOWN])
+
+
+def _ranks(which: Sequence[int]) -> str:
+    shown = ", ".join(map(str, which[:MOST_SHOWN]))
+    more = f" and {len(which) - MOST_SHOWN} more" if len(which) > MOST_SHOWN else ""
+    return f"DP rank{'s' if len(which) > 1 else ''} {shown}{more}"
 
 
 class Generation:
@@ -219,7 +243,29 @@ class Generation:
         """Whether the rank goes on where its generation does, as far as it has said."""
         return self.resumed is None or rank.begun
 
-    def disagreement(self, hello: RankHello) -> CheckpointRefused | None:
+    def disagreement(self, hello: RankHello) -> DispatcherError | None:
+        """Why this rank cannot train beside the others, as far as they have said."""
+        return self._other_training(hello) or self._other_checkpoint(hello)
+
+    def _other_training(self, hello: RankHello) -> RankRefused | None:
+        """Ranks whose losses, for one, are averaged differently would train on no gradient at all.
+
+        Those that are here agree with each other, so that it is held against one of them.
+        """
+        others = {
+            dp_rank: rank.training
+            for dp_rank, rank in self.ranks.items()
+            if dp_rank != hello.dp_rank and not rank.gone
+        }
+        if next(iter(others.values()), hello.training) == hello.training:
+            return None
+        said = others | {hello.dp_rank: hello.training}
+        return RankRefused(
+            f"the DP ranks of generation {self.number} do not train alike: {_differences(said)}; "
+            "make the stream with the same options on every rank, and restart all ranks"
+        )
+
+    def _other_checkpoint(self, hello: RankHello) -> CheckpointRefused | None:
         """Why this rank cannot go on where it says, beside what other ranks have said."""
         after = None if hello.resume is None else hello.resume.step
         known = self.ranks.get(hello.dp_rank)

@@ -42,6 +42,7 @@ class RankHello:
     attempts: at those, as far as they are not the first.
     run_id: of the run that welcomed it last, if any did. resume: the checkpoint that it has loaded.
     saved: the last step of a checkpoint that it has reported saved.
+    training: what shapes its gradients, in words by name.
     """
 
     client_id: str
@@ -57,6 +58,7 @@ class RankHello:
     resume: CheckpointPosition | None = None
     saved: int = -1
     run_id: str | None = None
+    training: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def begun(self) -> bool:
@@ -109,6 +111,7 @@ class RankHello:
 class RankState:
     """What one DP rank of the current generation has said; -1 for no step yet.
 
+    training: as it has said in its hello.
     begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
     handed_out: micro-batches of its open steps that its training loop was given, all passes.
     collectives: that it has begun in process groups of all DP ranks.
@@ -133,6 +136,7 @@ class RankState:
     away_since: float = math.inf
     lost: bool = False
     unresolved: dict[int, Unresolved] = field(default_factory=dict)
+    training: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def introduced(cls, hello: RankHello, now: float, *, committed: int, ready: int) -> Self:
@@ -154,6 +158,7 @@ class RankState:
             committed=within(hello.committed),
             hungry=hello.hungry,
             begun=hello.begun,
+            training=hello.training,
         )
 
     def succeeded_by(self, hello: RankHello, now: float) -> "RankState":
@@ -167,6 +172,7 @@ class RankState:
             committed=self.committed,
             hungry=hello.hungry,
             begun=hello.begun or self.begun,
+            training=hello.training,
         )
 
     def came_back(self, hello: RankHello, now: float) -> None:

@@ -25,6 +25,9 @@ from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 #: Steps that a DP rank can hold uncommitted; far above what memory allows.
 MAX_OPEN_STEPS = 1024
 
+#: What a DP rank says of how it trains: main and further losses, in words.
+MAX_TRAINING_NAMES, MAX_TRAINING_VALUE = 128, 256
+
 Capabilities = Annotated[list[Name], Declared(max_length=64)]
 
 
@@ -130,6 +133,8 @@ class HelloRank(Hello):
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     packed_length: tokens that it pads every micro-batch to; null if it does not.
+    training: what shapes its gradients, such as how the loss is averaged, as text by name: the same
+        on all DP ranks of a generation, or none of them trains.
     """
 
     type_code = 2
@@ -152,6 +157,10 @@ class HelloRank(Hello):
     resume: CheckpointPosition | None = None
     saved: Watermark = -1
     packed_length: Extent | None = None
+    training: Annotated[
+        dict[Name, Annotated[str, Declared(max_length=MAX_TRAINING_VALUE)]],
+        Declared(max_length=MAX_TRAINING_NAMES),
+    ] = Declared(default_factory=dict)
 
 
 class Welcome(Message):
