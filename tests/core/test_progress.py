@@ -33,6 +33,7 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.plan import PlanConfig
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
+from tests.support.core.rules import Rules
 from tests.support.core.silence import assert_silent, is_due, sequences
 from tests.support.samples import IDS, make_sample
 
@@ -43,6 +44,7 @@ _schemas = st.sampled_from([IDS, IDS, *OTHERS])
 SAMPLE_BYTES = 8 * TOKENS
 #: Where payloads are, by turns: as they come, or in a payload store.
 _stores = st.sampled_from([[""], ["files"], ["", "files"]])
+CREDITS = 3
 GROUP_TIMEOUT, PRODUCER_TIMEOUT, MAX_WAIT = 20.0, 30.0, 1.0
 #: Rounds of a fair schedule for each sample that was ever pushed: it is pushed or let in, it may
 #: be recalled, its group may be given up for want of room, it is planned and it is committed.
@@ -89,7 +91,8 @@ class Progress(RuleBasedStateMachine):
                 durable=durable,
                 group_timeout=GROUP_TIMEOUT,
                 producer_timeout=PRODUCER_TIMEOUT,
-                producer_credits=3,
+                producer_credits=CREDITS,
+                tells_accepted=True,
                 **self.settings(drawn),  # type: ignore[arg-type]
             )
         )
@@ -106,6 +109,8 @@ class Progress(RuleBasedStateMachine):
         self.recalled: deque[PushRecalled] = deque()
         self.to_journal: deque[PayloadsToJournal] = deque()
         self.wanted: PlanWanted | ReplanWanted | None = None
+        self.rules = Rules(self.core)
+        self.held: set[tuple[str, int]] = set()
         self.said: dict[int, tuple[int, bool]] = {}
         ahead = drawn.draw(st.sampled_from([1, 0, 2]), "prefetched steps")
         self.perform(self.core.join(RankHello("0", 0, 2, None, ahead), self.now))
@@ -124,6 +129,7 @@ class Progress(RuleBasedStateMachine):
         assert_silent(self.core, self.now)
 
     def carry_out(self, decision: Decision) -> None:
+        self.rules.check(decision, self.now)
         for effect in decision.effects:
             match effect:
                 case PlanWanted() | ReplanWanted():
@@ -137,17 +143,38 @@ class Progress(RuleBasedStateMachine):
                     self.answered(effect)
                 case PushHeld():
                     assert effect.first_seq in self.producers[effect.producer].waiting
+                    self.held.add((effect.producer, effect.first_seq))
                 case PushRecalled():
                     self.recalled.append(effect)
 
     def answered(self, answer: PushAnswered) -> None:
         producer = self.producers[answer.producer]
         samples = producer.waiting.pop(answer.first_seq)
+        mine = {first for name, first in self.held if name == answer.producer}
+        was_held = answer.first_seq in mine
+        self.held.discard((answer.producer, answer.first_seq))
+        others = [(first, producer.waiting[first]) for first in self.line(answer)]
         for sample, outcome in zip(samples, answer.outcomes, strict=True):
             if outcome is Outcome.ACCEPTED:
+                assert sample.sample_id not in self.accepted, "accepted twice"
                 self.accepted.add(sample.sample_id)
             elif outcome is Outcome.FULL:
+                assert not was_held, "who waits is not sent away"
+                assert len(mine) == CREDITS, "sent away with credits left"
                 producer.todo.append(sample)
+        assert not was_held or "closed" not in answer.reasons.values(), "it came before the end"
+        if was_held and Outcome.ACCEPTED in answer.outcomes:
+            for first, push in others:
+                assert first > answer.first_seq or not _alike(push, samples), "overtaken"
+
+    def line(self, answer: PushAnswered) -> set[int]:
+        """Numbers of this producer's pushes that were held before and are still, with payload."""
+        held = self.core._admission.held
+        return {
+            push.first_seq
+            for push in held.of_producer(answer.producer)
+            if not held.is_emptied(push)
+        }
 
     # -- anything may happen ----------------------------------------------------------------
 
@@ -205,6 +232,7 @@ class Progress(RuleBasedStateMachine):
         first, producer.next_seq = producer.next_seq, producer.next_seq + len(samples)
         producer.waiting[first] = samples
         self.pushed += len(samples)
+        self.rules.latest = by, first
         self.perform(self.core.push(_push(by, first, samples), self.now))
 
     @rule(by=st.sampled_from("pqr"), for_good=st.booleans())
@@ -214,7 +242,33 @@ class Progress(RuleBasedStateMachine):
         producer.alive = False
         producer.todo.clear()
         producer.waiting.clear()
+        self.held -= {(name, first) for name, first in self.held if name == by}
+        self.rules.pushing.discard(by)
         self.perform(self.core.producer_lost(by, self.now, for_good=for_good))
+
+    @rule(by=st.sampled_from("pqr"), force=st.booleans(), dice=st.integers(0, 7))
+    def end_the_stream(self, by: str, force: bool, dice: int) -> None:
+        """Early, as a rule: what waits comes in, and what comes later is refused."""
+        if dice == 0 and self.producers[by].alive:
+            self.tell_the_end(by, force=force)
+
+    def tell_the_end(self, by: str, *, force: bool = False) -> None:
+        self.rules.ends_stream(by, force=force)
+        self.perform(self.core.end_stream(self.now, by, force=force))
+
+    @rule(by=st.sampled_from("pqr"), again=st.booleans())
+    def reconnect(self, by: str, again: bool) -> None:
+        """A producer loses its connection, and pushes again what has no answer."""
+        producer = self.producers[by]
+        if not producer.alive or not producer.waiting:
+            return
+        self.held -= {(name, first) for name, first in self.held if name == by}
+        self.perform(self.core.producer_lost(by, self.now))
+        self.perform(self.core.producer_connected(by))
+        for first, samples in list(producer.waiting.items()):
+            self.perform(self.core.push(_push(by, first, samples), self.now))
+            if again and first in producer.waiting:
+                break
 
     @rule(group=st.integers(1, 9), keep=st.sampled_from([None, True, False]))
     def close_a_group(self, group: int, keep: bool | None) -> None:
@@ -244,9 +298,11 @@ class Progress(RuleBasedStateMachine):
         again = isinstance(wanted, ReplanWanted)
         answer = plan(wanted.window, self.plan_config, wanted.take, whole=again)
         if isinstance(wanted, ReplanWanted):
-            self.perform(self.core.replanned(wanted, answer, self.now))
+            decision = self.core.replanned(wanted, answer, self.now)
         else:
-            self.perform(self.core.planned(wanted, answer, self.now))
+            decision = self.core.planned(wanted, answer, self.now)
+        self.rules.answered(wanted, decision)
+        self.perform(decision)
 
     @rule(rank=st.integers(0, 1), which=st.integers(0, 2), count=st.integers(1, BATCH))
     def lose_samples(self, rank: int, which: int, count: int) -> None:
@@ -336,9 +392,9 @@ class Progress(RuleBasedStateMachine):
             assert not producer.todo, "a producer that lives gets rid of all it has"
             assert not producer.waiting, "and has all of it answered"
             if producer.alive:
-                self.perform(self.core.end_stream(self.now, name))
+                self.tell_the_end(name)
         if not any(producer.alive for producer in self.producers.values()):
-            self.perform(self.core.end_stream(self.now, force=True))  # a controller's word
+            self.tell_the_end("", force=True)  # a controller's word
         self.be_fair(ROUNDS_A_SAMPLE * pushed + ROUNDS_BEYOND, until_nobody_pushes=False)
         at = self.core.statistics()
         assert at.buffered == at.in_flight == 0, self.core.waits_for(self.now)
@@ -357,6 +413,14 @@ class Progress(RuleBasedStateMachine):
             pushing = any(p.todo or p.waiting for p in self.producers.values())
             if until_nobody_pushes and not pushing:
                 return
+
+
+def _alike(push: tuple[Sample, ...], other: tuple[Sample, ...]) -> bool:
+    """Whether nothing but the line decides between these: no groups, all in one place."""
+    both = [*push, *other]
+    return {sample.group_id for sample in both} == {None} and (
+        len({sample.is_in_memory for sample in both}) == 1
+    )
 
 
 def _push(by: str, first: int, samples: tuple[Sample, ...]) -> Push:
