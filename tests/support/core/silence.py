@@ -34,7 +34,7 @@ def assert_silent(core: Dispatch, now: float) -> None:
     for said, decision in _nothing_new(core, now):
         found = [*decision.effects, *decision.facts]
         assert not found, f"{said} is news, {core.waits_for(now)}: {found}"
-        assert _seen(core, now) == before, f"{said} changes what can be seen"
+    assert _seen(core, now) == before, "what is nothing new changes what can be seen"
     decision = core.journal_takes_more(now)  # looks at everybody again who was held back
     found = [*decision.effects, *decision.facts]
     assert not found, f"somebody could have come in: {found}"

@@ -209,12 +209,16 @@ class HeldPushes:
 
     # -- when a phase, or the stream, ends ----------------------------------------------------
 
-    def excuse(self) -> None:
-        """What waits now may come in though it would be refused if it came later."""
-        for push in self._unexcused:
+    def excuse(self, producer: str | None = None) -> None:
+        """What waits now may come in though it would be refused if it came later.
+
+        producer: only its pushes; None: everybody's.
+        """
+        mine = self._unexcused if producer is None else self._of_producer.get(producer, {})
+        for push in [push for push in mine if not push.excused]:
             push.excused = True
             self._excused.set(self._held[push].serial, _oldest(push.waiting))
-        self._unexcused.clear()
+            del self._unexcused[push]
 
     def waits(self, end: int | None) -> bool:
         """Whether an excused sample waits that belongs before this phase, or the stream's end."""

@@ -50,11 +50,13 @@ class Agreement:
     def ends_phase(self, producer: str, version: int) -> tuple[int, bool]:
         """A producer pushes nothing older than `version`; returns all that it has said so far."""
         self._producers.ends_phase(producer, version)
+        self._admission.held.excuse(producer)  # it has pushed that before
         return self._producers.word(producer)
 
     def ends_stream(self, producer: str) -> tuple[int, bool]:
         """A producer pushes nothing more; returns all that it has said so far."""
         self._producers.ends_stream(producer)
+        self._admission.held.excuse(producer)
         return self._producers.word(producer)
 
     # -- ends come --------------------------------------------------------------------------
