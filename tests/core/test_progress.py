@@ -109,7 +109,7 @@ class Progress(RuleBasedStateMachine):
         self.recalled: deque[PushRecalled] = deque()
         self.to_journal: deque[PayloadsToJournal] = deque()
         self.wanted: PlanWanted | ReplanWanted | None = None
-        self.rules = Rules(self.core)
+        self.books = Rules(self.core)
         self.held: set[tuple[str, int]] = set()
         self.said: dict[int, tuple[int, bool]] = {}
         ahead = drawn.draw(st.sampled_from([1, 0, 2]), "prefetched steps")
@@ -129,7 +129,7 @@ class Progress(RuleBasedStateMachine):
         assert_silent(self.core, self.now)
 
     def carry_out(self, decision: Decision) -> None:
-        self.rules.check(decision, self.now)
+        self.books.check(decision, self.now)
         for effect in decision.effects:
             match effect:
                 case PlanWanted() | ReplanWanted():
@@ -232,7 +232,7 @@ class Progress(RuleBasedStateMachine):
         first, producer.next_seq = producer.next_seq, producer.next_seq + len(samples)
         producer.waiting[first] = samples
         self.pushed += len(samples)
-        self.rules.latest = by, first
+        self.books.latest = by, first
         self.perform(self.core.push(_push(by, first, samples), self.now))
 
     @rule(by=st.sampled_from("pqr"), for_good=st.booleans())
@@ -243,7 +243,7 @@ class Progress(RuleBasedStateMachine):
         producer.todo.clear()
         producer.waiting.clear()
         self.held -= {(name, first) for name, first in self.held if name == by}
-        self.rules.pushing.discard(by)
+        self.books.pushing.discard(by)
         self.perform(self.core.producer_lost(by, self.now, for_good=for_good))
 
     @rule(by=st.sampled_from("pqr"), force=st.booleans(), dice=st.integers(0, 7))
@@ -253,7 +253,7 @@ class Progress(RuleBasedStateMachine):
             self.tell_the_end(by, force=force)
 
     def tell_the_end(self, by: str, *, force: bool = False) -> None:
-        self.rules.ends_stream(by, force=force)
+        self.books.ends_stream(by, force=force)
         self.perform(self.core.end_stream(self.now, by, force=force))
 
     @rule(by=st.sampled_from("pqr"), again=st.booleans())
@@ -301,7 +301,7 @@ class Progress(RuleBasedStateMachine):
             decision = self.core.replanned(wanted, answer, self.now)
         else:
             decision = self.core.planned(wanted, answer, self.now)
-        self.rules.answered(wanted, decision)
+        self.books.answered(wanted, decision)
         self.perform(decision)
 
     @rule(rank=st.integers(0, 1), which=st.integers(0, 2), count=st.integers(1, BATCH))

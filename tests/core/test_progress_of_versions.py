@@ -54,13 +54,13 @@ class ProgressOfVersions(Progress):
     )
     def end_a_phase(self, by: str, version: int, force: bool) -> None:
         if self.producers[by].alive:
-            self.rules.ends_phase(version)
+            self.books.ends_phase(version)
             self.perform(self.core.end_phase(version, self.now, by, force=force))
 
     @rule(version=st.integers(0, VERSIONS))
     def report_a_version(self, version: int) -> None:
         first_step = self.core._ledger.steps.next_step
-        self.rules.reports(version, first_step)
+        self.books.reports(version, first_step)
         self.perform(self.core.set_policy_version(version, self.now, first_step))
 
     @rule(by=st.sampled_from("pqr"))

@@ -74,7 +74,7 @@ class Rules:
                 case e.SamplesDropped():
                     for reason, entries in effect.dropped.items():
                         self._dropped(reason, entries)
-        wanted = [e for e in decision.effects if _asks(e)]
+        wanted = [one for one in decision.effects if isinstance(one, e.PlanWanted | e.ReplanWanted)]
         self._follow_hunger(now)
         self._check_plan(wanted, now)
         self._check_books()
@@ -314,10 +314,6 @@ class Rules:
         if not self.config.by_groups:
             return sum(1 for _ in entries)
         return len({(one.group, -1 if one.group >= 0 else one.ticket) for one in entries})
-
-
-def _asks(effect: e.Effect) -> bool:
-    return isinstance(effect, e.PlanWanted | e.ReplanWanted)
 
 
 def _together(entries: Iterable[Entry]) -> list[list[Entry]]:
