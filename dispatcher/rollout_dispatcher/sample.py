@@ -25,7 +25,7 @@ CU_ROWS = "_cu_rows"
 #: Differences between schemas that are told.
 NAMED = 8
 #: What is told of a sample beside its fields; as a field it would be a tensor that nobody asks for.
-METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version"})
+METADATA = frozenset({"sample_id", "group_id", "group_size", "policy_version", "staleness_exempt"})
 
 
 def is_reserved(name: str) -> bool:
@@ -193,6 +193,7 @@ class Sample(NamedTuple):
         `SIZE_AT_CLOSE`; 1 without a group.
     policy_version: version of the weights that wrote its oldest token; None if not tracked.
     rows: of each ragged field, in the order of the schema.
+    staleness_exempt: it never is too old, whatever its version.
     """
 
     sample_id: str
@@ -204,6 +205,12 @@ class Sample(NamedTuple):
     group_size: int = 1
     policy_version: int | None = None
     rows: tuple[int, ...] = ()
+    staleness_exempt: bool = False
+
+    @property
+    def judged_version(self) -> int | None:
+        """The policy version by which it may be too old, or belong to a phase; None without one."""
+        return None if self.staleness_exempt else self.policy_version
 
     @property
     def nbytes(self) -> int:
@@ -253,6 +260,7 @@ class SamplesByField(NamedTuple):
     group_sizes: tuple[int, ...] = ()
     policy_versions: tuple[int | None, ...] = ()
     rows: tuple[tuple[int, ...], ...] = ()
+    staleness_exempt: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:

@@ -186,8 +186,10 @@ def test_looking_for_samples_to_drop_does_not_forget_that_producers_are_held(
     bench = Bench(batch=4, window=8, capacity=6, **option)
     bench.perform(bench.core.set_policy_version(1, bench.now, 0))
     for group in ("g", "h", "i"):
-        members = [make_sample(f"{group}{at}", group_id=group, group_size=3) for at in range(3)]
-        bench.push(*members)
+        named = [f"{group}{at}" for at in range(3)]
+        bench.push(
+            *[make_sample(at, group_id=group, group_size=3, policy_version=1) for at in named]
+        )
     assert bench.core.statistics().pushes_held == 1
     bench.join()
     assert bench.triggers[0] is Trigger.BUFFER_FULL

@@ -306,7 +306,13 @@ class DispatchMachine(RuleBasedStateMachine):
     ) -> None:
         first = self.next_seq[producer]
         samples = tuple(
-            make_sample(f"{producer}/{first + at}", tokens, policy_version=version, store=store)
+            make_sample(
+                f"{producer}/{first + at}",
+                tokens,
+                policy_version=version,
+                store=store,
+                staleness_exempt=version in (None, 0),
+            )
             for at, tokens in enumerate(lengths)
         )
         self.send(producer, samples)
@@ -320,6 +326,8 @@ class DispatchMachine(RuleBasedStateMachine):
                 group_id=f"g{producer}{first}",
                 group_size=size,
                 store=STORE if at else "",
+                policy_version=4 if at else None,
+                staleness_exempt=not at,
             )
             for at in range(size - missing)
         )

@@ -44,6 +44,7 @@ class ProgressOfVersions(Progress):
             sample = make_sample(
                 f"{self.groups}.{at}", tokens,
                 group_id=group, group_size=count if grouped else 1, policy_version=version,
+                staleness_exempt=version is None and at < count - self.groups % 2,
             )  # fmt: skip
             self.producers[by].todo.append(sample)
 
@@ -79,7 +80,9 @@ class ProgressOfVersions(Progress):
     def push_over_http(self, count: int) -> None:
         self.groups += 1
         self.pushed += count
-        samples = tuple(make_sample(f"{self.groups}.{at}", TOKENS) for at in range(count))
+        samples = tuple(
+            make_sample(f"{self.groups}.{at}", TOKENS, staleness_exempt=True) for at in range(count)
+        )
         self.perform(self.core.push(Push("", 0, samples), self.now, may_hold=False))
 
 

@@ -69,7 +69,7 @@ class Conditions:
     silent_rank: says nothing. hung_rank: takes a step and gets no further.
     old_every: one of so many batches is by far too old. look_s: pause
     between two looks at what has come for a rank. in_turn: rollouts wait for training, as training
-    for rollouts.
+    for rollouts. reports_versions: whether the trainer says which policy version it has.
     """
 
     step_s: float = 0.4
@@ -86,6 +86,7 @@ class Conditions:
     old_every: int | None = None
     look_s: float = 0.05
     in_turn: bool = False
+    reports_versions: bool = True
     lengths: Callable[[np.random.Generator], list[int]] = even_lengths
 
 
@@ -159,7 +160,8 @@ class Run:
     def _step(self, trainer: Trainer, step: int, rng: np.random.Generator) -> None:
         self._version = step + 1
         told = m.PolicyVersion(policy_version=self._version, first_step=step)
-        trainer.ranks[0].send(told)
+        if self.now.reports_versions:
+            trainer.ranks[0].send(told)
         for rank in trainer.ranks:
             rank.prepare(step)
         parts = [rank.await_release(step) for rank in trainer.ranks]

@@ -140,7 +140,7 @@ class Model:
 
     def _phases(self) -> tuple[int, ...]:
         """The newest, and those before it that some buffered sample still belongs to."""
-        versions = [self.entries[t].sample.policy_version or 0 for t in self.buffered()]
+        versions = [self.entries[t].sample.judged_version or 0 for t in self.buffered()]
         newest = max(self.phases, default=None)
         return tuple(sorted(p for p in self.phases if p == newest or any(v < p for v in versions)))
 

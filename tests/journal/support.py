@@ -67,6 +67,7 @@ def accepted(
     sample = Sample(
         given_id or f"s-{ticket}", tokens, tokens // 2, schema, payload,
         None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version, rows,
+        staleness_exempt=ticket % 3 == 1,
     )  # fmt: skip
     return Accepted(Entry(sample, ticket, ticket / 8, group), producer, ticket, given_id)
 
@@ -175,6 +176,7 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
         entry.ticket, entry.arrived, entry.group, entry.skips, sample.sample_id, sample.tokens,
         sample.loss_tokens, sample.schema, sample.payload, sample.group_id,
         sample.group_size, sample.policy_version, sample.rows, entry.producer,
+        sample.staleness_exempt,
     )  # fmt: skip
 
 

@@ -96,12 +96,12 @@ def test_a_prompt_that_a_killed_worker_had_begun_is_trained_on_as_its_successor_
 
 def test_a_late_member_is_refused_over_http_and_after_a_crash(serve: Serve, tmp_path: Path) -> None:
     server = serve(journal_dir=tmp_path / "journal", group_size=2)
-    Producer(server.endpoint, "p").push([4, 4], group_ids=["g", "g"])
+    member = {"group_id": "g", "fields": {"input_ids": [1, 2]}}
+    assert server.post("/v1/samples", json.dumps([member] * 2).encode()).status == 200
     server.send_signal(SIGKILL)
     server.wait()
     server = serve(journal_dir=tmp_path / "journal", group_size=2)
-    late = {"group_id": "g", "fields": {"input_ids": [1, 2], "loss_mask": [0, 1]}}
-    answer = server.post("/v1/samples", json.dumps(late).encode())
+    answer = server.post("/v1/samples", json.dumps(member).encode())
     assert (answer.status, answer.json["outcomes"]) == (422, ["refused"])
     assert (
         "group g is complete: all of its members have come; a group_id"

@@ -25,6 +25,7 @@ def make_sample(
     group_size: int = 1,
     policy_version: int | None = None,
     store: str = "",
+    staleness_exempt: bool = False,
 ) -> Sample:
     """A sample whose payload bytes count up, so that no two places look alike.
 
@@ -35,4 +36,7 @@ def make_sample(
     if store:
         payload = Reference(StoredObject(store, f"of/{sample_id}", nbytes), 0, nbytes)
     loss = tokens - 1 if loss_tokens is None else loss_tokens
-    return Sample(sample_id, tokens, loss, schema, payload, group_id, group_size, policy_version)
+    return Sample(
+        sample_id, tokens, loss, schema, payload, group_id, group_size, policy_version,
+        staleness_exempt=staleness_exempt,
+    )  # fmt: skip

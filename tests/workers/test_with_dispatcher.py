@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rollout_workers import (
 )
 from rollout_workers.rank.payload import arrays
 from rollout_workers.rank.steps import RankStep
-from tests.support.server import serve
+from tests.support.server import ServeProcess, serve
 
 pytestmark = pytest.mark.e2e
 
@@ -185,3 +186,38 @@ async def test_members_of_a_group_are_never_held_back_by_others(endpoint: str) -
         members = [RolloutSample(FIELDS, group_id="g")] * 3
         assert await producer.push_many(members, timeout=10) == [Outcome.ACCEPTED] * 3
         await producer.close_group("g")
+
+
+def test_where_staleness_is_limited_producers_and_trainers_without_versions_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {
+        "dp_size": 1, "dispatch_batch_size": 1, "micro_batch_size": 1, "buffer_capacity": 8,
+    }  # fmt: skip
+    with (
+        ServeProcess(tmp_path, max_staleness=1, **options) as server,
+        RolloutProducer(server.endpoint) as producer,
+        MicroBatchStream(server.endpoint) as stream,
+    ):
+        with pytest.raises(SampleRefused, match="has no policy_version, and --max") as refused:
+            producer.push(FIELDS)
+        assert refused.value.reason == "policy-version-missing"
+        producer.push(FIELDS, staleness_exempt=True)
+        producer.push_many([RolloutSample(FIELDS, policy_version=3)])
+        producer.push_group([RolloutSample(FIELDS, staleness_exempt=True)], "g")
+        trained = []
+        for step in islice(stream, 3):
+            trained += [version for batch in step for version in batch.policy_versions]
+            step.commit()
+        server.await_status(steps_committed=3, steps_unjudged=3)
+        warning = (
+            "--max-staleness is not enforced: the trainer has committed 3 steps and reported no "
+            "policy version; call stream.set_policy_version(version) on DP rank 0"
+        )
+        assert f"warning: {warning}\n" in server.get("/readyz").text
+        assert server.status()["warnings"] == [warning]
+        assert server.scrape()["steps_unjudged"] == 3
+        assert server.scrape()["samples_refused_total{reason=policy-version-missing}"] == 1
+    assert trained == [None, 3, None]
+    (told,) = [text for text in caplog.messages if "--max-staleness" in text]
+    assert "committed steps and reported no policy version" in told

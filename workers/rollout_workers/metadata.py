@@ -22,6 +22,7 @@ _CALLED = {
     "group_ids": "group_id",
     "group_sizes": "group_size",
     "policy_versions": "policy_version",
+    "staleness_exempt": "staleness_exempt",
 }
 
 

@@ -175,6 +175,7 @@ class MicroBatchStream(Closing):
         )
         self._close = weakref.finalize(self, self._client.close)
         self._speaks, self._epochs, self._timeout = topology.speaks, epochs, timeout
+        self._has_warned = False  # that no policy version is reported
         self._config = CollateConfig(
             loss,
             collation=collation or choice(Collation, "layout", self._client.layout),
@@ -217,6 +218,14 @@ class MicroBatchStream(Closing):
         Raises StepContractError when too many steps are not committed, StepTimeout after `timeout`,
         or what ended the stream for good.
         """
+        if self._speaks and not self._has_warned and self._client.reports_no_version:
+            self._has_warned = True
+            log.warning(
+                "the dispatcher has --max-staleness %s, and this trainer has committed steps and "
+                "reported no policy version: no sample is judged too old; call "
+                "stream.set_policy_version(version) whenever the weights have a new one",
+                self._client.welcome.max_staleness,
+            )
         step = self._client.next_step(self._timeout)
         if self._timing is not None:
             self._timing.flush()

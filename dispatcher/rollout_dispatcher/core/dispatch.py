@@ -305,6 +305,7 @@ class Dispatch:
         """A rank has applied every step up to `step`; planning waits for the last rank to."""
         done = self._ledger.commit(dp_rank, step)
         self._parts.measuring.committed(done)
+        self._parts.freshness.committed(len(done))
         self._parts.lockstep.heard(dp_rank, now)
         self._parts.lockstep.committed(done, now)
         if not done:

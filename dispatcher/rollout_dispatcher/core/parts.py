@@ -76,7 +76,10 @@ class Parts:
         )  # fmt: skip
 
         self.capacity = Capacity(self.buffer, self.phases.shortfall)
-        eligibility = Eligibility(self.buffer, self.producers, closed_groups, self.memory)
+        eligibility = Eligibility(
+            self.buffer, self.producers, closed_groups, self.memory,
+            needs_version=config.max_staleness is not None,
+        )  # fmt: skip
         self.outcomes = Outcomes(
             self.buffer, self.totals, self.producers, self.memory, kept,
             objects=objects, tells_accepted=config.tells_accepted,

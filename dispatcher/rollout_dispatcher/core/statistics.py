@@ -101,11 +101,13 @@ class Statistics:
     that lost their connection and have not come back, without a goodbye. missing_ranks: those that
     have not joined. steps: planned and not committed, by number. open_steps: those that ranks may
     hold, at most `max_open_steps`; steps_waiting: those behind, which a rewind has brought back.
-    lengths: of accepted samples.
+    lengths: of accepted samples. steps_unjudged: committed with --max-staleness set while DP rank 0
+    had reported no policy version.
     ready_units: groups, where a dispatch batch and so the window are counted in these.
     """
 
     received: Mapping[Outcome, int]
+    refused: Mapping[str, int]
     received_tokens: int
     received_bytes: int
     samples_referenced: int
@@ -144,6 +146,7 @@ class Statistics:
     generation: int
     dp_size: int
     policy_version: int | None
+    steps_unjudged: int
     producers_connected: int
     ranks_connected: int
     missing_ranks: tuple[int, ...]
@@ -176,6 +179,7 @@ class Statistics:
         steps = tuple(map(StepStatistics.of, ledger.steps.uncommitted()))
         return cls(
             received=dict(totals.received),
+            refused=dict(totals.refused),
             received_tokens=totals.arrived.tokens,
             received_bytes=totals.received_bytes,
             samples_referenced=totals.samples_referenced,
@@ -214,6 +218,7 @@ class Statistics:
             generation=generation.number,
             dp_size=generation.dp_size,
             policy_version=parts.freshness.reported,
+            steps_unjudged=parts.freshness.unjudged,
             producers_connected=parts.producers.num_there,
             ranks_connected=sum(rank.connected for rank in ranks.values()),
             missing_ranks=tuple(generation.missing),

@@ -23,8 +23,9 @@ _PLAIN = (
 class Totals:
     """Counts of samples or steps.
 
-    received: pushed samples by outcome. received_bytes: payloads that came with those that were
-    accepted. samples_referenced, referenced_bytes: of these, that lie in payload stores.
+    received: pushed samples by outcome; refused: by reason. received_bytes: payloads that came with
+    those that were accepted. samples_referenced, referenced_bytes: of these, that lie in payload
+    stores.
     arrived, dispatched, dropped_lengths: lengths of accepted, planned and dropped samples, in
     tokens; the last are not saved, they are what is left.
     small_steps: steps of fewer samples than a dispatch batch. *_rewound: of what was committed,
@@ -34,6 +35,7 @@ class Totals:
     """
 
     received: Counter[Outcome] = field(default_factory=lambda: Counter(dict.fromkeys(Outcome, 0)))
+    refused: Counter[str] = field(default_factory=Counter)
     received_bytes: int = 0
     samples_referenced: int = 0
     referenced_bytes: int = 0
@@ -67,6 +69,7 @@ class Totals:
         """Everything, as JSON can hold it."""
         return {
             "received": dict(self.received),
+            "refused": dict(self.refused),
             "arrived": [self.arrived.counts.tolist(), self.arrived.tokens],
             "dispatched": [self.dispatched.counts.tolist(), self.dispatched.tokens],
             "planned": dict(self.planned),
@@ -78,6 +81,7 @@ class Totals:
         if not saved:
             return
         self.received.update({Outcome(key): count for key, count in saved["received"].items()})
+        self.refused.update(saved["refused"])
         self.planned.update({Trigger(key): count for key, count in saved["planned"].items()})
         self.dropped.update({DropReason(key): count for key, count in saved["dropped"].items()})
         self.arrived.restore(*saved["arrived"])

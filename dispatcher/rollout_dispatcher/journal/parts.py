@@ -32,6 +32,7 @@ class Kept:
     group_id: str | None
     group_size: int
     policy_version: int | None
+    staleness_exempt: bool
     arrived: float
     schema: int
     group: int
@@ -56,8 +57,9 @@ class Kept:
         """As the index stores it."""
         return [
             self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
-            self.group_id, self.group_size, self.policy_version, self.arrived, self.schema,
-            self.group, self.skips, self.producer, self.segment, self.offset,
+            self.group_id, self.group_size, self.policy_version, self.staleness_exempt,
+            self.arrived, self.schema, self.group, self.skips, self.producer, self.segment,
+            self.offset,
             *([self.rows] if self.rows or self.stored else ()),
             *([astuple(self.stored)] if self.stored else ()),
         ]  # fmt: skip
@@ -71,7 +73,7 @@ class Kept:
         """As the core has it."""
         sample = Sample(
             self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
-            self.group_size, self.policy_version, tuple(self.rows),
+            self.group_size, self.policy_version, tuple(self.rows), self.staleness_exempt,
         )  # fmt: skip
         return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
 

@@ -62,10 +62,10 @@ INCARNATION, SWEPT = "incarnation", "swept"
 NBYTES, CHECKSUM = 2, 3
 #: Where an accepted row has its producer, and what follows is of that and not of the sample; but
 #: for the rows of ragged fields, which come last where there are any.
-PRODUCER, ROWS = 14, 17
+PRODUCER, ROWS = 15, 18
 #: A referenced row is as an accepted one, with its rows of ragged fields even if there are none,
 #: and ends with where it begins in its object, which the last object row before it names.
-OFFSET = 18
+OFFSET = 19
 #: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
 #: row without names; and what a block takes besides rows, totals and payloads.
 _CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
@@ -150,8 +150,9 @@ class Encoder:
         return [
             ACCEPTED, entry.ticket, sample.nbytes, 0, sample.tokens, sample.loss_tokens,
             sample.sample_id, sample.group_id, sample.group_size, sample.policy_version,
-            self._to_wall(entry.arrived), self._number(sample.schema, before), entry.group,
-            entry.skips, fact.producer, fact.seq, fact.given_id,
+            sample.staleness_exempt, self._to_wall(entry.arrived),
+            self._number(sample.schema, before), entry.group, entry.skips, fact.producer,
+            fact.seq, fact.given_id,
             *([sample.rows] if sample.rows else ()),
         ]  # fmt: skip
 

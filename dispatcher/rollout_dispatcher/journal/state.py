@@ -144,7 +144,11 @@ class State:
     def phases(self) -> list[int]:
         """Ended phases that may still have buffered samples, and the newest, which bars others."""
         phases = sorted(set(self.ledger.phases))
-        versions = [kept.policy_version for kept in self.kept.values() if kept.step < 0]
+        versions = [
+            None if kept.staleness_exempt else kept.policy_version
+            for kept in self.kept.values()
+            if kept.step < 0
+        ]
         if not phases or not versions:
             return phases[-1:]
         oldest = min(version or 0 for version in versions)

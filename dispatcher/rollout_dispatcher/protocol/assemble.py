@@ -54,7 +54,7 @@ def samples_of(
     values = zip(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), payloads,
         push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
-        zip(*rows, strict=True) if rows else repeat(()),
+        zip(*rows, strict=True) if rows else repeat(()), push.staleness_exempt or repeat(False),
     )  # fmt: skip
     return tuple(map(_SAMPLE, values))
 

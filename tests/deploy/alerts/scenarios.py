@@ -154,6 +154,13 @@ SCENARIOS: dict[str, Scenario] = {
         at_once(noise=0.8), frozenset({"CostModelOff", "StragglerExcessHigh"}), 110
     ),
     "stale": Scenario(at_once(lag=20), frozenset({"StalenessHigh"}), 80),
+    "no_versions": Scenario(
+        nothing,
+        frozenset({"StalenessUnjudged"}),
+        40,
+        {"max_staleness": 16},
+        begins={"reports_versions": False},
+    ),
     # Steps shorter than any model's, and lengths that a planner with time compares for long.
     "plans": Scenario(
         at_once(step_s=0.0, look_s=0.001),

@@ -121,7 +121,9 @@ class Books:
         sent = fields(name, self.ballast)
         self.begun.add(name)
         try:
-            outcome = await producer.push(sent, **named(prompt, name) | about)
+            said = named(prompt, name) | about
+            exempt = said["policy_version"] is None
+            outcome = await producer.push(sent, staleness_exempt=exempt, **said)
         except SampleRefused as error:
             self.refused[name] = str(error)
             return False

@@ -101,7 +101,7 @@ def test_too_stale_groups_are_dropped_whole_and_the_others_go_on(tmp_path: Path)
         over.set()
 
     async def fill(producer: Any) -> None:
-        """Others keep the trainer busy, and have no versions."""
+        """Others keep the trainer busy, and have no versions: they are exempt."""
         for prompt in until(over, "any"):
             await roll_out(run.books, producer, prompt, 0.02)
 

@@ -82,7 +82,7 @@ _VALUES: list[Any] = [
     {"dtype": "uint8", "shape": [], "base64": "AA=="}, {"dtype": "int8", "shape": {}, "base64": []},
 ]  # fmt: skip
 _KEYS = ["fields", "sample_id", "group_id", "group_size", "policy_version", "extra", "tokens",
-         "per_sample", "reference", "loss_tokens", "rows"]  # fmt: skip
+         "staleness_exempt", "per_sample", "reference", "loss_tokens", "rows"]  # fmt: skip
 _FIELDS = ["input_ids", "loss_mask", "reward", "logprobs", "", "tokens", "\x00", "a" * 300, "env",
            "pixels", "pixels_cu_rows"]  # fmt: skip
 

@@ -98,6 +98,8 @@ class Play:
             columns |= {"named": True, "sample_ids": [f"id-{how // 8 % 9}.{at}" for at in lengths]}
         elif how % 16 == 3:
             lengths[-1] = BUDGET + 1  # refused
+        if "policy_versions" not in columns:  # of one kind of world some are refused for it
+            columns["staleness_exempt"] = [how % 32 != 6] * count
         first = pusher.next_seq + (how // 64 % 4 if how % 16 == 5 else 0)
         if len(set(map(str, columns.get("sample_ids", range(count))))) == count:  # type: ignore[call-overload]
             pusher.push(lengths, first, **columns)
@@ -106,8 +108,11 @@ class Play:
         pusher, size = self._pusher(who), 2 + which % 3
         count = 1 + how % size
         sizes = [0 if how % 3 == 0 else size] * count
-        name = f"g{which % 6}"
-        pusher.push([4] * count, group_ids=[name] * count, group_sizes=sizes)
+        name = f"g{which % 6}@{pusher.next_seq // 16}"
+        pusher.push(
+            [4] * count, group_ids=[name] * count, group_sizes=sizes,
+            staleness_exempt=[how % 7 != 6] * count,
+        )  # fmt: skip
 
     def _push_again(self, who: int, which: int, _: int) -> None:
         pusher = self._pusher(who)

@@ -64,7 +64,8 @@ def test_payloads_full_of_headers_cost_a_restart_no_time(tmp_path: Path, step: i
 
 def forged(segment: int, offset: int, sequence: int, payload: bytes, salt: bytes) -> bytes:
     """A whole block as the journal would write it there, under this salt."""
-    rows = [["accepted", 10**6, len(payload), 0, 8, 0, "forged", None, 1, None, 0.0, 0, -1, 0,
+    rows = [["accepted", 10**6, len(payload), 0, 8, 0, "forged", None, 1, None, False, 0.0, 0, -1,
+             0,
              "evil", 10**6, None]]  # fmt: skip
     block = draft(rows, [memoryview(payload)], "{}")
     block.sum_up()

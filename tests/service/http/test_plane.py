@@ -202,7 +202,7 @@ def test_the_description_is_openapi_with_the_fields_of_the_model(shared: ServePr
     request = described["components"]["schemas"]["PushRequest"]
     assert set(request["properties"]) == {
         "fields", "sample_id", "group_id", "group_size", "policy_version", "per_sample",
-        "loss_mask_shifted",
+        "loss_mask_shifted", "staleness_exempt",
     }  # fmt: skip
     assert request["required"] == ["fields"]
     responses = described["paths"]["/v1/samples"]["post"]["responses"]
@@ -284,3 +284,21 @@ def trained(serve: Serve, **options: object) -> ServeProcess:
     for rank in trainer.ranks:
         rank.settle()
     return server
+
+
+def test_a_sample_without_a_version_is_refused_where_staleness_is_limited(serve: Serve) -> None:
+    server = serve(max_staleness=1)
+    fields = {"input_ids": [1, 2, 3]}
+    samples = [
+        {"fields": fields},
+        {"fields": fields, "staleness_exempt": True},
+        {"fields": fields, "policy_version": 3},
+    ]
+    answer = server.post("/v1/samples", json.dumps(samples).encode())
+    assert answer.status == 422
+    assert answer.json["outcomes"] == ["refused", "accepted", "accepted"]
+    assert answer.json["reasons"] == {"0": "policy-version-missing"}
+    assert "has no policy_version, and --max-staleness is set" in answer.json["errors"]["0"]
+    answer = server.post("/v1/samples", b'{"fields": {"input_ids": [1]}, "staleness_exempt": 1}')
+    assert (answer.status, answer.json["code"]) == (400, "invalid")
+    assert "staleness_exempt: it must be a valid boolean" in answer.json["message"]

@@ -70,7 +70,7 @@ def _pushing() -> Iterator[Vector]:
     push = m.Push(
         fields=m.field_headers(SCHEMA), tokens=[3, 2], loss_tokens=[2, 1],
         sample_ids=["p/0", "p/1"], group_ids=["g", "g"], group_sizes=[2, 2],
-        policy_versions=[3, 3], first_seq=0, floor=0,
+        policy_versions=[3, 3], staleness_exempt=[False, True], first_seq=0, floor=0,
     )  # fmt: skip
     both = bytes(span_of(FIRST)) + bytes(span_of(SECOND))
     yield Vector(it, push, "two samples of 3 and 2 tokens, a group, in spans of 32 and 24", both)

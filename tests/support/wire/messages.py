@@ -155,6 +155,7 @@ def _placed(
 
 def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     sizes = st.none() | st.lists(_extents, min_size=size, max_size=size)
+    exempt = st.none() | st.lists(st.booleans(), min_size=size, max_size=size)
     return _placed(
         m.Push,
         _places(size),
@@ -162,6 +163,7 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
         floor=_counts,
         named=st.booleans(),
         group_sizes=sizes,
+        staleness_exempt=exempt,
         fields=_fields,
         **_columns(size),
     )
@@ -255,6 +257,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         heartbeat_interval_s=_seconds,
         payload_stores=st.lists(_names, max_size=3),
         prefetch_bytes=st.none() | _totals,
+        max_staleness=st.none() | _counts,
     ),
     m.Push: st.integers(0, 4).flatmap(_pushes),
     m.Pushed: st.builds(

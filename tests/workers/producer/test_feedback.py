@@ -131,8 +131,8 @@ def test_stale_samples_are_told_to_who_pushed_them_and_to_nobody_else(
 
 def test_so_are_members_of_a_group_that_is_given_up(server: ServeProcess) -> None:
     with RolloutProducer(server.endpoint) as one, RolloutProducer(server.endpoint) as two:
-        one.push(FIELDS, sample_id="a", group_id="g", group_size=3)
-        two.push(FIELDS, sample_id="b", group_id="g", group_size=3)
+        one.push(FIELDS, sample_id="a", group_id="g", group_size=3, policy_version=1)
+        two.push(FIELDS, sample_id="b", group_id="g", group_size=3, policy_version=1)
         two.close_group("g", keep=False)
         eventually(lambda: one.feedback().num_dropped == 1, "the other contributor is told")
         eventually(lambda: two.feedback().num_dropped == 1, "and who closed it")
@@ -191,7 +191,7 @@ async def test_several_may_wait_and_one_may_be_cancelled(server: ServeProcess) -
         waits = [asyncio.create_task(producer.next_feedback(said)) for _ in range(3)]
         await asyncio.sleep(0)
         waits[0].cancel()
-        await producer.push(FIELDS)
+        await producer.push(FIELDS, policy_version=1)
         first, second = await asyncio.gather(*waits[1:])
         assert first == second
         assert first.remaining == 7

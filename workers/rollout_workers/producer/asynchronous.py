@@ -113,6 +113,7 @@ class AsyncRolloutProducer:
         group_id: str | None = None,
         group_size: GroupSize | None = None,
         policy_version: int | None = None,
+        staleness_exempt: bool = False,
         timeout: float | None = None,
     ) -> Outcome:
         """Push one sample; returns when the dispatcher holds it.
@@ -128,7 +129,9 @@ class AsyncRolloutProducer:
         may still be accepted (the error or a note on it says so); only under a `sample_id` of
         yours is it safe to push it again.
         """
-        sample = RolloutSample(fields, sample_id, group_id, group_size, policy_version)
+        sample = RolloutSample(
+            fields, sample_id, group_id, group_size, policy_version, staleness_exempt
+        )
         return (await self.push_many([sample], timeout=timeout))[0]
 
     async def push_many(

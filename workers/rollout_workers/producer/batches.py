@@ -57,6 +57,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
             group_ids=group_ids,
             group_sizes=[_size(sample) for sample in samples] if sized else None,
             policy_versions=_unless_empty([sample.policy_version for sample in samples]),
+            staleness_exempt=_unless_false([sample.staleness_exempt for sample in samples]),
             rows=_rows(samples),
             left_out=sum(sample.left_out for sample in samples),
             first_seq=first_seq,
@@ -132,6 +133,10 @@ def _size(sample: EncodedSample) -> int:
 def _is_sized(sample: EncodedSample) -> bool:
     """Whether the size of its group is known; a sample without a group is one of one."""
     return sample.group_id is None or sample.group_size is not None
+
+
+def _unless_false(values: list[bool]) -> list[bool] | None:
+    return values if any(values) else None
 
 
 def _unless_empty(values: list[_T | None]) -> list[_T | None] | None:

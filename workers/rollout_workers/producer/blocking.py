@@ -82,10 +82,13 @@ class RolloutProducer(Closing):
         group_id: str | None = None,
         group_size: GroupSize | None = None,
         policy_version: int | None = None,
+        staleness_exempt: bool = False,
         timeout: float | None = None,
     ) -> Outcome:
         """Push one sample; see `AsyncRolloutProducer.push`."""
-        sample = RolloutSample(fields, sample_id, group_id, group_size, policy_version)
+        sample = RolloutSample(
+            fields, sample_id, group_id, group_size, policy_version, staleness_exempt
+        )
         return self.push_many([sample], timeout=timeout)[0]
 
     def push_many(

@@ -42,6 +42,8 @@ class RolloutSample:
     group_size: members that the group will have in the end, or `at-close` if nobody knows before
         `close_group`.
     policy_version: version of the weights that generated the oldest token.
+    staleness_exempt: it may be trained on however old it is (demonstrations, replay). Where the
+        dispatcher has a `--max-staleness` every other sample needs a `policy_version`.
     """
 
     fields: Mapping[str, ArrayLike]
@@ -49,6 +51,7 @@ class RolloutSample:
     group_id: str | None = None
     group_size: GroupSize | None = None
     policy_version: int | None = None
+    staleness_exempt: bool = False
 
 
 #: What may be pushed: a mapping of fields is a sample without metadata.
@@ -77,6 +80,7 @@ class EncodedSample(NamedTuple):
     rows: tuple[int, ...] = ()
     reference: Reference | None = None
     left_out: int = 0
+    staleness_exempt: bool = False
 
 
 def rollout_samples(given: object) -> list[RolloutSample]:
@@ -169,6 +173,7 @@ class Encoder:
             version if type(version := sample.policy_version) in _PLAIN else version_of(version),
             rows,
             left_out=left_out,
+            staleness_exempt=sample.staleness_exempt,
         )
 
     def refit(

@@ -361,6 +361,11 @@ class RankCore:
         self._say(message)
 
     @property
+    def reports_no_version(self) -> bool:
+        """Whether this rank has committed steps and not said of which version the weights are."""
+        return self.committed >= 0 and self._version is None
+
+    @property
     def _next_to_train(self) -> int:
         """The first step of which nothing was trained yet."""
         unbegun = self._steps.unbegun()

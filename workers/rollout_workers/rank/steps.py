@@ -220,6 +220,13 @@ class StepClient(Closing):
         self._feed.wake()
 
     @property
+    def reports_no_version(self) -> bool:
+        """Whether steps were committed and no policy version was reported, which is asked for."""
+        asked = self.welcome.max_staleness is not None
+        with self._changed:
+            return asked and self._core.reports_no_version
+
+    @property
     def position(self) -> int:
         """The last step that is in the trainer's weights, as far as was said; -1 for none."""
         with self._changed:

@@ -31,6 +31,7 @@ MEMBER_LOST = frozenset(
         "phase-ended",
         "group-overflows",
         "group-too-long",
+        "policy-version-missing",
     )
 )
 

@@ -15,7 +15,10 @@ from rollout_dispatcher.sample import Sample, SamplesByField
 
 
 class Eligibility:
-    """What refuses samples. memory: of what was accepted before."""
+    """What refuses samples. memory: of what was accepted before.
+
+    needs_version: samples without a policy version are refused, unless they are exempt.
+    """
 
     def __init__(
         self,
@@ -23,7 +26,10 @@ class Eligibility:
         producers: Producers,
         closed_groups: ClosedGroups,
         memory: DuplicateMemory,
+        *,
+        needs_version: bool = False,
     ) -> None:
+        self._needs_version = needs_version
         self._buffer, self._producers = buffer, producers
         self._closed_groups, self.memory = closed_groups, memory
         #: Set once nothing more is accepted; says why.
@@ -52,6 +58,7 @@ class Eligibility:
             and self._buffer.are_plain(samples)
             and not self._producers.has_ended(push.producer)
             and self._is_young(push, samples)
+            and not (self._needs_version and None in samples.policy_versions)
             and self.memory.are_new(push.producer, push.numbers[decided:], push.given_ids[decided:])
         )
         return samples if plain else None
@@ -78,7 +85,15 @@ class Eligibility:
             raise SampleRefused("closed", self.closed)
         if self._producers.has_ended(push.producer) and not push.excused:
             raise SampleRefused("closed", "this producer has ended its stream")
-        version = sample.policy_version
+        version = sample.judged_version
+        if self._needs_version and version is None and not sample.staleness_exempt:
+            raise SampleRefused(
+                "policy-version-missing",
+                f"sample {sample.sample_id} has no policy_version, and --max-staleness is set: "
+                "nobody could tell whether it is too old; push it with the version of the weights "
+                "that generated it, or, if none did (a demonstration, replay), with "
+                "staleness_exempt=True",
+            )
         if version is not None and version < (oldest := self._oldest_for(push)):
             raise SampleRefused(
                 "phase-ended",

@@ -293,7 +293,7 @@ class HeldPushes:
 
 def _oldest(samples: list[Sample]) -> int:
     """The oldest policy version; one that is not known may be older than all."""
-    versions = (sample.policy_version for sample in samples)
+    versions = (sample.judged_version for sample in samples)
     return min(_UNKNOWN if version is None else version for version in versions)
 
 

@@ -105,6 +105,7 @@ class Outcomes:
     def refuse(self, push: Push, index: int, why: SampleRefused) -> None:
         """One sample of a push never will, and its producer is told why."""
         push.errors[index], push.reasons[index] = str(why), why.reason
+        self._totals.refused[why.reason] += 1
         self.settle(push, index, Outcome.REFUSED, theirs=why.retriable)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:

@@ -107,7 +107,12 @@ def _by_version(entries: Sequence[Entry]) -> Iterator[tuple[int | None, Sequence
     """Neighbours of one version, as a rule all of them."""
     # `Entry.version` of each, which as a call for each would take as long as all the rest.
     versions = [
-        entry.sample.policy_version if entry.oldest is None else entry.oldest for entry in entries
+        entry.oldest
+        if entry.oldest is not None
+        else None
+        if (sample := entry.sample).staleness_exempt
+        else sample.policy_version
+        for entry in entries
     ]
     stop = 0
     for version, same in groupby(versions):

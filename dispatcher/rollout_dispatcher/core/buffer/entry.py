@@ -28,7 +28,7 @@ class Entry:
     @property
     def version(self) -> int | None:
         """The policy version that it is judged by: its group's oldest; None if not tracked."""
-        return self.sample.policy_version if self.oldest is None else self.oldest
+        return self.sample.judged_version if self.oldest is None else self.oldest
 
 
 def move_payloads(moved: Iterable[tuple[Entry, InMemory]]) -> None:

@@ -3,7 +3,8 @@
 Staleness of a sample is the policy version that its step will train with, minus its own. DP rank 0
 reports a version with the number of the first step that it trains with it; from there on the
 version rises by one every `steps_per_version` steps, as far as steps are planned and not committed.
-A sample without a version is never stale; a group is judged by its oldest version.
+A sample that is exempt is never stale, nor is any before the first report; a group is judged by its
+oldest version, without members that are exempt.
 """
 
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Freshness:
         self._steps_per_version = steps_per_version
         self._first_step = 0
         self.reported: int | None = None
+        #: Steps committed although nobody could tell how old their samples were.
+        self.unjudged = 0
 
     def report(self, version: int, first_step: int) -> bool:
         """DP rank 0 trains these weights from that step on; returns whether that is news.
@@ -48,8 +51,13 @@ class Freshness:
         """
         if self.reported is not None and version <= self.reported:
             return False
-        self.reported, self._first_step = version, first_step
+        self.reported, self._first_step, self.unjudged = version, first_step, 0
         return True
+
+    def committed(self, steps: int) -> None:
+        """The trainer has committed so many steps more."""
+        if self._max_staleness is not None and self.reported is None:
+            self.unjudged += steps
 
     def training_version(self, step: NextStep) -> int | None:
         """The policy version that a step will train with."""

@@ -149,7 +149,7 @@ class OpenGroups:
         self.samples += 1
         self.on_change(group.group_id)
         group.grown = now
-        self._note_version(group, entry.sample.policy_version)
+        self._note_version(group, entry.sample.judged_version)
         if entry.sample.is_in_memory:
             self._in_memory[group] = None
         if entry.producer not in group.contributors:

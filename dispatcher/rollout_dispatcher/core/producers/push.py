@@ -6,7 +6,7 @@ from operator import attrgetter
 from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.sample import Outcome, Sample
 
-_VERSION = attrgetter("policy_version")
+_VERSION = attrgetter("judged_version")
 
 
 @dataclass(slots=True, eq=False)

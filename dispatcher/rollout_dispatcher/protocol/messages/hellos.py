@@ -223,6 +223,8 @@ class WelcomeRank(Welcome):
         capability `padding`; null for none.
     prefetch_bytes: of what it fetches from payload stores for steps that its training loop has not
         begun, with the capability `references`: it fetches ahead as far as they fit; null: any.
+    max_staleness: policy versions that a sample may be older than those that train on it, which DP
+        rank 0 reports; null without a limit.
     """
 
     type_code = 4
@@ -233,3 +235,4 @@ class WelcomeRank(Welcome):
     layout: str
     sample_length_multiple: Extent | None = None
     prefetch_bytes: Total | None = None
+    max_staleness: Count | None = None

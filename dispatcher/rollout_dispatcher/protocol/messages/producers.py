@@ -40,19 +40,22 @@ class Push(HasSamples, HasFields):
         they are as configured.
     left_out: positions that `loss_mask` marks in these samples and `loss_tokens` leaves out,
         counted in a metric.
+    staleness_exempt: which samples may be trained on however old they are, and need no policy
+        version where `--max-staleness` is set; left out where none is.
     segment: bytes of the spans, with the capability `shared-memory`, if they are in a sealed
         segment instead of the payload, which is empty then; its descriptor comes with this
         message's first byte.
     """
 
     type_code = 5
-    each = (*HasSamples.each, "group_sizes")
+    each = (*HasSamples.each, "group_sizes", "staleness_exempt")
     tokens: Annotated[list[Tokens], Declared(max_length=MAX_SAMPLES)]
     first_seq: Count
     floor: Count
     named: bool = False
     group_sizes: list[Count] | None = None
     left_out: Count = 0
+    staleness_exempt: list[bool] | None = None
     segment: Total | None = None
 
     def spans(self, nbytes: int) -> list[int]:

@@ -51,6 +51,7 @@ def of_rank(config: ServeConfig, terms: Terms, effect: e.WelcomeRank) -> m.Welco
         layout=config.layout,
         payload_stores=stores,
         prefetch_bytes=config.prefetch_bytes if stores else None,
+        max_staleness=config.max_staleness,
         sample_length_multiple=config.sample_length_multiple if padded else None,
         heartbeat_interval_s=config.heartbeat_interval,
     )

@@ -81,7 +81,7 @@ ERROR: Final[Described] = {
 }
 PUSH_ANSWER: Final[Described] = {
     "type": "object",
-    "required": ["outcomes", "errors"],
+    "required": ["outcomes", "errors", "reasons"],
     "properties": {
         "outcomes": {
             "type": "array",
@@ -91,6 +91,11 @@ PUSH_ANSWER: Final[Described] = {
         "errors": {
             "type": "object",
             "description": "message of each refused sample, by its index",
+            "additionalProperties": {"type": "string"},
+        },
+        "reasons": {
+            "type": "object",
+            "description": "why in a stable word, likewise",
             "additionalProperties": {"type": "string"},
         },
         "policy_version": _INTEGER | {"description": "of the trainer, as it reported it last"},

@@ -22,8 +22,9 @@ class SamplePush:
         self._left = dict(enumerate(samples))
         self._outcomes = [Outcome.FULL] * len(samples)
         self._errors: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
         self._named = named
-        versions = {sample.policy_version for sample in samples}
+        versions = {sample.judged_version for sample in samples}
         self._oldest = min((version for version in versions if version is not None), default=None)
 
     @property
@@ -49,6 +50,7 @@ class SamplePush:
                 if outcome is not Outcome.FULL:
                     del self._left[at]
             self._errors |= {str(some[index]): text for index, text in answer.errors.items()}
+            self._reasons |= {str(some[index]): word for index, word in answer.reasons.items()}
             if not all_of_them and set(answer.outcomes) == {Outcome.FULL}:
                 return
 
@@ -60,6 +62,7 @@ class SamplePush:
         body = {
             "outcomes": self._outcomes,
             "errors": self._errors,
+            "reasons": self._reasons,
             "policy_version": standing.policy_version,
             "expected_version": standing.expected_version,
             "staleness": standing.staleness(self._oldest),

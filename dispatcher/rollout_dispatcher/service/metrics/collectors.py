@@ -122,6 +122,7 @@ class CoreCollector:
             return family
 
         yield labelled("samples_received", "Samples pushed, by outcome.", "outcome", at.received)
+        yield labelled("samples_refused", "Samples refused, by reason.", "reason", at.refused)
         yield labelled("samples_dropped", "Accepted samples given up.", "reason", at.dropped)
         yield labelled("steps_planned", "Steps, by trigger.", "trigger", at.steps_planned)
         for name, text, value in (
@@ -226,6 +227,11 @@ class CoreCollector:
             ("ranks_connected", "DP ranks connected.", at.ranks_connected),
             ("producers_connected", "Producers connected.", at.producers_connected),
             ("step_wanted", "1 while every rank has room for one more step.", at.wanted),
+            (
+                "steps_unjudged",
+                "Steps committed with --max-staleness set and no policy version reported so far.",
+                at.steps_unjudged,
+            ),
             (
                 "selection_bias_ratio",
                 "Kolmogorov-Smirnov distance of lengths dispatched lately from all there were.",

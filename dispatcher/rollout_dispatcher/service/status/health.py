@@ -78,6 +78,17 @@ class Health:
         self._since = {cause: before.get(cause, now) for cause, _ in found}
         return [Delay(cause, text, now - self._since[cause]) for cause, text in found]
 
+    def warnings(self, at: Statistics) -> list[str]:
+        """What is not as the settings ask for, though steps go on."""
+        if not at.steps_unjudged:
+            return []
+        steps = "1 step" if at.steps_unjudged == 1 else f"{at.steps_unjudged} steps"
+        unenforced = (
+            f"--max-staleness is not enforced: the trainer has committed {steps} and reported no "
+            "policy version; call stream.set_policy_version(version) on DP rank 0"
+        )
+        return [unenforced]
+
     def explain(self, *, anonymous: bool = False) -> str:
         """All of it in one line, as `delays`; `nobody` if there is nothing."""
         return "; ".join(map(str, self.delays(anonymous=anonymous))) or "nobody"

@@ -37,6 +37,7 @@ class ReferencedSample:
     group_id: str | None = None
     group_size: GroupSize | None = None
     policy_version: int | None = None
+    staleness_exempt: bool = False
 
 
 def encode(
@@ -87,7 +88,7 @@ def _encoded(
     return EncodedSample(
         schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
         None if size is None else size_of(size, given.group_id), given.policy_version, rows,
-        reference,
+        reference, staleness_exempt=given.staleness_exempt,
     )  # fmt: skip
 
 

@@ -106,7 +106,8 @@ class FreshnessOptions(Options):
     """Freshness, groups and the end of the stream."""
 
     max_staleness: NotNegative | None = None
-    """policy versions that a sample may lag behind the trainer's; unset: any"""
+    """policy versions that a sample may lag behind the trainer's, and samples have to say theirs
+    unless they are pushed as exempt; unset: any"""
     staleness_policy: StalenessPolicy = StalenessPolicy.DROP
     """a sample that would be too stale: drop it, or prefer-oldest (train on it before newer)"""
     steps_per_version: Positive = 1

@@ -1,9 +1,10 @@
 """What a sample says of itself beside its tensors, wherever those are."""
 
 import uuid
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
+from pydantic import Field as Declared
 
 from rollout_dispatcher.protocol.messages import Extent, Name, Version
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, SIZE_NOT_TOLD
@@ -21,6 +22,13 @@ class Metadata(BaseModel):
     group_id: Name | None = None
     group_size: Extent | Literal["at-close"] | None = None
     policy_version: Version | None = None
+    staleness_exempt: Annotated[
+        bool,
+        Declared(
+            description="trained on however old it is: a demonstration, or of a replay buffer; "
+            "where --max-staleness is set every other sample needs a policy_version"
+        ),
+    ] = False
 
     def check_group(self) -> None:
         """Raise FieldRefused for a size without a group."""
@@ -40,4 +48,5 @@ class Metadata(BaseModel):
             "group_id": self.group_id,
             "group_size": size if self.group_id is not None else 1,
             "policy_version": self.policy_version,
+            "staleness_exempt": self.staleness_exempt,
         }

@@ -63,6 +63,7 @@ class Probes:
             lines.append(f"to the trainer: {advice}")
         if at.absent_ranks:
             lines.append(f"absent DP ranks: {', '.join(map(str, at.absent_ranks))}")
+        lines += (f"warning: {warning}" for warning in health.warnings(at))
         if preferred(_accept(request), [TEXT, JSON]) == JSON:
             body = self._state(at, anonymous=anonymous)
             if not ready:  # as every error has them
@@ -112,6 +113,7 @@ class Probes:
             "missing_ranks": at.missing_ranks,
             "absent_ranks": at.absent_ranks,
             "hung_ranks": () if standstill is None else standstill.hung,
+            "warnings": self._router.health.warnings(at),
             "delays": [
                 {"cause": each.cause, "text": each.text, "seconds": round(each.seconds, 1)}
                 for each in self._router.health.delays(anonymous=anonymous)
@@ -121,6 +123,7 @@ class Probes:
     def _summary(self, at: Statistics) -> str:
         health, window = self._router.health, self._router.core.config.trigger.window
         ready = "ready" if health.is_ready(at) else "not ready"
+        warnings = "".join(f"warning: {warning}\n" for warning in health.warnings(at))
         delays = "\n".join(f"  {delay}" for delay in health.delays()) or "  nobody"
         units = " groups" if self._router.config.by_groups else ""
         waiting = "1 push waits" if at.pushes_held == 1 else f"{at.pushes_held} pushes wait"
@@ -134,6 +137,7 @@ class Probes:
             f"{at.in_flight} samples\n"
             f"dropped: {sum(at.dropped.values())} of {at.accepted} accepted samples\n"
             f"{_objects_in_words(at.objects)}"
+            f"{warnings}"
             f"the next step waits for:\n{delays}\n"
         )
 
