@@ -422,7 +422,7 @@ class JournalFull(JournalError):
 
 
 class JournalCorrupt(JournalError):
-    """Something that was durable cannot be read back; `path` and `offset` say where."""
+    """Something that was durable cannot be read back; `path`, `offset` and `what` say where."""
 
     code = "journal-corrupt"
 
@@ -432,7 +432,7 @@ class JournalCorrupt(JournalError):
             "restore the journal directory from a copy, or move it away to start with none (the "
             "samples in it are lost then)"
         )
-        self.path, self.offset = path, offset
+        self.path, self.offset, self.what = path, offset, what
 
 
 class DispatcherUnreachable(DispatcherError):

@@ -65,6 +65,23 @@ def test_samples_that_stay_do_not_hold_whole_segments(tmp_path: Path) -> None:
     assert all(entry.sample.payload == payload_of(entry.ticket, 32) for entry in found)
 
 
+def test_a_damaged_payload_stops_no_other_segment_from_being_reclaimed(tmp_path: Path) -> None:
+    with opened(tmp_path / "j") as (journal, listener, _):
+        segment = tmp_path / "j" / "000000000001.segment"
+        for number in range(60):
+            tickets = range(number * 40, (number + 1) * 40)
+            journal.append([accepted(ticket) for ticket in tickets], {})
+            listener.wait(journal.append([Dropped(tuple(tickets[1:]), DropReason.STALE)], {}))
+            if number == 0:
+                with segment.open("r+b") as file:
+                    file.seek(segment.read_bytes().index(bytes(payload_of(0, 32))) + 3)
+                    file.write(b"\0\0")
+        assert journal.failure is None
+        assert journal.statistics().nbytes - MAP_BYTES <= 2 * 60 * 32 + 11 * SEGMENT_BYTES
+        assert journal._store._files.damaged == {1}
+    assert len(recovered(tmp_path / "j").entries) == 60
+
+
 def test_a_killed_journal_reclaims_what_its_predecessor_left(tmp_path: Path) -> None:
     directory = tmp_path / "0"
     for life in range(6):

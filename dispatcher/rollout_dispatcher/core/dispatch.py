@@ -301,6 +301,10 @@ class Dispatch:
         effects = self._parts.attempts.unresolved(dp_rank, said)
         return self._decide(effects + self._settle(now))
 
+    def unreadable(self, dp_rank: int, said: Unresolved) -> Decision:
+        """The journal cannot read samples of a step back for this rank: `tick` acts on it."""
+        return self._decide(self._parts.attempts.claim(dp_rank, said))
+
     def commit(self, dp_rank: int, step: int, now: float) -> Decision:
         """A rank has applied every step up to `step`; planning waits for the last rank to."""
         done = self._ledger.commit(dp_rank, step)
@@ -344,7 +348,7 @@ class Dispatch:
         self._parts.presence.tick(now)
         self._parts.held.give_up_late(now)
         self._departures.tick(now)
-        effects = self._settle(now) + self._departures.look()
+        effects = self._parts.attempts.settle() + self._settle(now) + self._departures.look()
         return self._decide(effects + self._references.tick(now))
 
     def next_deadline(self) -> float | None:

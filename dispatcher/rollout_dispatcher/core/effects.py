@@ -252,7 +252,7 @@ class LimitSteps:
 class SamplesUnresolved:
     """For the log: a DP rank cannot get samples of a step, so they are dropped, groups whole.
 
-    why: what their payload store has said.
+    why: what their payload store, or the journal, has said.
     """
 
     dp_rank: int
@@ -260,6 +260,7 @@ class SamplesUnresolved:
     samples: int
     first: str
     why: str
+    reason: DropReason = DropReason.UNRESOLVED
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class DropReason(StrEnum):
     LAST_BATCH = "last-batch"
     SHUTDOWN = "shutdown"
     UNRESOLVED = "unresolved"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)

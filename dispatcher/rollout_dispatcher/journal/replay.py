@@ -15,11 +15,12 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from errno import EIO
 from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import PostedSetting, Remembered, RememberedStep
-from rollout_dispatcher.errors import JournalCorrupt
+from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK
 from rollout_dispatcher.journal.files.segment import Reader
@@ -47,7 +48,7 @@ def replay(state: State, files: SegmentFiles, position: LogPosition, newest: int
             if position.segment < last:
                 with files.reader(position.segment + 1) as following:
                     synced = until = following.front.after
-            end = _replay_segment(state, reader, position, until)
+            end = _replay_segment(state, reader, position, until, synced)
             if end.sequence < synced:
                 raise JournalCorrupt(
                     reader.path,
@@ -75,12 +76,12 @@ def _has_blocks(files: SegmentFiles, segment: int) -> bool:
 
 
 def _replay_segment(
-    state: State, reader: Reader, position: LogPosition, until: int | None
+    state: State, reader: Reader, position: LogPosition, until: int | None, synced: int
 ) -> LogPosition:
     """Apply the whole blocks of a segment, at most up to the sequence `until`."""
     while until is None or position.sequence < until:
         try:
-            block = read_block(reader, position.offset, position.sequence + 1)
+            block = read_block(reader, position.offset, position.sequence + 1, synced)
             if block is None:
                 return position
             state.apply(block.rows, position.segment, iter(block.places))
@@ -104,7 +105,7 @@ def remembered(
     *,
     payload_bytes: int | None,
 ) -> Remembered:
-    """The state as the core wants it, with payloads read and verified.
+    """The state as the core wants it, with payloads read and verified; a damaged one is left there.
 
     But for those of steps that were ever committed, and of the youngest buffered samples that
     exceed `payload_bytes`: those may be many, and are read when they are wanted.
@@ -178,7 +179,13 @@ def _step(
 
 def read_payload(reader: Reader, kept: Kept) -> bytes:
     """A kept sample's payload. Raises JournalCorrupt if it is not what was written."""
-    payload = reader.read(kept.offset, kept.nbytes)
+    try:
+        payload = reader.read(kept.offset, kept.nbytes)
+    except JournalError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == EIO:
+            why = f"the payload of sample {kept.sample_id} cannot be read"
+            raise JournalCorrupt(reader.path, kept.offset, why) from error
+        raise
     if len(payload) != kept.nbytes or checksum(payload, kept.ticket) != kept.checksum:
         raise JournalCorrupt(
             reader.path,
@@ -224,7 +231,11 @@ def _entries(
     for segment in sorted(members):
         with files.reader(segment) as reader:
             for kept in sorted(members[segment], key=lambda kept: kept.offset):
-                payload = memoryview(read_payload(reader, kept))
+                payload: memoryview | InJournal
+                try:
+                    payload = memoryview(read_payload(reader, kept))
+                except JournalCorrupt:  # it costs this sample, once it is to be handed out
+                    payload = InJournal(kept.nbytes)
                 schema = state.schemas[kept.schema]
                 entries[kept.ticket] = kept.entry(schema, payload, from_wall(kept.arrived))
     return entries

@@ -357,3 +357,39 @@ def test_what_is_lost_may_be_pushed_again() -> None:
     ranks.train(0)
     ranks.check_books()
     assert ranks.core.statistics().buffered == 1
+
+
+def unreadable(ranks: Ranks, rank: int, step: int, name: str) -> None:
+    """The journal has lost a sample, which the shell sees when it delivers the step."""
+    ranks.log.clear()
+    said = Unresolved(step, 0, (name,), "damaged", DropReason.UNREADABLE)
+    ranks.perform(ranks.core.unreadable(rank, said))
+
+
+def test_what_the_journal_cannot_read_back_is_dropped_before_its_step_is_released() -> None:
+    ranks = Ranks()
+    ranks.push(*[make_sample(name) for name in "abcdefg"])
+    unreadable(ranks, 1, 0, "b")
+    held = ranks.core._ledger.steps[0]
+    for rank in (0, 1):  # as both have its header, and know nothing of it
+        ranks.perform(ranks.core.prepared(rank, 0, held.digest, ranks.now))
+    assert not ranks.heard(Release)
+    ranks.perform(ranks.core.tick(ranks.now))
+    assert ranks.content() == {0: "acde"}
+    assert ranks.dropped(DropReason.UNREADABLE) == 1
+    (told,) = ranks.heard(SamplesUnresolved)
+    assert (told.first, told.reason) == ("b", DropReason.UNREADABLE)
+    ranks.prepare(0, 1)
+    assert ranks.heard(Release) == [Release((0, 1), 0)]
+    ranks.check_books()
+
+
+def test_what_is_unreadable_of_a_released_step_ends_its_generation_and_not_the_run() -> None:
+    ranks = Ranks()
+    ranks.push(*[make_sample(name) for name in "abcdefg"])
+    ranks.prepare(0, 1)
+    unreadable(ranks, 1, 0, "b")
+    (failed,) = ranks.heard(FailRanks)
+    assert isinstance(failed.error, GenerationFenced)
+    assert "planned again without what is gone" in str(failed.error)
+    ranks.check_books()

@@ -16,11 +16,23 @@ from rollout_dispatcher.journal.index.index import Index
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.journal.replay import replay
 from rollout_dispatcher.journal.state import State
-from tests.journal.support import BATCH, OFF, accepted, as_if_killed, opened, plain, recovered
+from rollout_dispatcher.payload import InJournal
+from tests.journal.support import (
+    BATCH,
+    OFF,
+    accepted,
+    as_if_killed,
+    opened,
+    payload_of,
+    plain,
+    recovered,
+)
 from tests.support.samples import span_of
 
 MAP = 1 << 20
 SEGMENT = "000000000001.segment"
+#: Bytes of each sample's payload, with which its block ends.
+PAYLOAD = 32
 
 
 class Image:
@@ -99,7 +111,8 @@ def test_a_synced_block_that_is_torn_is_damage_though_it_is_the_last(tmp_path: P
             survived += damage is None
             cut = len(content) < len(image.intact)
             assert damage in {None, (image.segment, at if cut else start)}
-    assert survived <= 2 * 15, "only zeros for zeros and padding may change unnoticed"
+    # A payload's damage is told when that is read.
+    assert survived <= 2 * 15 + 3 * PAYLOAD, "only zeros for zeros and padding may change unnoticed"
 
 
 def test_a_torn_tail_is_told_and_the_next_run_goes_on_behind_it(image: Image) -> None:
@@ -133,11 +146,11 @@ def test_damage_before_the_last_block_is_never_taken_for_a_torn_tail(
         damage = damage_found(image)
         survived += damage is None
         assert damage in {None, (image.segment, start)}
-    assert survived <= 7, "only padding may change unnoticed"
+    assert survived <= 7 + PAYLOAD, "only padding, and a payload, may change unnoticed"
 
 
 def test_a_damaged_journal_is_left_as_it_is(image: Image) -> None:
-    at = image.starts[1] - 1
+    at = image.starts[1] - PAYLOAD - 8  # in its rows
     image.segment.write_bytes(image.intact[:at] + b"?" + image.intact[at + 1 :])
     names = sorted(path.name for path in image.directory.iterdir())
     for _ in range(2):
@@ -193,8 +206,12 @@ def test_a_damaged_payload_is_named(tmp_path: Path) -> None:
     at = content.index(span_of(accepted(5).entry.sample).tobytes())
     content[at + 3] ^= 1
     segment.write_bytes(content)
-    with pytest.raises(JournalCorrupt, match="payload of sample s-5 does not match") as caught:
-        recovered(tmp_path / "j")
+    with opened(tmp_path / "j") as (journal, _, found):  # it costs that sample, when it is wanted
+        payloads = {entry.ticket: entry.sample.payload for entry in found.entries}
+        assert payloads[5] == InJournal(32)
+        assert payloads[4] == payload_of(4, 32)
+        with pytest.raises(JournalCorrupt, match="payload of sample s-5 does not match") as caught:
+            journal.fetch(5)
     assert caught.value.offset == at
 
 

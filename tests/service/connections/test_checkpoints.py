@@ -268,3 +268,76 @@ def test_an_older_copy_of_the_journal_is_named_by_who_knows_better(tmp_path: Pat
         )
         eventually(lambda: said in server.log(), "the producer's word is told", 60)
         trainer.vanish()
+
+
+def spoil(journal: Path, first: int) -> None:
+    """A byte of the sample of `push` whose ids begin so rots on the disk."""
+    span = np.arange(first, first + 3 + first % 5).tobytes()
+    for segment in journal.glob("*.segment"):
+        if (at := segment.read_bytes().find(span)) >= 0:
+            with segment.open("r+b") as file:
+                file.seek(at + 3)
+                file.write(b"\xff")
+            return
+    raise AssertionError("no segment has that sample")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_rotten_payload_of_a_retained_step_costs_that_sample(
+    killed: bool, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(serve(tmp_path))
+        trainer, found = Trainer(server), []
+        for step in range(3):
+            push(server, 4, 4 * step)
+            found += trainer.train(1)
+        server.await_status(steps_committed=3)
+        trainer.vanish()
+        spoil(tmp_path / "journal", 4)  # of step 1
+        if killed:
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+            server = stack.enter_context(serve(tmp_path))
+        trainer = Trainer(server)
+        trainer.load(-1)
+        again = trainer.train(3)
+        assert again[0] == found[0]
+        assert {**again[1][2], **again[2][2]}.keys() == {f"s{at}" for at in range(5, 12)}
+        assert all((found[1][2] | found[2][2])[name] == ids for name, ids in again[1][2].items())
+        server.await_status(steps_committed=6, in_flight=0, balanced=True)
+        at = server.scrape()
+        assert at["samples_dropped_total{reason=unreadable}"] == 1
+        assert "1 are dropped (unreadable), groups whole, sample s4 first" in server.log()
+        push(server, 4, 12)
+        assert trainer.train(1)[0][0] == 3
+        trainer.vanish()
+
+
+def test_a_rotten_payload_of_what_waits_and_of_an_open_step_costs_that_sample(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(serve(tmp_path, buffer_capacity=20))
+        push(server, 4)
+        trainer = Trainer(server)
+        with ThreadPoolExecutor() as threads:
+            taken = list(threads.map(lambda rank: rank.next_step(20), trainer.ranks))
+        assert all(step is not None for step in taken)  # released, and not committed
+        push(server, 8, 4)
+        server.await_status(accepted=12)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        trainer.vanish()
+        for first in (2, 4):
+            spoil(tmp_path / "journal", first)
+        server = stack.enter_context(serve(tmp_path, buffer_capacity=20))
+        trainer = Trainer(server)
+        found = dict[str, list[int]]()
+        server.post("/v1/stream/end")
+        for _ in range(3):
+            found |= trainer.train(1)[0][2]
+        assert found.keys() == {f"s{at}" for at in range(12)} - {"s2", "s4"}
+        server.await_status(steps_committed=3, balanced=True)
+        assert server.scrape()["samples_dropped_total{reason=unreadable}"] == 2
+        trainer.vanish()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import ProtocolError
 
@@ -26,12 +27,17 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """What a DP rank says it cannot get of an attempt at a step. why: in its store's words."""
+    """What a DP rank cannot get of an attempt at a step, and in whose words that is so.
+
+    reason: UNRESOLVED where it says so itself, of a payload store; UNREADABLE where the journal
+    cannot read it back for the rank.
+    """
 
     step: int
     attempt: int
     sample_ids: tuple[str, ...]
     why: str = ""
+    reason: DropReason = DropReason.UNRESOLVED
 
 
 @dataclass(frozen=True, slots=True)

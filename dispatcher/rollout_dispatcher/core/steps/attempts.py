@@ -1,6 +1,6 @@
 """What DP ranks cannot get of a step: it is dropped, and the step is planned again.
 
-    a rank says Unresolved        what becomes of it
+    a rank says Unresolved        what becomes of it (so too where the journal cannot read for it)
     of an earlier attempt         nothing: the step is planned again already
     of a step that is released    the generation fails: others may train it already
     otherwise                     its samples are dropped, groups whole; what is left of the step,
@@ -34,7 +34,11 @@ class Attempts:
         self._waiting = False
 
     def unresolved(self, dp_rank: int, said: Unresolved) -> list[Effect]:
-        """A rank cannot get samples of a step.
+        """A rank cannot get samples of a step; see `claim`."""
+        return self.claim(dp_rank, said) or self.settle()
+
+    def claim(self, dp_rank: int, said: Unresolved) -> list[Effect]:
+        """The same, to be acted on by `settle`; the rank is not prepared for that step till then.
 
         Raises ProtocolError for a step that is not open, an attempt that is not known, or samples
         that are not in it or in no payload store. Fails the generation if the step is released.
@@ -48,14 +52,15 @@ class Attempts:
                 f"DP rank {dp_rank} cannot get samples of step {said.step}, which is not open"
             )
         step.check_attempt(said.attempt, begun=False)
-        _check_samples(dp_rank, step, said)
+        if said.reason is DropReason.UNRESOLVED:
+            _check_samples(dp_rank, step, said)
         if self._may_be_trained(step):
             return [*ledger.generation.fail(_too_late(dp_rank, said))]
         rank.unresolved[said.step], self._waiting = said, True
         rank.lost_plan(said.step)
         ledger.generation.changed(dp_rank)
         ledger.steps.hold_back(said.step)
-        return self.settle()
+        return []
 
     def settle(self) -> list[Effect]:
         """Act on what ranks have said, if they may be heard."""
@@ -93,10 +98,10 @@ class Attempts:
         for at, rank in self._ledger.ranks.items():
             rank.lost_plan(said.step)
             self._ledger.generation.changed(at)
-        self._dropping.planned(DropReason.UNRESOLVED, lost)
+        self._dropping.planned(said.reason, lost)
         self._note(planned(left))
         first = lost[0].sample.sample_id
-        found = SamplesUnresolved(dp_rank, said.step, len(lost), first, said.why)
+        found = SamplesUnresolved(dp_rank, said.step, len(lost), first, said.why, said.reason)
         again = [Redelivered(number, "unresolved") for number in steps if number >= said.step]
         return [found, *again]
 

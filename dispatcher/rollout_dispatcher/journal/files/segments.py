@@ -46,6 +46,8 @@ class SegmentFiles:
         self.next_bytes = min(FIRST_BYTES, segment_bytes)
         #: Size of each segment by number, of the active one too.
         self.sizes: dict[int, int] = {}
+        #: Segments with payloads that cannot be read: nothing of them is placed elsewhere.
+        self.damaged: set[int] = set()
         self._spares: dict[Path, int] = {}
         for path in sorted(directory.iterdir()):
             if found := _SEGMENT_NAME.fullmatch(path.name):

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.ranks.rank_state import Unresolved
 from rollout_dispatcher.core.steps.group_totals import GroupTotals
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import JournalCorrupt, ProtocolError
 from rollout_dispatcher.protocol.versions import RAGGED
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
@@ -34,7 +37,10 @@ HANDED_OUT_AT_ONCE = 8
 
 
 class Deliveries:
-    """Hands steps out. later: calls in a later turn of the event loop."""
+    """Hands steps out. later: calls in a later turn of the event loop.
+
+    perform: carries out what the core decides where the journal cannot read a sample back.
+    """
 
     def __init__(
         self,
@@ -47,11 +53,12 @@ class Deliveries:
         chronicle: Chronicle,
         clock: Callable[[], float],
         later: Callable[[Callable[[], None]], None],
+        perform: Callable[[Decision], None],
     ) -> None:
         self._core, self._connections = core, connections
         self._frames, self._failure = frames, failure
         self._metrics, self._chronicle = metrics, chronicle
-        self._clock, self._later = clock, later
+        self._clock, self._later, self._perform = clock, later, perform
         self._announcements = Announcements()
         #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
         self._line: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
@@ -68,6 +75,8 @@ class Deliveries:
             rank.peer.fail(_unreadable(told.ragged))
             return
         rank.peer.write(told.header)
+        if not self._are_readable(rank, step, effect.first_micro_batch):
+            return  # it is planned again
         self._line.append((rank, step, told.groups, effect.first_micro_batch))
         if len(self._line) > 1:
             return  # in turn
@@ -79,6 +88,20 @@ class Deliveries:
     def forget(self, step: int) -> None:
         """Nobody has to be told of it any more."""
         self._announcements.forget(step)
+
+    def _are_readable(self, rank: RankConnection, step: OpenStep, first: int) -> bool:
+        """Whether the journal has all that this rank gets; what it lacks costs those samples."""
+        if not (lost := self._frames.unreadable(rank.dp_rank, step, first)):
+            return True
+        said = Unresolved(
+            step.number, step.attempt, tuple(lost), next(iter(lost.values())), DropReason.UNREADABLE
+        )
+        self._perform(self._core.unreadable(rank.dp_rank, said))
+        self._later(self._act_on_it)
+        return False
+
+    def _act_on_it(self) -> None:
+        self._perform(self._core.tick(self._clock()))
 
     def _hand_out(self) -> None:
         """Hand micro-batches to the peers, for a slice of time."""
@@ -108,6 +131,9 @@ class Deliveries:
             self._chronicle.delivered(step.number, rank.dp_rank, now)
         try:
             return self._frames.of(rank, step, groups, index)
+        except JournalCorrupt:  # since it was looked at
+            self._are_readable(rank, step, index)
+            return None
         except Exception as error:  # a payload cannot be read back, or a bug of ours
             self._failure.fail(error)
             return None

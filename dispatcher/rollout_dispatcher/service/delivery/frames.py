@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.steps.group_totals import GroupTotals
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.payload import InJournal, InMemory, Reference, are_in_memory
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.messages.ranks import MAX_SEGMENTS
@@ -55,6 +56,24 @@ class Frames:
             return Bulk(frame())
         shared = self._shared(rank.peer, samples, frame, is_last=is_last)
         return shared or self._closing(rank.peer, frame())
+
+    def unreadable(self, dp_rank: int, step: OpenStep, first: int) -> dict[str, str]:
+        """Samples that the journal cannot read back for a rank from that micro-batch on, and why.
+
+        What the journal alone has is read twice so, before the rank may be prepared and once more
+        for its frame: a rank that waits inside a collective can be told of no error.
+        """
+        parts = step.micro_batches[dp_rank][first:]
+        entries = [entry for part in parts for entry in part or (_any_here(step),)]
+        found: dict[str, str] = {}
+        for entry in entries:
+            if isinstance(entry.sample.payload, InJournal):
+                try:
+                    self._barrier.fetch(entry.ticket)
+                except JournalCorrupt as error:
+                    where = f"{error.path} at {error.offset}"
+                    found[entry.sample.sample_id] = f"{where}: {error.what}"
+        return found
 
     def _closing(self, peer: Peer, frame: list[Buffer]) -> Bulk:
         """A frame that says nothing of segments: whoever gets it closes those that it has kept."""

@@ -4,6 +4,7 @@ import logging
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.limits import STORES_CAP
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.statistics import Statistics
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,11 @@ def given_up(effect: e.GroupGivenUp) -> None:
 
 def unresolved(effect: e.SamplesUnresolved) -> None:
     """Samples left their step."""
+    where = "payload store" if effect.reason is DropReason.UNRESOLVED else "journal, damaged there"
     log.warning(
-        "DP rank %d cannot get samples of step %d from their payload store: %d are dropped, groups "
+        "DP rank %d cannot get samples of step %d from their %s: %d are dropped (%s), groups "
         "whole, sample %s first, and the step is planned again%s",
-        effect.dp_rank, effect.step, effect.samples, effect.first,
+        effect.dp_rank, effect.step, where, effect.samples, effect.reason, effect.first,
         f" ({effect.why})" if effect.why else "",
     )  # fmt: skip
 

@@ -79,6 +79,7 @@ class EffectRunner:
         self._deliveries = Deliveries(
             core, connections, Frames(barrier), failure,
             metrics=metrics, chronicle=chronicle, clock=clock, later=self._later,
+            perform=self.perform,
         )  # fmt: skip
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
