@@ -174,7 +174,7 @@ def _training() -> Iterator[Vector]:
     def welcome(committed: int) -> m.WelcomeRank:
         return m.WelcomeRank(
             capabilities=able, run_id="run", generation=1, committed=committed, max_open_steps=4,
-            layout="packed", heartbeat_interval_s=5.0,
+            layout="packed", heartbeat_interval_s=5.0, max_staleness=2,
         )  # fmt: skip
 
     yield Vector(
