@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rollout_dispatcher.errors import ConfigError
 from rollout_workers.dataset import StreamDataset
 from rollout_workers.stream import MicroBatchStream
 
@@ -24,6 +25,17 @@ from rollout_workers.stream import MicroBatchStream
 def steps_for_trainer(stream: MicroBatchStream) -> StreamDataset:
     """The `train_dataset`: an item a step, its micro-batches by `MicroBatch.as_hf`."""
     return StreamDataset(stream, lambda step: [[each.as_hf() for each in step]])
+
+
+def refuse_accumulation(args: Any) -> None:
+    """Raise ConfigError where the trainer would add steps up."""
+    if (count := args.gradient_accumulation_steps) != 1:
+        raise ConfigError(
+            f"gradient_accumulation_steps is {count}, and {count} steps of the dispatcher would "
+            f"become one optimizer step with {count} times the loss; set it to 1, as the "
+            "micro-batches of a step are accumulated anyway, and give the dispatcher a "
+            "--dispatch-batch-size of all samples of an optimizer step"
+        )
 
 
 class WholeSteps:
@@ -37,7 +49,17 @@ class WholeSteps:
     train_dataset: Any
 
     def get_train_dataloader(self) -> Any:
-        """The dataset as it is: each rank has its own micro-batches."""
+        """The dataset as it is: each rank has its own micro-batches.
+
+        Raises ConfigError for arguments with which the loss would not be the step's.
+        """
+        refuse_accumulation(self.args)
+        # A single process has it turned off by transformers itself, and needs none.
+        if self.args.world_size > 1 and not self.args.average_tokens_across_devices:
+            raise ConfigError(
+                "average_tokens_across_devices is False, and each rank would divide its loss "
+                "by its own tokens instead of the whole step's; set it to True, its default"
+            )
         return self.train_dataset
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:

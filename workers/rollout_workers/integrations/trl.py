@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trl.experimental.async_grpo import packing
 
 from rollout_workers.dataset import StreamDataset
-from rollout_workers.integrations.hugging_face import WholeSteps
+from rollout_workers.integrations.hugging_face import WholeSteps, refuse_accumulation
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.step import Step
 from rollout_workers.stream import MicroBatchStream
@@ -45,6 +45,7 @@ class GRPOSteps(WholeSteps):
 
     def get_train_dataloader(self) -> StreamDataset:
         """The steps themselves; the trainer's own dataset is asked for its waiting time only."""
+        refuse_accumulation(self.args)
         self._rollout_dataset = SimpleNamespace(wait_s=0.0)
         return self.rollouts
 
