@@ -233,12 +233,7 @@ class Rules:
     def _check_whole(self, entries: Iterable[Entry], ready: list[Entry]) -> None:
         here, there = (Counter(one.group for one in some) for some in (entries, ready))
         for group, count in here.items():
-            if group < 0:
-                continue
-            assert count == there[group], "groups go whole"
-            sizes = {one.sample.group_size for one in ready if one.group == group}
-            told = [size for size in sizes if size > 0]
-            assert self.config.keep_incomplete or not told or count >= min(told)
+            assert group < 0 or count == there[group], "groups go whole"
 
     def _check_fresh(self, wanted: e.PlanWanted) -> None:
         """Nothing too stale or too long is chosen from; what would be next time must go."""
