@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import count
 from math import prod
 from typing import NamedTuple, Self
+from zlib import crc32
 
 from rollout_dispatcher.payload import InJournal, InMemory, Payload, Reference, WithProducer
 from rollout_dispatcher.spans import ROWS, SAMPLES, TOKENS, SpanLayout
@@ -36,12 +37,14 @@ def is_reserved(name: str) -> bool:
 class Outcome(StrEnum):
     """What became of a pushed sample.
 
-    DUPLICATE: there was a sample of this id before, from whichever producer. REFUSED: it is not
-    acceptable. FULL: there is no room for it now.
+    DUPLICATE: there was a sample of this id before, from whichever producer. CONFLICT: the same,
+    and its content was another; the first is kept. REFUSED: it is not acceptable. FULL: there is no
+    room for it now.
     """
 
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"
+    CONFLICT = "conflict"
     REFUSED = "refused"
     FULL = "full"
 
@@ -184,6 +187,18 @@ class Schema(SpanLayout):
         return "; ".join(found) or f"its fields come in the order {', '.join(other.names)}"
 
 
+def content_checksum(span: Iterable[bytes | bytearray | memoryview], *facts: object) -> int:
+    """CRC-32 of a sample's content: it tells a sample that is pushed again from another one.
+
+    span: its bytes, in pieces; none of one that lay in a payload store before it was pushed. facts:
+    tokens, rows, group id and policy version. 10 us for 26 kB.
+    """
+    found = crc32(repr(facts).encode())
+    for piece in span:
+        found = crc32(piece, found)
+    return found
+
+
 class Sample(NamedTuple):
     """One finished rollout; a tuple, as there are many and a dataclass takes five times as long.
 
@@ -194,6 +209,7 @@ class Sample(NamedTuple):
     policy_version: version of the weights that wrote its oldest token; None if not tracked.
     rows: of each ragged field, in the order of the schema.
     staleness_exempt: it never is too old, whatever its version.
+    checksum: `content_checksum` of one whose id its user gave; None: not known.
     """
 
     sample_id: str
@@ -206,6 +222,7 @@ class Sample(NamedTuple):
     policy_version: int | None = None
     rows: tuple[int, ...] = ()
     staleness_exempt: bool = False
+    checksum: int | None = None
 
     @property
     def judged_version(self) -> int | None:
@@ -261,6 +278,7 @@ class SamplesByField(NamedTuple):
     policy_versions: tuple[int | None, ...] = ()
     rows: tuple[tuple[int, ...], ...] = ()
     staleness_exempt: tuple[bool, ...] = ()
+    checksums: tuple[int | None, ...] = ()
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Self:

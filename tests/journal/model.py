@@ -66,7 +66,7 @@ class Model:
         self.words: dict[str, tuple[int, bool]] = {}
         self.keys: dict[str, str] = {}
         self.left: set[str] = set()
-        self.given_ids: OrderedDict[str, None] = OrderedDict()
+        self.given_ids: OrderedDict[str, int | None] = OrderedDict()
         self.ended_groups: list[tuple[str, str]] = []
         self.totals: dict[str, object] = {}
         self.unneeded: set[StoredObject] = set()
@@ -116,7 +116,7 @@ class Model:
             "keys": dict(self.keys),
             "left": self.left,
             "words": {name: word for name, word in self.words.items() if word != (0, False)},
-            "given_ids": self._newest([*self.given_ids]),
+            "given_ids": self._newest([*self.given_ids.items()]),
             "ended_groups": self._newest(self.ended_groups),
             "totals": self.totals,
             "unneeded": set(self.unneeded),
@@ -155,7 +155,7 @@ class Model:
                 self.seqs.setdefault(producer, set()).add(seq)
                 self.left.discard(producer)
                 if given_id is not None:
-                    self.given_ids[given_id] = None
+                    self.given_ids[given_id] = entry.sample.checksum
             case FloorRaised() | ProducerKeyed() | ProducerLeft() | ProducerSaid():
                 self._apply_producer(fact)
             case GroupSized() | GroupEnded():

@@ -47,6 +47,11 @@ def payload_of(ticket: int, nbytes: int) -> memoryview:
     return memoryview(Random(ticket).randbytes(nbytes))
 
 
+def checksum_of(given_id: str) -> int:
+    """That of the content of the sample of this id."""
+    return 2**32 - 1 - len(given_id)
+
+
 def accepted(
     ticket: int,
     *,
@@ -67,7 +72,7 @@ def accepted(
     sample = Sample(
         given_id or f"s-{ticket}", tokens, tokens // 2, schema, payload,
         None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version, rows,
-        staleness_exempt=ticket % 3 == 1,
+        ticket % 3 == 1, None if given_id is None else checksum_of(given_id),
     )  # fmt: skip
     return Accepted(Entry(sample, ticket, ticket / 8, group), producer, ticket, given_id)
 
@@ -204,7 +209,7 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "words": dict(remembered.words),
         "keys": dict(remembered.keys),
         "left": set(remembered.left),
-        "given_ids": remembered.given_ids,
+        "given_ids": tuple(zip(remembered.given_ids, remembered.checksums, strict=True)),
         "ended_groups": remembered.ended_groups,
         "totals": dict(remembered.totals),
         "unneeded": set(remembered.unneeded),

@@ -103,6 +103,8 @@ class Dispatch:
         """Whatever is decided leaves here, with what was noted since the decision before."""
         if (decided := self._outcomes.decided) is not None:  # before what others are refused for
             self._outcomes.decided, effects = None, [decided, *effects]
+        if repeated := self._outcomes.repeats.found:
+            self._outcomes.repeats.found, effects = [], [*effects, *repeated]
         if self._outcomes.untold:  # before a plan that may have taken them, or a cap dropped them
             effects = [SamplesAccepted(*self._outcomes.tell()), *effects]
         if self._dropping.untold:
@@ -157,6 +159,7 @@ class Dispatch:
         if self._parts.memory.bind(producer, key):
             self._note(ProducerKeyed(producer, key))
         self._parts.presence.connected(producer, incarnation)
+        self._outcomes.repeats.forget(producer)
         self._references.producer_connected(producer, incarnation)
         effects: list[Effect] = [WelcomeProducer(producer, self.config.producer_credits)]
         if self.config.durable and accepted > newest:
@@ -173,6 +176,7 @@ class Dispatch:
     def producer_lost(self, producer: str, now: float, *, for_good: bool = False) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._parts.presence.lost(producer, now, for_good=for_good)
+        self._outcomes.repeats.forget(producer)
         self._references.producer_lost(producer, now, for_good=for_good)
         return self._decide(self._settle(now))
 

@@ -31,7 +31,7 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A sample is in the buffer. given_id: its id, if the user gave it."""
+    """A sample is in the buffer. given_id: its id, if the user gave it (with a checksum)."""
 
     entry: Entry
     producer: str
@@ -311,11 +311,11 @@ class Remembered:
     a saved checkpoint covers; evicted: the last retained step that had to go before one did.
     producers: floor and accepted numbers at or above it. words: of the
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
-    the stream. given_ids: oldest first. ended_groups: with why, as in `GroupEnded`, oldest first.
-    totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there was none.
-    policy_step: the first step that trains with `policy_version`, None if that is. group_size: as
-    it was last set. posted: settings that were changed while it ran. schema: of all samples, None
-    while that was not decided; set_by: who has, in words.
+    the stream. given_ids, checksums: oldest first. ended_groups: with why, as in `GroupEnded`,
+    likewise. totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there
+    was none. policy_step: the first step that trains with `policy_version`, None if that is.
+    group_size: as it was last set. posted: settings that were changed while it ran. schema: of all
+    samples, None while that was not decided; set_by: who has, in words.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -343,6 +343,7 @@ class Remembered:
     left: frozenset[str] = frozenset()
     words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
+    checksums: tuple[int | None, ...] = ()
     ended_groups: tuple[tuple[str, str], ...] = ()
     totals: Mapping[str, object] = field(default_factory=dict)
     unneeded: tuple[StoredObject, ...] = ()

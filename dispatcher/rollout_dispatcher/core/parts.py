@@ -150,7 +150,8 @@ class Parts:
             name: memory.words.get(name, (0, False)) for name in memory.producers if name in awaited
         }
         self.producers.restore(said, now, contributed=accepted)
-        self.memory.restore(memory.producers, memory.given_ids, memory.keys)
+        given_ids = zip(memory.given_ids, memory.checksums, strict=True)
+        self.memory.restore(memory.producers, given_ids, memory.keys)
         self.closed_groups.restore(memory.ended_groups)
         self.buffer.restore(memory.entries, memory.next_ticket, now)
         for name in memory.left:

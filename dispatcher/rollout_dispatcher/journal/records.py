@@ -62,13 +62,13 @@ INCARNATION, SWEPT = "incarnation", "swept"
 NBYTES, CHECKSUM = 2, 3
 #: Where an accepted row has its producer, and what follows is of that and not of the sample; but
 #: for the rows of ragged fields, which come last where there are any.
-PRODUCER, ROWS = 15, 18
+PRODUCER, ROWS = 15, 19
 #: A referenced row is as an accepted one, with its rows of ragged fields even if there are none,
 #: and ends with where it begins in its object, which the last object row before it names.
-OFFSET = 19
+OFFSET = 20
 #: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
 #: row without names; and what a block takes besides rows, totals and payloads.
-_CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 240, 128
+_CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 252, 128
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ def most_bytes(rows: Sequence[Row], totals: str) -> int:
     found = _BLOCK_BYTES + 2 * len(totals)
     for row in rows:
         if row[0] in {ACCEPTED, REFERENCED}:  # there are many, with names that users give
-            names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[ROWS - 1] or "")
+            names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[ROWS - 2] or "")
             found += _ACCEPTED_BYTES + _CHARACTER_BYTES * names
             found += sum(map(_most_bytes_of, row[ROWS:]))
         else:
@@ -152,7 +152,7 @@ class Encoder:
             sample.sample_id, sample.group_id, sample.group_size, sample.policy_version,
             sample.staleness_exempt, self._to_wall(entry.arrived),
             self._number(sample.schema, before), entry.group, entry.skips, fact.producer,
-            fact.seq, fact.given_id,
+            fact.seq, fact.given_id, sample.checksum,
             *([sample.rows] if sample.rows else ()),
         ]  # fmt: skip
 

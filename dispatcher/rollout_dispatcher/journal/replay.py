@@ -99,7 +99,7 @@ def _replay_segment(
 def remembered(
     state: State,
     files: SegmentFiles,
-    given_ids: tuple[str, ...],
+    given_ids: tuple[tuple[str, int | None], ...],
     ended_groups: tuple[tuple[str, str], ...],
     from_wall: Callable[[float], float],
     *,
@@ -153,7 +153,8 @@ def remembered(
         },
         keys={name: producer.key for name, producer in state.producers.items() if producer.key},
         left=frozenset(name for name, producer in state.producers.items() if producer.left),
-        given_ids=given_ids,
+        given_ids=tuple(given_id for given_id, _ in given_ids),
+        checksums=tuple(checksum for _, checksum in given_ids),
         ended_groups=ended_groups,
         totals=json.loads(ledger.totals),
         unneeded=tuple(

@@ -81,7 +81,7 @@ class State:
         self.kept: dict[int, Kept] = {}
         self.steps: dict[int, StepRecord] = {}
         self.producers: OrderedDict[str, ProducerRecord] = OrderedDict()
-        self.given_ids = Newest[str](id_horizon)
+        self.given_ids = Newest[tuple[str, int | None]](id_horizon)
         self.ended_groups = Newest[tuple[str, str]](id_horizon)
         self.live: dict[int, Live] = {}
         self.changed = Changed()
@@ -173,13 +173,13 @@ class State:
         self.keep(kept)
         self.changed.shelves.add(kept.ticket // SHELF)
         self.ledger.next_ticket = max(self.ledger.next_ticket, kept.ticket + 1)
-        name, seq, given_id = row[records.PRODUCER : records.ROWS]
+        name, seq, given_id, checksum = row[records.PRODUCER : records.ROWS]
         producer = self._producer(name)
         producer.left = False
         if seq >= producer.floor:
             producer.accepted.add(seq)
         if given_id is not None:
-            self.given_ids.append(given_id)
+            self.given_ids.append((given_id, checksum))
 
     def _move(self, row: Row, segment: int, offset: int) -> None:
         kept = self._known(row[1])

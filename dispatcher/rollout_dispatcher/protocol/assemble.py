@@ -55,6 +55,7 @@ def samples_of(
         push.sample_ids, push.tokens, push.loss_tokens, repeat(push.schema_), payloads,
         push.group_ids or repeat(None), sizes, push.policy_versions or repeat(None),
         zip(*rows, strict=True) if rows else repeat(()), push.staleness_exempt or repeat(False),
+        push.checksums or repeat(None),
     )  # fmt: skip
     return tuple(map(_SAMPLE, values))
 

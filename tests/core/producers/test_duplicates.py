@@ -6,7 +6,7 @@ from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 
 def test_an_accepted_number_is_seen_again_and_another_is_not() -> None:
     memory = DuplicateMemory(horizon=10)
-    memory.accept("p", range(3, 4), [])
+    memory.accept("p", range(3, 4), {})
     assert memory.seen("p", 3, None)
     assert not memory.seen("p", 4, None)
     assert not memory.seen("q", 3, None)
@@ -15,7 +15,7 @@ def test_an_accepted_number_is_seen_again_and_another_is_not() -> None:
 def test_numbers_below_the_floor_are_seen_without_being_remembered() -> None:
     memory = DuplicateMemory(horizon=10)
     for seq in range(100):
-        memory.accept("p", range(seq, seq + 1), [])
+        memory.accept("p", range(seq, seq + 1), {})
         memory.raise_floor("p", seq)
     assert memory.seen("p", 0, None)
     assert memory.seen("p", 99, None)
@@ -26,7 +26,7 @@ def test_numbers_below_the_floor_are_seen_without_being_remembered() -> None:
 def test_given_ids_are_remembered_across_producers_up_to_the_horizon() -> None:
     memory = DuplicateMemory(horizon=2)
     for seq, name in enumerate("abc"):
-        memory.accept("p", range(seq, seq + 1), [name])
+        memory.accept("p", range(seq, seq + 1), {name: 7})
     assert memory.seen("q", 0, "c")
     assert memory.seen("q", 0, "b")
     assert not memory.seen("q", 0, "a")
@@ -35,7 +35,7 @@ def test_given_ids_are_remembered_across_producers_up_to_the_horizon() -> None:
 def test_samples_are_new_if_none_of_their_numbers_and_ids_was_accepted() -> None:
     memory = DuplicateMemory(horizon=10)
     memory.raise_floor("p", 2)
-    memory.accept("p", range(4, 6), ["a", "b"])
+    memory.accept("p", range(4, 6), {"a": None, "b": 7})
     assert memory.are_new("p", range(2, 4), ["c", "d"])
     assert memory.are_new("p", range(6, 9), [])
     assert not memory.are_new("p", range(1, 3), [])
@@ -44,16 +44,26 @@ def test_samples_are_new_if_none_of_their_numbers_and_ids_was_accepted() -> None
     assert not memory.are_new("q", range(2), ["c", "c"])
 
 
+def test_the_same_id_with_other_content_is_a_conflict_as_far_as_both_are_known() -> None:
+    memory = DuplicateMemory(horizon=10)
+    memory.accept("p", range(2), {"a": 7, "b": None})
+    assert memory.conflicts("a", 8)
+    assert not memory.conflicts("a", 7)
+    assert not memory.conflicts("a", None)
+    assert not memory.conflicts("b", 8)
+    assert not memory.conflicts("c", 8)
+
+
 def test_a_horizon_of_zero_remembers_no_ids() -> None:
     memory = DuplicateMemory(horizon=0)
-    memory.accept("p", range(1), ["a"])
+    memory.accept("p", range(1), {"a": None})
     assert not memory.seen("q", 0, "a")
 
 
 def test_a_push_without_a_producer_is_never_a_repeat_of_another_not_even_after_a_restart() -> None:
     memory = DuplicateMemory(horizon=10)
-    memory.accept("", range(1), [])
-    memory.restore({"": (0, frozenset({0})), "p": (3, frozenset({4}))}, ["a"], {})
+    memory.accept("", range(1), {})
+    memory.restore({"": (0, frozenset({0})), "p": (3, frozenset({4}))}, [("a", 7)], {})
     assert not memory.seen("", 0, None)
     assert memory.seen("p", 2, None)
     assert memory.seen("p", 4, None)

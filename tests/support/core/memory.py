@@ -25,7 +25,7 @@ class Memory:
         self._saved = self.evicted = -1
         self._accepted: dict[str, set[int]] = {}
         self._floors: dict[str, int] = {}
-        self._given_ids: list[str] = []
+        self._given_ids: list[tuple[str, int | None]] = []
         self._ended_groups: list[tuple[str, str]] = []
         self._next_ticket = self._next_step = self._generation = 0
         self._dp_size: int | None = None
@@ -83,7 +83,8 @@ class Memory:
             },
             keys=self._keys,
             left=frozenset(self._left),
-            given_ids=tuple(self._given_ids),
+            given_ids=tuple(given_id for given_id, _ in self._given_ids),
+            checksums=tuple(checksum for _, checksum in self._given_ids),
             ended_groups=tuple(self._ended_groups),
             totals=self._totals,
             unneeded=tuple(self._unneeded),
@@ -111,7 +112,8 @@ class Memory:
                 self._next_ticket = fact.entry.ticket + 1
                 self._accepted.setdefault(fact.producer, set()).add(fact.seq)
                 self._left.discard(fact.producer)
-                self._given_ids += [] if fact.given_id is None else [fact.given_id]
+                given = (fact.given_id or "", fact.entry.sample.checksum)
+                self._given_ids += [] if fact.given_id is None else [given]
             case f.FloorRaised():
                 self._floors[fact.producer] = fact.floor
                 kept = self._accepted.get(fact.producer, set())

@@ -338,7 +338,8 @@ def _pushing_again() -> Iterator[Vector]:
     yield Vector(other, welcome, "every sample of the run has these fields")
     push = m.Push(
         fields=m.field_headers(SCHEMA), tokens=[3, 2], loss_tokens=[2, 1],
-        sample_ids=["a", "b"], named=True, first_seq=2, floor=2,
+        sample_ids=["a", "b"], named=True, checksums=[2_914_070_273, 17], first_seq=2,
+        floor=2,
     )  # fmt: skip
     both = bytes(span_of(FIRST)) + bytes(span_of(SECOND))
     yield Vector(it, push, "the user has named both samples", both)

@@ -156,6 +156,7 @@ def _placed(
 def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     sizes = st.none() | st.lists(_extents, min_size=size, max_size=size)
     exempt = st.none() | st.lists(st.booleans(), min_size=size, max_size=size)
+    sums = st.none() | st.lists(st.integers(0, 2**32 - 1), min_size=size, max_size=size)
     return _placed(
         m.Push,
         _places(size),
@@ -164,6 +165,7 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
         named=st.booleans(),
         group_sizes=sizes,
         staleness_exempt=exempt,
+        checksums=sums,
         fields=_fields,
         **_columns(size),
     )

@@ -27,6 +27,7 @@ from rollout_workers.producer.encode import (
     RolloutSample,
     rollout_samples,
 )
+from rollout_workers.producer.pushes import in_words
 from rollout_workers.producer.stored import references
 from rollout_workers.producer.stored.references import ReferencedSample
 from rollout_workers.producer.to_array import ArrayLike
@@ -50,6 +51,9 @@ class AsyncRolloutProducer:
     on_run_change: where the dispatcher comes back with another run than before, as one that is
         restarted without a journal does: accepted samples that it had not trained are gone. `warn`
         logs that and goes on; `raise` ends the producer, and every call raises RunChanged.
+    on_conflict: what becomes of a sample whose `sample_id` was accepted before with other content,
+        of which the first is kept: `warn` (a line in the log, once) or `raise` SampleRefused with
+        the reason `conflict`.
     credentials: what to show and trust; default: what the environment says.
 
     It belongs to the process that makes it: in a forked child every call raises ConfigError.
@@ -65,10 +69,13 @@ class AsyncRolloutProducer:
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         on_run_change: str = "warn",
+        on_conflict: str = "warn",
         credentials: Credentials | None = None,
     ) -> None:
         if on_run_change not in ("warn", "raise"):
             raise ConfigError(f"on_run_change is {on_run_change!r}; choose from warn, raise")
+        if on_conflict not in ("warn", "raise"):
+            raise ConfigError(f"on_conflict is {on_conflict!r}; choose from warn, raise")
         shown = Credentials.from_environment() if credentials is None else credentials
         self._encoder = Encoder(per_sample, ragged, loss_mask_shifted=loss_mask_shifted)
         self._loss_mask_shifted = loss_mask_shifted
@@ -76,7 +83,7 @@ class AsyncRolloutProducer:
             Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed,
             raises_run_change=on_run_change == "raise",
         )  # fmt: skip
-        self._group_size = group_size
+        self._group_size, self._raises_conflicts = group_size, on_conflict == "raise"
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("producer")
@@ -123,6 +130,9 @@ class AsyncRolloutProducer:
             are.
         timeout: seconds to wait, for a cap of the buffer for instance; above 0, or None for as
             long as it takes.
+
+        Returns `DUPLICATE` or `CONFLICT` where a sample of this `sample_id` was accepted before,
+        from whichever producer, with the same content or with other: it is not trained on.
 
         Raises SampleRefused when it is not acceptable; after `timeout` BufferFull, which names
         the cap, or TimeoutError if no cap was named. A sample that was already on its way then
@@ -259,6 +269,13 @@ class AsyncRolloutProducer:
                 "to wait for as long as it takes"
             )
         found = await self._deliver(samples, timeout)
+        if self._raises_conflicts and Outcome.CONFLICT in found:
+            found = [
+                SampleRefused("conflict", in_words(sample.sample_id or ""))
+                if outcome is Outcome.CONFLICT
+                else outcome
+                for sample, outcome in zip(samples, found, strict=True)
+            ]
         accepted = [item for item in found if isinstance(item, Outcome)]
         if len(accepted) == len(found):
             return accepted

@@ -63,6 +63,7 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
             first_seq=first_seq,
             floor=first_seq,
             named=samples[0].sample_id is not None,
+            checksums=[one.checksum for one in samples if one.checksum is not None] or None,
             **_places(samples),
         )
     except ValidationError as error:

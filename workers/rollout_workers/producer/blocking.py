@@ -45,6 +45,7 @@ class RolloutProducer(Closing):
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         on_run_change: str = "warn",
+        on_conflict: str = "warn",
         credentials: Credentials | None = None,
     ) -> None:
         self._inner = AsyncRolloutProducer(
@@ -55,6 +56,7 @@ class RolloutProducer(Closing):
             group_size=group_size,
             reconnect_timeout=reconnect_timeout,
             on_run_change=on_run_change,
+            on_conflict=on_conflict,
             credentials=credentials,
         )
         self._process = process = OwnProcess("producer")

@@ -31,7 +31,7 @@ from rollout_workers.feedback import Hearing
 from rollout_workers.producer.batches import header, payload
 from rollout_workers.producer.controls import Control, Controls
 from rollout_workers.producer.encode import EncodedSample
-from rollout_workers.producer.pushes import PendingPush
+from rollout_workers.producer.pushes import PendingPush, Repeats
 from rollout_workers.producer.shortfall import Shortfalls
 from rollout_workers.producer.stored.objects import Objects
 from rollout_workers.producer.stored.placing import Put
@@ -88,6 +88,7 @@ class ProducerCore:
         self._shortfalls = Shortfalls()
         self._settled: list[Settled] = []
         self.hearing = Hearing()
+        self.repeats = Repeats()
         self.objects = Objects(client_id)
 
     # -- what the user wants
@@ -200,6 +201,7 @@ class ProducerCore:
     def lost(self) -> None:
         """Everything unanswered has to be said again on the next connection."""
         self._connected = False
+        self.repeats.begin()
         self._credits = self._in_flight = 0
         self._queue, self._eager, self._later = [], [], []
         for first, push in self._pushes.items():
@@ -314,7 +316,7 @@ class ProducerCore:
 
     def _pushed(self, answer: m.Pushed, now: float) -> None:
         push = self._sent(answer.first_seq)
-        outcomes = push.answered(answer)
+        resent, outcomes = push.uncertain, push.answered(answer)
         self._in_flight -= 1
         settled = tuple([outcome for outcome in outcomes if outcome is not None])
         for at in range(len(outcomes) - 1, -1, -1):
@@ -326,6 +328,8 @@ class ProducerCore:
             return
         del self._pushes[answer.first_seq]
         self._num_accepted += settled.count(Outcome.ACCEPTED)
+        if push.message.named and not resent:
+            self.repeats.answered(push.message.sample_ids, settled)
         self._settled.append(Settled(answer.first_seq, settled))
 
     def _is_blocked(self, blocked: m.Blocked) -> None:

@@ -6,7 +6,7 @@ must not change until the sample is answered.
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +16,9 @@ import numpy as np
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import Outcome, Schema
+from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.sample import Outcome, Schema, content_checksum
+from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.metadata import GroupSize, size_of, version_of
 from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
 from rollout_workers.producer.to_array import Array, ArrayLike
@@ -66,6 +68,7 @@ class EncodedSample(NamedTuple):
         is told when the group is closed. rows: of each ragged field, in the order of `schema`.
         reference: where the span is if it lies in a payload store; no arrays and no bytes then.
         left_out: tokens that the mask marks and `loss_tokens` leaves out, 0 or 1.
+        checksum: of its content, if the user gave its id.
     """
 
     schema: Schema
@@ -81,6 +84,22 @@ class EncodedSample(NamedTuple):
     reference: Reference | None = None
     left_out: int = 0
     staleness_exempt: bool = False
+    checksum: int | None = None
+
+    def summed(self) -> "EncodedSample":
+        """The same with the checksum of its content, if the user gave its id."""
+        if self.sample_id is None:
+            return self
+        facts = (self.tokens, self.rows, self.group_id, self.policy_version)
+        return self._replace(checksum=content_checksum(_pieces(self.arrays), *facts))
+
+
+def _pieces(arrays: Iterable[Array]) -> Iterator[Buffer]:
+    """The pieces of a span: arrays, and zeros up to where the next one begins."""
+    for array in arrays:
+        yield array.data
+        if padding := PADDING[array.nbytes % ALIGNMENT]:
+            yield padding
 
 
 def rollout_samples(given: object) -> list[RolloutSample]:
@@ -174,7 +193,7 @@ class Encoder:
             rows,
             left_out=left_out,
             staleness_exempt=sample.staleness_exempt,
-        )
+        ).summed()
 
     def refit(
         self, samples: Sequence[EncodedSample], answers: Sequence[object]
@@ -197,7 +216,7 @@ class Encoder:
                     nbytes = known.schema.nbytes(sample.tokens, rows)
                     found[index] = sample._replace(
                         schema=known.schema, arrays=arrays, nbytes=nbytes, rows=rows
-                    )
+                    ).summed()
         members = Counter(sample.group_id for sample in found.values())
         return {
             index: sample

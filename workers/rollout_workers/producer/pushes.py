@@ -1,5 +1,9 @@
-"""A push that is not settled: what of it has been said, and what is known of each sample."""
+"""A push that is not settled: what of it has been said, and what is known of each sample.
 
+And what came in vain of those that are: samples under ids that were accepted before.
+"""
+
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -11,6 +15,11 @@ from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.producer.stored.placing import Put
 
+log = logging.getLogger(__name__)
+
+#: So many in a row are told.
+MANY = 256
+REMEDY = "give each rollout an id of its own, with its epoch or step in it, or no sample_id"
 #: None where a sample met `full` and has to be sent again.
 Answer = Outcome | SampleRefused | None
 
@@ -96,9 +105,9 @@ class PendingPush:
         match said:
             case Outcome.ACCEPTED:
                 return Outcome.ACCEPTED
-            case Outcome.DUPLICATE:
+            case Outcome.DUPLICATE | Outcome.CONFLICT:
                 # Without names it can only be our own number: it was accepted before.
-                return Outcome.DUPLICATE if self.message.named else Outcome.ACCEPTED
+                return said if self.message.named else Outcome.ACCEPTED
             case Outcome.REFUSED:
                 error = answer.errors.get(index, "the dispatcher refused the sample")
                 reason = answer.reasons.get(index, SampleRefused.code)
@@ -107,3 +116,51 @@ class PendingPush:
                 return SampleRefused(reason, error)
             case Outcome.FULL:
                 return None
+
+
+class Repeats:
+    """Counts since the connection began. conflicts: samples with other content, of all time."""
+
+    def __init__(self) -> None:
+        self.conflicts = self._in_a_row = 0
+
+    def begin(self) -> None:
+        """Connected anew: what was under way comes again, and was perhaps accepted."""
+        self._in_a_row = 0
+
+    def answered(self, ids: Sequence[str], outcomes: Sequence[Answer]) -> None:
+        """These samples, whose ids the user gave, were not under way before."""
+        for sample_id, outcome in zip(ids, outcomes, strict=True):
+            if outcome is Outcome.CONFLICT:
+                self._conflicts(sample_id)
+            if outcome is Outcome.ACCEPTED:
+                self._in_a_row = 0
+            elif outcome in (Outcome.DUPLICATE, Outcome.CONFLICT):
+                self._in_a_row += 1
+                if self._in_a_row == MANY:
+                    log.warning(
+                        "%d samples in a row, up to %s, have ids of samples that were accepted "
+                        "before, and are not trained on: right for a replay after a crash; "
+                        "otherwise %s", MANY, sample_id, REMEDY,
+                    )  # fmt: skip
+
+    def _conflicts(self, sample_id: str) -> None:
+        self.conflicts += 1
+        if self.conflicts == 1:
+            log.warning(
+                "%s; this is said once, push() returns Outcome.CONFLICT for each, or raises with "
+                "on_conflict='raise'", in_words(sample_id),
+            )  # fmt: skip
+
+    def end(self) -> None:
+        """The producer is closed."""
+        if self.conflicts > 1:
+            log.warning("%d samples had ids of accepted ones with other content", self.conflicts)
+
+
+def in_words(sample_id: str) -> str:
+    """What is said of a conflict."""
+    return (
+        f"sample {sample_id} has other content than the accepted sample of this id, which is kept: "
+        f"the new one is not trained on; {REMEDY}"
+    )

@@ -103,7 +103,7 @@ class Deciding:
             sample, seq = push.samples[index], push.first_seq + index
             given_id = sample.sample_id if push.named else None
             if self._eligibility.memory.seen(push.producer, seq, given_id):
-                self._outcomes.settle(push, index, Outcome.DUPLICATE)
+                self._outcomes.repeat(push, index)
                 continue
             try:
                 self._eligibility.check(push, sample)

@@ -14,6 +14,7 @@ from rollout_dispatcher.core.facts import Accepted, Note, SchemaFixed
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.producers.repeats import Repeats
 from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.errors import SampleRefused
@@ -42,6 +43,7 @@ class Outcomes:
     ) -> None:
         self.untold: list[Entry] | None = [] if tells_accepted else None
         self.decided: SchemaDecided | None = None
+        self.repeats = Repeats()
         self._plain: SamplesByField | None = None
         self._buffer, self._totals, self._producers = buffer, totals, producers
         self._memory, self._objects, self._note = memory, objects, note
@@ -102,6 +104,18 @@ class Outcomes:
         if push.refers:
             self._objects.settled(push, index, outcome, theirs=theirs)
 
+    def repeat(self, push: Push, index: int) -> None:
+        """One sample of a push was accepted before, by its number or by the id that it was given.
+
+        Of its own numbers a producer knows no better; another sample's id it has used again.
+        """
+        sample, outcome = push.samples[index], Outcome.DUPLICATE
+        if not self._memory.is_resent(push.producer, push.first_seq + index):
+            conflicts = self._memory.conflicts(sample.sample_id, sample.checksum)
+            outcome = Outcome.CONFLICT if conflicts else outcome
+            self.repeats.repeated(push.producer, sample.sample_id, conflicts=conflicts)
+        self.settle(push, index, outcome)
+
     def refuse(self, push: Push, index: int, why: SampleRefused) -> None:
         """One sample of a push never will, and its producer is told why."""
         push.errors[index], push.reasons[index] = str(why), why.reason
@@ -110,8 +124,10 @@ class Outcomes:
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
         """Entries of a push are accepted, under these numbers."""
-        given_ids = [entry.sample.sample_id for entry in entries] if push.named else ()
-        self._memory.accept(push.producer, numbers, given_ids)
+        samples = [entry.sample for entry in entries] if push.named else ()
+        given = {sample.sample_id: sample.checksum for sample in samples}
+        self._memory.accept(push.producer, numbers, given)
+        self.repeats.accepted(push.producer)
         self._producers.contributed(push.producer)
         if push.refers:
             self._objects.accepted(push, entries, numbers)

@@ -9,7 +9,8 @@ Two memories, both bounded:
   may still send again, which it states with every push. What is below can never come back, so the
   memory is as small as the producer's unanswered pushes, and admission bounds those. The least
   recently active producer is forgotten when there are more than `MAX_PRODUCERS`.
-- the last `horizon` sample ids that users gave themselves, over all producers.
+- the last `horizon` sample ids that users gave themselves, over all producers, with the checksum of
+  each sample's content: 192 bytes an id of 24 letters.
 """
 
 from collections import OrderedDict
@@ -46,7 +47,7 @@ class DuplicateMemory:
 
     def __init__(self, horizon: int) -> None:
         self._horizon = horizon
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._ids: OrderedDict[str, int | None] = OrderedDict()
         self._producers: OrderedDict[str, _Producer] = OrderedDict()
 
     def is_ours(self, producer: str, key: str) -> bool:
@@ -82,8 +83,15 @@ class DuplicateMemory:
 
         A push without a producer (empty name) is never sent again under the same number.
         """
-        if given_id is not None and given_id in self._ids:
-            return True
+        return (given_id is not None and given_id in self._ids) or self.is_resent(producer, seq)
+
+    def conflicts(self, given_id: str, checksum: int | None) -> bool:
+        """Whether the sample that this id was given to has other content, as far as is known."""
+        known = self._ids.get(given_id)
+        return known is not None and checksum is not None and known != checksum
+
+    def is_resent(self, producer: str, seq: int) -> bool:
+        """Whether this number of this producer was accepted before."""
         known = self._producers.get(producer) if producer else None
         return known is not None and (seq < known.floor or seq in known.accepted)
 
@@ -96,12 +104,15 @@ class DuplicateMemory:
             numbers.start < known.floor or known.accepted.meets(numbers.start, numbers.stop)
         )
 
-    def accept(self, producer: str, numbers: range, given_ids: Sequence[str]) -> None:
-        """Remember accepted samples by their numbers, and by their ids if users gave them."""
+    def accept(self, producer: str, numbers: range, given: Mapping[str, int | None]) -> None:
+        """Remember accepted samples by their numbers, and by the ids that users gave them.
+
+        given: checksums by these ids, in the order of the samples.
+        """
         if producer:
             self._known(producer).accepted.add(numbers.start, numbers.stop)
-        if given_ids:
-            self._ids.update(dict.fromkeys(given_ids))
+        if given:
+            self._ids.update(given)
         while len(self._ids) > self._horizon:
             self._ids.popitem(last=False)
 
@@ -135,14 +146,13 @@ class DuplicateMemory:
     def restore(
         self,
         producers: Mapping[str, tuple[int, frozenset[int]]],
-        given_ids: Iterable[str],
+        given_ids: Iterable[tuple[str, int | None]],
         keys: Mapping[str, str],
     ) -> None:
         """Remember again what an earlier process remembered; ids oldest first."""
         for name, (floor, accepted) in producers.items():
             self._producers[name] = _Producer(keys.get(name, ""), floor, Ranges(accepted))
-        for given_id in given_ids:
-            self._ids[given_id] = None
+        self._ids.update(given_ids)
 
 
 def _is_news(numbers: Ranges, number: int) -> bool:

@@ -205,10 +205,11 @@ class Index:
                 raise ValueError("entries are missing")
             return LogPosition(**self._values.get(read, _POSITION))
 
-    def given_ids(self, state: State) -> tuple[str, ...]:
-        """The ids that are remembered, oldest first."""
+    def given_ids(self, state: State) -> tuple[tuple[str, int | None], ...]:
+        """The ids that are remembered, with their samples' checksums, oldest first."""
         with self._errors(), self._makes_sense(), self._env.begin() as read:
-            return (*_stored(read, self._ids, state.given_ids), *state.given_ids.new)
+            stored = _stored(read, self._ids, state.given_ids)
+            return (*((given_id, checksum) for given_id, checksum in stored), *state.given_ids.new)
 
     def ended_groups(self, state: State) -> tuple[tuple[str, str], ...]:
         """The ended groups that are remembered, and why each has, oldest first."""

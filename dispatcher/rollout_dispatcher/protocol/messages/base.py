@@ -19,6 +19,7 @@ Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
 Rows = Annotated[int, Declared(ge=0, lt=2**31)]
 Version = Annotated[int, Declared(ge=0, lt=2**53)]
 Extent = Annotated[int, Declared(ge=1, lt=2**31)]
+Checksum = Annotated[int, Declared(ge=0, lt=2**32)]
 Total = Annotated[int, Declared(ge=1, lt=2**53)]
 #: A step's number, -1 for none.
 Watermark = Annotated[int, Declared(ge=-1, lt=2**53)]

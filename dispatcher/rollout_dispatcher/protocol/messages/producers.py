@@ -17,6 +17,7 @@ from pydantic import model_validator
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol.messages.base import (
+    Checksum,
     Count,
     Extent,
     Message,
@@ -35,7 +36,10 @@ class Push(HasSamples, HasFields):
     tokens: of each sample; at most 1,024 samples, and a larger batch in several pushes.
     first_seq: number of the first; the others follow.
     floor: the producer will never again send a number below this one.
-    named: the sample ids were given by the user, so repeats across producers are duplicates.
+    named: the sample ids were given by the user, so repeats across producers are duplicates, or
+        conflicts.
+    checksums: of each sample's content, if they are `named`: any number below 2^32 that is the same
+        for the same content. A repeat with another one is a conflict; left out, none ever is.
     group_sizes: members of each sample's group, 0 where `CloseGroup` will tell; left out where
         they are as configured.
     left_out: positions that `loss_mask` marks in these samples and `loss_tokens` leaves out,
@@ -48,11 +52,12 @@ class Push(HasSamples, HasFields):
     """
 
     type_code = 5
-    each = (*HasSamples.each, "group_sizes", "staleness_exempt")
+    each = (*HasSamples.each, "group_sizes", "staleness_exempt", "checksums")
     tokens: Annotated[list[Tokens], Declared(max_length=MAX_SAMPLES)]
     first_seq: Count
     floor: Count
     named: bool = False
+    checksums: list[Checksum] | None = None
     group_sizes: list[Count] | None = None
     left_out: Count = 0
     staleness_exempt: list[bool] | None = None
@@ -108,7 +113,8 @@ class Pushed(HasFeedback):
 
     first_seq: of the push.
     outcomes: one a sample, or a single one that is the outcome of each: accepted, duplicate,
-        refused (never send it again) or full (send it again later).
+        conflict (a duplicate with other content: the first is kept), refused (never send it again)
+        or full (send it again later).
     errors: message of each refused sample, by its index as a string.
     reasons: with the capability `reasons`, why in a word, likewise: with `shutting-down` it may be
         pushed once the dispatcher is started again, or elsewhere.

@@ -93,6 +93,7 @@ class EffectRunner:
             e.PushHeld: self._tell_held,
             e.PushRecalled: self._recall,
             e.SchemaDecided: self._tell_schema,
+            e.IdsRepeated: effect_log.ids_repeated,
             e.SamplesAccepted: chronicle.accepted,
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,

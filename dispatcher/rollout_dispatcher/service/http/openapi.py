@@ -86,7 +86,7 @@ PUSH_ANSWER: Final[Described] = {
         "outcomes": {
             "type": "array",
             "description": "one a sample, in their order",
-            "items": {"enum": ["accepted", "duplicate", "refused", "full"]},
+            "items": {"enum": ["accepted", "duplicate", "conflict", "refused", "full"]},
         },
         "errors": {
             "type": "object",

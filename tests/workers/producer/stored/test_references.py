@@ -34,6 +34,16 @@ def test_they_are_pushed_without_a_payload() -> None:
     assert [sample.group_size for sample in samples] == [None, None, 4]
 
 
+def test_content_is_what_is_said_beside_it_wherever_it_was_put() -> None:
+    """Who replays after a crash puts it again, under another key."""
+    again = replace(ONE, reference=Reference(StoredObject(STORE, "theirs/2", 32), 0, 32))
+    others = [replace(ONE, policy_version=1), replace(ONE, group_id="g", group_size=2)]
+    unnamed = replace(ONE, sample_id=None)
+    sums = [sample.checksum for sample in encode([ONE, again, *others, unnamed], [STORE], None)]
+    assert (sums[0], sums[-1]) == (sums[1], None)
+    assert len(set(sums)) == 4
+
+
 @pytest.mark.parametrize(
     ("sample", "reason", "why"),
     [

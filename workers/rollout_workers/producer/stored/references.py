@@ -89,7 +89,7 @@ def _encoded(
         schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
         None if size is None else size_of(size, given.group_id), given.policy_version, rows,
         reference, staleness_exempt=given.staleness_exempt,
-    )  # fmt: skip
+    ).summed()  # fmt: skip
 
 
 def _typed(at: int, given: ReferencedSample) -> ReferencedSample:

@@ -83,7 +83,7 @@ def referenced(request: ReferenceRequest, reading: Reading, taken: set[tuple[str
         schema=schema,
         payload=_reference(request.reference, schema.nbytes(request.tokens, rows), taken),
         rows=rows,
-        **request.told(reading),
+        **request.told(reading, [], request.tokens, rows),
     )
 
 

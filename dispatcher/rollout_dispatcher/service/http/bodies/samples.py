@@ -201,7 +201,7 @@ def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
         schema=schema,
         payload=span.toreadonly(),
         rows=rows,
-        **request.told(reading),
+        **request.told(reading, [span], tokens, rows),
     )
     return sample, left_out
 
