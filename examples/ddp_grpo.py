@@ -15,7 +15,8 @@ one.
 
 import argparse
 import random
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rollout_dispatcher.errors import RunFinished
 from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, RolloutSample
 
 DIGITS, END = 4, 4  # tokens 0 to 3 are digits, 4 ends an answer
@@ -48,7 +50,7 @@ class Policy(nn.Module):
 # -- the trainers -----------------------------------------------------------------------------
 
 
-def train(endpoint: str, weights: Path) -> None:
+def train(endpoint: str, weights: Path, steps: int | None) -> None:
     """A DP rank: one dispatched step, whole groups of it, is `EPOCHS` optimizer steps here."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -58,7 +60,7 @@ def train(endpoint: str, weights: Path) -> None:
     # integration: begin
     # Each step is iterated once for the old log-probs and once an epoch; who says so saves a copy.
     with MicroBatchStream(endpoint, layout="padded", epochs=1 + EPOCHS) as stream:
-        for step in stream:
+        for step in islice(stream, steps):
             gained, old = torch.zeros(()), []
             with torch.no_grad():  # the policy as it is before the step: the ratio's denominator
                 for micro_batch in step:
@@ -80,6 +82,7 @@ def train(endpoint: str, weights: Path) -> None:
             trained += step.num_samples
             dist.all_reduce(gained)
             say(f"step {step.number}: mean reward {gained / step.num_samples:.3f}")
+        stream.finish()  # rollouts end, and so does the dispatcher
     say(f"trained on {trained} samples")
     dist.destroy_process_group()
 
@@ -119,7 +122,7 @@ def rollout(endpoint: str, weights: Path, groups: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, version, chance = Policy(), 0, random.Random(0)  # the weights that trainers begin with
-    with RolloutProducer(endpoint) as producer:
+    with RolloutProducer(endpoint) as producer, suppress(RunFinished):  # trainers have had enough
         for number in range(groups):
             version = refresh(model, version, weights)
             digit = chance.randrange(DIGITS)
@@ -172,10 +175,11 @@ def main() -> None:
     parser.add_argument("role", choices=["train", "rollout"])
     parser.add_argument("--endpoint", default="127.0.0.1:7077")
     parser.add_argument("--weights", type=Path, default=Path("grpo-weights.pt"))
+    parser.add_argument("--steps", type=int, help="that are trained; default: all that come")
     parser.add_argument("--groups", type=int, default=480, help="prompts that rollouts answer")
     args = parser.parse_args()
     if args.role == "train":
-        train(args.endpoint, args.weights)
+        train(args.endpoint, args.weights, args.steps)
     else:
         rollout(args.endpoint, args.weights, args.groups)
 

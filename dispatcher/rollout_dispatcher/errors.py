@@ -15,6 +15,7 @@
     |   +-- VersionMismatch  there is no protocol version that both sides speak
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     |   +-- ShuttingDown     none is any more; it may be pushed elsewhere, or to a successor
+    +-- RunFinished          the trainer has finished the run: nothing more is trained on
     +-- BufferFull           a cap is reached; retry after the next step
     +-- ReceivingFull        too much is being received; retry later
     +-- TooManyBodies        too many request bodies wait to be read; retry later
@@ -29,7 +30,7 @@
     +-- RankRefused          a DP rank may not join
     +-- GenerationFenced     a newer process group took over, or this one failed
     +-- PeerLost             another DP rank, or process of the same model replica, died or left
-    +-- StepTimeout          no step came within the time that the training loop gives it
+    +-- StepTimeout          no step, or end, came within the time that the training loop gives it
     +-- CheckpointRefused    a loaded checkpoint fits neither this run nor the other ranks'
     +-- JournalError         the journal cannot be opened or has failed
     |   +-- JournalFull      no room on its disk or in its index; it retries by itself
@@ -229,6 +230,12 @@ class ShuttingDown(SampleRefused):
         super().__init__(self.code, message)
 
 
+class RunFinished(DispatcherError):
+    """The trainer has finished the run, or has left for good: nothing more is trained on."""
+
+    code = "run-finished"
+
+
 class BufferFull(DispatcherError):
     """A cap of the sample buffer is reached."""
 
@@ -392,13 +399,15 @@ class PeerLost(DispatcherError):
 
 
 class StepTimeout(DispatcherError, TimeoutError):
-    """No step came within the `timeout` of a stream; the next one may still be asked for."""
+    """What a training loop waited for did not come within the `timeout` of its stream; the same may
+    be asked for again.
+    """
 
     code = "step-timeout"
     retriable = True
 
-    def __init__(self, seconds: float, waits_for: str) -> None:
-        super().__init__(f"no step within {seconds:g} s; it waits for: {waits_for}")
+    def __init__(self, seconds: float, waits_for: str, what: str = "step") -> None:
+        super().__init__(f"no {what} within {seconds:g} s; it waits for: {waits_for}")
         self.seconds, self.waits_for = seconds, waits_for
 
 

@@ -18,6 +18,7 @@ from rollout_dispatcher.core.facts import Accepted, DropReason, SchemaFixed
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.sample import Outcome, SamplesByField
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -310,7 +311,7 @@ def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: b
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
     assert bench.log == [
         WelcomeRank("r1", 1, "run", 1, -1),
-        EndRanks((1,), "the stream has ended"),
+        EndRanks((1,), EndReason.ENDED),
     ]
 
 

@@ -2,7 +2,8 @@
 
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=... leaving.py ENDPOINT --steps 2 --then close
 
-Started without torchrun, which would end the others. Prints what ended its loop, as a line of JSON.
+Mostly started without torchrun, which would end the others. Prints what ended its loop, as a line
+of JSON.
 """
 
 import argparse
@@ -51,6 +52,8 @@ def end(then: str, stream: MicroBatchStream) -> None:
             stream.close()
         case "exit":
             sys.exit(0)
+        case "finish":
+            stream.finish()
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -31,3 +31,18 @@ def test_the_reward_rises_and_each_sample_is_trained_on_once(tmp_path: Path) -> 
     assert len(rewards) == GROUPS // 8
     assert mean(rewards[:3]) < 0.25
     assert mean(rewards[-3:]) > 0.75
+
+
+def test_a_number_of_steps_ends_rollouts_and_the_dispatcher(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    with ServeProcess(
+        tmp_path, dp_size=2, dispatch_batch_groups=8, group_size=8, micro_batch_tokens=512
+    ) as server:
+        where = ("--endpoint", server.endpoint, "--weights", weights)
+        with (
+            torchrun(tmp_path, 2, "ddp_grpo.py", "train", *where, "--steps", 2) as trainers,
+            example("ddp_grpo.py", "rollout", *where, "--groups", GROUPS) as rollouts,
+        ):
+            assert f"trained on {2 * 64} samples" in finish(trainers)
+            finish(rollouts)
+        assert server.wait() == 0

@@ -12,6 +12,7 @@ from rollout_dispatcher.core.facts import (
     Configured,
     Dropped,
     Fact,
+    Finished,
     FloorRaised,
     Forgotten,
     GenerationBegan,
@@ -57,7 +58,7 @@ class Model:
         self.dp_size: int | None = None
         self.version: int | None = None
         self.version_step: int | None = None
-        self.ended = False
+        self.ended = self.finished = False
         self.group_size: int | None = None
         self.posted: tuple[PostedSetting, ...] = ()
         self.phases: set[int] = set()
@@ -104,9 +105,8 @@ class Model:
             "retained": [self._plain_step(number) for number in sorted(self.retained)],
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
-                self.version_step, self.ended, self.run_id, self.resumed, self.saved,
-                self.evicted,
-                self.group_size, self.posted, dict(self.withdrawn),
+                self.version_step, self.ended, self.finished, self.run_id, self.resumed,
+                self.saved, self.evicted, self.group_size, self.posted, dict(self.withdrawn),
             ),
             "phases": self._phases(),
             "producers": {
@@ -234,6 +234,12 @@ class Model:
             del self.entries[ticket]
         del self.steps[step]
 
+    def _apply_end(self, fact: StreamEnded | Finished) -> None:
+        if isinstance(fact, Finished):
+            self.finished = fact.pending
+        else:
+            self.ended = True
+
     def _apply_single(self, fact: Fact) -> None:
         match fact:
             case RunBegan(run_id):
@@ -248,8 +254,8 @@ class Model:
                 self.group_size = size
             case Configured(posted):
                 self.posted = posted
-            case StreamEnded():
-                self.ended = True
+            case StreamEnded() | Finished():
+                self._apply_end(fact)
             case Unneeded(objects):
                 self.unneeded |= {*objects}
             case Forgotten(objects):

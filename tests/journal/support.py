@@ -200,9 +200,9 @@ def plain(remembered: Remembered) -> dict[str, object]:
         "single": (
             remembered.next_ticket, remembered.next_step, remembered.generation,
             remembered.dp_size, remembered.policy_version, remembered.policy_step,
-            remembered.ended, remembered.run_id, remembered.resumed, remembered.saved,
-            remembered.evicted,
-            remembered.group_size, remembered.posted, dict(remembered.withdrawn),
+            remembered.ended, remembered.finished, remembered.run_id, remembered.resumed,
+            remembered.saved, remembered.evicted, remembered.group_size, remembered.posted,
+            dict(remembered.withdrawn),
         ),
         "phases": remembered.phases,
         "producers": dict(remembered.producers),

@@ -9,6 +9,7 @@ from rollout_dispatcher.core.facts import (
     Dropped,
     DropReason,
     Fact,
+    Finished,
     FloorRaised,
     GenerationBegan,
     GroupEnded,
@@ -273,10 +274,11 @@ def test_the_single_values_come_back(tmp_path: Path) -> None:
     found = after(
         tmp_path / "j",
         [GenerationBegan(4, 3), VersionReported(7, 5), PhaseEnded(8), GroupSizeSet(6)],
-        [StreamEnded()],
+        [StreamEnded(), Finished(pending=True)],
     )
     assert (found.generation, found.dp_size) == (4, 3)
     assert (found.policy_version, found.policy_step, found.ended) == (7, 5, True)
+    assert found.finished
     assert found.group_size == 6
     assert (found.phases, found.totals) == ((8,), {"n": 1})
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.checkpoint import position_of, state_of
@@ -44,7 +45,9 @@ def test_a_rank_that_has_loaded_a_checkpoint_forgets_what_it_was_sent_and_says_h
     (said,) = spoken(core)
     assert isinstance(said, m.HelloRank)
     assert (said.generation, said.resume, said.received) == (1, POSITION, [])
-    assert hear(core, step(8), m.Release(step=8), m.End(reason="x")) == []  # before it was heard
+    assert (
+        hear(core, step(8), m.Release(step=8), m.End(reason=EndReason.ENDED)) == []
+    )  # before it was heard
     assert core.end_reason is None
     hear(core, welcome(committed=4))
     assert not core.resuming

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rollout_workers
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ConfigError, GenerationFenced, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import Loss, MicroBatchStream
@@ -45,14 +46,14 @@ def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) 
     stream, peer = pair
     give(peer, 0, [1, 2], [3])
     give(peer, 1, [4])
-    peer.send(m.End(reason="the stream has ended"))
+    peer.send(m.End(reason=EndReason.ENDED))
     seen = []
     for taken in stream:
         seen.append([batch.input_ids.tolist() for batch in taken])
         assert [batch.input_ids.tolist() for batch in taken] == seen[-1]
         taken.commit()
     assert seen == [[[1, 2], [3]], [[4]]]
-    assert stream.end_reason == "the stream has ended"
+    assert stream.end_reason == "ended"
     assert stream.statistics().steps_committed == 2
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.checkpoint import position_of, state_of
@@ -249,9 +250,30 @@ class MicroBatchStream(Closing):
         return self._client.generation
 
     @property
-    def end_reason(self) -> str | None:
-        """Why the stream has ended; None while it has not."""
+    def end_reason(self) -> EndReason | None:
+        """Why the stream has ended; None while it has not.
+
+        A string: `finished` (every rank has called `finish`), `ended` (producers, or a controller,
+        have ended the stream, and all of it is trained on) or `drained` (the dispatcher was told to
+        shut down; producers may have more).
+        """
         return self._client.end_reason
+
+    def finish(self, *, discard: bool = False) -> None:
+        """End the run: the trainer has had enough, as after a number of steps.
+
+        Call it on every rank after the same step, then close; it returns once every rank has.
+        Producers that wait in `push`, or push later, get RunFinished, and the dispatcher ends with
+        exit code 0 once the ranks have left. What was not used stays in the journal for the next
+        start on it; without a journal, or with `discard`, it is dropped and counted (`unused`). A
+        step that was taken and of which nothing was iterated is not used. Where the stream has
+        ended by itself it does nothing.
+
+        Raises StepContractError where ranks finish after different steps or one goes on, on all of
+        them, and for a step that is begun and not committed; PeerLost where a rank has left without
+        it; StepTimeout after the stream's `timeout`.
+        """
+        self._client.finish(discard=discard, timeout=self._timeout)
 
     def set_policy_version(self, version: int) -> None:
         """Report the version of the weights that training goes on with.

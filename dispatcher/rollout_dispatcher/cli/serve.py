@@ -33,8 +33,8 @@ signals:
   SIGUSR1           log where the run stands, and what every thread and task does
   SIGUSR2           changes nothing, and is logged
 
-exit codes: 0 the stream ended or everything was drained, 1 failure or a shutdown that gave up
-accepted samples (the log names them), 2 usage or config
+exit codes: 0 the stream ended, the DP ranks finished or everything was drained, 1 failure or a
+shutdown that gave up accepted samples (the log names them), 2 usage or config
 """
 
 

@@ -46,6 +46,7 @@ from rollout_dispatcher.core.references.said import Said
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.core.waiting import Reason
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.payload import InMemory
 from rollout_dispatcher.plan import Plan
@@ -164,7 +165,7 @@ class Dispatch:
         effects: list[Effect] = [WelcomeProducer(producer, self.config.producer_credits)]
         if self.config.durable and accepted > newest:
             effects.append(AcceptedUnknown(producer, accepted, newest))
-        return self._decide(effects)
+        return self._decide(effects + self._parts.finishing.refuse())
 
     def producer_leaves(self, producer: str, now: float) -> Decision:
         """A producer says goodbye, and is not waited for any more, whatever ends this process."""
@@ -231,7 +232,7 @@ class Dispatch:
             "the dispatcher is shutting down and takes no more samples; push again once it is "
             "started again, or elsewhere"
         )
-        self._ends.stream_over()
+        self._ends.stream_over(EndReason.DRAINED)
         effects += self._settle(now)
         if not self._ledger.ranks:
             dropping.everything(DropReason.SHUTDOWN)
@@ -259,8 +260,8 @@ class Dispatch:
         self._departures.joined(hello.dp_rank, hello.client_id)
         if hello.generation is None and (advice := self.advice):
             effects.append(Advised(advice))
-        effects += self._parts.attempts.settle() + self._settle(now)
-        return self._decide(effects + self._departures.look())
+        effects += self._parts.attempts.settle()
+        return self._decide(effects + self._end_steps(now))
 
     def leave(
         self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
@@ -269,7 +270,7 @@ class Dispatch:
         self._ledger.leave(dp_rank, client_id, for_good=for_good)
         self._departures.left(dp_rank, client_id, now)
         self._lifecycle.untold(client_id)
-        return self._decide(self._settle(now) + self._departures.look())
+        return self._decide(self._end_steps(now))
 
     def seen(self, dp_rank: int, now: float) -> None:
         """A DP rank gave a sign of life."""
@@ -288,8 +289,8 @@ class Dispatch:
         self._parts.lockstep.heard(dp_rank, now)
         if begins:
             effects += self._checkpoints.begun()
-        effects += self._parts.attempts.settle() + self._settle(now)
-        return self._decide(effects + self._departures.look())
+        effects += self._parts.attempts.settle()
+        return self._decide(effects + self._end_steps(now))
 
     def prepared(
         self, dp_rank: int, step: int, digest: str, now: float, *, attempt: int = 0
@@ -319,6 +320,19 @@ class Dispatch:
         if not done:
             return self._decide([])
         return self._decide([*self._checkpoints.committed(done, now), *self._settle(now)])
+
+    def finish(self, dp_rank: int, step: int, now: float, *, discard: bool) -> Decision:
+        """A rank has had enough after this step; once every rank has, the run is finished.
+
+        discard: what is not used is dropped, though a journal could keep it.
+        """
+        self._parts.finishing.finish(dp_rank, step, discard=discard)
+        return self._decide(self._end_steps(now))
+
+    def finish_carried_out(self) -> Decision:
+        """Everybody has heard that the run is finished: the next process goes on with the rest."""
+        self._parts.finishing.carried_out()
+        return self._decide([])
 
     def set_policy_version(self, version: int, now: float, first_step: int) -> Decision:
         """DP rank 0 trains these weights from step `first_step` on."""
@@ -412,7 +426,7 @@ class Dispatch:
         relief = self._relief
         effects: list[Effect] = []
         while True:
-            self._ends.settle()
+            effects += self._ends.settle()
             if relief.is_due:
                 effects += relief.let_in(now)
                 continue
@@ -422,6 +436,11 @@ class Dispatch:
                 effects += self._finish()
             if not relief.is_due:
                 return effects
+
+    def _end_steps(self, now: float) -> list[Effect]:
+        """The same, when ranks have come, gone or asked: some may take no further step."""
+        effects = self._parts.finishing.look() + self._settle(now)
+        return effects + self._departures.look()
 
     def _finish(self) -> list[Effect]:
         self._references.stream_over()
@@ -490,6 +509,16 @@ class Dispatch:
         """Whether the stream has ended and everything is committed."""
         return self._lifecycle.drained
 
+    def waits_to_finish(self, dp_rank: int) -> bool:
+        """Whether a DP rank has finished the run, and others have not."""
+        rank = self._ledger.ranks.get(dp_rank)
+        return rank is not None and rank.finished is not None and not self._lifecycle.finished
+
+    @property
+    def finished(self) -> bool:
+        """Whether the DP ranks have finished the run."""
+        return self._lifecycle.finished
+
     @property
     def unreleased(self) -> int:
         """Objects of payload stores to be released, and producers to be swept."""
@@ -507,10 +536,13 @@ class Dispatch:
     def deserted(self) -> bool:
         """Whether no rank is left that may come back.
 
-        After a restart with steps that no saved checkpoint covers, ranks are still to come.
+        After a restart with steps that no saved checkpoint covers, ranks are still to come; and so
+        are those that may not have heard that their run is finished.
         """
-        awaited = not self._ledger.ranks and len(self._checkpoints.retained) > 0
-        return self._ledger.generation.deserted and not awaited
+        awaited = len(self._checkpoints.retained) > 0
+        if self._lifecycle.finished:
+            awaited = self._ledger.generation.inherited
+        return self._ledger.generation.deserted and not (awaited and not self._ledger.ranks)
 
     def waits_for(self, now: float) -> str:
         """In words, whom the next step waits for, or the end of a phase or of the stream."""

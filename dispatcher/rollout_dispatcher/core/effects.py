@@ -17,6 +17,7 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import BufferFull, DispatcherError
 from rollout_dispatcher.plan import (
     FloatArray,
@@ -281,7 +282,14 @@ class EndRanks:
     """Tell these DP ranks that no further step will come."""
 
     dp_ranks: tuple[int, ...]
-    reason: str
+    reason: EndReason
+
+
+@dataclass(frozen=True, slots=True)
+class EndProducers:
+    """Every producer's connection is over: tell them why."""
+
+    error: DispatcherError
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +440,7 @@ Effect = (
     | LimitSteps
     | SamplesUnresolved
     | EndRanks
+    | EndProducers
     | FailRanks
     | StepPlanned
     | Redelivered

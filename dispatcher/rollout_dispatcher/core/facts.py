@@ -27,6 +27,7 @@ class DropReason(StrEnum):
     SHUTDOWN = "shutdown"
     UNRESOLVED = "unresolved"
     UNREADABLE = "unreadable"
+    UNUSED = "unused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,15 @@ class StreamEnded:
     """Nothing comes any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The DP ranks have finished the run. pending: not everybody has been told; if not, the next
+    process goes on with what is left.
+    """
+
+    pending: bool
+
+
 Fact = (
     Accepted
     | FloorRaised
@@ -280,6 +290,7 @@ Fact = (
     | IncarnationBegan
     | IncarnationSwept
     | StreamEnded
+    | Finished
 )
 Note = Callable[[Fact], None]
 
@@ -315,7 +326,8 @@ class Remembered:
     likewise. totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there
     was none. policy_step: the first step that trains with `policy_version`, None if that is.
     group_size: as it was last set. posted: settings that were changed while it ran. schema: of all
-    samples, None while that was not decided; set_by: who has, in words.
+    samples, None while that was not decided; set_by: who has, in words. finished: the
+    run is, and not everybody has been told.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -338,6 +350,7 @@ class Remembered:
     set_by: str = ""
     phases: tuple[int, ...] = ()
     ended: bool = False
+    finished: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     left: frozenset[str] = frozenset()

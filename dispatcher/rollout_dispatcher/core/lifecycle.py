@@ -1,8 +1,10 @@
-"""How a run ends: producers end the stream, or the service is told to stop.
+"""How a run ends: producers end the stream, DP ranks finish, or the service is told to stop.
 
     running --end_stream--> ended --nothing left to plan or commit--> drained
        |                      |                                         |
        +--------drain---------+--> draining --the same--> drained       +--a rewind--> as before
+       |                      |
+       +--DP ranks finish-----+--> drained at once: what is left is not planned any more
 
 After the end nothing is accepted. Invariant: a rank is told of the end when nothing is left to be
 planned, once on each connection; the run is drained when every step is committed.
@@ -13,6 +15,7 @@ from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.effects import Drained, Effect, EndRanks
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.ends import EndReason
 
 
 class Lifecycle:
@@ -32,11 +35,12 @@ class Lifecycle:
     ) -> None:
         self._buffer, self._ledger, self._dropping = buffer, ledger, dropping
         self._batch, self._flush_partial = batch, flush_partial
-        #: Whether nothing more is accepted.
+        #: Whether nothing more is accepted, and why.
         self.ended = False
+        self._reason = EndReason.ENDED
         #: Whether the service is to stop.
         self.draining = False
-        #: Whether the stream has ended and everything is committed.
+        #: Whether the stream has ended and everything is committed, or the run is finished.
         self.drained = False
         self._told: set[str] = set()
         self._untold = ledger.generation.census()
@@ -47,6 +51,21 @@ class Lifecycle:
         if self.drained:
             return "drained"
         return "draining" if self.draining else "ended" if self.ended else "running"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the DP ranks have finished the run."""
+        return self.ended and self._reason is EndReason.FINISHED
+
+    def end(self, reason: EndReason) -> None:
+        """Nothing more is accepted; that DP ranks finish counts beside any other reason."""
+        if reason is EndReason.FINISHED:  # ranks that were told of another end wait for this one
+            self._told.clear()
+            for dp_rank in self._ledger.ranks:
+                self._ledger.generation.changed(dp_rank)
+        elif self.ended:
+            return
+        self.ended, self._reason = True, reason
 
     def flushes(self, ready: int) -> bool:
         """Whether so many samples go as they are, since nothing is to be waited for."""
@@ -65,6 +84,8 @@ class Lifecycle:
 
         flushing: an ended phase still has samples.
         """
+        if self.finished:
+            return [*self._end_ranks(), *self._end()]
         if not self.ended or self._ledger.steps.waiting:
             return []
         if not flushing and not self._may_go(self._buffer.ready_units):
@@ -87,10 +108,12 @@ class Lifecycle:
         for dp_rank in dp_ranks:
             told.add(generation.ranks[dp_rank].client_id)
             generation.changed(dp_rank)
-        return [EndRanks(tuple(dp_ranks), "the stream has ended")]
+        return [EndRanks(tuple(dp_ranks), self._reason)]
 
     def _end(self) -> list[Effect]:
-        if self._ledger.steps or self.drained:
+        if self.drained or (self._ledger.steps and not self.finished):
             return []
         self.drained = True
+        if self.finished:
+            return [Drained("finished")]
         return [Drained("drained" if self.draining else "done")]

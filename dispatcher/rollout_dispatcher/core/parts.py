@@ -35,6 +35,7 @@ from rollout_dispatcher.core.producers.presence import Presence
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.standing import Standings
 from rollout_dispatcher.core.ranks.departures import Departures
+from rollout_dispatcher.core.ranks.finishing import Finishing
 from rollout_dispatcher.core.ranks.joining import Joining
 from rollout_dispatcher.core.ranks.standstill import Lockstep
 from rollout_dispatcher.core.references.references import References
@@ -102,6 +103,9 @@ class Parts:
             batch=batch, flush_partial=config.flush_partial,
         )  # fmt: skip
         self.departures = Departures(self.ledger, self.lifecycle, config.rank_timeout)
+        self.finishing = Finishing(
+            self.ledger, self.lifecycle, self.admission, self.dropping, note, keeps=config.durable
+        )
         self.checkpoints = Checkpoints(
             self.ledger, self.totals, objects, note, retain=config.retain
         )
@@ -124,6 +128,7 @@ class Parts:
         self.agreement = Agreement(self.producers, self.admission)
         self.ends = Ends(
             self.agreement, eligibility, self.dropping,
+            admission=self.admission, departures=self.departures,
             phases=self.phases, lifecycle=self.lifecycle, note=note,
         )  # fmt: skip
         self.standings = Standings(self.buffer, self.held, self.freshness, self.ledger, batch=batch)
@@ -163,6 +168,7 @@ class Parts:
         self.ends.restore(memory)
         self.checkpoints.restore(memory)
         self.departures.restore(now)
+        self.finishing.restore(memory)
 
     def _restore_schema(self, memory: Remembered) -> None:
         """The settings come first: what was accepted with other fields gives way to them."""

@@ -31,6 +31,7 @@ class Cause(StrEnum):
     MISSING_RANKS = "missing-ranks"
     ABSENT_RANKS = "absent-ranks"
     LEFT_RANKS = "left-ranks"
+    UNFINISHED_RANKS = "unfinished-ranks"
     SILENT_RANKS = "ranks-not-begun"
     FAILED_GENERATION = "failed-generation"
     HUNG_RANKS = "hung-ranks"
@@ -109,12 +110,17 @@ class Waiting:
             yield Reason(Cause.ABSENT_RANKS, f"{_ranks(absent)} lost the connection")
         if left := generation.left:
             yield Reason(Cause.LEFT_RANKS, f"{_ranks(left)} closed the stream")
+        finished = [at for at, rank in ledger.ranks.items() if rank.finished is not None]
+        if finished and not ledger.over:
+            others = _ranks({*ledger.ranks} - {*finished})
+            text = f"{_ranks(finished)} finished the run, and {others} did not yet"
+            yield Reason(Cause.UNFINISHED_RANKS, text)
         if generation.failed is not None:
             failed = f"generation {generation.number} has failed"
             yield Reason(Cause.FAILED_GENERATION, f"{failed}: {generation.failed}", failed)
         elif (standstill := self._lockstep.standstill(now)) is not None:
             yield self._stands(standstill, now)
-        elif ledger.wanted or missing or absent or left:
+        elif ledger.wanted or missing or absent or left or finished:
             return
         elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
             yield Reason(Cause.SILENT_RANKS, f"{_ranks(silent)} did not load the checkpoint yet")

@@ -170,6 +170,7 @@ class Ledger:
     set_by: str = ""
     phases: list[int] = field(default_factory=list)
     ended: bool = False
+    finished: bool = False
     unneeded: dict[str, dict[str, int]] = field(default_factory=dict)
     incarnations: dict[str, str] = field(default_factory=dict)
     totals: str = "{}"

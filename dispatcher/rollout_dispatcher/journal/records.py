@@ -17,6 +17,7 @@ from rollout_dispatcher.core.facts import (
     Configured,
     Dropped,
     Fact,
+    Finished,
     FloorRaised,
     Forgotten,
     GenerationBegan,
@@ -52,6 +53,7 @@ PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
 WITHDRAWN = "withdrawn"
 GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED, EVICTED = "run", "resumed", "saved", "evicted"
+FINISHED = "finished"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
 KEYED, LEFT, CONFIGURED = "keyed", "left", "configured"
 GROUP_ENDED = "group-ended"
@@ -225,6 +227,8 @@ class Encoder:
                 return [EVICTED, step]
             case StreamEnded():
                 return [ENDED]
+            case Finished(pending):
+                return [FINISHED, pending]
         raise TypeError(f"the journal does not know the fact {type(fact).__name__}")
 
     def _number(self, schema: Schema, before: list[Row]) -> int:

@@ -142,6 +142,7 @@ def remembered(
         set_by=ledger.set_by,
         phases=tuple(state.phases()),
         ended=ledger.ended,
+        finished=ledger.finished,
         producers={
             name: (producer.floor, frozenset(producer.accepted))
             for name, producer in state.producers.items()

@@ -329,10 +329,17 @@ class State:
                 self.ledger.group_size = row[1]
             case records.CONFIGURED:
                 self.ledger.posted = row[1]
-            case records.ENDED:
-                self.ledger.ended = True
+            case records.ENDED | records.FINISHED:
+                self._end(row)
             case _:
                 self._note_of_stores(row)
+
+    def _end(self, row: Row) -> None:
+        """Nothing comes any more, until a finished run goes on in the next process."""
+        if row[0] == records.ENDED:
+            self.ledger.ended = True
+        else:
+            self.ledger.finished = row[1]
 
     def _note_of_stores(self, row: Row) -> None:
         """In which object samples lie; which are unneeded or gone; whose may be there."""

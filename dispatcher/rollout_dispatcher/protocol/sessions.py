@@ -75,8 +75,8 @@ TO_PRODUCER: Kinds = (
     m.Pushed, m.Blocked, m.Resend, m.SchemaKnown, m.Feedback, m.Dropped, m.Free, m.Sweep, m.Pong,
 )  # fmt: skip
 FROM_RANK: Kinds = (
-    m.Demand, m.PolicyVersion, m.Prepared, m.Unresolved, m.Commit, m.CheckpointSaved, m.StepTimes,
-    m.Freed, m.Swept, m.Ping,
+    m.Demand, m.PolicyVersion, m.Prepared, m.Unresolved, m.Commit, m.Finish, m.CheckpointSaved,
+    m.StepTimes, m.Freed, m.Swept, m.Ping,
 )  # fmt: skip
 TO_RANK: Kinds = (
     m.StepHeader, m.MicroBatch, m.StepWithdrawn, m.Release, m.LastStep, m.Advice, m.End, m.Free,

@@ -52,8 +52,12 @@ class Completion:
 
     @property
     def _is_over(self) -> bool:
-        everybody_knows = self._core.deserted and self._connections.end_is_known
-        return everybody_knows and not self._core.unreleased
+        return self._everybody_knows and not self._core.unreleased
+
+    @property
+    def _everybody_knows(self) -> bool:
+        core = self._core  # that a run is finished was the last that producers heard
+        return core.deserted and (core.finished or self._connections.end_is_known)
 
     @property
     def _awaited(self) -> str:
@@ -72,7 +76,7 @@ class Completion:
     def _give_up(self) -> None:
         self._timer = None
         if not self._connections.ranks:
-            if self._core.deserted and self._connections.end_is_known:
+            if self._everybody_knows:
                 log.warning(
                     "%d objects or more are left in payload stores, and nobody is there to release "
                     "them: the journal remembers that for the next start on it",

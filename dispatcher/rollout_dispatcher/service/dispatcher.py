@@ -169,6 +169,8 @@ class Dispatcher:
             except Exception:
                 self._was_told = True
                 raise
+            if not self._is_over:
+                router.perform(router.core.finish_carried_out())
         losses = router.core.losses
         if losses.samples and not self._is_over:
             log.error("%s; with --journal-dir they would wait for the next start", losses)

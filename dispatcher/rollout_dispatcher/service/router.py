@@ -222,6 +222,7 @@ class Router:
             return
         self.core.progressed(rank.dp_rank, message.handed_out, message.collectives, now)
         waits = self.metrics.rank_waits.is_waiting(rank.dp_rank)
+        waits = waits or self.core.waits_to_finish(rank.dp_rank)
         peer.send(m.Pong(waits_for=self._effect_runner.whom_it_waits_for() if waits else ""))
 
     def lost(self, peer: Peer, reason: str) -> None:
@@ -335,6 +336,8 @@ class Router:
             saved=message.saved,
             run_id=message.run_id,
             training={"layout": str(self.config.layout)} | message.training,
+            finished=message.finished,
+            discards=message.discard,
         )
         self._store_workers.gone(peer)  # said again, it hears nothing else before its welcome
         decision = self.core.join(hello, now)
@@ -385,6 +388,9 @@ class Router:
             case m.PolicyVersion():
                 version, first_step = message.policy_version, message.first_step
                 self.perform(self.core.set_policy_version(version, now, first_step))
+            case m.Finish():
+                self.metrics.rank_waits.stops(dp_rank, now)
+                self.perform(self.core.finish(dp_rank, message.step, now, discard=message.discard))
             case m.CheckpointSaved():
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
             case m.StepTimes():

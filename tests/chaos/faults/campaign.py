@@ -23,7 +23,7 @@ Kinds = tuple[type[m.Message], ...]
 OF_PRODUCERS: Kinds = m.HelloProducer, m.WelcomeProducer, m.Push, m.Pushed, m.Blocked, m.Ping
 OF_RANKS: Kinds = (
     m.HelloRank, m.WelcomeRank, m.StepHeader, m.MicroBatch, m.Prepared, m.Release, m.LastStep,
-    m.Demand, m.Commit, m.StepTimes, m.CheckpointSaved, m.Ping,
+    m.Demand, m.Finish, m.Commit, m.StepTimes, m.CheckpointSaved, m.Ping,
 )  # fmt: skip
 #: And of both, where there is a payload store.
 OF_STORES: Kinds = m.Free, m.Freed, m.Sweep, m.Swept, m.Unresolved, m.StepWithdrawn

@@ -22,6 +22,7 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import StepState
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError
 from tests.support.core.cores import STORE, Bench
 from tests.support.samples import make_sample
@@ -193,7 +194,7 @@ def test_at_the_end_of_the_stream_a_step_with_nothing_left_is_no_step() -> None:
     ranks = Ranks()
     ranks.store("abcd")
     ranks.perform(ranks.core.end_stream(ranks.now, force=True))
-    assert EndRanks((0, 1), "the stream has ended") in ranks.log
+    assert EndRanks((0, 1), EndReason.ENDED) in ranks.log
     ranks.lose(0, 0, "abcd")
     assert ranks.heard(WithdrawStep) == [WithdrawStep((0, 1), 0)]
     assert ranks.heard(Drained) == [Drained("done")]

@@ -207,7 +207,7 @@ def test_the_description_is_openapi_with_the_fields_of_the_model(shared: ServePr
     assert request["required"] == ["fields"]
     responses = described["paths"]["/v1/samples"]["post"]["responses"]
     assert set(responses) == {
-        "200", "400", "401", "403", "408", "409", "413", "415", "422", "429", "500", "503",
+        "200", "400", "401", "403", "408", "409", "410", "413", "415", "422", "429", "500", "503",
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class Memory:
         self._keys: dict[str, str] = {}
         self._left: set[str] = set()
         self._phases: list[int] = []
-        self._ended = False
+        self._ended = self._finished = False
         self._schema: Schema | None = None
         self._set_by = ""
         self._totals: Mapping[str, Any] = {}
@@ -77,6 +77,7 @@ class Memory:
             schema=self._schema,
             set_by=self._set_by,
             ended=self._ended,
+            finished=self._finished,
             producers={
                 name: (self._floors.get(name, 0), frozenset(self._accepted.get(name, set())))
                 for name in {*self._accepted, *self._floors, *self._keys, *self._left}
@@ -165,12 +166,18 @@ class Memory:
                 self._phases.append(fact.version)
             case f.SchemaFixed():
                 self._schema, self._set_by = fact.schema, fact.set_by
-            case f.StreamEnded():
-                self._ended = True
+            case f.StreamEnded() | f.Finished():
+                self._note_end(fact)
             case f.GroupEnded():
                 self._ended_groups.append((fact.group_id, fact.why))
             case _:
                 self._note_objects(fact)
+
+    def _note_end(self, fact: f.StreamEnded | f.Finished) -> None:
+        if isinstance(fact, f.Finished):
+            self._finished = fact.pending
+        else:
+            self._ended = True
 
     def _note_objects(self, fact: f.Fact) -> None:
         match fact:

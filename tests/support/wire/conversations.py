@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
@@ -210,7 +211,7 @@ def _training() -> Iterator[Vector]:
     told = m.Advice(text="no checkpoint was reported as saved so far")
     yield Vector(other, told, "its trainer should report checkpoints")
     yield Vector(it, m.CheckpointSaved(step=7), "a checkpoint taken after step 7 is durable")
-    yield Vector(other, m.End(reason="the stream has ended"), "no step will follow")
+    yield Vector(other, m.End(reason=EndReason.ENDED), "no step will follow")
     yield Vector(it, m.Bye(), "a deliberate goodbye")
     yield Vector(other, m.Bye(), "what was said is safe; the connection is closed")
 
@@ -299,6 +300,25 @@ def _left_alone() -> Iterator[Vector]:
     yield Vector(it, m.Demand(taken=7, hungry=True), "its training loop waits for another step")
     text = "DP rank 1 closed its stream after step 7, and others go on"
     yield Vector(other, m.Error(code="peer-lost", message=text), "there is none without that rank")
+
+
+def _finishing(*, again: bool) -> Iterator[Vector]:
+    it, other = Side.RANK, Side.DISPATCHER
+    hello = m.HelloRank(
+        client_id="r", dp_rank=0, dp_size=1, generation=1, taken=7, committed=7,
+        finished=7 if again else None,
+    )  # fmt: skip
+    yield Vector(it, hello, "it has trained step 7" + (", and has had enough" if again else ""))
+    welcome = m.WelcomeRank(
+        run_id="run", generation=1, committed=7, max_open_steps=4, layout="packed",
+        heartbeat_interval_s=5.0,
+    )  # fmt: skip
+    yield Vector(other, welcome, "its place is as before")
+    if not again:
+        yield Vector(it, m.Finish(step=7), "it has had enough")
+    yield Vector(other, m.End(reason=EndReason.FINISHED), "so have all other ranks")
+    yield Vector(it, m.Bye(), "a deliberate goodbye")
+    yield Vector(other, m.Bye(), "what was said is safe; the connection is closed")
 
 
 def _waiting() -> Iterator[Vector]:
@@ -393,6 +413,8 @@ CONVERSATIONS = {
     "A DP rank trains": tuple(_training()),
     "A DP rank is refused": tuple(_refusal()),
     "A DP rank is left alone": tuple(_left_alone()),
+    "A DP rank finishes the run": tuple(_finishing(again=False)),
+    "A DP rank that has finished comes back": tuple(_finishing(again=True)),
     "A DP rank asks what it waits for": tuple(_waiting()),
     "A producer pushes images and text": tuple(_pushing_images()),
     "A DP rank trains on images and text": tuple(_training_images()),

@@ -16,6 +16,7 @@ _FROM_RANK: dict[Kind, SessionState] = dict.fromkeys(
         m.Prepared,
         m.Unresolved,
         m.Commit,
+        m.Finish,
         m.CheckpointSaved,
         m.StepTimes,
         m.Freed,

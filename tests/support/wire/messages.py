@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType, Outcome
 
@@ -42,7 +43,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.Release(step=0),
         m.Commit(step=0),
     m.Commit(step=3, times=[m.PassTimes(busy_s=[0.5, 0.25], collective_s=[0.0, 0.125])]),
-        m.End(reason="done"),
+        m.End(reason=EndReason.ENDED),
         m.Error(code="protocol", message="no"),
         m.Ping(),
         m.Ping(handed_out=3, collectives=812),
@@ -58,6 +59,7 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
         m.StepWithdrawn(step=3),
         m.LastStep(step=3),
         m.Advice(text="no checkpoint was reported as saved so far"),
+        m.Finish(step=3, discard=True),
         m.Free(number=0, store="file:///a", keys=["p/0"]),
         m.Freed(number=0),
         m.Sweep(number=1, store="file:///a", prefix="p/"),
@@ -232,6 +234,8 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         saved=_watermarks,
         packed_length=st.none() | _extents,
         training=st.dictionaries(_names, _names, max_size=3),
+        finished=st.none() | _watermarks,
+        discard=st.booleans(),
     ),
     m.WelcomeProducer: st.builds(
         m.WelcomeProducer,
@@ -310,6 +314,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.StepWithdrawn: st.builds(m.StepWithdrawn, step=_counts),
     m.Advice: st.builds(m.Advice, text=_names),
     m.Release: st.builds(m.Release, step=_counts),
+    m.Finish: st.builds(m.Finish, step=_watermarks, discard=st.booleans()),
     m.LastStep: st.builds(m.LastStep, step=st.none() | _watermarks),
     m.Commit: st.builds(
         m.Commit,
@@ -317,7 +322,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         times=st.none()
         | st.lists(st.integers(1, 4).flatmap(_pass_times), min_size=1, max_size=m.MAX_PASSES),
     ),
-    m.End: st.builds(m.End, reason=_text),
+    m.End: st.builds(m.End, reason=st.sampled_from(EndReason)),
     m.Error: st.builds(m.Error, code=_text, message=_text, retriable=st.booleans()),
     m.Ping: st.builds(m.Ping, handed_out=_counts, collectives=_counts),
     m.Pong: st.builds(m.Pong, waits_for=_text),

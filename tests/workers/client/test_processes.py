@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import MicroBatchStream, RankClient, RolloutProducer
@@ -46,7 +47,7 @@ def give_one_step(peer: Peer) -> None:
     peer.wait_for(m.Prepared)
     peer.send(m.Release(step=0))
     peer.send_bytes(micro_batch(0, 0, sample([5, 6])))
-    peer.send(m.End(reason="enough"))
+    peer.send(m.End(reason=EndReason.ENDED))
 
 
 def let_go(peer: Peer) -> None:

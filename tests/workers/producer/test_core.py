@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES
@@ -87,7 +88,7 @@ def test_nothing_counts_before_the_welcome() -> None:
 
 def test_an_end_is_that_of_the_connection() -> None:
     with pytest.raises(ConnectionError, match="ended the connection: drained"):
-        hear(connected(), m.End(reason="drained"))
+        hear(connected(), m.End(reason=EndReason.DRAINED))
 
 
 def test_members_of_a_group_go_beyond_the_credits_once() -> None:

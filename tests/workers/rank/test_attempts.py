@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
@@ -116,7 +117,7 @@ def test_only_the_last_step_is_withdrawn() -> None:
 
 def test_the_stream_ends_where_the_last_step_is_withdrawn_behind_its_end() -> None:
     core = connected()
-    hear(core, attempt(0, 0), m.End(reason="the stream has ended"))
+    hear(core, attempt(0, 0), m.End(reason=EndReason.ENDED))
     ended = [(core.exhausted, core.finished)]
     hear(core, m.StepWithdrawn(step=0))
     ended.append((core.exhausted, core.finished))

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pytest
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
     ClientClosed,
     ConfigError,
@@ -241,7 +242,7 @@ def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(
     assert again.expect(m.Commit).step == 0
     assert again.expect(m.PolicyVersion).policy_version == 7
     assert again.expect(m.Demand) == m.Demand(taken=0, hungry=True)
-    again.send(m.End(reason="over"))
+    again.send(m.End(reason=EndReason.ENDED))
     assert waiting.result(10) is None
 
 
@@ -335,7 +336,7 @@ def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
 ) -> None:
     client, peer = join()
     give(peer, 0, [1])
-    peer.send(m.End(reason="drained"))
+    peer.send(m.End(reason=EndReason.DRAINED))
     taken = taken_from(client)
     taken.commit()
     assert client.next_step() is None
@@ -352,7 +353,7 @@ def test_a_last_commit_that_was_lost_with_its_connection_after_the_end_is_told_a
 ) -> None:
     client, peer = join()
     give(peer, 0, [1])
-    peer.send(m.End(reason="drained"))
+    peer.send(m.End(reason=EndReason.DRAINED))
     taken = taken_from(client)
     assert client.next_step(0.1) is None
     peer.close()  # nothing of what follows was heard
@@ -374,7 +375,7 @@ def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
     peer.welcome_rank()
     with joining.result(10) as client:
         give(peer, 0, [1])
-        peer.send(m.End(reason="drained"))
+        peer.send(m.End(reason=EndReason.DRAINED))
         taken_from(client).commit()
         assert client.next_step() is None
         (thread,) = rank_threads() - before_it
@@ -389,7 +390,7 @@ def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
 ) -> None:
     before_it = rank_threads()
     client, peer = join()
-    peer.send(m.End(reason="over"))
+    peer.send(m.End(reason=EndReason.ENDED))
     dispatcher.hang_up()
     for thread in rank_threads() - before_it:
         thread.join(10)
@@ -509,5 +510,5 @@ def test_waiting_costs_no_cpu(join: Join, threads: ThreadPoolExecutor) -> None:
     before = stat.read_text().split()[13:15]
     assert peer.hears_nothing(0.5)
     assert sum(map(int, stat.read_text().split()[13:15])) - sum(map(int, before)) <= 2
-    peer.send(m.End(reason="enough"))
+    peer.send(m.End(reason=EndReason.ENDED))
     assert waiting.result(10) is None

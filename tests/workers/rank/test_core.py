@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
     ConfigError,
     GenerationFenced,
@@ -82,7 +83,7 @@ def test_there_is_news_once_a_training_loop_may_go_on() -> None:
     assert not core.take_news()
 
 
-@pytest.mark.parametrize("message", [m.End(reason="done"), m.StepWithdrawn(step=0)])
+@pytest.mark.parametrize("message", [m.End(reason=EndReason.ENDED), m.StepWithdrawn(step=0)])
 def test_there_is_news_where_nothing_more_comes(message: m.Message) -> None:
     core = connected()
     hear(core, step(0))
@@ -271,7 +272,7 @@ def test_taking_more_steps_than_may_be_open_says_to_commit() -> None:
 
 def test_the_end_comes_after_the_steps_that_were_announced_before_it() -> None:
     core = connected()
-    hear(core, step(0), m.End(reason="done"))
+    hear(core, step(0), m.End(reason=EndReason.ENDED))
     assert (core.exhausted, core.finished) == (False, False)
     assert core.ready() is None
     hear(core, m.Release(step=0))

@@ -15,6 +15,8 @@ _REFUSALS: dict[str, type[errors.DispatcherError]] = {
     errors.RankRefused.code: errors.RankRefused,
     errors.GenerationFenced.code: errors.GenerationFenced,
     errors.PeerLost.code: errors.PeerLost,
+    errors.RunFinished.code: errors.RunFinished,
+    errors.StepContractError.code: errors.StepContractError,
     errors.CheckpointRefused.code: errors.CheckpointRefused,
 }
 

@@ -10,7 +10,7 @@ from time import monotonic
 from types import TracebackType
 from typing import NoReturn, Self
 
-from rollout_dispatcher.errors import BufferFull, ConfigError, SampleRefused
+from rollout_dispatcher.errors import BufferFull, ConfigError, RunFinished, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.sample import Outcome
@@ -134,10 +134,11 @@ class AsyncRolloutProducer:
         Returns `DUPLICATE` or `CONFLICT` where a sample of this `sample_id` was accepted before,
         from whichever producer, with the same content or with other: it is not trained on.
 
-        Raises SampleRefused when it is not acceptable; after `timeout` BufferFull, which names
-        the cap, or TimeoutError if no cap was named. A sample that was already on its way then
-        may still be accepted (the error or a note on it says so); only under a `sample_id` of
-        yours is it safe to push it again.
+        Raises SampleRefused when it is not acceptable; RunFinished when the trainer has finished
+        the run, or has left for good, so that nothing more is trained on; after `timeout`
+        BufferFull, which names the cap, or TimeoutError if no cap was named. A sample that was
+        already on its way then may still be accepted (the error or a note on it says so); only
+        under a `sample_id` of yours is it safe to push it again.
         """
         sample = RolloutSample(
             fields, sample_id, group_id, group_size, policy_version, staleness_exempt
@@ -279,6 +280,9 @@ class AsyncRolloutProducer:
         accepted = [item for item in found if isinstance(item, Outcome)]
         if len(accepted) == len(found):
             return accepted
+        over = next((e for e in found if getattr(e, "reason", "") == RunFinished.code), None)
+        if over is not None:
+            raise RunFinished(f"{over}; of {len(found)} samples {len(accepted)} were accepted")
         index, first = next((i, e) for i, e in enumerate(found) if isinstance(e, SampleRefused))
         if len(found) == 1:
             raise first

@@ -12,6 +12,7 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
     ConfigError,
     GenerationFenced,
@@ -66,7 +67,8 @@ class RankCore:
         self.hungry = self._begun = False
         #: Whether the training loop has asked for the next step, though it may wait no more.
         self._asked = False
-        self.end_reason: str | None = None
+        self.end_reason: EndReason | None = None
+        self._finish: m.Finish | None = None
         #: The last step that may begin, None for any; and what the dispatcher has said last that
         #: the next one waits for.
         self._last_step: int | None = None
@@ -113,6 +115,8 @@ class RankCore:
             saved=self._saved,
             packed_length=self._packed_length,
             training=self._training,
+            finished=self._finish.step if self._finish else None,
+            discard=self._finish.discard if self._finish else False,
         )
         self._introduced, self._hello_due, self._told_resume = True, False, self._resume
         self._unsaid.clear()
@@ -203,15 +207,37 @@ class RankCore:
     @property
     def finished(self) -> bool:
         """Whether the stream has ended and everything in it is committed."""
-        return self.end_reason is not None and not self._steps
+        return self._is_over or (self.end_reason is not None and not self._steps)
 
     @property
     def exhausted(self) -> bool:
         """Whether the training loop has got every step there will be.
 
-        A step that is announced before the end but not yet released still comes.
+        A step that is announced before the end but not yet released still comes, unless the run is
+        finished.
         """
-        return self.end_reason is not None and self._steps.following() is None
+        ended = self.end_reason is not None and self._steps.following() is None
+        return self._is_over or ended
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the run is finished: what is left is void."""
+        return self.end_reason is EndReason.FINISHED
+
+    def finish(self, *, discard: bool) -> None:
+        """The training loop has had enough; said to the dispatcher unless the stream has ended.
+
+        Raises StepContractError while a step is begun and not committed.
+        """
+        begun = [step for step in self._steps.taken if self._steps.find(step).begun]
+        if begun:
+            raise StepContractError(
+                f"step {begun[0]} is begun and not committed; call step.commit() before "
+                "stream.finish(), or leave the step alone"
+            )
+        if not self.exhausted:
+            self._finish = m.Finish(step=self.position, discard=discard)
+            self._say(self._finish)
 
     # -- checkpoints
 
@@ -278,6 +304,11 @@ class RankCore:
         """
         if self.exhausted:
             return None
+        if self._finish is not None:
+            raise StepContractError(
+                f"finish() was called after step {self._finish.step}, and other DP ranks are still "
+                "to call it; no step may follow"
+            )
         self._check_open_steps()
         held = self._steps.following()
         if held is None or held.state is not HeldState.RELEASED:

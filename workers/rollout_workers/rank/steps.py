@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal, NoReturn, Protocol, TypeVar
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ClientClosed, DispatcherError, StepTimeout
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.checked import validated
@@ -129,7 +130,7 @@ class StepClient(Closing):
         return self._condition
 
     @property
-    def end_reason(self) -> str | None:
+    def end_reason(self) -> EndReason | None:
         """Why the stream has ended; None while it has not."""
         return self._core.end_reason
 
@@ -194,6 +195,21 @@ class StepClient(Closing):
         """Heartbeats say how many collectives of all DP ranks were begun: to find who hangs."""
         with self._changed:
             self._core.count_collectives = count
+
+    def finish(self, *, discard: bool = False, timeout: float | None = None) -> None:
+        """Finish the run, as every rank has to after the same step; returns once all have.
+
+        At once where the stream has ended anyway. Raises StepContractError where ranks differ, or
+        a step is begun and not committed; PeerLost, StepTimeout as `next_step` does.
+        """
+        try:
+            with self._changed:
+                self._check()
+                self._core.finish(discard=discard)
+        finally:
+            self._feed.wake()
+        what = "end of the run"
+        self._wait(lambda: True if self._core.exhausted else None, timeout, what)
 
     @property
     def tells_times(self) -> bool:
@@ -276,7 +292,9 @@ class StepClient(Closing):
 
     # -- waiting
 
-    def _wait(self, found: Callable[[], T | None], timeout: float | None = None) -> T:
+    def _wait(
+        self, found: Callable[[], T | None], timeout: float | None = None, what: str = "step"
+    ) -> T:
         """The first value that `found` has; raises what the thread ended with."""
         deadline = asks_at = None
         if timeout is not None:
@@ -294,7 +312,7 @@ class StepClient(Closing):
                     continue
                 now = monotonic()
                 if now >= deadline:
-                    raise StepTimeout(timeout, self._core.waits_for)
+                    raise StepTimeout(timeout, self._core.waits_for, what)
                 if asks_at is not None and now >= asks_at:
                     asks_at = None
                     self._feed.ask()

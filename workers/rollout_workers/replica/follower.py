@@ -10,6 +10,7 @@ from rollout_dispatcher.errors import (
     ConfigError,
     DispatcherError,
     PeerLost,
+    StepContractError,
     StoreFailed,
 )
 from rollout_dispatcher.protocol import messages as m
@@ -40,6 +41,7 @@ class FollowerCore(RankCore):
         super().__init__(uuid4().hex, place.dp_rank, place.dp_size, None, 0, training=training)
         self._leader_loaded: m.CheckpointPosition | None = None
         self._leader_begun = False
+        self._leader_finish: m.Finish | None = None
         self._kept: list[tuple[m.Message, memoryview]] = []
 
     def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
@@ -55,6 +57,9 @@ class FollowerCore(RankCore):
             case m.Demand():
                 self._leader_begun = True
                 self._check_agreement()
+            case m.Finish():
+                self._leader_finish = message
+                self._check_finish()
             case _ if self._resume is None and self._leader_loaded is not None:
                 self._kept.append((message, payload))
             case _:
@@ -74,6 +79,22 @@ class FollowerCore(RankCore):
         super().demand(hungry=hungry)
         if hungry:
             self._check_agreement()
+
+    def finish(self, *, discard: bool) -> None:
+        """The training loop has had enough here."""
+        super().finish(discard=discard)
+        self._check_finish()
+
+    def _check_finish(self) -> None:
+        """Raise StepContractError where the leader has finished after another step."""
+        mine, leaders = self._finish, self._leader_finish
+        if mine is not None and leaders is not None and mine != leaders:
+            raise StepContractError(
+                f"this process finished the run after step {mine.step} with discard={mine.discard},"
+                f" and the DP leader of its model replica after step {leaders.step} with discard="
+                f"{leaders.discard}; call stream.finish() on every rank after the same step, with "
+                "the same arguments"
+            )
 
     def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
         """Raise StoreFailed: the leader has found them, and the step may have begun."""

@@ -70,6 +70,12 @@ class LeaderCore(RankCore):
         super().commit(step)
         self._relay.forget(step)
 
+    def finish(self, *, discard: bool) -> None:
+        """The training loop has had enough; so have those of the peers, after the same step."""
+        super().finish(discard=discard)
+        if self._finish is not None:
+            self._relay.put(self._finish)
+
     def _tell_beginning(self) -> None:
         """No checkpoint will be loaded any more: a peer that has loaded one would wait for ever."""
         if not self._begun:

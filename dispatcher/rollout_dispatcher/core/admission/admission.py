@@ -13,7 +13,7 @@ from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
 from rollout_dispatcher.core.facts import FloorRaised, Note
 from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.errors import ProtocolError, ShuttingDown
+from rollout_dispatcher.errors import ProtocolError, SampleRefused, ShuttingDown
 
 #: Sample numbers that a producer may have above its floor, each of which is remembered; far above
 #: what its credits allow, and a bound on what a producer can cost that never raises its floor.
@@ -128,9 +128,18 @@ class Admission:
     def shut_down(self, reason: str) -> list[Effect]:
         """Accept nothing more; answer what waits."""
         self.eligibility.closed, self.eligibility.shuts_down = reason, True
+        return self.refuse_held(ShuttingDown(reason))
+
+    def end(self, code: str, why: str) -> list[Effect]:
+        """Accept nothing more for this reason, and answer what waits."""
+        self.eligibility.closed, self.eligibility.closed_code = why, code
+        return self.refuse_held(SampleRefused(code, why))
+
+    def refuse_held(self, why: SampleRefused) -> list[Effect]:
+        """Answer what waits: it will not come in any more."""
         effects: list[Effect] = []
         for push in list(self.held):
-            self._deciding.refuse_rest(push, ShuttingDown(reason))
+            self._deciding.refuse_rest(push, why)
             self.held.remove(push)
             effects.append(push.answer())
         return effects

@@ -34,6 +34,7 @@ class Eligibility:
         self._closed_groups, self.memory = closed_groups, memory
         #: Set once nothing more is accepted; says why.
         self.closed: str | None = None
+        self.closed_code = "closed"
         #: Whether a successor of this dispatcher may accept it.
         self.shuts_down = False
         #: Samples of weights older than this come too late: their phase has ended.
@@ -82,7 +83,7 @@ class Eligibility:
         if self.closed is not None and not push.excused:
             if self.shuts_down:
                 raise ShuttingDown(self.closed)
-            raise SampleRefused("closed", self.closed)
+            raise SampleRefused(self.closed_code, self.closed)
         if self._producers.has_ended(push.producer) and not push.excused:
             raise SampleRefused("closed", "this producer has ended its stream")
         version = sample.judged_version

@@ -54,10 +54,13 @@ class Dropping:
         self._drop(reason, entries, dispatched=True)
 
     def everything(self, reason: DropReason) -> None:
-        """Drop what is left; open groups for being incomplete, whatever the reason."""
-        why = "the dispatcher was shut down before its other members came"
+        """Drop what is left; open groups for being incomplete, unless they are simply not used."""
+        unused = reason is DropReason.UNUSED
+        over = "the run was finished" if unused else "the dispatcher was shut down"
+        why = f"{over} before its other members came"
         for group in list(self._buffer.groups):
-            self._drop(DropReason.INCOMPLETE_GROUP, self._buffer.drop_group(group, why))
+            entries = self._buffer.drop_group(group, why)
+            self._drop(reason if unused else DropReason.INCOMPLETE_GROUP, entries)
         self.ready(reason, list(self._buffer.entries()))
 
     def other_fields(self) -> None:

@@ -58,6 +58,8 @@ class Planning:
         """Open the steps that wait, then ask for a plan if a step is wanted and none is asked."""
         ledger, self._timing.wake_at = self._ledger, None
         self._timing.note_hunger(now, hungry=ledger.hungry)
+        if ledger.over:
+            return []
         effects: list[Effect] = []
         while ledger.steps.waiting and ledger.wanted:
             effects += ledger.open_waiting()
@@ -93,7 +95,7 @@ class Planning:
         Returns nothing then, and otherwise what follows; samples have left the buffer.
         """
         self._answered(wanted)
-        if wanted.dp_size != self._ledger.generation.dp_size:
+        if self._ledger.over or wanted.dp_size != self._ledger.generation.dp_size:
             return []
         if wanted.trial and plan.excess > self._target:
             self._timing.tried = self._selection.units_of(wanted)

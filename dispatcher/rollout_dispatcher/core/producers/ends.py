@@ -3,13 +3,21 @@
 Facts are noted when something is decided, so that a restart stands by it.
 """
 
+from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.admission.eligibility import Eligibility
 from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.phases import Phases
+from rollout_dispatcher.core.effects import Effect
 from rollout_dispatcher.core.facts import Note, PhaseEnded, ProducerSaid, Remembered, StreamEnded
 from rollout_dispatcher.core.lifecycle import Lifecycle
 from rollout_dispatcher.core.producers.agreement import Agreement, End
+from rollout_dispatcher.core.ranks.departures import Departures
+from rollout_dispatcher.ends import EndReason
+from rollout_dispatcher.errors import RunFinished, SampleRefused
 
+TRAINER_LEFT = (
+    "the stream has ended, and every DP rank has left: what waited for room is trained on no more"
+)
 STREAM_ENDED = "the stream has ended: its producers, or a controller, have ended it"
 
 
@@ -22,10 +30,13 @@ class Ends:
         eligibility: Eligibility,
         dropping: Dropping,
         *,
+        admission: Admission,
+        departures: Departures,
         phases: Phases,
         lifecycle: Lifecycle,
         note: Note,
     ) -> None:
+        self._admission, self._departures = admission, departures
         self._agreement, self._eligibility = agreement, eligibility
         self._dropping, self._phases = dropping, phases
         self._lifecycle, self._note = lifecycle, note
@@ -57,13 +68,22 @@ class Ends:
             self._note_word(producer, self._agreement.ends_stream(producer))
             self._agreement.ask(None, force=force)
 
-    def settle(self) -> None:
-        """End what producers agree on, once what it waits for has come in."""
-        self._agreement.settle(self._decided, self._ended)
+    def settle(self) -> list[Effect]:
+        """End what producers agree on, once what it waits for has come in.
 
-    def stream_over(self) -> None:
+        What the end of the stream waits for never does where the trainer has left: it is refused.
+        """
+        self._agreement.settle(self._decided, self._ended)
+        held = self._admission.held
+        if not (held and self._agreement.is_decided(None) and self._departures.deserted):
+            return []
+        answers = self._admission.refuse_held(SampleRefused(RunFinished.code, TRAINER_LEFT))
+        self._agreement.settle(self._decided, self._ended)
+        return answers
+
+    def stream_over(self, reason: EndReason = EndReason.ENDED) -> None:
         """Nothing comes any more: groups that lack members never will have them."""
-        self._lifecycle.ended = True
+        self._lifecycle.end(reason)
         self._dropping.give_up_groups()
 
     def _note_word(self, producer: str, word: tuple[int, bool]) -> None:

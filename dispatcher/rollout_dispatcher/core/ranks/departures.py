@@ -3,11 +3,12 @@
     connected --goodbye--> left
     connected --loss--> away --rank_timeout--> lost
     missing after a restart ---rank_timeout--> lost
+    connected --finish()--> finished, once every DP rank has: see finishing.py
     left, away, lost --hello--> connected
 
 The last step that such a rank has taken is the last one that any rank may take: others are told to
 stop there, so that none trains a step alone that was released to all. Invariant: whoever asks for
-more gets an error that names the rank; who does not, hears nothing.
+more, or waits for others to finish, gets an error that names the rank; who does not, hears nothing.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from rollout_dispatcher.core.effects import Effect, LimitSteps
 from rollout_dispatcher.core.lifecycle import Lifecycle
 from rollout_dispatcher.core.ranks.rank_state import RankState
 from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.errors import DispatcherError, PeerLost
+from rollout_dispatcher.errors import DispatcherError, PeerLost, StepContractError
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,7 +38,7 @@ class Departures:
         self._generation = ledger.generation
         self._of_generation = 0
         self._away: dict[int, float] = {}  # since when, in that order
-        self._departed = self._generation.census()
+        self._departed, self._finished = self._generation.census(), self._generation.census()
         #: When an earlier process's generation began to be waited for, while it is.
         self._restored_at: float | None = None
         self._is_late = False
@@ -104,23 +105,33 @@ class Departures:
         """Tell ranks where to stop, and those who ask for more, why there is none."""
         if self._generation.failed is not None:
             return []
-        first = min(self._departures(), default=None)
-        if first is None and not self._told:
+        gone, ended = min(self._departures(), default=None), min(self._finishes(), default=None)
+        if gone is None and ended is None and not self._told:
             return []
-        effects = self._limit(None if first is None else first.last)
+        effects = self._limit(min((each.last for each in (gone, ended) if each), default=None))
         for dp_rank, rank in sorted(self._ledger.ranks.items()):
-            if first is not None and self._asks(rank, first):
-                effects.append(self._generation.refuse(dp_rank, self._explain(first)))
+            if gone is not None and (self._asks(rank, gone) or self._waits_in_vain(rank)):
+                effects.append(self._generation.refuse(dp_rank, self._explain(gone)))
+            elif ended is not None and (self._asks(rank, ended) or rank.taken > ended.last):
+                differs = self._goes_on(ended.dp_rank, dp_rank, rank)
+                return [*effects, *self._generation.fail(differs)]
         return effects
 
     def _departures(self) -> Iterator[Departure]:
-        """Ranks that left, or are lost."""
+        """Ranks that left, or are lost, and have not finished."""
         number, ranks = self._generation.number, self._ledger.ranks
         for dp_rank in self._departed.find(number, lambda rank: rank.departed):
             yield Departure(ranks[dp_rank].taken, ranks[dp_rank].away_since, dp_rank)
         if self._is_late:
             for dp_rank in self._generation.missing:
                 yield Departure(self._ledger.steps.committed, 0.0, dp_rank)
+
+    def _finishes(self) -> Iterator[Departure]:
+        """Ranks that have finished, while others have not."""
+        number, ranks = self._generation.number, self._ledger.ranks
+        if not self._lifecycle.finished:
+            for dp_rank in self._finished.find(number, lambda rank: rank.finished is not None):
+                yield Departure(ranks[dp_rank].taken, 0.0, dp_rank)
 
     def _limit(self, last: int | None) -> list[Effect]:
         """Tell connected ranks of their last step, as far as they do not know."""
@@ -142,6 +153,11 @@ class Departures:
         """Whether a rank asks for a step after another's last one."""
         return rank.hungry and rank.taken >= gone.last and not self._is_done(rank)
 
+    def _waits_in_vain(self, rank: RankState) -> bool:
+        """Whether a rank waits for all to finish, one of which is gone."""
+        waits = rank.connected and rank.finished is not None
+        return waits and not self._lifecycle.finished and not self._is_done(rank)
+
     def _is_done(self, rank: RankState) -> bool:
         """Whether it has begun all that there will be, and was told so."""
         return self._lifecycle.has_told(rank.client_id) and rank.taken >= self._ledger.steps.last
@@ -161,5 +177,13 @@ class Departures:
             what += "(--rank-timeout)"
         return PeerLost(
             f"DP rank {gone.dp_rank} {what}, and others go on; every DP rank takes the same steps, "
-            "and then closes: look at what ended it, and start the trainer again"
+            "and then calls finish() or close(): look at what ended it, and start the trainer again"
+        )
+
+    def _goes_on(self, ended: int, dp_rank: int, rank: RankState) -> DispatcherError:
+        last = self._ledger.ranks[ended].finished
+        return StepContractError(
+            f"DP rank {ended} finished the run after step {last}, and DP rank {dp_rank} goes on "
+            f"after step {rank.taken}; call stream.finish() on every rank after the same step, "
+            "with the same arguments"
         )

@@ -75,7 +75,8 @@ class Generation:
         self.dp_size = dp_size
         self._check_size = check_size
         self.ranks: dict[int, RankState] = {}
-        self._inherited = False
+        #: Whether it is an earlier process's.
+        self.inherited = False
         #: The step after which it goes on, if its ranks have loaded a checkpoint.
         self.resumed: int | None = None
         #: What it has failed with.
@@ -93,7 +94,7 @@ class Generation:
         ranks cannot come back, and open steps wait for the next generation.
         """
         self.number, self.resumed = number, resumed
-        self._inherited = True
+        self.inherited = True
         if dp_size is not None and self._check_size is not None:
             with suppress(ConfigError):
                 self._check_size(dp_size)
@@ -109,7 +110,7 @@ class Generation:
         self.number += 1
         self.dp_size = hello.dp_size
         self.failed = self.resumed = None
-        self._inherited = False
+        self.inherited = False
         self.ranks.clear()
         self._seats.clear()
         error = GenerationFenced(
@@ -226,7 +227,7 @@ class Generation:
         """
         known = None if hello.generation is None else self.ranks.get(hello.dp_rank)
         fresh = known is None or (hello.resume is not None and not known.begun)
-        outlived = hello.generation is not None and self._inherited
+        outlived = hello.generation is not None and self.inherited
         return hello.with_empty_hands() if fresh and not outlived else hello
 
     def seat(self, dp_rank: int, rank: RankState) -> None:

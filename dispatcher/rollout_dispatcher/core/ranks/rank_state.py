@@ -47,7 +47,8 @@ class RankHello:
     received: open steps that it is prepared for, and how many micro-batches it has of each.
     attempts: at those, as far as they are not the first.
     run_id: of the run that welcomed it last, if any did. resume: the checkpoint that it has loaded.
-    saved: the last step of a checkpoint that it has reported saved.
+    saved: the last step of a checkpoint that it has reported saved. finished: the step after which
+    it has finished the run, if it has; discards: whether what is not used is to go.
     training: what shapes its gradients, in words by name.
     """
 
@@ -65,6 +66,8 @@ class RankHello:
     saved: int = -1
     run_id: str | None = None
     training: Mapping[str, str] = field(default_factory=dict)
+    finished: int | None = None
+    discards: bool = False
 
     @property
     def begun(self) -> bool:
@@ -81,8 +84,10 @@ class RankHello:
 
         planned: the last step that is, -1 for none; announced: that ever was.
         """
+        # A rank that has finished may have begun a step that is none any more.
+        begun = planned if self.finished is None else announced
         said = (
-            ("taken", self.taken, planned), ("committed", self.committed, planned),
+            ("taken", self.taken, begun), ("committed", self.committed, planned),
             ("got", max(self.received, default=-1), announced),
         )  # fmt: skip
         for what, step, last in said:
@@ -123,8 +128,8 @@ class RankState:
     collectives: that it has begun in process groups of all DP ranks.
     unresolved: what it has said that it cannot get, and nobody has acted on, by step.
     away_since: when its connection was lost, or it said goodbye (`gone`); infinite of a rank that
-    was sent away. lost: it has been away for
-    too long.
+    was sent away. lost: it has been away for too long.
+    finished: the step after which it has finished the run; discards: without what is not used.
     """
 
     client_id: str
@@ -141,6 +146,8 @@ class RankState:
     collectives: int = 0
     away_since: float = math.inf
     lost: bool = False
+    finished: int | None = None
+    discards: bool = False
     unresolved: dict[int, Unresolved] = field(default_factory=dict)
     training: Mapping[str, str] = field(default_factory=dict)
 
@@ -165,6 +172,8 @@ class RankState:
             hungry=hello.hungry,
             begun=hello.begun,
             training=hello.training,
+            finished=hello.finished,
+            discards=hello.discards,
         )
 
     def succeeded_by(self, hello: RankHello, now: float) -> "RankState":
@@ -186,6 +195,8 @@ class RankState:
         self.unresolved.clear()
         self.connected, self.gone, self.lost = True, False, False
         self.last_seen, self.away_since = now, math.inf
+        if hello.finished is not None:
+            self.finished, self.discards = hello.finished, hello.discards
         self.committed = max(self.committed, min(hello.committed, self.prepared))
         self.taken = max(self.taken, min(hello.taken, self.prepared))
         self.hungry = hello.hungry
@@ -207,8 +218,8 @@ class RankState:
 
     @property
     def departed(self) -> bool:
-        """Whether it trains nothing more, as far as is known."""
-        return self.gone or self.lost
+        """Whether it trains nothing more, and has not said that all ranks are to stop there."""
+        return (self.gone or self.lost) and self.finished is None
 
     @property
     def ready(self) -> bool:
@@ -221,4 +232,6 @@ class RankState:
 
     def takes_after(self, last: int) -> bool:
         """Whether it takes a step after `last`, ahead of its training loop or for it."""
+        if self.finished is not None:
+            return False
         return last - self.taken < self.prefetch_steps or self.waits_after(last)

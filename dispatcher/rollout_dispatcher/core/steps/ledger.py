@@ -36,6 +36,8 @@ class StepLedger:
         self.generation = Generation(dp_size, check_size)
         self.steps = OpenSteps()
         self.max_open_steps = max_open_steps
+        #: Whether no step is opened any more.
+        self.over = False
 
     @property
     def ranks(self) -> Mapping[int, RankState]:
@@ -255,7 +257,7 @@ class StepLedger:
     @property
     def wanted(self) -> bool:
         """Whether every DP rank has room for one more step."""
-        if len(self.steps) >= self.max_open_steps:
+        if self.over or len(self.steps) >= self.max_open_steps:
             return False
         return self.generation.takes_after(self.steps.last)
 

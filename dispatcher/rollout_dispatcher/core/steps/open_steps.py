@@ -217,6 +217,15 @@ class OpenSteps(Mapping[int, OpenStep]):
             del self._open[last.number]
         return moved
 
+    def withdraw_all(self) -> list[OpenStep]:
+        """No step is left; returns those that there were, the newest first."""
+        gone = self.uncommitted()[::-1]
+        self.withdrawn |= {step.number: step.attempt for step in gone}
+        self.next_step -= len(gone)
+        self._open, self._waiting = {}, deque()
+        self._look_from(-1)
+        return gone
+
     def _fill(self, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
         """A step has these samples now, and no plan."""
         self._look_from(step.number - 1)

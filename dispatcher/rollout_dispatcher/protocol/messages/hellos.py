@@ -135,6 +135,7 @@ class HelloRank(Hello):
     packed_length: tokens that it pads every micro-batch to; null if it does not.
     training: what shapes its gradients, such as how the loss is averaged, as text by name: the same
         on all DP ranks of a generation, or none of them trains.
+    finished, discard: as in `Finish`, if it has said so; null otherwise.
     """
 
     type_code = 2
@@ -161,6 +162,8 @@ class HelloRank(Hello):
         dict[Name, Annotated[str, Declared(max_length=MAX_TRAINING_VALUE)]],
         Declared(max_length=MAX_TRAINING_NAMES),
     ] = Declared(default_factory=dict)
+    finished: Watermark | None = None
+    discard: bool = False
 
 
 class Welcome(Message):

@@ -11,6 +11,7 @@ LastStep       ------>   (another rank left: none may begin a later one)
 <------   Commit, CheckpointSaved  (with it what the step took, if that is known by then)
 <------   StepTimes                (or as soon as it is)
 Advice         ------>   (for people: what the trainer should know of itself)
+<------   Finish           (instead of another Demand: this rank has had enough)
 End            ------>
 """
 
@@ -19,6 +20,7 @@ from typing import Annotated, Self
 from pydantic import Field as Declared
 from pydantic import model_validator
 
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.plan import UPDATE
 from rollout_dispatcher.protocol.messages.base import (
     Count,
@@ -272,11 +274,28 @@ class Commit(Message):
 class End(Message):
     """No step will follow.
 
-    reason: why, in words.
+    reason: `finished` where the DP ranks have finished the run: steps after that are void; `ended`
+        where producers or a controller have ended the stream, `drained` where the dispatcher shuts
+        down: steps that were announced before still come.
     """
 
     type_code = 18
-    reason: str
+    reason: Annotated[EndReason, Declared(strict=False)]
+
+
+class Finish(Message):
+    """The training loop has had enough: it takes no further step.
+
+    Once every DP rank has said so, after the same step and with the same words, the run is
+    finished, which `End` says. Where they differ, or one goes on, all get an `Error`.
+
+    step: the last one that the rank has committed, -1 for none.
+    discard: samples that are not used are dropped, though a journal could keep them.
+    """
+
+    type_code = 36
+    step: Watermark
+    discard: bool = False
 
 
 class CheckpointSaved(Message):

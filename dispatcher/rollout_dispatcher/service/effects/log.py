@@ -96,6 +96,13 @@ def schema_decided(effect: e.SchemaDecided) -> None:
 
 def drained(effect: e.Drained, at: Statistics) -> None:
     """Nothing is left to train."""
+    if effect.reason == "finished":
+        log.info(
+            "the DP ranks have finished the run after %d steps: %d samples that were not used are "
+            "dropped, %d stay in the journal for the next start",
+            at.steps_committed, at.dropped[DropReason.UNUSED], at.buffered + at.in_flight,
+        )  # fmt: skip
+        return
     reasons = ", ".join(f"{reason} {count}" for reason, count in at.dropped.items() if count)
     dropped = f"; of {at.accepted} accepted samples some were dropped: {reasons}"
     log.info("%s: every step is committed%s", effect.reason, dropped if reasons else "")

@@ -112,6 +112,7 @@ class EffectRunner:
             ),
             e.SamplesUnresolved: effect_log.unresolved,
             e.EndRanks: self._end,
+            e.EndProducers: self._end_producers,
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
@@ -250,6 +251,11 @@ class EffectRunner:
         for dp_rank in effect.dp_ranks:
             self._metrics.rank_waits.stops(dp_rank, self._clock())
         self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
+
+    def _end_producers(self, effect: e.EndProducers) -> None:
+        for peer in list(self._connections.producers.values()):
+            peer.fail(effect.error)
+        self.feedback.wake()  # who waits over HTTP asks again
 
     def _observe(self, effect: e.StepPlanned) -> None:
         # Ranks wait for the step, nobody for its metrics: a turn later.

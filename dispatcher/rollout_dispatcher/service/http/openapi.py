@@ -66,6 +66,7 @@ KNOWN_ERRORS: Final = {
 #: Where a push is answered sample by sample.
 PUSH_OUTCOMES: Final = {
     "200": "All samples are accepted, or were before (duplicate)",
+    "410": "The trainer has finished the run: nothing more is taken; reasons says run-finished",
     "422": "A sample is refused; errors says why",
     "429": "A cap is reached; push the samples marked full again, after Retry-After seconds",
 }

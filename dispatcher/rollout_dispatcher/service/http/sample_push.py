@@ -4,6 +4,7 @@ from typing import Final
 
 from aiohttp import web
 
+from rollout_dispatcher.errors import RunFinished
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.http.bodies.pieces import Work
 from rollout_dispatcher.service.router import Router
@@ -57,6 +58,8 @@ class SamplePush:
     def answer(self, router: Router) -> web.Response:
         """What is said of them, and of where the trainer is."""
         worst = max((_STATUS.get(outcome, 200) for outcome in set(self._outcomes)), default=200)
+        if RunFinished.code in self._reasons.values():
+            worst = 410
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
         standing = router.core.standing
         body = {

@@ -34,6 +34,7 @@ WORDS: Final = {
     DropReason.LAST_BATCH: (
         logging.INFO, "of the partial batch at the end, as --last-batch drop asks for",
     ),
+    DropReason.UNUSED: (logging.INFO, "not used when the DP ranks finished the run"),
 }  # fmt: skip
 
 

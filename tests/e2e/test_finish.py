@@ -1,0 +1,234 @@
+"""A trainer that has had enough: the run ends for everybody, with real processes and clients."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_dispatcher.errors import PeerLost, RunFinished, StepContractError, StepTimeout
+from rollout_workers import RankClient, RolloutProducer
+from tests.e2e.harness import finish, running
+from tests.e2e.test_leaving import SCRIPT, said
+from tests.e2e.test_leaving import ranks as leaving
+from tests.support.addresses import free_address
+from tests.support.server import Response, ServeProcess, eventually
+from tests.support.torchrun import torchrun_command
+
+pytestmark = pytest.mark.e2e
+
+SAMPLE = {"input_ids": [1, 2, 3]}
+BODY = json.dumps({"fields": SAMPLE}).encode()
+
+
+def serve(folder: Path, **options: Any) -> ServeProcess:
+    few: dict[str, Any] = {
+        "dp_size": 2, "dispatch_batch_size": 4, "micro_batch_tokens": 64, "window_multiple": 1,
+        "heartbeat_interval": "500ms", "drain_timeout": "5s",
+    }  # fmt: skip
+    return ServeProcess(folder, **few | options)
+
+
+@contextmanager
+def ranks(address: str, **options: Any) -> Iterator[tuple[RankClient, RankClient]]:
+    """Two DP ranks of one generation."""
+    with ExitStack() as stack:
+        first = stack.enter_context(RankClient(address, dp_rank=0, dp_size=2, **options))
+        options |= {"generation": first.generation}
+        yield first, stack.enter_context(RankClient(address, dp_rank=1, dp_size=2, **options))
+
+
+def train(client: RankClient, steps: int) -> int:
+    """The last step that it has committed."""
+    for _ in range(steps):
+        step = client.next_step(60)
+        assert step is not None
+        list(step)
+        step.commit()
+    return client.position
+
+
+def push_until_told(address: str) -> int:
+    """How many samples are accepted before the run is finished."""
+    with RolloutProducer(address) as producer:
+        for accepted in range(1000):
+            try:
+                producer.push(SAMPLE)
+            except RunFinished:
+                with pytest.raises(RunFinished, match="finished the run"):
+                    producer.push(SAMPLE, timeout=5)
+                return accepted
+    raise AssertionError("nobody told it")
+
+
+def push_over_http(server: ServeProcess) -> Response:
+    """The first answer that is not that all is well, or that there is no room yet."""
+    while True:
+        answer = server.post("/v1/samples?wait=10s", BODY)
+        if answer.status not in (200, 429):
+            return answer
+
+
+def blocked(server: ServeProcess) -> bool:
+    return bool(server.status()["pushes_held"])
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_number_of_steps_then_finish_under_torchrun(tmp_path: Path, journal: bool) -> None:
+    folder = {"journal_dir": tmp_path / "journal"} if journal else {}
+    with serve(tmp_path, **folder) as server, ThreadPoolExecutor() as threads:
+        pushing = [threads.submit(push_until_told, server.endpoint) for _ in range(2)]
+        asking = threads.submit(push_over_http, server)
+        command = torchrun_command(2, tmp_path)
+        steps = [str(SCRIPT), server.endpoint, "--steps", "3", "--then", "finish"]
+        with running(*command, *steps) as trainers:
+            lines = [line for line in finish(trainers).splitlines() if line.startswith("{")]
+        assert [json.loads(line) for line in lines] == [{"steps": 3, "reason": "finished"}] * 2
+        accepted = sum(each.result(60) for each in pushing)
+        answer = asking.result(60)
+        assert answer.status == 410
+        assert answer.json["reasons"] == {"0": "run-finished"}
+        assert server.wait(60) == 0
+        assert accepted >= 3 * 4 - 4  # those over HTTP not counted
+        log = server.log()
+    kept = "0 samples that were not used are dropped" in log
+    assert kept == journal, log
+    assert "the DP ranks have finished the run after 3 steps" in log
+
+
+def test_with_a_journal_the_next_start_goes_on_with_what_was_left(tmp_path: Path) -> None:
+    address, journal = free_address(), tmp_path / "journal"
+    with ThreadPoolExecutor() as threads:
+        with serve(tmp_path, listen=address, journal_dir=journal) as server:
+            pushing = threads.submit(push_until_told, address)
+            with ranks(address) as clients:
+                list(threads.map(train, clients, [2, 2]))
+                eventually(lambda: blocked(server), "the producer waits")
+                list(threads.map(RankClient.finish, clients))
+            accepted = pushing.result(60)
+            assert server.wait(60) == 0
+        with serve(tmp_path, listen=address, journal_dir=journal) as server:
+            at = server.status()
+            assert at["accepted"] == accepted
+            assert at["run_state"] == "running"
+            left = at["buffered"] + at["in_flight"]
+            assert left == accepted - 2 * 4 > 0
+            assert at["balanced"]
+            with RolloutProducer(address) as producer, ranks(address) as clients:
+                more = threads.submit(lambda: [producer.push(SAMPLE) for _ in range(-left % 4 + 4)])
+                last = list(threads.map(train, clients, [left // 4 + 1] * 2))
+                assert last == [2 + left // 4] * 2
+                more.result(60)
+                list(threads.map(lambda client: client.finish(discard=True), clients))
+                eventually(lambda: server.status()["dropped"]["unused"] >= 0, "it is counted")
+                at = server.status()
+                assert (at["buffered"], at["in_flight"], at["balanced"]) == (0, 0, True)
+            assert server.wait(60) == 0
+
+
+def test_killed_before_everybody_has_left_it_stands_by_it(tmp_path: Path) -> None:
+    address, journal = free_address(), tmp_path / "journal"
+    with ThreadPoolExecutor() as threads, ExitStack() as stack:
+        server = stack.enter_context(serve(tmp_path, listen=address, journal_dir=journal))
+        pushing = threads.submit(push_until_told, address)
+        with ranks(address) as clients:
+            list(threads.map(train, clients, [2, 2]))
+            first = threads.submit(clients[0].finish)
+            eventually(lambda: "DP rank 0 finished" in server.get("/statusz").text, "rank 0 has")
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+            server = stack.enter_context(serve(tmp_path, listen=address, journal_dir=journal))
+            clients[1].finish(timeout=60)
+            first.result(60)
+            accepted = pushing.result(60)
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+            server = stack.enter_context(serve(tmp_path, listen=address, journal_dir=journal))
+            assert server.post("/v1/samples", BODY).status == 410
+            with pytest.raises(RunFinished):
+                RolloutProducer(address).push(SAMPLE)
+        assert server.wait(60) == 0
+        with serve(tmp_path, listen=address, journal_dir=journal) as server:
+            at = server.status()
+            assert (at["run_state"], at["accepted"], at["balanced"]) == ("running", accepted, True)
+
+
+def test_ranks_that_finish_after_different_steps_are_all_told(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path) as server,
+        ThreadPoolExecutor() as threads,
+        RolloutProducer(server.endpoint) as producer,
+        ranks(server.endpoint) as clients,
+    ):
+        pushing = threads.submit(lambda: [producer.push(SAMPLE) for _ in range(12)])
+        trained = threads.map(train, clients, (1, 2))
+        assert list(trained) == [0, 1]
+        found = [errors_of(client.finish) for client in clients]
+        pushing.result(60)
+    for error in found:  # the last words of rank 1 may be on their way when rank 0 has finished
+        assert isinstance(error, StepContractError)
+        assert "DP rank 0 finished the run after step 0" in str(error)
+        assert "DP rank 1" in str(error)
+
+
+def errors_of(call: Callable[[], None]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def test_every_process_of_a_mesh_finishes(tmp_path: Path) -> None:
+    with serve(tmp_path) as server, ThreadPoolExecutor() as threads:
+        pushing = threads.submit(push_until_told, server.endpoint)
+        options = ["--tp", "2", "--steps", "2", "--then", "finish"]
+        with leaving(server.endpoint, *[options] * 4) as processes:
+            assert [said(process) for process in processes] == [
+                {"steps": 2, "reason": "finished"}
+            ] * 4
+        pushing.result(60)
+        assert server.wait(60) == 0
+
+
+def test_who_finishes_alone_is_told_why_in_time(tmp_path: Path) -> None:
+    with serve(tmp_path) as server, ranks(server.endpoint) as (first, second):
+        with pytest.raises(StepTimeout, match=r"no end of the run within 2 s;.* rank 1 did not"):
+            first.finish(timeout=2)
+        second.close()
+        with pytest.raises(PeerLost, match="DP rank 1 closed its stream before its first step"):
+            first.finish()
+
+
+def test_a_forced_end_tells_producers_that_nobody_will_train_for(tmp_path: Path) -> None:
+    with serve(tmp_path) as server, ThreadPoolExecutor() as threads:
+        with ranks(server.endpoint) as clients, RolloutProducer(server.endpoint) as producer:
+            pushing = threads.submit(lambda: [producer.push(SAMPLE) for _ in range(100)])
+            list(threads.map(train, clients, [2, 2]))
+            for client in clients:
+                client.close()
+            eventually(lambda: blocked(server), "the producer waits")
+            answer = server.post("/v1/stream/end?force=true")
+            assert (answer.status, answer.json) == (200, {"waits_for": []})
+            assert isinstance(pushing.exception(60), RunFinished)
+        at = server.status()
+        assert (at["run_state"], at["pushes_held"], at["balanced"]) == ("ended", 0, True)
+
+
+def test_the_end_of_the_stream_and_of_the_dispatcher_are_told_apart(tmp_path: Path) -> None:
+    for end, reason in (("stream", "ended"), ("dispatcher", "drained")):
+        with serve(tmp_path) as server, ranks(server.endpoint) as clients:
+            if end == "stream":
+                server.post("/v1/stream/end?force=true")
+            else:
+                server.send_signal(signal.SIGTERM)
+            for client in clients:
+                assert client.next_step(60) is None
+                client.finish()  # is nothing to do any more
+                assert client.end_reason == reason
+                client.close()
+            assert server.wait(60) == 0
