@@ -70,7 +70,7 @@ class Epochs:
         return Sample(
             f"{epoch}-{self._trace.row[at]}",
             tokens,
-            tokens,
+            tokens - 1,  # the first is never a target
             _NO_FIELDS,
             _NO_PAYLOAD,
             None if group < 0 else f"{epoch}-{group}",

@@ -180,4 +180,4 @@ def _mean_excess(known: list[tuple[float, float]]) -> float:
 
 
 def _sample(tokens: int) -> Sample:
-    return Sample("", tokens, tokens, _NO_FIELDS, _NO_PAYLOAD)
+    return Sample("", tokens, tokens - 1, _NO_FIELDS, _NO_PAYLOAD)
