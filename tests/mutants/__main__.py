@@ -7,8 +7,8 @@ A mutant is a patch in this folder, `NAME.patch`, with two lines above the diff:
     package: core               its tests are tests/core, or a file below tests/
     breaks: what goes wrong, in a sentence
 
-It is applied to a copy of the tree in build/mutants, and caught by the first test that fails there:
-of the package first, then of the machines that every mutant has to pass.
+It is applied to a copy of the tree in build/mutants, and caught by the first test that fails there,
+and passes without it: of the package first, then of the machines that every mutant has to pass.
 """
 
 import argparse
@@ -100,6 +100,8 @@ def judge(mutant: Mutant, root: Path, machines: Sequence[str], seconds: float) -
         for tests in ([f"tests/{mutant.package}"], [*machines]):
             left = seconds - (monotonic() - began)
             caught_by, wrong = _run(tests, folder, left)
+            if caught_by and _fails_without(mutant, caught_by, folder, seconds):
+                caught_by, wrong = "", f"FAILS WITHOUT IT TOO: {caught_by}"
             if caught_by or wrong:
                 return Verdict(mutant, monotonic() - began, caught_by, wrong)
         return Verdict(mutant, monotonic() - began)
@@ -107,11 +109,17 @@ def judge(mutant: Mutant, root: Path, machines: Sequence[str], seconds: float) -
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _apply(patch: Path, folder: Path) -> str:
+def _fails_without(mutant: Mutant, test: str, folder: Path, seconds: float) -> bool:
+    """Whether a test that has caught a mutant would have failed anyway."""
+    _apply(mutant.patch, folder, "--reverse")
+    return _run([test], folder, seconds)[0] != ""
+
+
+def _apply(patch: Path, folder: Path, *how: str) -> str:
     """What is wrong with the patch, if anything."""
     alone = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     done = subprocess.run(
-        ["git", "apply", str(patch)],
+        ["git", "apply", *how, str(patch)],
         cwd=folder, env=alone, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return done.stderr.strip()

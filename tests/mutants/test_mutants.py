@@ -76,6 +76,15 @@ def test_a_patch_that_is_no_bug_any_more_is_an_error_that_names_it(
     assert told in capsys.readouterr().out.partition("old")[2]
 
 
+def test_a_test_that_fails_anyway_catches_nothing(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / "tests/mutants/alive.patch").write_text(patch("    return 2 * x", "    return x * 2"))
+    (tree / "tests/package/test_broken.py").write_text(TESTS.format("double", 5))
+    assert run(tree) == 1
+    assert "FAILS WITHOUT IT TOO: tests/package/test_broken.py" in capsys.readouterr().out
+
+
 def test_machines_and_packages_are_there() -> None:
     for patch in (ROOT / "tests/mutants").glob("*.patch"):
         package = patch.read_text().partition("package: ")[2].partition("\n")[0]

@@ -66,7 +66,7 @@ def forged(segment: int, offset: int, sequence: int, payload: bytes, salt: bytes
     """A whole block as the journal would write it there, under this salt."""
     rows = [["accepted", 10**6, len(payload), 0, 8, 0, "forged", None, 1, None, False, 0.0, 0, -1,
              0,
-             "evil", 10**6, None]]  # fmt: skip
+             "evil", 10**6, None, None]]  # fmt: skip
     block = draft(rows, [memoryview(payload)], "{}")
     block.sum_up()
     front = Front(segment, SEGMENT_BYTES, sequence - 1, salt)
