@@ -124,6 +124,8 @@ class Player:
             group=ticket if random.random() < 0.3 else -1,
             version=self._version(),
             stored=random.choice([None, None, *OBJECTS]),
+            # Later it would belong to phases that a restart has forgotten, and the model has not.
+            may_be_exempt=not self.model.phases,
         )
 
     def _version(self) -> int | None:

@@ -62,6 +62,7 @@ def accepted(
     group: int = -1,
     version: int | None = None,
     stored: StoredObject | None = None,
+    may_be_exempt: bool = True,
 ) -> Accepted:
     """A sample of its own bytes enters the buffer; stored: it lies in this object."""
     rows = tuple((ticket + at) % 5 for at in range(len(schema.ragged)))
@@ -72,7 +73,7 @@ def accepted(
     sample = Sample(
         given_id or f"s-{ticket}", tokens, tokens // 2, schema, payload,
         None if group < 0 else f"g-{group}", 1 if group < 0 else 2, version, rows,
-        ticket % 3 == 1, None if given_id is None else checksum_of(given_id),
+        may_be_exempt and ticket % 3 == 1, None if given_id is None else checksum_of(given_id),
     )  # fmt: skip
     return Accepted(Entry(sample, ticket, ticket / 8, group), producer, ticket, given_id)
 
