@@ -416,6 +416,9 @@ class DispatchMachine(RuleBasedStateMachine):
                 self.core.join(hello, self.now)
         with pytest.raises((GenerationFenced, RankRefused)):
             self.core.join(replace(hello, generation=before - 1), self.now)
+        if rank < self.size == size:
+            with pytest.raises(GenerationFenced):
+                self.core.join(replace(hello, generation=before - 1), self.now)
         with pytest.raises(RankRefused):
             self.core.join(RankHello("stranger", 0, MAX_DP_SIZE + 1, None), self.now)
         assert (self.core._ledger.generation.number, self.core._ledger.generation.dp_size) == (
@@ -507,6 +510,9 @@ class DispatchMachine(RuleBasedStateMachine):
             before = self.core._ledger.steps.uncommitted()
             self.perform(self.core.commit(rank, following, self.now))
             self.count_trained(before)
+            through = self.core._ledger.steps.committed
+            ranks = self.core._ledger.ranks
+            assert all(ranks[at].committed >= through for at in range(self.size)), "by all ranks"
 
     @precondition(lambda self: self.clients)
     @rule(steps=st.integers(1, 3))

@@ -8,13 +8,11 @@ from hypothesis.stateful import rule
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.producers.push import Push
-from tests.core.test_progress import BATCH, TOKENS, Progress
+from tests.core.test_progress import BATCH, SHORT, TOKENS, Progress
 from tests.support.core.silence import sequences
 from tests.support.samples import make_sample
 
 VERSIONS = 4
-#: Tokens of some samples; others have TOKENS, and are too long where this is the limit.
-SHORT = TOKENS // 2
 
 
 class ProgressOfVersions(Progress):

@@ -30,6 +30,8 @@ class Rules:
         self.core, self.config = core, core.config
         self.buffered: dict[int, Entry] = {}
         self.trained: set[str] = set()
+        self._names: set[str] = set()  # of what is buffered
+        self._departures = 0
         self.skips: Counter[int] = Counter()
         self.reported: tuple[int, int] | None = None
         self._hungry_since: float | None = None
@@ -74,6 +76,7 @@ class Rules:
                 case e.SamplesDropped():
                     for reason, entries in effect.dropped.items():
                         self._dropped(reason, entries)
+        self._check_soft_caps(decision)
         wanted = [one for one in decision.effects if isinstance(one, e.PlanWanted | e.ReplanWanted)]
         self._follow_hunger(now)
         self._check_plan(wanted, now)
@@ -81,10 +84,15 @@ class Rules:
         self._check_held()
         if self.core._lifecycle.ended:
             assert self.forced or not self.pushing, "ended while somebody may push"
+            assert not self.core._admission.held, "ended while somebody waits who came before"
 
     def _accepted(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             assert entry.ticket not in self.buffered
+            name = entry.sample.sample_id
+            assert name not in self.trained, "accepted again"
+            assert name not in self._names, "accepted twice"
+            self._names.add(name)
             self.buffered[entry.ticket] = entry
             if entry.producer and entry.producer not in self.ended:
                 self.pushing.add(entry.producer)
@@ -97,6 +105,7 @@ class Rules:
             for entry in wanted.refill:
                 if not self.core._buffer.holds(entry):
                     self.buffered.pop(entry.ticket, None)
+                    self._names.discard(entry.sample.sample_id)
         elif used:
             planned = next(one for one in decision.effects if isinstance(one, e.StepPlanned))
             chosen = {entry.ticket for entry in planned.entries}
@@ -113,6 +122,7 @@ class Rules:
             name = entry.sample.sample_id
             assert self.buffered.pop(entry.ticket, None) is not None, "it was not here"
             assert name not in self.trained, "trained on twice"
+            self._names.discard(name)
             self.trained.add(name)
 
     def _dropped(self, reason: DropReason, entries: Iterable[Entry]) -> None:
@@ -121,6 +131,7 @@ class Rules:
         groups = {entry.group for entry in entries if entry.group >= 0}
         for entry in entries:
             was_here = self.buffered.pop(entry.ticket, None) is not None
+            self._names.discard(entry.sample.sample_id)
             assert was_here is not (reason is DropReason.UNRESOLVED)
         match reason:
             case DropReason.OVERSIZE:
@@ -142,6 +153,15 @@ class Rules:
             case DropReason.LAST_BATCH:
                 assert not self.config.flush_partial
                 assert self.core._lifecycle.ended
+
+    def _check_soft_caps(self, decision: Decision) -> None:
+        """Samples without a group fill the buffer to its soft cap, or to a batch, no further."""
+        before, self._departures = self._departures, self.core._buffer.departures
+        came = [one for one in decision.effects if isinstance(one, e.SamplesAccepted)]
+        plain = all(entry.sample.group_id is None for one in came for entry in one.entries)
+        if came and plain and before == self._departures:
+            most = max(self.config.limits.samples, self.config.trigger.batch)
+            assert self.core._buffer.ready_units <= most, "beyond the soft cap"
 
     # -- when to plan, and what -----------------------------------------------------------------
 
