@@ -247,8 +247,8 @@ def test_what_somebody_has_put_himself_is_trained_and_released(tmp_path: Path, r
     spans = [join([np.arange(n).tobytes(), bytes([1] * n)]) for n in (5, 9)]
     stored = FileStore.open(f"file://{root}").put("theirs/1", spans)
     samples = [
-        ReferencedSample(Reference(stored, 0, len(spans[0])), schema, 5, 5),
-        ReferencedSample(Reference(stored, len(spans[0]), len(spans[1])), schema, 9, 9),
+        ReferencedSample(Reference(stored, 0, len(spans[0])), schema, 5, 4),
+        ReferencedSample(Reference(stored, len(spans[0]), len(spans[1])), schema, 9, 8),
     ]
     with serve(tmp_path, root, listen=address, dp_size=1) as server:
         with RolloutProducer(address) as producer:
