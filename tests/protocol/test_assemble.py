@@ -134,10 +134,11 @@ def test_the_header_of_a_micro_batch_describes_its_samples_in_order() -> None:
     push, payload = make_push(
         "p", 5, [2, 4], loss_tokens=[1, 0], group_ids=["g", None], policy_versions=[None, 7]
     )
-    header, _ = sent(micro_batch(9, 2, pushed(push, payload)))
+    header, _ = sent(micro_batch(9, 2, pushed(push, payload), attempt=3))
     assert header == m.MicroBatch(
         step=9,
         index=2,
+        attempt=3,
         tokens=[2, 4],
         loss_tokens=[1, 0],
         sample_ids=["p/5", "p/6"],

@@ -209,6 +209,15 @@ def test_a_push_comes_with_its_payload() -> None:
     assert [len(span) for span in spans] == push.spans(len(payload))
 
 
+def test_a_push_whose_payload_comes_after_an_error_was_said_is_the_peers_fault() -> None:
+    push, payload = make_push("p", 0, [3, 5])
+    frame, session = codec.encode(push, len(payload)) + payload, session_in(S.PRODUCER)
+    assert hear(session, frame[:-8]) == []
+    session.say(EXAMPLES[m.Error])
+    with pytest.raises(ProtocolError, match="Push is not legal in state closed"):
+        hear(session, frame[-8:])
+
+
 def test_samples_of_one_push_do_not_keep_each_other_in_memory() -> None:
     push, payload = make_push("p", 0, [4, 4])
     ((_, spans),) = hear(session_in(S.PRODUCER), codec.encode(push, len(payload)) + payload)

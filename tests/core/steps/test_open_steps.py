@@ -68,6 +68,17 @@ def test_the_first_open_step_for_other_ranks_is_unplanned_until_it_is_replaced()
     assert steps[0].digest != before
 
 
+def test_steps_that_a_rewind_brings_back_are_unplanned_where_they_are_for_other_ranks() -> None:
+    steps = opened(3)
+    done = steps.commit(1)
+    first, second = two_samples()
+    steps.replace(2, ((*first, *second),), 1)
+    assert steps.unplanned(1) is None
+    steps.rewind(done)
+    again = steps.open_waiting()
+    assert steps.unplanned(1) is again
+
+
 def test_what_an_earlier_process_had_open_is_open_as_far_as_there_is_room() -> None:
     earlier = opened(2)
     for room, is_open, waiting in ((4, [0, 1], 0), (1, [0], 1), (0, [], 2)):

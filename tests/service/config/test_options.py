@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.plan import Layout, Strategy
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.memory_size import machine_memory
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.units import DURATION, SIZE
@@ -28,6 +29,16 @@ def test_every_option_has_a_line_of_help() -> None:
 
 def test_every_heading_stands_at_an_option() -> None:
     assert ServeConfig.HEADINGS.keys() <= ServeConfig.model_fields.keys()
+
+
+def test_the_core_is_told_each_option_under_its_own_name() -> None:
+    given = {
+        "group_timeout": 101.0, "producer_timeout": 102.0, "rank_timeout": 103.0,
+        "max_staleness": 104, "steps_per_version": 105, "max_open_steps": 106,
+        "producer_credits": 107, "target_excess": 0.108,
+    }  # fmt: skip
+    core = core_config(config(**given))
+    assert {name: getattr(core, name) for name in given} == given
 
 
 def test_the_window_is_counted_in_decimal_not_in_binary() -> None:
