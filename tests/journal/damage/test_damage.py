@@ -10,6 +10,7 @@ import pytest
 
 from rollout_dispatcher.core.facts import Fact, Planned
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
+from rollout_dispatcher.journal.files.blocks import checksum
 from rollout_dispatcher.journal.files.newest import NewestSegment
 from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import Index
@@ -82,6 +83,12 @@ def cuts(intact: bytes, at: int) -> Iterator[bytes]:
     yield intact[:at] + bytes(len(intact) - at)
     yield intact[:at] + Random(at).randbytes(len(intact) - at)
     yield intact[:at] + bytes([intact[at] ^ 0xFF]) + intact[at + 1 :]
+
+
+def test_a_checksum_covers_all_of_a_payload_and_whose_it_is() -> None:
+    payload = bytes(1 << 20)
+    found = checksum(payload, 7)
+    assert found not in (checksum(payload[:-1] + b"x", 7), checksum(payload, 8))
 
 
 def test_an_unsynced_tail_torn_at_any_byte_costs_only_the_last_block(image: Image) -> None:

@@ -96,6 +96,16 @@ async def test_an_answer_waits_for_the_facts_noted_before_it_and_order_is_kept()
     assert [totals for _, totals in log.batches] == [{"a": 1}, {}]
 
 
+async def test_what_is_decided_while_the_barrier_opens_overtakes_nothing_that_waits_there() -> None:
+    log, said = SlowLog(), list[str]()
+    barrier = DurabilityBarrier(log, Failure())
+    barrier.note([StreamEnded()], {})
+    barrier.after(lambda: barrier.after(partial(said.append, "consequence")))
+    barrier.after(partial(said.append, "second"))
+    await log.durable(1)
+    assert said == ["second", "consequence"]
+
+
 async def test_what_a_thunk_adds_waits_for_its_own_facts() -> None:
     log, said = SlowLog(), list[str]()
     barrier = DurabilityBarrier(log, Failure())

@@ -173,6 +173,7 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     assert core.abandon(0, 0.0) == (False, blocked)
     assert core.abandon(1, 0.0) == (True, blocked)  # behind the other, it waits for the same
     core.lost()
+    core.lost()  # a second connection, on which it was not sent
     assert core.abandon(0, 0.0) == (False, None)  # there may be no dispatcher any more
     hear(core, welcome(1))
     assert core.abandon(0, 0.0) == (False, blocked)

@@ -140,8 +140,15 @@ def test_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None
     lie_there(core, 1)
     assert core.take_fetches() == []
     core.demand(hungry=True)
-    assert steps_of(core.take_fetches()) == [0]
+    (fetch,) = core.take_fetches()
+    assert steps_of([fetch]) == [0]
     assert core.take_fetches() == []
+    find(core, fetch)
+    core.heard(m.Release(step=0), NOTHING, 0.0)
+    held = core.ready()
+    assert held is not None
+    core.take(held)
+    assert core.take_fetches() == []  # it does not wait any more
 
 
 def test_of_a_step_that_does_not_fit_as_many_micro_batches_are_fetched_ahead_as_do() -> None:
