@@ -59,7 +59,12 @@ def test_what_nobody_says_is_noticed() -> None:
 
 
 def test_errors_that_are_named_exist() -> None:
-    named = set(re.findall(r"`([A-Z]\w+)`", TEXT)) - {"RANK", "DataLoader", "Retry-After"}
+    named = set(re.findall(r"`([A-Z]\w+)`", TEXT)) - {
+        "RANK",
+        "DataLoader",
+        "StreamDataset",
+        "Retry-After",
+    }
     named = {name for name in named if not name.isupper() and "_" not in name}
     assert {"StepContractError", "GenerationFenced", "BufferFull"} <= named
     assert [name for name in named if not hasattr(errors, name)] == []
@@ -83,4 +88,14 @@ def test_metrics_that_are_named_exist(guide: Path) -> None:
             r"^\| `(dispatcher_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE
         )
     )
-    assert set(re.findall(r"dispatcher_[a-z_]+", guide.read_text())) <= shown
+    assert set(re.findall(r"\bdispatcher_[a-z_]+", guide.read_text())) <= shown
+
+
+def test_what_is_held_wrong_is_shown_by_a_test_that_there_is() -> None:
+    rows = TEXT[TEXT.index("## Held wrong") :]
+    named = re.findall(r"\| `([\w/.]+)::(test_\w+)` \|$", rows, re.MULTILINE)
+    assert len(named) == rows.count("\n| ") - 1 >= 40
+    missing = [
+        name for path, name in named if f"def {name}(" not in (ROOT / "tests" / path).read_text()
+    ]
+    assert missing == []

@@ -57,6 +57,22 @@ def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) 
     assert stream.statistics().steps_committed == 2
 
 
+def test_a_step_without_a_loss_token_is_told_once(
+    pair: tuple[MicroBatchStream, Peer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Masks of zeros alone, as a mistake makes them: the run would learn nothing."""
+    stream, peer = pair
+    for number in range(3):
+        peer.send(step(number, 1, tokens=1, loss_tokens=number % 2, num_samples=9))
+        peer.send(m.Release(step=number))
+        peer.send_bytes(micro_batch(number, 0, sample([7])))
+        taken = next(stream)
+        list(taken)
+        taken.commit()
+    (told,) = [one.getMessage() for one in caplog.records if "no loss token" in one.getMessage()]
+    assert told.startswith("step 0 has 9 samples and no loss token: loss_mask marks none")
+
+
 def test_a_step_shows_what_it_is_also_once_it_is_committed(
     pair: tuple[MicroBatchStream, Peer],
 ) -> None:

@@ -163,6 +163,19 @@ def test_a_full_buffer_holds_pushes_back_and_lets_them_in_when_there_is_room(
             rank.close()
 
 
+def test_a_push_behind_the_producers_end_is_refused(tmp_path: Path) -> None:
+    with (
+        serve(tmp_path, dp_size=1, dispatch_batch_size=2, micro_batch_size=1) as address,
+        RolloutProducer(address) as other,
+        RolloutProducer(address) as producer,
+    ):
+        other.push(FIELDS)
+        producer.end_stream()
+        with pytest.raises(SampleRefused, match="this producer has ended its stream") as told:
+            producer.push(FIELDS)
+    assert told.value.reason == "closed"
+
+
 def test_a_sample_that_fits_no_micro_batch_is_refused_and_the_next_is_fine(endpoint: str) -> None:
     with RolloutProducer(endpoint) as producer:
         with pytest.raises(SampleRefused, match="17 tokens"):

@@ -28,7 +28,7 @@ from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss.config import Loss, choice, loss_config
 from rollout_workers.rank.memory_pool import MemoryPool
-from rollout_workers.rank.steps import RankStatistics
+from rollout_workers.rank.steps import RankStatistics, RankStep
 from rollout_workers.step import Step
 from rollout_workers.timing.timing import Timing
 from rollout_workers.topology import find_topology
@@ -177,6 +177,7 @@ class MicroBatchStream(Closing):
         self._close = weakref.finalize(self, self._client.close)
         self._speaks, self._epochs, self._timeout = topology.speaks, epochs, timeout
         self._has_warned = False  # that no policy version is reported
+        self._is_told_of_no_loss = False
         self._config = CollateConfig(
             loss,
             collation=collation or choice(Collation, "layout", self._client.layout),
@@ -232,7 +233,22 @@ class MicroBatchStream(Closing):
             self._timing.flush()
         if step is None:
             raise StopIteration
+        self._look_for_loss(step)
         return Step(step, self._config, self._ranks, self._epochs, self._timing)
+
+    def _look_for_loss(self, step: RankStep) -> None:
+        """Tell the log once of a step whose masks leave nothing to train on."""
+        is_over_the_mask = not self._config.loss.uncounted
+        if self._speaks and not self._is_told_of_no_loss and is_over_the_mask:
+            header = step.header
+            if header.loss_tokens == 0:
+                self._is_told_of_no_loss = True
+                log.warning(
+                    "step %d has %d samples and no loss token: loss_mask marks none of their "
+                    "tokens, so the step has no gradient; push loss_mask with 1 for each token "
+                    "that the loss counts. This is said once",
+                    header.step, header.num_samples,
+                )  # fmt: skip
 
     def measure_model(self, model: nn.Module) -> None:
         """Tell waiting from computing in this model, where the stream has not found it by itself.

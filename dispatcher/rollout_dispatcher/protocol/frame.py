@@ -209,8 +209,9 @@ class FrameReader:
         magic = bytes(self._staging[self._start : self._start + min(held, len(MAGIC))])
         if not MAGIC.startswith(magic):
             raise ProtocolError(
-                f"expected a frame, got bytes that start with {magic!r}; "
-                "this port speaks the dispatcher's sample plane, HTTP is served on another"
+                f"expected a frame, got bytes that start with {magic!r}; rollout workers and DP "
+                "ranks connect to the dispatcher's sample plane (--listen), HTTP is served on "
+                "another address (--http)"
             )
         if held < PREFIX.size:
             return False
