@@ -70,6 +70,17 @@ def test_a_step_whose_samples_ranks_have_not_fetched_names_them_and_says_so() ->
     assert "step 0 is not committed by DP ranks 0, 1" in bench.core.waits_for(bench.now)
 
 
+def test_a_rank_that_never_asks_for_a_step_is_named() -> None:
+    """The step is planned, and nobody gets it: that rank may still load a checkpoint."""
+    bench = Bench()
+    bench.join()
+    bench.perform(bench.core.demand(0, -1, bench.now, hungry=True))
+    bench.push_plain(4)
+    assert reasons(bench)[Cause.SILENT_RANKS] == "DP rank 1 did not ask for a first step yet"
+    bench.perform(bench.core.demand(1, -1, bench.now, hungry=True))
+    assert Cause.SILENT_RANKS not in reasons(bench)
+
+
 def test_a_step_that_is_not_committed_names_the_ranks() -> None:
     bench = Bench(max_open_steps=1)
     bench.join()

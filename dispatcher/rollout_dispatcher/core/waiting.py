@@ -124,6 +124,8 @@ class Waiting:
             return
         elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
             yield Reason(Cause.SILENT_RANKS, f"{_ranks(silent)} did not load the checkpoint yet")
+        elif idle := [at for at, rank in ledger.ranks.items() if not rank.begun and len(steps)]:
+            yield Reason(Cause.SILENT_RANKS, f"{_ranks(idle)} did not ask for a first step yet")
         elif len(steps):
             yield Reason(Cause.OPEN_STEPS, self._open_steps())
 
