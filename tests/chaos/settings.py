@@ -16,6 +16,7 @@ LARGE_BUFFER = 600
 class Settings:
     """What is run. bug: of `tests.chaos.planted`, if any. patience: seconds until it stalls.
 
+    rank_timeout_s: longer than a rank needs to start, or is stopped; the trainer ends after it.
     dp_size: of the first process group. torchrun: whether ranks train with torch, under torchrun.
     retain: whether steps are kept for checkpoints, which the ranks then save. references: whether
     there is a payload store, in which most samples lie; then the samples that producer 1 pushes
@@ -29,7 +30,7 @@ class Settings:
     buffer_samples: int = 64
     max_open_steps: int = 3
     max_skips: int = 8
-    rank_timeout_s: float = 1.5
+    rank_timeout_s: float = 15.0
     patience_s: float = 60.0
     bug: str | None = None
     small_disk: bool = False

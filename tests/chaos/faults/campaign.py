@@ -85,7 +85,7 @@ def pause_producer(cluster: Cluster, random: Random) -> None:
 
 
 def pause_rank(cluster: Cluster, random: Random) -> None:
-    """SIGSTOP, SIGCONT; sometimes for longer than its connection lives."""
+    """SIGSTOP, SIGCONT; the dispatcher hears nothing of it meanwhile."""
     with paused(cluster, random.choice(cluster.group.ranks)):
         sleep(random.uniform(0.1, 2.5))
 

@@ -47,6 +47,13 @@ def test_who_others_wait_for_may_ask_for_shorter_delays() -> None:
     assert [backoff.failed(float(at)) for at in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
+def test_who_is_lost_soon_looks_for_the_dispatcher_as_often_as_it_would_ping() -> None:
+    backoff = Backoff(60.0, uniform=lambda: 1.0)
+    backoff.connected(0.0, heartbeat_interval_s=0.5)
+    delays = [backoff.failed(20.0 + at) for at in range(6)]
+    assert delays == [0.1, 0.2, 0.4, 0.5, 0.5, 0.5]
+
+
 def test_a_dispatcher_that_welcomes_and_is_lost_again_is_not_left_alone_for_long() -> None:
     backoff = Backoff(60.0, uniform=lambda: 1.0)
     for attempt in range(20):

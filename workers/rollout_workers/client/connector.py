@@ -186,7 +186,7 @@ class Connector:
             )
             self.welcomes += 1
             self._finished_at = None
-            self._backoff.connected(self._loop.time())
+            self._backoff.connected(self._loop.time(), link.heartbeat_interval_s)
             self._say_found()
             link.pump()
             await link.watch(self._leaving)

@@ -34,6 +34,7 @@ class Link(StreamProtocol):
 
     welcomed, ended: resolve when the dispatcher has welcomed this client, and when it has answered
     its goodbye; both are told by an exception why that did not come. bytes_received: so far.
+    heartbeat_interval_s: what the welcome says.
     """
 
     #: A few megabytes in micro-batches; a ping or a commit waits for no more.
@@ -54,6 +55,7 @@ class Link(StreamProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._leaving = False
         self.bytes_received = 0
+        self.heartbeat_interval_s = 0.0
         self.welcomed: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
@@ -264,7 +266,8 @@ class Link(StreamProtocol):
         now = self._loop.time()
         self._core.heard(message, payload, now)
         if isinstance(message, (m.WelcomeProducer, m.WelcomeRank)) and not self.welcomed.done():
-            self._heartbeat = Heartbeat(message.heartbeat_interval_s, now)
+            self.heartbeat_interval_s = message.heartbeat_interval_s
+            self._heartbeat = Heartbeat(self.heartbeat_interval_s, now)
             self.welcomed.set_result(None)
 
     # -- what asyncio calls

@@ -75,7 +75,8 @@ class Backoff:
     """Delays between attempts to connect: exponential, with jitter, until `timeout` has passed.
 
     The timeout runs from the first failure after a connection was last established. Jitter keeps
-    a thousand ranks from coming back in the same millisecond.
+    a thousand ranks from coming back in the same millisecond. No delay is longer than the heartbeat
+    interval: a rank is lost after --rank-timeout, which exceeds two heartbeats.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Backoff:
         longest: float = LONGEST_DELAY_S,
     ) -> None:
         self.timeout = timeout
-        self._uniform, self._longest = uniform, longest
+        self._uniform, self._longest, self._interval = uniform, longest, longest
         self._attempt = 0
         self._failing_since: float | None = None
         self._connected_at: float | None = None
@@ -96,9 +97,10 @@ class Backoff:
         since = now if self._failing_since is None else self._failing_since
         return max(0.0, since + self.timeout - now)
 
-    def connected(self, now: float) -> None:
-        """Note that a connection was established."""
+    def connected(self, now: float, heartbeat_interval_s: float = LONGEST_DELAY_S) -> None:
+        """Note that a connection was established, whose heartbeats are so many seconds apart."""
         self._connected_at, self._failing_since = now, None
+        self._interval = max(heartbeat_interval_s, FIRST_DELAY_S)
         self._attempt = min(self._attempt, ATTEMPTS_AFTER_WELCOME)
 
     def failed(self, now: float) -> float | None:
@@ -111,6 +113,6 @@ class Backoff:
         left = self._failing_since + self.timeout - now
         if left <= 0:
             return None
-        ceiling = min(FIRST_DELAY_S * 2.0**self._attempt, self._longest)
+        ceiling = min(FIRST_DELAY_S * 2.0**self._attempt, self._longest, self._interval)
         self._attempt = min(self._attempt + 1, 16)
         return min(ceiling * (0.5 + self._uniform() / 2), left)
