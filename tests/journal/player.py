@@ -108,7 +108,9 @@ class Player:
 
     def _checkpoint(self) -> Fact:
         step = self.random.choice(sorted(self.model.retained))
-        if self.random.random() < 0.5:
+        # Back over a step that is forgotten no rank can go.
+        rewinds = self.model.steps.keys() >= {*range(step, self.model.next_step)}
+        if self.random.random() < 0.5 and rewinds:
             return Resumed(step - 1)
         return CheckpointSaved(step) if self.random.random() < 0.5 else RetainedEvicted(step)
 

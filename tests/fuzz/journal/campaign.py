@@ -26,13 +26,13 @@ from rollout_dispatcher.journal.journal import Journal
 from tests.fuzz.journal.mutations import mutate
 from tests.fuzz.planted import IN_JOURNAL
 from tests.journal.player import Player
-from tests.journal.support import as_if_killed, open_journal, opened, plain
+from tests.journal.support import accepted, as_if_killed, open_journal, opened, plain, plain_entry
 from tests.support.source import ROOT
 
 HORIZON = 500
 LIVES, BATCHES, UNSYNCED = 3, 120, 25
 #: How many values `plain_entry` has, and which is the payload.
-ENTRY_VALUES, PAYLOAD = 14, 8
+ENTRY_VALUES, PAYLOAD = len(plain_entry(accepted(0).entry)), 8
 
 
 @dataclass

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.errors import JournalCorrupt
+from rollout_dispatcher.journal.files.front import FIRST_BLOCK
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
 from tests.journal.support import BATCH, OFF, accepted, as_if_killed, opened, recovered
 
@@ -84,7 +85,8 @@ def test_synced_blocks_that_became_zeros_are_damage(killed: Path) -> None:
     """Of the same size as before, as a file system repaired in haste may leave it."""
     last = segments(killed)[-1]
     content = last.read_bytes()
-    last.write_bytes(content[:4096] + bytes(len(content) - 4096))
+    last.write_bytes(content[:FIRST_BLOCK] + bytes(len(content) - FIRST_BLOCK))
+    assert last.read_bytes() != content
     with pytest.raises(JournalCorrupt, match=r"block \d+ was synced and cannot be read"):
         recovered(killed)
 
