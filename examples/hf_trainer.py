@@ -120,7 +120,6 @@ def main() -> None:
         trainer = make_trainer(dataset, given.output, given.max_steps)
         trainer.train(resume_from_checkpoint=given.checkpoint and str(given.checkpoint))
         dataset.commit()
-        stream.finish()  # unless the stream has ended: max_steps may come first
     dist.destroy_process_group()
 
 

@@ -694,4 +694,4 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
 
 
 TestDispatchMachine = DispatchMachine.TestCase
-TestDispatchMachine.settings = settings(max_examples=150, stateful_step_count=80, deadline=None)
+TestDispatchMachine.settings = settings(max_examples=40, stateful_step_count=80, deadline=None)

@@ -431,4 +431,4 @@ def _push(by: str, first: int, samples: tuple[Sample, ...]) -> Push:
 
 
 TestProgress = Progress.TestCase
-TestProgress.settings = sequences(250, steps=40)
+TestProgress.settings = sequences(40, steps=40)

@@ -85,4 +85,4 @@ class ProgressOfVersions(Progress):
 
 
 TestProgressOfVersions = ProgressOfVersions.TestCase
-TestProgressOfVersions.settings = sequences(250, steps=50)
+TestProgressOfVersions.settings = sequences(40, steps=50)
