@@ -2,7 +2,7 @@
 
     cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
 
-Words are sample, payload, spans, hints, values, plan and errors.
+Words are sample, payload, spans, hints, values, plan, errors and ends.
 The package itself leads to the service, which is loaded when it is asked for.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
@@ -27,7 +27,7 @@ from tests.support.source import ROOT
 
 WORDS = {"words"}
 WORD_MODULES = {
-    "sample", "payload", "spans", "hints", "values", "plan", "errors", "__version__",
+    "sample", "payload", "spans", "hints", "values", "plan", "errors", "ends", "__version__",
 }  # fmt: skip
 #: Functions that look for a module by its name.
 LOOK_UPS = {"find_spec", "import_module"}

@@ -23,7 +23,7 @@ from tests.service.http.test_limits import connect, read_all
 from tests.support.server import ServeProcess
 
 #: Where a push is answered sample by sample.
-OUTCOMES = {("/v1/samples", "422"), ("/v1/samples", "429")}
+OUTCOMES = {("/v1/samples", status) for status in ("410", "422", "429")}
 PUSH = b"POST /v1/samples HTTP/1.1\r\nHost: x\r\n"
 
 
