@@ -65,7 +65,8 @@ def test_who_goes_on_alone_is_told_who_left(tmp_path: Path, then: str) -> None:
             assert f"no connection for {RANK_TIMEOUT} s (--rank-timeout)" in found["text"]
         else:
             assert "DP rank 1 closed its stream after step 1" in found["text"]
-            assert found["steps"] == 2
+            # It may have begun a step that was released before the goodbye, which nobody commits.
+            assert found["steps"] in (2, 3)
             assert server.status()["steps_committed"] == 2
 
 
