@@ -26,7 +26,7 @@ def test_the_stream_ends_when_its_last_held_push_comes_in_for_a_group_that_is_gi
         first.end_stream()
         second.end_stream()
         assert second.expect(m.Pushed).of_each(1) == ["accepted"]
-        assert rank.await_end() == "the stream has ended"
+        assert rank.await_end() == "ended"
     server.await_status(run_state="drained", pushes_held=0, balanced=True)
 
 

@@ -67,6 +67,7 @@ def test_the_last_to_leave_releases_what_is_left_before_its_goodbye_is_answered(
         other.receive()  # the list, if it was asked, or its goodbye
         other.close()
         server.await_status(ranks_connected=1)
+        last.expect(m.LastStep)  # the other one's
         last.send(m.Bye())
         free = last.expect(m.Free)
         assert server.status()["objects"]["unneeded"] == 1

@@ -40,7 +40,7 @@ def test_each_reason_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
     log.note({reason: entries("a") for reason in DropReason}, 0.0)
     told = [re.findall(r"\((.*?)\)", line)[0] for line in caplog.messages]
     assert sorted(told) == [
-        "incomplete-group", "last-batch", "oversize", "schema", "stale", "superseded",
+        "incomplete-group", "last-batch", "oversize", "schema", "stale", "superseded", "unused",
     ]  # fmt: skip
 
 
