@@ -39,7 +39,7 @@ def main() -> None:
                 time.sleep(args.pause)
             fields = {
                 "input_ids": rng.integers(0, 50_000, length),
-                "loss_mask": rng.random(length) < 0.8,
+                "loss_mask": np.append(False, rng.random(length - 1) < 0.8),
             }
             if args.extra_bytes:
                 fields["ballast"] = np.full(args.extra_bytes, number % 251, np.uint8)
