@@ -150,7 +150,8 @@ def test_a_goodbye_ends_a_connection_that_is_not_read_from(serve: Serve) -> None
         rank.demand(taken=-1)
     other.hold(0)
     leaver.send(m.Bye())
-    server.await_status(ranks_connected=1)
+    assert "DP rank 0 closed its stream" in other.expect_error("peer-lost").message
+    server.await_status(ranks_connected=0)
 
 
 def test_connections_beyond_the_limit_are_told_so_and_may_retry(serve: Serve) -> None:
