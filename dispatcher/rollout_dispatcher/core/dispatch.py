@@ -261,6 +261,8 @@ class Dispatch:
         if hello.generation is None and (advice := self.advice):
             effects.append(Advised(advice))
         effects += self._parts.attempts.settle()
+        if hello.finished is not None:
+            effects += self._parts.finishing.look()
         return self._decide(effects + self._end_steps(now))
 
     def leave(
@@ -327,7 +329,8 @@ class Dispatch:
         discard: what is not used is dropped, though a journal could keep it.
         """
         self._parts.finishing.finish(dp_rank, step, discard=discard)
-        return self._decide(self._end_steps(now))
+        effects = self._parts.finishing.look()
+        return self._decide(effects + self._end_steps(now))
 
     def finish_carried_out(self) -> Decision:
         """Everybody has heard that the run is finished: the next process goes on with the rest."""
@@ -439,7 +442,7 @@ class Dispatch:
 
     def _end_steps(self, now: float) -> list[Effect]:
         """The same, when ranks have come, gone or asked: some may take no further step."""
-        effects = self._parts.finishing.look() + self._settle(now)
+        effects = self._settle(now)
         return effects + self._departures.look()
 
     def _finish(self) -> list[Effect]:

@@ -45,7 +45,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     [
         ("sum", ["[ 2. 20.]"] * 2),
         ("again", ["[2.]"] * 2),
-        ("next step", ["[0.5]"] * 2),
+        ("next step", [f"[{2 / 3}]"] * 2),  # first tokens are no targets
         ("total", ["4.0 [[2.0], [2.0]]"] * 2),
         (
             "failed",

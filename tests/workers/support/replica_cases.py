@@ -117,7 +117,12 @@ def peer_closes(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
     """Rank 1 closes after a step that its leader does not take for the last."""
     with join(mesh, endpoint) as stream:
         train(stream, 1)
-        return said(lambda: train(stream)) if rank == 0 else None
+        found = said(lambda: train(stream)) if rank == 0 else None
+        if rank != 1:  # the other replica stays until then
+            dist.barrier()
+    if rank == 1:
+        dist.barrier()
+    return found
 
 
 def leader_closes(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:

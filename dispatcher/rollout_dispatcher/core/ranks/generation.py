@@ -253,14 +253,15 @@ class Generation:
 
         Those that are here agree with each other, so that it is held against one of them.
         """
-        others = {
-            dp_rank: rank.training
+        others = (
+            (dp_rank, rank.training)
             for dp_rank, rank in self.ranks.items()
             if dp_rank != hello.dp_rank and not rank.gone
-        }
-        if next(iter(others.values()), hello.training) == hello.training:
+        )
+        one = next(others, None)
+        if one is None or one[1] == hello.training:
             return None
-        said = others | {hello.dp_rank: hello.training}
+        said = dict((one, *others, (hello.dp_rank, hello.training)))
         return RankRefused(
             f"the DP ranks of generation {self.number} do not train alike: {_differences(said)}; "
             "make the stream with the same options on every rank, and restart all ranks"
