@@ -96,8 +96,10 @@ class PlanConfig:
     `pipeline_stages`, and its largest micro-batch counts once more for each beyond the first.
     No rank has more than `rank_tokens` in a step, which is smaller where need be; but one may have
     a single sample, or group that stays there, of more, and nobody skips more often for it.
-    `outlier_max_skips=None` means `max_skips`. With `outlier_lane` the heaviest samples of a window
-    wait for each other and leave together.
+    `outlier_max_skips=None` means `max_skips`. The heaviest samples of a window wait for each other
+    and leave together, as far as `max_step_variation` lets them: the loss tokens of a step stray
+    from those of as many mean arrivals by no more than this share of them, or by a standard
+    deviation of what arrivals have; None: as far as balance has it.
     A plan whose excess is above `compared_above` is compared with other selections and splits, as
     many as fit in `planning_budget`, seconds of one core: they are counted, not timed. It says how
     good a plan may well be; serve's --target-excess says when one is good enough to go early.
@@ -122,7 +124,7 @@ class PlanConfig:
     rank_tokens: int | None = None
     max_skips: int = 6
     outlier_max_skips: int | None = None
-    outlier_lane: bool = True
+    max_step_variation: float | None = 0.25
     compared_above: float = 0.01
     planning_budget: float = 5e-3
 
@@ -154,12 +156,17 @@ class Window:
     skips: int64[n], dispatches that have passed the sample over.
     group: int64[n], equal for members of one group, -1 for none; groups are complete.
     must_go: bool[n], samples that this dispatch has to take whatever their skips.
+    loss_tokens: int64[n], tokens of each sample that the loss counts; None where nobody knows.
+    usual_loss_tokens: their mean and standard deviation among arrivals, where more is known than
+        this window, in which the longest are held back.
     """
 
     tokens: IntArray
     skips: IntArray
     group: IntArray
     must_go: BoolArray
+    loss_tokens: IntArray | None = None
+    usual_loss_tokens: tuple[float, float] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

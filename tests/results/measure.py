@@ -28,7 +28,7 @@ COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
     "approaches": "python -m tests.bench.approaches --json FILE",
     "groups": "python -m tests.bench.groups --json FILE",
-    "lane": "python -m tests.bench.lane --json FILE",
+    "mix": "python -m tests.bench.mix --json FILE",
     "windows": "python -m tests.bench.windows --json FILE",
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",

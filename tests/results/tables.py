@@ -93,24 +93,25 @@ def random_table() -> str:
     return _table(peers.RANDOM_CELLS, rows, found)
 
 
-def lane_table() -> str:
-    """docs/balance.md: the outlier lane."""
-    found = load("lane")
+def mix_table() -> str:
+    """docs/effects.md: what a bound on a step's loss tokens costs and leaves."""
+    found = load("mix")
     rows = [
         (
             _short(row["lengths"]),
-            row["lane"],
+            f"{row['window']:g}",
+            row["bound"],
             percent(row["excess"]),
-            percent(row["p99_excess"]),
-            f"{row['mean_delay']:.2f}",
-            f"{row['p99_delay']:.0f}, {row['max_delay']:.0f}",
-            f"{1e4 * row['ks']:.0f} ({1e4 * row['ks_fifo']:.0f})",
+            f"{row['long_weight']:.2f}",
+            percent(row["without_long"]),
+            percent(row["work_variation"]),
+            f"{row['ks_step']:.3f}",
         )
         for row in found.figures
     ]
     return _table(
-        "lengths, batch/ranks | lane | excess % | p99 of a step % | mean delay | p99, max | "
-        "KS (FIFO's own) 1e-4",
+        "lengths, batch/ranks | window | bound | excess % | weight of the longest 1 % | "
+        "steps without them % | work varies by % | KS of a step",
         rows,
         found,
     )
@@ -408,7 +409,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "random": random_table,
         "approaches": approaches_table,
         "groups": groups_table,
-        "lane": lane_table,
+        "mix": mix_table,
         "windows": windows_table,
         "lengths": lengths_table,
         "plain": plain_table,

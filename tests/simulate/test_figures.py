@@ -13,6 +13,7 @@ from rollout_dispatcher.simulate.recommend import DELAY_PRICE, percent, recommen
 from rollout_dispatcher.simulate.report.figures import spread, summary
 from rollout_dispatcher.simulate.result import Result, Run
 from rollout_dispatcher.simulate.run import Scenario, simulate
+from rollout_dispatcher.simulate.step_mix import step_mix
 from rollout_dispatcher.simulate.trace import Trace
 from tests.simulate.bench import make_setting, make_trace
 
@@ -183,3 +184,29 @@ def test_the_reason_is_two_sentences_with_figures(runs: list[Run]) -> None:
 )
 def test_shares_are_shown_with_about_three_digits(ratio: float, text: str) -> None:
     assert percent(ratio) == text
+
+
+def test_weights_and_distances_of_single_steps() -> None:
+    trace = ints(*[100] * 99, 5000)
+    alike = [trace, trace]
+    mix = step_mix(trace, alike, np.array([2.0, 2.0]))
+    assert (mix.long_weight, mix.without_long) == pytest.approx((1.0, 0.0))
+    assert (mix.work_variation, mix.ks_step) == pytest.approx((0.0, 0.0))
+    apart = [ints(*[100] * 98), ints(*[100] * 100, 5000, 5000)]
+    mix = step_mix(trace, apart, np.array([1.0, 3.0]))
+    assert mix.long_weight == pytest.approx((99 * 198 + 2 * 4999) / 2 / (99 * 100 + 2 * 4999))
+    assert (mix.without_long, mix.work_variation) == pytest.approx((0.5, 0.5))
+    assert mix.ks_step == pytest.approx((0.01 + 2 / 102 - 0.01) / 2)
+
+
+def test_a_bound_on_loss_tokens_keeps_the_weight_of_the_longest() -> None:
+    """Of rare samples that cost more than a rank's share, and leave together where they may."""
+    trace = make_trace([100] * 990 + [2000] * 10)
+    weights = []
+    for variation in (None, 0.25):
+        setting = make_setting(1.5, batch=64)
+        setting = replace(setting, plan=replace(setting.plan, max_step_variation=variation))
+        (run,) = simulate(trace, [setting], Scenario(steps=200))
+        weights.append(run.mix.long_weight)
+    assert weights[0] < weights[1]
+    assert weights[1] > 0.8 * 0.95

@@ -44,7 +44,8 @@ def metavar(name: str, field: FieldInfo) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return "|".join(item.value for item in kind)
     number = kind in {int, float} or any(part in {int, float} for part in _plain(kind))
-    return "N" if number else name.rpartition("_")[2].upper()
+    words = [word for part in get_args(kind) for word in get_args(part) if isinstance(word, str)]
+    return "|".join(["N", *words]) if number else name.rpartition("_")[2].upper()
 
 
 def format_value(field: FieldInfo, value: object) -> str:

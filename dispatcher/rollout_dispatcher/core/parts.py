@@ -27,6 +27,7 @@ from rollout_dispatcher.core.planning.relief import Relief
 from rollout_dispatcher.core.planning.selection import Selection
 from rollout_dispatcher.core.planning.selection_bias import SelectionBias
 from rollout_dispatcher.core.planning.timing import Timing
+from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.producers.agreement import Agreement
 from rollout_dispatcher.core.producers.closing import Closing
 from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
@@ -112,12 +113,15 @@ class Parts:
         self.joining = Joining(self.ledger, self.checkpoints, self.freshness, self.lifecycle, note)
 
         self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
-        selection = Selection(config, self.buffer, self.phases, self.freshness, self.ledger)
+        usual = UsualLoss()
+        selection = Selection(
+            config, self.buffer, self.phases, self.freshness, self.ledger, usual=usual
+        )
         self.relief = Relief(config, self.buffer, self.admission, self.dropping, selection)
         self.selection_bias = SelectionBias(self.totals)
         booking = Booking(
             self.buffer, self.ledger, self.freshness, self.totals, kept,
-            bias=self.selection_bias, batch=batch,
+            bias=self.selection_bias, usual=usual, batch=batch,
         )  # fmt: skip
         self.planning = Planning(
             self.ledger, self.timing, selection, self.relief, booking, target=config.target_excess

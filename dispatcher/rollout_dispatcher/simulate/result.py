@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.simulate.step_mix import StepMix
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Run:
     micro_batches: float
     ks: float
     ks_fifo: float
+    mix: StepMix
     plan_ms: float
     lengths: list[float]
     example: Example
@@ -187,6 +189,7 @@ class Result:
 def _run(data: dict[str, Any]) -> Run:
     timing = data["timing"]
     parts = _spreads(data, "step_excess", "delay", "outlier_delay") | {
+        "mix": StepMix(**data["mix"]),
         "example": _example(data["example"]),
         "timing": Timing(**timing | _spreads(timing, "wait")) if timing else None,
     }

@@ -35,8 +35,12 @@ _DELAY: tuple[Column, ...] = (
     ("", "max", lambda run: f"{run.delay.max:.0f}"),
 )
 _STEADY: tuple[Column, ...] = (
+    ("KS", "1 step", lambda run: f"{run.mix.ks_step:.2f}"),
     ("KS", "1e-4", lambda run: f"{1e4 * run.ks:.0f}"),
     ("of FIFO", "1e-4", lambda run: f"{1e4 * run.ks_fifo:.0f}"),
+    ("long", "weight", lambda run: f"{run.mix.long_weight:.2f}"),
+    ("none", "% steps", lambda run: percent(run.mix.without_long)),
+    ("work", "± %", lambda run: percent(run.mix.work_variation)),
     ("small", "steps", lambda run: f"{run.small_steps}"),
 )
 _PLAN: tuple[Column, ...] = (
@@ -59,7 +63,10 @@ _LEGEND = (
     "busy, no data, straggl.: share of rank time at work, waiting for samples, for other ranks",
     "wait: from a sample's arrival to the plan that took it",
     "delay: dispatches that passed a sample over",
-    "KS: distance of the lengths in 20 dispatches from the trace's, and what chance does to it",
+    "long: weight under token-mean of a loss token of the longest 1 %, over the mean token's",
+    "none: steps without any of the longest 1 %",
+    "work: standard deviation of a step's work, over its mean",
+    "KS: distance of lengths from the trace's: in a step, in 20 dispatches, and what chance does",
 )
 
 

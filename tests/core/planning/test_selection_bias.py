@@ -19,13 +19,19 @@ def steps(bias: SelectionBias, totals: Totals, count: int, *, longest_go: bool =
         totals.arrived.add(lengths)
         kept = len(lengths) if longest_go else 58
         totals.dropped_lengths.add(lengths[kept:])
-        totals.dispatched.add(lengths[:kept])
-        bias.dispatched()
+        planned(bias, totals, lengths[:kept])
+
+
+def planned(bias: SelectionBias, totals: Totals, lengths: list[int], work: float = 1.0) -> None:
+    """A step of these samples, whose loss counts all tokens but the first."""
+    tokens = np.array(lengths)
+    totals.dispatched.add(lengths)
+    bias.dispatched(tokens, tokens - 1, work)
 
 
 def test_before_anything_is_dispatched_everything_may_be_chance() -> None:
     bias = SelectionBias(Totals())
-    assert (bias.distance, bias.chance) == (0.0, 1.0)
+    assert (bias.distance, bias.chance, bias.mix) == (0.0, 1.0, None)
 
 
 def test_what_is_all_dispatched_is_not_biased() -> None:
@@ -85,6 +91,33 @@ def test_after_a_restart_the_window_begins_with_what_is_buffered() -> None:
     held.add([10, 1000, 1000])
     bias.restore(held)
     assert (bias.distance, bias.chance) == (0.0, 1.0)
-    totals.dispatched.add([10])
-    bias.dispatched()
+    planned(bias, totals, [10])
     assert bias.distance == pytest.approx(2 / 3), "of the three that were there"
+
+
+def test_the_longest_weigh_less_where_they_leave_together() -> None:
+    totals = Totals()
+    bias = SelectionBias(totals)
+    totals.arrived.add([100] * 990 + [5000] * 10)
+    for _ in range(9):
+        planned(bias, totals, [100] * 100, work=1.0)
+    planned(bias, totals, [100] * 90 + [5000] * 10, work=6.0)
+    mix = bias.mix
+    assert mix is not None
+    together, apart = 90 * 99 + 10 * 4999, 100 * 99
+    assert mix.long_weight == pytest.approx((9 * apart + together) / 10 / together)
+    assert mix.without_long == pytest.approx(0.9)
+    assert mix.work_variation == pytest.approx(1.0), "1.5 around 1.5"
+    assert mix.distance == pytest.approx(0.9 * 0.01 + 0.1 * 0.09)
+
+
+def test_steps_alike_weigh_all_the_same() -> None:
+    totals = Totals()
+    bias = SelectionBias(totals)
+    totals.arrived.add([100] * 990 + [5000] * 10)
+    for _ in range(10):
+        planned(bias, totals, [100] * 99 + [5000])
+    mix = bias.mix
+    assert mix is not None
+    assert (mix.long_weight, mix.without_long) == pytest.approx((1.0, 0.0))
+    assert (mix.work_variation, mix.distance) == pytest.approx((0.0, 0.0))

@@ -148,7 +148,7 @@ SCENARIOS: dict[str, Scenario] = {
         at_once(lengths=tailed_lengths),
         frozenset({"StragglerExcessHigh"}),
         110,
-        {"window_multiple": 1, "outlier_lane": False},
+        {"window_multiple": 1, "max_step_variation": "off"},
     ),
     "cost_model": Scenario(
         at_once(noise=0.8), frozenset({"CostModelOff", "StragglerExcessHigh"}), 110

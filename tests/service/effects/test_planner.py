@@ -15,6 +15,7 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
 from rollout_dispatcher.core.planning.requests import request_plan
 from rollout_dispatcher.core.planning.trigger import Go, Trigger
+from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import Grouping, Plan, PlanConfig
 from rollout_dispatcher.service.effects.planner import PLANNED_HERE_SAMPLES, Planner
@@ -25,7 +26,7 @@ def wanted(samples: int) -> PlanWanted:
     """A plan of all of so many samples, for two DP ranks."""
     entries = [Entry(make_sample(f"s{at}", 1 + at % 7), at, 0.0) for at in range(samples)]
     go = Go(Trigger.WINDOW_FULL)
-    return request_plan(entries, np.zeros(samples, np.bool_), samples, 2, go)
+    return request_plan(entries, np.zeros(samples, np.bool_), samples, 2, go, usual=UsualLoss())
 
 
 @pytest.mark.parametrize("samples", [16, PLANNED_HERE_SAMPLES + 1])

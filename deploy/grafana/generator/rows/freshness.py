@@ -30,6 +30,16 @@ PANELS = [
         steps=[(1, "yellow"), (2, "red")],
     ),
     Panel(
+        "Weight of the longest samples",
+        "What a loss token of the longest hundredth weighs under token-mean, mean token 1. "
+        "Below 0.8: lower --max-step-variation. How much the work of steps varies lowers it.",
+        {
+            "weight": chosen("dispatcher_long_sample_weight_ratio"),
+            "work varies by": chosen("dispatcher_step_work_variation_ratio"),
+        },
+        Unit.RATIO,
+    ),
+    Panel(
         "Passed over",
         "How often a dispatched sample had been passed over: the longest hundredth, and the mean. "
         "At --max-skips it has to go.",

@@ -13,6 +13,7 @@ from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.objective import estimate, ruling_cost
 from rollout_dispatcher.balance.select.groups import fill_exactly, group_index, group_max
 from rollout_dispatcher.balance.select.lane import Pool, keep_oldest
+from rollout_dispatcher.balance.select.loss_bound import LossBound
 from rollout_dispatcher.balance.select.selection import Judge, Selection, due, select
 from rollout_dispatcher.balance.split.groups.items import config_of_items, cost_of_groups
 from rollout_dispatcher.errors import PlanError
@@ -49,6 +50,9 @@ def choose(
     forced = due(left, window.must_go, take)
     if not ahead:
         return [Selection(keep_oldest(forced, take))]
+    bound = LossBound.of(window, config, take)
+    if bound is not None:
+        forced = bound.due(left, forced, take)
     pool = Pool(
         cost=cost,
         order=by_cost,
@@ -59,9 +63,8 @@ def choose(
         band=_band(config),
         share=ruling_cost(cost, window.tokens, take, config),
         per_step=config.sync is Sync.STEP,
-        lane=config.outlier_lane,
     )
-    return select(pool, take, _judge(window, cost, by_cost, config))
+    return select(pool, take, _judge(window, cost, by_cost, config), bound)
 
 
 def must_take(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> int:
@@ -138,6 +141,9 @@ def _choose_groups(
         return [Selection(plain[index])]
     # What rules a rank or a micro-step: a sample, or a group where it stays in one piece there.
     together = config.grouping is not Grouping.STEP
+    bound = LossBound.of(window, config, samples, index)
+    if bound is not None:
+        forced = bound.due(groups.left, forced, int(np.count_nonzero(plain)))
     item = cost_of_groups(cost, index, config) if together else group_max(cost, index)
     pool = Pool(
         cost=item,
@@ -149,13 +155,11 @@ def _choose_groups(
         band=_band(config),
         share=ruling_cost(cost, window.tokens, samples, config),
         per_step=config.sync is Sync.STEP,
-        lane=config.outlier_lane,
     )
     by_sample = _judge(window, cost, by_cost, config)
     judge = _judge_of_groups(window, cost, index, config, by_sample)
-    found = select(
-        pool, int(np.count_nonzero(plain)), lambda keep, lost: judge(realise(keep), lost)
-    )
+    count = int(np.count_nonzero(plain))
+    found = select(pool, count, lambda keep, lost: judge(realise(keep), lost), bound)
     return [replace(each, keep=realise(each.keep)[index]) for each in found]
 
 

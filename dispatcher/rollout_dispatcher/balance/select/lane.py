@@ -44,8 +44,7 @@ class Pool:
     micro-step should be alike. columns: whether waiting comes from differences inside
     micro-steps rather than from single outliers.
     band: share of the window by which lengths may lead or lag. share: cost above which an item
-    rules a rank on its own. per_step: whether ranks wait once a step. lane: whether the heaviest
-    may wait for each other.
+    rules a rank on its own. per_step: whether ranks wait once a step.
     """
 
     cost: FloatArray
@@ -57,7 +56,6 @@ class Pool:
     band: float
     share: float
     per_step: bool = False
-    lane: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Lane:
         ]
         has_room = not outliers or 2 * (len(order) - take) >= take
         count = tuning.WATCHED_COLUMNS * pool.neighbours
-        opens = pool.lane and (outliers > 0 or pool.columns)
+        opens = outliers > 0 or pool.columns
         opens = opens and bool(pool.forced[order[:count]].any())
         if not opens or count >= len(order):
             count = 0

@@ -25,6 +25,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.select.column_dp import column_dp
 from rollout_dispatcher.balance.select.lane import Lane, Pool, keep_oldest
+from rollout_dispatcher.balance.select.loss_bound import LossBound
 from rollout_dispatcher.plan import BoolArray, FloatArray, IntArray
 
 #: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch. If
@@ -76,17 +77,23 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray | None = N
     return forced
 
 
-def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
-    """The `take` items that leave together with the least waiting; then the oldest."""
+def select(pool: Pool, take: int, judge: Judge, bound: LossBound | None = None) -> list[Selection]:
+    """The `take` items that leave together with the least waiting; then the oldest.
+
+    bound: all of them keep it as far as what is forced lets them.
+    """
     keep = keep_oldest(pool.forced, take)
     if take >= len(keep):
         return [Selection(keep)]
+    if bound is not None:
+        keep = bound.within(keep, pool.forced)
     waits = judge(keep, math.inf)
     if waits <= tuning.GOOD_ENOUGH:
         return [Selection(keep, waits)]
     lane = Lane.of(pool, take)
     oldest = best = Selection(keep, waits, lane.debt(keep) + lane.bias(keep))
-    for keep in _candidates(pool, lane, take):
+    for candidate in _candidates(pool, lane, take):
+        keep = candidate if bound is None else bound.within(candidate, pool.forced)
         later = lane.debt(keep) + lane.bias(keep)
         if later >= best.total:
             continue  # it has lost already, and to judge takes longer
@@ -100,10 +107,10 @@ def select(pool: Pool, take: int, judge: Judge) -> list[Selection]:
 
 def _candidates(pool: Pool, lane: Lane, take: int) -> Iterator[BoolArray]:
     """Where waiting comes from columns the DP; else the lane first."""
-    if not pool.columns and pool.lane:
+    if not pool.columns:
         yield from lane.candidates(take)
     yield _by_columns(pool, take)
-    if pool.columns and pool.lane and pool.forced.any():
+    if pool.columns and pool.forced.any():
         yield _by_columns(pool, take, together=tuning.TOGETHER * pool.neighbours)
 
 

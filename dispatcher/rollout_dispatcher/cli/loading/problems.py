@@ -46,6 +46,9 @@ class Written:
             name = str(item["loc"][0]) if item["loc"] else ""
             if item["type"] == "too_short" and name in found:
                 continue  # a list lacks what could not be read
+            if item["type"] == "literal_error" and name in found:  # a number, or this word
+                found[name][-1] += f", or {next(_choices(str(item['ctx']['expected'])))}"
+                continue
             found.setdefault(name, []).append(self._explain(name, dict(item)))
         return found
 

@@ -10,6 +10,7 @@ from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted
 from rollout_dispatcher.core.facts import Note
 from rollout_dispatcher.core.planning.requests import report_plan
 from rollout_dispatcher.core.planning.selection_bias import SelectionBias
+from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import planned
 from rollout_dispatcher.core.totals import Totals
@@ -31,10 +32,11 @@ class Booking:
         note: Note | None,
         *,
         bias: SelectionBias,
+        usual: UsualLoss,
         batch: int,
     ) -> None:
         self._buffer, self._ledger, self._freshness = buffer, ledger, freshness
-        self._totals, self._bias = totals, bias
+        self._totals, self._bias, self._usual = totals, bias, usual
         self._note, self._batch = note, batch
 
     def open(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
@@ -43,7 +45,7 @@ class Booking:
         steps = self._ledger.steps
         version = self._freshness.training_version(steps.next)
         report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
-        self._take(wanted, chosen)
+        self._take(wanted, plan, chosen)
         effects = self._ledger.open(plan, wanted.entries, now)
         if self._note is not None:
             gone = set(chosen)
@@ -51,10 +53,15 @@ class Booking:
             self._note(planned(steps.newest, *left))
         return [report, *effects]
 
-    def _take(self, wanted: PlanWanted, chosen: list[Entry]) -> None:
+    def _take(self, wanted: PlanWanted, plan: Plan, chosen: list[Entry]) -> None:
         """The chosen samples leave the buffer; the others were passed over."""
+        window = wanted.window
+        assert window.loss_tokens is not None
+        self._usual.planned(window)
         self._totals.dispatched.add([entry.sample.tokens for entry in chosen])
-        self._bias.dispatched()
+        self._bias.dispatched(
+            window.tokens[plan.chosen], window.loss_tokens[plan.chosen], float(plan.cost.sum())
+        )
         units = self._buffer.units_of(chosen)
         self._buffer.take(chosen)
         for entry in wanted.entries:

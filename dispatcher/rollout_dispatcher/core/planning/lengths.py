@@ -44,8 +44,7 @@ class LengthCounts:
         return self._counts
 
     def _count(self) -> None:
-        bins = np.searchsorted(_SHORTEST, self._uncounted, "right") - 1
-        self._counts += np.bincount(bins, minlength=len(self._counts))
+        self._counts += np.bincount(bins_of(self._uncounted), minlength=len(self._counts))
         self._uncounted.clear()
 
     def restore(self, counts: list[int], tokens: int) -> None:
@@ -56,6 +55,11 @@ class LengthCounts:
         """Pairs of (2**k, samples shorter than that), for the same k whatever was seen."""
         below = self.counts.reshape(OCTAVES, BINS_PER_OCTAVE).sum(axis=1).cumsum().tolist()
         return [(2**k, below[k - 1]) for k in SHOWN]
+
+
+def bins_of(tokens: Sequence[int] | IntArray) -> IntArray:
+    """The bin of each length."""
+    return np.searchsorted(_SHORTEST, tokens, "right") - 1
 
 
 def ks_distance(ours: IntArray, theirs: IntArray) -> float:

@@ -1,21 +1,24 @@
 """Between the core and the planner: entries to columns, and a plan to what metrics want of it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted, StepPlanned
 from rollout_dispatcher.core.planning.trigger import Go
+from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.plan import BoolArray, Plan, Window
 
 
 def request_plan(
-    entries: list[Entry], must_go: BoolArray, take: int, dp_size: int, go: Go
+    entries: list[Entry], must_go: BoolArray, take: int, dp_size: int, go: Go, *, usual: UsualLoss
 ) -> PlanWanted:
     """Ask for a plan of `take` of these entries, or groups of them, oldest first."""
     window = _window(entries, must_go)
+    window = replace(window, usual_loss_tokens=usual.with_(window))
     return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
 
 
@@ -33,6 +36,7 @@ def _window(entries: list[Entry], must_go: BoolArray) -> Window:
         skips=np.fromiter((e.skips for e in entries), np.int64, count),
         group=np.fromiter((e.group for e in entries), np.int64, count),
         must_go=must_go,
+        loss_tokens=np.fromiter((e.sample.loss_tokens for e in entries), np.int64, count),
     )
 
 

@@ -12,6 +12,7 @@ from rollout_dispatcher.core.effects import PlanWanted
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.requests import request_plan
 from rollout_dispatcher.core.planning.trigger import Go
+from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep
 
@@ -26,7 +27,10 @@ class Selection:
         phases: Phases,
         freshness: Freshness,
         ledger: StepLedger,
+        *,
+        usual: UsualLoss,
     ) -> None:
+        self._usual = usual
         self._batch, self._window = config.trigger.batch, config.trigger.window
         self._buffer, self._phases, self._freshness = buffer, phases, freshness
         self._ledger = ledger
@@ -49,7 +53,8 @@ class Selection:
         entries = self._phases.window(self._window)
         due = self._freshness.must_go(entries, self._ledger.steps.next, self._batch)
         take = min(self._batch, self._buffer.units_of(entries))
-        return request_plan(entries, due, take, self._ledger.generation.dp_size, go)
+        dp_size = self._ledger.generation.dp_size
+        return request_plan(entries, due, take, dp_size, go, usual=self._usual)
 
     def refill(self, step: OpenStep) -> list[Entry]:
         """The oldest samples, groups whole, that may take the place of those that a step has lost.

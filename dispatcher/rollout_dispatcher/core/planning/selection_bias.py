@@ -8,19 +8,45 @@ them, and what is passed over comes later. Any n samples stray that far from whe
 
 so a distance above that is no chance. It is asked of independent samples; those of a group are
 alike, and then chance alone does more than this says.
+
+A distance over several dispatches says nothing of single ones. Under `token-mean` a token weighs
+one over the loss tokens of its step, so that the longest samples weigh less where they leave
+together: `StepMix` looks at each step by itself.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from math import sqrt
 
-from rollout_dispatcher.core.planning.lengths import LengthCounts, ks_distance
+import numpy as np
+
+from rollout_dispatcher.core.planning.lengths import LengthCounts, bins_of, ks_distance
 from rollout_dispatcher.core.totals import Totals
-from rollout_dispatcher.plan import IntArray
+from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Dispatches that are looked at together, as in `simulate`.
 DISPATCHES = 20
+#: Dispatches that are looked at one by one: few have any of the longest samples.
+SINGLE_DISPATCHES = 100
+#: The longest samples: a hundredth of those that arrived.
+LONGEST = 0.01
 #: Of Kolmogorov's distribution, the quantile of 95 %.
 LEVEL = 1.358
+
+
+@dataclass(frozen=True, slots=True)
+class StepMix:
+    """Whether single steps are like the arrivals; a sample is long if it is in the longest 1 %.
+
+    long_weight: what a loss token of a long sample weighs under token-mean, over the mean token's.
+    without_long: share of steps without any. work_variation: standard deviation of the steps' work
+    over its mean. distance: a step's lengths from all arrivals' (Kolmogorov-Smirnov), the mean.
+    """
+
+    long_weight: float
+    without_long: float
+    work_variation: float
+    distance: float
 
 
 class SelectionBias:
@@ -30,7 +56,8 @@ class SelectionBias:
         self._totals = totals
         # What had left by each of the last dispatches: dispatched, and with what was dropped.
         self._left: deque[tuple[IntArray, IntArray]] = deque(maxlen=DISPATCHES + 1)
-        self.dispatched()
+        self._steps: deque[tuple[IntArray, FloatArray, float]] = deque(maxlen=SINGLE_DISPATCHES)
+        self._mark()
 
     def restore(self, held: LengthCounts) -> None:
         """The totals were restored; held: what is buffered now, all else has left."""
@@ -38,13 +65,38 @@ class SelectionBias:
         gone = totals.arrived.counts - held.counts - totals.dispatched.counts
         totals.dropped_lengths.restore(gone.tolist(), 0)
         self._left.clear()
-        self.dispatched()
+        self._mark()
 
-    def dispatched(self) -> None:
-        """A step was planned, and counted."""
+    def dispatched(self, tokens: IntArray, loss_tokens: IntArray, work: float) -> None:
+        """A step was planned, and counted: of these samples, and so much work, in cost."""
+        self._mark()
+        bins, count = bins_of(tokens), len(self._totals.arrived.counts)
+        counts = np.bincount(bins, minlength=count)
+        loss = np.bincount(bins, weights=loss_tokens, minlength=count).astype(np.float64)
+        self._steps.append((counts, loss, work))
+
+    def _mark(self) -> None:
         totals = self._totals
         dispatched = totals.dispatched.counts.copy()
         self._left.append((dispatched, dispatched + totals.dropped_lengths.counts))
+
+    @property
+    def mix(self) -> "StepMix | None":
+        """Of the last dispatches, one by one; None while there is none."""
+        if not self._steps:
+            return None
+        arrived = self._totals.arrived.counts
+        from_long_end = arrived[::-1].cumsum()
+        long = len(arrived) - 1 - int(np.searchsorted(from_long_end, LONGEST * from_long_end[-1]))
+        counts, loss, work = map(np.array, zip(*self._steps, strict=True))
+        below = counts.cumsum(axis=1) / counts.sum(axis=1, keepdims=True)
+        apart = np.abs(below - arrived.cumsum() / arrived.sum()).max(axis=1)
+        return StepMix(
+            long_weight=_weight(loss[:, long:].sum(axis=1), loss.sum(axis=1)),
+            without_long=1 - float(counts[:, long:].any(axis=1).mean()),
+            work_variation=float(work.std() / work.mean()) if work.any() else 0.0,
+            distance=float(apart.mean()),
+        )
 
     @property
     def distance(self) -> float:
@@ -58,3 +110,11 @@ class SelectionBias:
         """What chance alone keeps it below, 19 times of 20; 1 while nothing was dispatched."""
         samples = int((self._totals.dispatched.counts - self._left[0][0]).sum())
         return min(1.0, LEVEL / sqrt(samples)) if samples else 1.0
+
+
+def _weight(of_long: FloatArray, of_step: FloatArray) -> float:
+    """Of a loss token among `of_long`, which are some of each step's; 1 where there is none."""
+    if not of_long.any():
+        return 1.0
+    each = float((of_long / np.maximum(of_step, 1)).sum() / of_long.sum())
+    return each * float(of_step.mean())

@@ -187,7 +187,9 @@ class ServeConfig(  # pydantic has the fields of the last base first
             micro_batch_order=self.order_in_step,
             max_skips=self.skips_bound,
             outlier_max_skips=self.outlier_max_skips,
-            outlier_lane=self.outlier_lane,
+            max_step_variation=None
+            if self.max_step_variation == "off"
+            else self.max_step_variation,
             planning_budget=self.planning_budget,
         )
 

@@ -6,7 +6,7 @@ read raises ValueError, to which pydantic adds the option's name. Quantities are
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
@@ -119,4 +119,6 @@ NotNegative = Annotated[int, Field(ge=0, lt=2**53)]
 Multiple = Annotated[float, Field(ge=1, le=64, allow_inf_nan=False)]
 #: A share of one, or more.
 Ratio = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+#: A share of the mean, or no bound.
+Variation = Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)] | Literal["off"]
 JournalSync = Annotated[str, AfterValidator(_read_sync)]

@@ -4,6 +4,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client.core import (
@@ -14,6 +15,7 @@ from prometheus_client.core import (
 )
 
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.planning.selection_bias import StepMix
 from rollout_dispatcher.core.statistics import LengthStatistics, Statistics
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -244,12 +246,43 @@ class CoreCollector:
             ),
         ):
             yield GaugeMetricFamily(f"dispatcher_{name}", text, value=float(value))
+        yield from _step_mix(at.step_mix)
         version = GaugeMetricFamily(
             "dispatcher_policy_version", "Policy version last reported; absent before.", labels=()
         )
         if at.policy_version is not None:
             version.add_metric((), at.policy_version)
         yield version
+
+
+def _step_mix(mix: StepMix | None) -> Iterator[Metric]:
+    """Of single steps, over the last hundred; absent before the first."""
+    for name, text, of in (
+        (
+            "long_sample_weight_ratio",
+            "Weight under token-mean of a loss token of the longest 1 % of samples, mean token 1.",
+            attrgetter("long_weight"),
+        ),
+        (
+            "steps_without_long_samples_ratio",
+            "Share of steps without any of the longest 1 % of samples.",
+            attrgetter("without_long"),
+        ),
+        (
+            "step_work_variation_ratio",
+            "Standard deviation of the steps' planned work over its mean.",
+            attrgetter("work_variation"),
+        ),
+        (
+            "step_selection_bias_ratio",
+            "Kolmogorov-Smirnov distance of a single step's lengths from all arrivals', mean.",
+            attrgetter("distance"),
+        ),
+    ):
+        family = GaugeMetricFamily(f"dispatcher_{name}", text, labels=())
+        if mix is not None:
+            family.add_metric((), of(mix))
+        yield family
 
 
 class JournalCollector:

@@ -24,6 +24,7 @@ from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
+from rollout_dispatcher.simulate.step_mix import step_mix
 from rollout_dispatcher.simulate.trace import Trace
 
 #: Bars of a length histogram.
@@ -92,6 +93,7 @@ class Figures:
         config, bound = setting.plan, setting.plan.max_skips
         fixed = config.outlier_max_skips
         arrived = np.array(self._arrived, dtype=np.int64)
+        work_of = np.array([float(step.plan.cost.sum()) for step in steps])
         ks, ks_fifo = selection_bias(self._kept, self._tokens, arrived, self._dispatched_before)
         return Run(
             strategy=str(setting.strategy),
@@ -119,6 +121,7 @@ class Figures:
             micro_batches=float(np.mean([step.plan.num_micro_batches for step in steps])),
             ks=ks,
             ks_fifo=ks_fifo,
+            mix=step_mix(self._kept, self._tokens, work_of),
             plan_ms=1000 * float(np.median([step.seconds for step in steps])),
             lengths=_shares(tokens, self._edges),
             example=self._example(step_excess, excess),

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from rollout_dispatcher.plan import Layout, MicroBatchOrder, Sync
-from rollout_dispatcher.service.config.types import NotNegative, Positive
+from rollout_dispatcher.service.config.types import NotNegative, Positive, Variation
 from rollout_dispatcher.service.config.units import DurationOrNothing
 
 
@@ -62,8 +62,10 @@ class SelectionOptions(Options):
     """dispatches that may pass a sample over; unset: 4 windows' worth, at least 6"""
     outlier_max_skips: NotNegative | None = None
     """the same for samples that cost more than the mean rank's share; unset: --max-skips"""
-    outlier_lane: bool = True
-    """let the heaviest samples wait for each other and leave together, within these bounds"""
+    max_step_variation: Variation = 0.25
+    """how far a step's loss tokens may stray from the mean step's, as a share of these, so that
+    under token-mean no sample weighs much less or more for its neighbours; more where arrivals
+    stray as far by themselves; off: as far as balance has it"""
     planning_budget: DurationOrNothing = 0.005
     """what a plan that wastes more than 1 % may spend on comparing other selections and splits, on
     one core; counted in operations, not timed, so that plans do not depend on the machine; 0s

@@ -1,0 +1,101 @@
+"""What a bound on a step's loss tokens costs in waiting, and what it leaves of weights.
+
+    python -m tests.bench.mix [--steps 100] [--seeds 3] [--json FILE]
+
+`dispatcher simulate` with token budgets on real traces, for windows of 1 and 1.25 and several
+values of --max-step-variation. Figures are means over seeds.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from rollout_dispatcher.simulate.result import Run
+from tests.bench.cells import TRACES
+from tests.bench.windows import MAX_SKIPS, simulated
+
+#: Trace, dispatch batch, DP ranks, tokens of a micro-batch's budget.
+SIZES = (
+    ("lineage_open_reasoning", 512, 64, 131072),
+    ("lineage_open_reasoning", 1024, 64, 131072),
+    ("reasoning_gym_rlvr_g3", 256, 16, 16384),
+    ("reasoning_gym_rlvr_g3", 1024, 64, 16384),
+    ("azure2023_conv", 1024, 64, 32768),
+)
+BOUNDS = ("off", "0.5", "0.25", "0.15", "0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One trace, window and bound; ratios, see `simulate.step_mix`. bound: as the option has it."""
+
+    lengths: str
+    window: float
+    bound: str
+    excess: float
+    long_weight: float
+    without_long: float
+    work_variation: float
+    ks_step: float
+    mean_delay: float
+
+
+def measure(steps: int, seeds: int) -> Iterator[Row]:
+    """A row a trace without a window, and then with one for each bound."""
+    for trace, batch, ranks, budget in SIZES:
+        path = TRACES / f"{trace}.csv.gz"
+        if not path.exists():
+            print(f"{trace} skipped: the trace is not here")
+            continue
+        for window, bound in ((1, "off"), *((1.25, bound) for bound in BOUNDS)):
+            runs = [
+                simulated(
+                    path, "--dp-size", ranks, "--dispatch-batch-size", batch,
+                    "--micro-batch-tokens", budget, "--strategy", "window",
+                    "--window-multiple", window, "--max-step-variation", bound,
+                    "--max-skips", MAX_SKIPS, "--steps", steps, "--seed", seed,
+                ).runs[0]
+                for seed in range(1, seeds + 1)
+            ]  # fmt: skip
+            yield _row(f"{trace} {batch}/{ranks}", window, bound, runs)
+
+
+def _row(lengths: str, window: float, bound: str, runs: list[Run]) -> Row:
+    return Row(
+        lengths,
+        window,
+        bound,
+        excess=fmean(run.excess for run in runs),
+        long_weight=fmean(run.mix.long_weight for run in runs),
+        without_long=fmean(run.mix.without_long for run in runs),
+        work_variation=fmean(run.mix.work_variation for run in runs),
+        ks_step=fmean(run.mix.ks_step for run in runs),
+        mean_delay=fmean(run.delay.mean for run in runs),
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    given = parser.parse_args()
+    rows = []
+    for row in measure(given.steps, given.seeds):
+        rows.append(asdict(row))
+        print(
+            f"{row.lengths:32} {row.window:5g} {row.bound:>5} {100 * row.excess:7.2f} %  weight "
+            f"{row.long_weight:5.2f}  none {100 * row.without_long:5.1f} %  work "
+            f"{100 * row.work_variation:5.1f} %  KS {row.ks_step:.3f}",
+            flush=True,
+        )
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
