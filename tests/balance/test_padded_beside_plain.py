@@ -127,11 +127,11 @@ def test_whole_groups_never_take_longer_than_by_first_fit(sync: Sync) -> None:
         longest = np.array([lengths[group == g].max() for g in range(len(size))])
         parts = first_fit(np.argsort(-longest, kind="stable"), size, most)
         if len(parts) != ranks * len(step[0]):
-            continue  # a plan has no fillers, and as few micro-batches as any
+            continue  # a plan has no fillers, and more micro-batches where that takes less time
         compared += 1
         plain = dealt([np.flatnonzero(np.isin(group, part)) for part in parts], lengths, step)
         assert time_of(lengths, step, sync) <= time_of(lengths, plain, sync) * (1 + 1e-9)
-    assert compared > 40
+    assert compared > 25
 
 
 def test_a_count_that_nobody_fills_takes_no_room() -> None:

@@ -7,7 +7,12 @@ selections as the real split would, at a small part of its price.
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.bounds import column_bound, crowded_rank, rank_bound
+from rollout_dispatcher.balance.bounds import (
+    column_bound,
+    crowded_rank,
+    pigeonhole_bound,
+    rank_bound,
+)
 from rollout_dispatcher.balance.order import running_sums
 from rollout_dispatcher.balance.select.column_fill import well_filled
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches
@@ -103,16 +108,17 @@ def _micro_batches(s: IntArray, config: PlanConfig) -> int:
 def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     R, m = config.dp_size, config.micro_batch_size
     if m is None or not len(x):
-        packed = config.layout is Layout.PACKED
-        if not len(x) or (packed and config.sync is Sync.STEP):
-            return rank_bound(x, R)
+        if not len(x):
+            return 0.0
         budget = config.micro_batch_tokens or 1
-        if not packed:
+        if config.layout is Layout.PADDED:
             return padded_time(x, s, R, budget, config.micro_batches)
         M = config.micro_batches(fewest_micro_batches(s, R, budget))
         if s.item(0) > budget:  # such a sample fills a bin, no more
             s = np.minimum(s, budget)
-        return packed_time(x, s, R, M, budget)
+        if config.sync is Sync.STEP:  # a rank's micro-batches are one
+            M, budget = 1, M * budget
+        return max(packed_time(x, s, R, M, budget), pigeonhole_bound(x, R))
     M = micro_batches_for(len(x), config)
     if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
         return crowded_rank(x, R, M * m)

@@ -60,16 +60,13 @@ LEAST_WAITS = 1 / 128
 #: At most one of so many of a dispatch batch is held: outliers with company, or where ranks wait
 #: once a step; outliers that stand alone; without an outlier, where it is the shape of a packing
 #: that waits, which takes few to mend. More gains little and biases what is left. By
-#: `tests.bench.lane`.
+#: `tests.bench.mix`.
 HELD, HELD_PER_STEP, HELD_ALONE, HELD_FOR_SHAPE = 4, 8, 8, 16
 #: From one count to be held to the next: finer steps are more candidates. Chosen.
 HELD_GROWTH = 2.5
 #: An outlier has company if a sample for every so many-th rank costs at least this part of it. By
-#: `tests.bench.lane`.
+#: `tests.bench.mix`.
 COMPANY_RANKS, COMPANY_COST = 4, 0.6
-#: Outliers are common, as where lengths are capped, if there is one for every tenth rank, and four
-#: at least, that costs this part of the largest. By `tests.bench.windows`, lineage 512/64.
-COMMON_RANKS, COMMON_LEAST, COMMON_COST = 10, 4, 0.9
 #: How many columns' worth of the heaviest leave together, as tried in turn. By
 #: `tests.bench.windows`: 16 would empty the heavy end and make lengths swing.
 COMPANY = (1, 4)
@@ -77,11 +74,6 @@ COMPANY = (1, 4)
 WATCHED_COLUMNS = 2
 #: Weight of a debt against waiting now. By `tests.bench.windows`.
 DEBT_WEIGHT = 1.5
-#: Share of what is held that may differ from the window's lengths, besides what chance makes of
-#: so few, and the price of the rest where as many are held as are taken. By `tests.bench.windows`,
-#: waiting and distance.
-UNLIKE, BIAS_WEIGHT = 0.05, 0.5
-
 # The estimate: what a good split will take.
 
 #: So many micro-steps exchange dear samples for cheap ones until all hold their share. Fitted by
@@ -286,6 +278,8 @@ STAGES, STAGE_PLACES = 16, 512
 #: one has to save as much. Less is too little for launches and gathered parameters, more pads more:
 #: `tests.bench.constants BEGIN_MICRO_STEP 0.01 0.04 0.16 --cell padded-budget`. Chosen.
 BEGIN_MICRO_STEP = 0.04
+#: Micro-batches beyond the fewest that are tried. Chosen.
+MORE_TRIED = 4
 #: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
 #: Chosen by trial.
 ESTIMATE_SHARES, LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6

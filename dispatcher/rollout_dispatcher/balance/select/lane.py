@@ -8,26 +8,20 @@ longer that nobody waits for it. So while the window has such a sample, the heav
 as soon as they can leave together without waiting, or one of them is due, they go. (WLB-LLM delays
 outlier documents in the same spirit.)
 
-How many are held decides how much lengths are biased: over k steps what leaves differs from what
-arrived by what is held at the start and at the end, so what is held should look alike at all
-times. Outliers that have others like them in the window leave soon, so as few are held as help.
-Those that stand alone need company, which takes time to gather: an eighth of a dispatch batch is
-held as long as there is one of them.
+Outliers that have others like them in the window leave soon, so as few are held as help. Those that
+stand alone need company, which takes time to gather: an eighth of a dispatch batch is held as long
+as there is one of them. How much a step's loss tokens may stray for it is for `loss_bound`.
 
 What is held back is not free: when it is due it may have to go without company. `debt` charges a
 candidate for that, by how much less the sample costs that is a column further down, but only in
-steps in which the lane has to open anyway. And what is held should look alike after every step:
-`bias` charges a candidate that would change its lengths much, unless there is so little to spare
-that rare outliers take all of it.
+steps in which the lane has to open anyway.
 
 Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %.
 Held until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -68,22 +62,17 @@ class Lane:
     outliers: int
     has_company: bool
     held_share: int
-    weighs_bias: bool
     watched: IntArray
     charge: FloatArray
 
     @classmethod
-    def of(cls, pool: Pool, take: int) -> "Lane":
+    def of(cls, pool: Pool) -> "Lane":
         """Find the heavy end; `charge` is what holding each watched item longer may cost."""
         order = pool.order
         cost = pool.cost[order[: (tuning.WATCHED_COLUMNS + 1) * pool.neighbours]]
         # Where waiting comes from columns no candidate of the lane is tried.
         outliers = 0 if pool.columns else int(np.count_nonzero(pool.cost > pool.share))
         companion = cost[min(pool.neighbours // tuning.COMPANY_RANKS, len(cost) - 1)]
-        common = cost[
-            min(max(pool.neighbours // tuning.COMMON_RANKS, tuning.COMMON_LEAST), len(cost)) - 1
-        ]
-        has_room = not outliers or 2 * (len(order) - take) >= take
         count = tuning.WATCHED_COLUMNS * pool.neighbours
         opens = outliers > 0 or pool.columns
         opens = opens and bool(pool.forced[order[:count]].any())
@@ -101,8 +90,6 @@ class Lane:
             outliers=outliers,
             has_company=bool(companion >= tuning.COMPANY_COST * cost[0]),
             held_share=tuning.HELD_PER_STEP if pool.per_step else tuning.HELD,
-            weighs_bias=not pool.columns
-            and bool(has_room or common >= tuning.COMMON_COST * cost[0]),
             watched=order[:count],
             charge=charge,
         )
@@ -112,24 +99,6 @@ class Lane:
         if not len(self.watched):
             return 0.0
         return float(np.maximum.reduce(self.charge[~keep[self.watched]], initial=0.0))
-
-    def bias(self, keep: BoolArray) -> float:
-        """Price of holding lengths unlike the window's, as excess: Kolmogorov-Smirnov distance.
-
-        The more are held for each that is taken, the more they bias, and the more there are to
-        choose from: less is allowed, and the rest costs more. The distance is largest at one of
-        those that are held, either with it or up to it.
-        """
-        if not self.weighs_bias:
-            return 0.0
-        held = (~keep.take(self.order)).nonzero()[0]
-        count = max(len(held), 1)
-        room = count / (len(keep) - count)
-        own, all_ = _evenly(count), _evenly(len(keep))
-        ahead, behind = own[1:] - all_.take(held + 1), all_.take(held) - own[:-1]
-        distance = float(max(np.maximum.reduce(ahead), np.maximum.reduce(behind)))
-        unlike = distance - tuning.UNLIKE / math.sqrt(room) - 1 / math.sqrt(count)
-        return tuning.BIAS_WEIGHT * room**2 * max(unlike, 0.0)
 
     def candidates(self, take: int) -> Iterator[BoolArray]:
         """The heaviest together; then some of the heaviest held, and the next ones together."""
@@ -156,12 +125,6 @@ class Lane:
             counts.append(held)
             held = int(held * tuning.HELD_GROWTH) + 1
         return [*counts, most]
-
-
-@lru_cache(maxsize=4)  # most windows are as large as the last
-def _evenly(count: int) -> FloatArray:
-    """Share of so many items before each of them, and after the last, float64[count + 1]."""
-    return np.arange(count + 1) / count
 
 
 def _quarters(most: int) -> list[int]:

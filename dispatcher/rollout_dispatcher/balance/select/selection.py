@@ -90,11 +90,11 @@ def select(pool: Pool, take: int, judge: Judge, bound: LossBound | None = None) 
     waits = judge(keep, math.inf)
     if waits <= tuning.GOOD_ENOUGH:
         return [Selection(keep, waits)]
-    lane = Lane.of(pool, take)
-    oldest = best = Selection(keep, waits, lane.debt(keep) + lane.bias(keep))
+    lane = Lane.of(pool)
+    oldest = best = Selection(keep, waits, lane.debt(keep))
     for candidate in _candidates(pool, lane, take):
         keep = candidate if bound is None else bound.within(candidate, pool.forced)
-        later = lane.debt(keep) + lane.bias(keep)
+        later = lane.debt(keep)
         if later >= best.total:
             continue  # it has lost already, and to judge takes longer
         waits = judge(keep, best.total - later)

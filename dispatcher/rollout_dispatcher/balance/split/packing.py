@@ -3,7 +3,7 @@
 Invariant: each item is in one bin; a bin holds at most `budget` tokens, or a single item that
 alone exceeds it; the number M of bins a rank is the smallest that the ways below find, never
 more than best fit or first fit need, a number that is allowed, and the
-same on all ranks. Fewer micro-batches come before less waiting: M is settled first.
+same on all ranks. Whether more are worth it is for the strategy.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
 Columns that a large item rules are filled one by one to its level (column_fill.py), the others

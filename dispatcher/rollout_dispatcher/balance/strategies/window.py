@@ -1,12 +1,12 @@
 """The window strategy: samples are chosen from the whole window, and split as its limits ask.
 
 Invariant: what it splits never waits longer than what a plain method that it compared makes of the
-same samples, and never needs more micro-batches, except under a budget of padded tokens, where
-what it costs to begin them is weighed.
+same samples, and has more micro-batches only under a token budget, where what it costs to begin
+them is weighed.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rollout_dispatcher.balance import tuning
@@ -51,7 +51,7 @@ class WindowStrategy:
         timed = task.compared(task.timed(best))
         if task.may_trade:
             timed = task.traded(timed)
-        return task.beside_arrival(timed).parts
+        return task.more_micro_batches(task.beside_arrival(timed)).parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,25 @@ class _Task:
             return _PLAIN
         many = len(self.batch) > tuning.ALWAYS_COMPARED and self.batch.group is None
         return (_DEALT,) if many else (_DEALT, *_PLAIN)
+
+    def more_micro_batches(self, best: _Timed) -> _Timed:
+        """These, or a split into up to `MORE_TRIED` micro-batches more, if that pays their price.
+
+        None is tried where the bound is nearer than that.
+        """
+        config, M = self.config, best.parts.num_micro_batches
+        packed = config.micro_batch_tokens is not None and not config.pads_to_budget
+        if not packed or self.batch.group is not None:
+            return best
+        for more in range(M + 1, M + 1 + tuning.MORE_TRIED):
+            if best.time - self.bound(more) <= self.begin:
+                break
+            wider = replace(config, min_micro_batches=more)
+            parts = splitter_for(self.batch, wider)(self.batch, wider, self.work)
+            found = self.timed(without_fillers(self.batch, parts, wider))
+            if found.parts.num_micro_batches > best.parts.num_micro_batches:
+                best = min(best, found, key=self.rating)
+        return best
 
     def compared(self, best: _Timed) -> _Timed:
         """These, or what a plain method makes of the same samples."""
@@ -249,10 +268,13 @@ class _Task:
 
     def rating(self, found: _Timed) -> float:
         """Time, and what it costs to begin micro-steps where their number is free."""
-        if not self.config.pads_to_budget:
-            return found.time
-        begin = begin_cost(self.batch.x, self.batch.s, self.config.micro_batch_tokens or 1)
-        return found.time + begin * found.parts.num_micro_batches
+        return found.time + self.begin * found.parts.num_micro_batches
+
+    @cached_property
+    def begin(self) -> float:
+        """What it costs to begin a micro-step, where their number is free."""
+        budget = self.config.micro_batch_tokens
+        return 0.0 if budget is None else begin_cost(self.batch.x, self.batch.s, budget)
 
 
 STRATEGY: PlanningStrategy = WindowStrategy()
