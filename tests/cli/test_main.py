@@ -109,6 +109,39 @@ def _settings(shown: str) -> list[str]:
     return [line.partition("  #")[0] for line in shown.splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (["--dp-size", "1"], "neither split nor window saves time"),
+        (["--dp-size", "8", "--micro-batch-size", "1"], "only the window"),
+        (
+            ["--dp-size", "8", "--micro-batch-tokens", "99", "--window-multiple", "1"],
+            "no window is set",
+        ),
+        (["--strategy", "kk"], "--strategy kk takes the oldest"),
+        (["--layout", "padded", "--micro-batch-size", "1"], "are not padded"),
+        ([], None),
+        (["--dp-size", "1", "--layout", "padded"], None),
+    ],
+)
+def test_check_config_says_what_cannot_help(
+    flags: list[str], note: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argv = ["--window-multiple", "1.5", *flags]
+    needed = {"--dp-size": "2", "--dispatch-batch-size": "8"}
+    if "--micro-batch-tokens" not in flags:
+        needed["--micro-batch-size"] = "2"
+    argv += [word for name, value in needed.items() if name not in argv for word in (name, value)]
+    assert main(["check-config", *argv]) == 0
+    printed = capsys.readouterr().out
+    notes = [line for line in printed.splitlines() if line.startswith("# note: ")]
+    assert (note is None and not notes) or (
+        len(notes) == 1 and note is not None and note in notes[0]
+    )
+    (tmp_path / "serve.toml").write_text(printed)
+    assert main(["check-config", "--config", str(tmp_path / "serve.toml")]) == 0
+
+
 def test_the_command_is_installed_and_survives_a_reader_that_leaves() -> None:
     command = (
         f"{sys.executable} -m rollout_dispatcher.cli.main check-config {' '.join(NEEDED)} | head -1"

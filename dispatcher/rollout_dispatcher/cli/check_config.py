@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rollout_dispatcher.cli.fields import toml_value
 from rollout_dispatcher.cli.options import Loaded
 from rollout_dispatcher.cli.serve import load
+from rollout_dispatcher.service.config.checks import notes
 from rollout_dispatcher.service.config.options import ServeConfig
 
 DESCRIPTION = "Check the options of serve and print the config that results, as TOML."
@@ -20,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
-    """Lines of TOML."""
+    """Lines of TOML, and as comments what in it can be of no use."""
     derived = {
         "buffer_capacity": loaded.config.buffer_samples,
         "buffer_bytes": loaded.config.buffer_memory,
@@ -40,3 +41,5 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
             yield f"# {name} = {shown}" + ("  # derived" if name in derived else "")
         else:
             yield f"{name} = {toml_value(field, value)}  # {loaded.sources.get(name, 'default')}"
+    for note in notes(loaded.config):
+        yield f"\n# note: {note}"

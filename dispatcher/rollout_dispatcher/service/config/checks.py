@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.balance.validate import problems as plan_problems
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping
+from rollout_dispatcher.plan import Grouping, Layout
 from rollout_dispatcher.service.config.fields import schema_of
 from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.types import Retain
@@ -43,6 +44,29 @@ def tuning_problems(config: "ServeConfig", changed: frozenset[str]) -> Iterator[
     for options, check in CHECKS:
         if changed & options:
             yield from check(config)
+
+
+def notes(config: "ServeConfig") -> Iterator[str]:
+    """What is no mistake and of no use: a split or a window that cannot help."""
+    single, padded = config.micro_batch_size == 1, config.layout is Layout.PADDED
+    chooses = looks_ahead(config.strategy) and config.window_multiple > 1
+    if config.window_multiple > 1 and not looks_ahead(config.strategy):
+        yield (
+            f"--strategy {config.strategy} takes the oldest samples, so a window of "
+            f"{config.window_multiple:g} is waited for and not chosen from; set "
+            "--window-multiple 1, or --strategy window"
+        )
+    if config.dp_size == 1 and (single or not padded):
+        remedy = "; --window-multiple 1 holds no sample back" if chooses else ""
+        yield f"one DP rank waits for no other, so neither split nor window saves time{remedy}"
+    elif config.dispatch_batch_size is not None and config.dispatch_batch_size <= config.dp_size:
+        window = "only the window, by choosing samples that are alike"
+        yield (
+            f"a step of {config.dispatch_batch_size} samples has one for each of {config.dp_size} "
+            f"DP ranks at most: no split helps, {window if chooses else 'and no window is set'}"
+        )
+    if padded and single:
+        yield "micro-batches of one sample are not padded: --layout padded is as packed here"
 
 
 def _batch(config: "ServeConfig") -> Iterator[str]:
