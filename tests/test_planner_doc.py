@@ -20,28 +20,9 @@ from torch import Tensor
 
 from rollout_dispatcher.balance import get_seqlen_balanced_partitions
 from rollout_dispatcher.plan import Sync, straggler_excess
-from tests.support.source import ROOT
+from tests.support.seams import DOC, DataProto, padded, seam, select
 
-DOC = ROOT / "docs" / "planner.md"
 LENGTHS = np.clip(np.random.default_rng(7).lognormal(6, 1, 64), 4, 4000).astype(int).tolist()
-
-
-def seam(name: str, **framework: Any) -> dict[str, Any]:
-    """What the block that defines `name` leaves behind, with what a framework has at hand."""
-    blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
-    (found,) = [text for text in blocks if f"def {name}(" in text]
-    lines = [
-        line for line in found.splitlines() if line and not line.startswith(("import", "from"))
-    ]
-    assert len(lines) <= 30
-    exec(found, framework)
-    return framework
-
-
-def padded(lengths: list[int]) -> dict[str, Tensor]:
-    """Rows of tokens that say their own number, padded on the right."""
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return {"input_ids": torch.arange(len(lengths))[:, None] * mask, "attention_mask": mask.long()}
 
 
 def work_of(length: int) -> float:
@@ -63,18 +44,8 @@ def test_the_functions_are_called_as_shown() -> None:
 # -- verl -------------------------------------------------------------------------------------
 
 
-@dataclass
-class DataProto:
-    """verl's: tensors of a batch, reordered in place."""
-
-    batch: dict[str, Tensor]
-
-    def reorder(self, indices: Tensor) -> None:
-        self.batch = {name: value[indices] for name, value in self.batch.items()}
-
-
-def verl_balanced(**actor: Any) -> tuple[list[list[int]], dict[str, float]]:
-    """Rows of each of 4 ranks, and the metrics."""
+def verl_balanced(**actor: Any) -> tuple[list[list[int]], dict[str, float], Tensor]:
+    """Rows of each of 4 ranks, the metrics, and what was planned of each row."""
     batch, metrics = DataProto(padded(LENGTHS)), dict[str, float]()
     keep_minibatch = actor.pop("keep_minibatch", False)
     trainer = SimpleNamespace(
@@ -89,15 +60,17 @@ def verl_balanced(**actor: Any) -> tuple[list[list[int]], dict[str, float]]:
     seam("_balance_batch")["_balance_batch"](trainer, batch, metrics, keep_minibatch=keep_minibatch)
     rows = batch.batch["input_ids"].amax(1).tolist()
     assert sorted(rows) == list(range(64))
-    return [rows[first : first + 16] for first in range(0, 64, 16)], metrics
+    ranks = [rows[first : first + 16] for first in range(0, 64, 16)]
+    return ranks, metrics, batch.batch["planned"]
 
 
 @pytest.mark.parametrize("keep_minibatch", [False, True])
-def test_verl_s_batch_is_split_evenly_over_ranks(keep_minibatch: bool) -> None:
-    ranks, metrics = verl_balanced(
-        strategy="fsdp", use_dynamic_bsz=True, keep_minibatch=keep_minibatch
-    )
-    assert most(LENGTHS, ranks) < 1.01
+def test_verl_s_batch_is_planned_over_ranks_and_cut_so(keep_minibatch: bool) -> None:
+    """Rows 0, 1, ... of a rank are a step; with mini-batches they are two."""
+    ranks, metrics, planned = verl_balanced(
+        strategy="fsdp", use_dynamic_bsz=True, keep_minibatch=keep_minibatch,
+        ppo_max_token_len_per_gpu=8000,
+    )  # fmt: skip
     if keep_minibatch:
         assert all(sum(row < 32 for row in rank) == 8 for rank in ranks)
     assert metrics["global_seqlen/mean"] == sum(LENGTHS) / 4
@@ -105,6 +78,20 @@ def test_verl_s_batch_is_split_evenly_over_ranks(keep_minibatch: bool) -> None:
         f"global_seqlen/{name}"
         for name in ("min", "max", "minmax_diff", "balanced_min", "balanced_max", "mean")
     }
+    each = 8 if keep_minibatch else 16
+    cut = seam("rearrange_micro_batches", index_select_tensor_dict=select)
+    steps: dict[int, list[list[float]]] = {}
+    for rank, column in zip(ranks, planned.reshape(4, 16, 3), strict=True):
+        for first in range(0, 16, each):
+            rows, own = rank[first : first + each], column[first : first + each]
+            batch = padded([LENGTHS[row] for row in rows]) | {"planned": own}
+            _, parts = cut["rearrange_micro_batches"](batch, 8000)
+            assert sorted(i for part in parts for i in part) == list(range(each))
+            assert all(sum(LENGTHS[rows[i]] for i in part) <= 8000 for part in parts)
+            work = [sum(work_of(LENGTHS[rows[i]]) for i in part) for part in parts]
+            steps.setdefault(first, []).append(work)
+    for works in steps.values():
+        assert straggler_excess(np.array(works), Sync.MICRO_STEP) < 0.05
 
 
 def waited(ranks: list[list[int]], each: int, sync: Sync) -> float:
@@ -118,7 +105,7 @@ def waited(ranks: list[list[int]], each: int, sync: Sync) -> float:
 def test_verl_s_fixed_micro_batches_wait_no_longer_than_with_its_own_split(
     each: int, strategy: str, sync: str
 ) -> None:
-    ranks, _ = verl_balanced(
+    ranks, _, _ = verl_balanced(
         strategy=strategy, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=each
     )
     by_work = sorted(range(64), key=lambda row: LENGTHS[row])
@@ -141,12 +128,6 @@ def lonely_group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-def select(batch: dict[str, Any], rows: list[int]) -> list[int]:
-    """Verl's `index_select_tensor_dict`, as far as which rows it takes."""
-    assert rows, "verl makes no jagged tensor of no rows"
-    return rows
 
 
 def test_verl_s_micro_batches_keep_to_the_budget(lonely_group: None) -> None:

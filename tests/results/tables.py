@@ -117,6 +117,24 @@ def mix_table() -> str:
     )
 
 
+def seams_table() -> str:
+    """docs/planner.md: its seams beside what they replace."""
+    found = load("seams")
+    rows = [
+        (
+            _short(row["lengths"]),
+            row["trainer"],
+            percent(row["verl"]),
+            percent(row["ours"]),
+            f"{100 * row['furthest_behind']:.2f}",
+        )
+        for row in found.figures
+    ]
+    return _table(
+        "lengths, batch/ranks | trainer | verl % | ours % | furthest behind, points", rows, found
+    )
+
+
 def windows_table() -> str:
     """docs/balance.md: excess of windows of 1, 1.25 and 2."""
     found = load("windows")
@@ -410,6 +428,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "approaches": approaches_table,
         "groups": groups_table,
         "mix": mix_table,
+        "seams": seams_table,
         "windows": windows_table,
         "lengths": lengths_table,
         "plain": plain_table,

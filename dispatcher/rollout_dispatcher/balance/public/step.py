@@ -4,6 +4,7 @@ Invariant: every index is in one micro-batch, and every rank has the same number
 if there are samples enough. It is the dispatcher's own planner, with all samples chosen.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from rollout_dispatcher.balance.public.arguments import (
     padding,
     token_budget,
 )
+from rollout_dispatcher.balance.public.equal_counts import with_equal_counts
 from rollout_dispatcher.balance.validate import validate_config
 from rollout_dispatcher.errors import ConfigError, UnequalPartitions
 from rollout_dispatcher.plan import (
@@ -52,6 +54,7 @@ def plan_step(
     cost: CostModel | str | None = None,
     pad_to: int = 1,
     oversize: str = Oversize.ERROR,
+    equal_counts: bool = False,
 ) -> list[list[list[int]]]:
     """Indices of `lengths` as `[dp rank][micro-batch][indices]`: as little waiting as can be.
 
@@ -63,6 +66,8 @@ def plan_step(
     number of micro-batches is a multiple of the one (virtual pipeline) and at least the other.
     cost: work of a length; by default quadratic. pad_to: a sample takes as many tokens as the next
     multiple of it. oversize: a sample above the budget is an `error` or goes `alone`.
+    equal_counts: every rank has as many samples, as verl needs, of packed ones under a budget and
+    without groups.
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or fewer groups, where each stays in one; or fewer on a rank than it has, where
@@ -103,7 +108,28 @@ def plan_step(
         oversize=oversize_option(oversize),
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
-    return _planned(tokens, group, config)
+    if equal_counts:
+        _check_equal_counts(n, config)
+    if not equal_counts or dp_size == 1:
+        return _planned(tokens, group, config)
+
+    def freely(least: int) -> list[list[list[int]]]:
+        return _planned(tokens, group, replace(config, min_micro_batches=max(least, minimum)))
+
+    computed = round_up(tokens, pad_to)
+    return with_equal_counts(freely, computed, costs_of(computed, config.cost), config)
+
+
+def _check_equal_counts(n: int, config: PlanConfig) -> None:
+    """Raise UnequalPartitions where ranks cannot, or are not made to, have as many samples."""
+    packed = config.layout is Layout.PACKED and config.micro_batch_tokens is not None
+    if not packed or config.grouping is not Grouping.IGNORE:
+        raise UnequalPartitions(
+            "equal_counts is for packed samples under micro_batch_tokens, without groups; a fixed "
+            "micro_batch_size that all samples fill has equal counts by itself"
+        )
+    if n % config.dp_size:
+        raise UnequalPartitions(f"{n} samples do not divide by dp_size {config.dp_size}")
 
 
 def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list[list[int]]]:

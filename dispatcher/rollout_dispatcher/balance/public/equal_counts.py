@@ -1,0 +1,152 @@
+"""Steps whose ranks have equally many samples each, as some trainers need.
+
+Invariant: every rank has n / R samples, and every micro-batch keeps to the budget.
+
+It begins with the plan without that demand: bins stay in their micro-step and go to ranks by how
+many samples they have, the most to the rank with fewest. What is then missing on a rank are single
+samples, taken from ranks that have too many: the cheapest of its micro-step, into whichever it
+lengthens least. Where that leaves more than `NEAR` to gain, ranks of nearly equal sums that pack
+their samples by themselves are made as well, and ranks by Karmarkar-Karp as verl makes them; the
+shortest step is taken.
+
+Example, R = 2, cost = tokens, budget 10, lengths 8 7 1 1 1 2: 8 1 1 | 7 2 1 is level and has three
+on each; of 8 2 | 7 1 1 1 the last 1 would go to the first rank if the budget let it.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rollout_dispatcher.balance.public.packing import pack
+from rollout_dispatcher.balance.public.partition import (
+    as_lists,
+    balanced_partition,
+    by_falling_sum,
+)
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
+from rollout_dispatcher.plan import FloatArray, IntArray, Oversize, PlanConfig, step_time
+
+#: Longer than the plan without equal counts by no more than this is near enough. Chosen.
+NEAR = 1e-3
+#: [dp rank][micro-batch][indices].
+Step = list[list[list[int]]]
+
+
+def with_equal_counts(
+    freely: Callable[[int], Step], tokens: IntArray, x: FloatArray, config: PlanConfig
+) -> Step:
+    """tokens: int64[n], x: float64[n], cost of each; n is a multiple of the ranks.
+
+    freely: the plan without that demand, of so many micro-batches a rank at least, packed under a
+    budget. Raises UnequalPartitions if a rank has fewer samples than micro-batches.
+    """
+
+    def time(step: Step) -> float:
+        load = np.array([[float(x[part].sum()) for part in rank] for rank in step])
+        return step_time(load, config.sync)
+
+    free = freely(1)
+    near = time(free) * (1 + NEAR)
+    moved = _Moves(free, tokens, x, config.micro_batch_tokens or 1).made()
+    if moved is None:
+        free = freely(len(free[0]) + 1)
+        moved = _Moves(free, tokens, x, config.micro_batch_tokens or 1).made()
+    if moved is not None and time(moved) <= near:
+        return moved
+    found = [moved, _differenced(tokens, x, config), _packed(tokens, x, config)]
+    return min((step for step in found if step is not None), key=time)
+
+
+def _packed(tokens: IntArray, x: FloatArray, config: PlanConfig) -> Step:
+    """Ranks of nearly equal sums, packed one by one into as many micro-batches as any needs."""
+    ranks = balanced_partition(x, config.dp_size, equal_size=True)
+    alone = config.oversize is Oversize.ALONE
+    most, needed = 0, config.micro_batches(1)
+    while needed > most:
+        most, step = needed, []
+        for rank in ranks:
+            bins = pack(
+                tokens[rank], config.micro_batch_tokens or 1, cost=config.cost, minimum=most,
+                multiple=config.micro_batch_multiple, fillers=False,
+                oversize=Oversize.ALONE if alone else Oversize.ERROR,
+            )  # fmt: skip
+            step.append([[rank[i] for i in part] for part in bins])
+        needed = max(map(len, step))
+    return step
+
+
+def _differenced(tokens: IntArray, x: FloatArray, config: PlanConfig) -> Step | None:
+    """As verl does it: Karmarkar-Karp over ranks, then within each; None if that is no legal step.
+
+    Each rank's micro-batches by falling cost.
+    """
+    budget = config.micro_batch_tokens or 1
+    ranks = as_lists(differencing_labels(x, config.dp_size, equal_size=True), config.dp_size)
+    M = config.micro_batches(max(-(-int(tokens[rank].sum()) // budget) for rank in ranks))
+    if len(ranks[0]) < M:
+        return None
+    step = []
+    for rank in ranks:
+        own = x[rank]
+        parts = by_falling_sum(differencing_labels(own, M, equal_size=False), own, M)
+        step.append([[rank[i] for i in part] for part in parts])
+    legal = all(
+        part and (len(part) == 1 or tokens[part].sum() <= budget) for rank in step for part in rank
+    )
+    return step if legal else None
+
+
+class _Moves:
+    """Micro-batches [rank, micro-step] as they are changed: loads, tokens, and their samples."""
+
+    def __init__(self, free: Step, tokens: IntArray, x: FloatArray, budget: int) -> None:
+        self._tokens, self._x, self._budget = tokens, x, budget
+        R, M = len(free), len(free[0])
+        self._bins: Step = [[[] for _ in range(M)] for _ in range(R)]
+        held = np.zeros(R, dtype=np.int64)
+        columns = [[rank[at] for rank in free] for at in range(M)]
+        for at in sorted(range(M), key=lambda at: -np.ptp(list(map(len, columns[at])))):
+            dealt = sorted(columns[at], key=len, reverse=True)
+            for rank, part in zip(np.argsort(held, kind="stable").tolist(), dealt, strict=True):
+                self._bins[rank][at] = sorted(part, key=lambda i: -tokens[i])
+                held[rank] += len(part)
+        self._lacks = len(tokens) // R - held
+        shape = (R, M)
+        self._load, self._full = np.zeros(shape), np.zeros(shape, dtype=np.int64)
+        self._least = np.full(shape, -1)  # the cheapest sample, where there is another
+        for rank in range(R):
+            for at in range(M):
+                self._sum_up(rank, at)
+
+    def made(self) -> Step | None:
+        """With as many samples on each rank; None if no micro-batch has room for one any more."""
+        while self._lacks.any():
+            giving, taking = np.flatnonzero(self._lacks < 0), np.flatnonzero(self._lacks > 0)
+            least, steps = self._least[giving], np.arange(self._load.shape[1])
+            cheapest = np.where(least < 0, np.inf, self._x[least])
+            giver = cheapest.argmin(axis=0)
+            sample, cost = least[giver, steps], cheapest[giver, steps]
+            fits = self._full[taking] + self._tokens[sample] <= self._budget
+            after = np.where(fits, self._load[taking] + cost, np.inf)
+            taker = after.argmin(axis=0)
+            longer = np.maximum(after[taker, steps] - self._load.max(axis=0), 0.0)
+            at = int(np.lexsort((cost, longer))[0])
+            if not np.isfinite(longer[at]):
+                return None
+            self._move(int(giving[giver[at]]), int(taking[taker[at]]), at)
+        return self._bins
+
+    def _move(self, giver: int, taker: int, at: int) -> None:
+        sample = self._bins[giver][at].pop()
+        own = self._bins[taker][at]
+        own.append(sample)
+        own.sort(key=lambda i: -self._tokens[i])
+        self._lacks[giver] += 1
+        self._lacks[taker] -= 1
+        self._sum_up(giver, at)
+        self._sum_up(taker, at)
+
+    def _sum_up(self, rank: int, at: int) -> None:
+        own = self._bins[rank][at]
+        self._load[rank, at], self._full[rank, at] = self._x[own].sum(), self._tokens[own].sum()
+        self._least[rank, at] = own[-1] if len(own) > 1 else -1
