@@ -201,6 +201,15 @@ async def test_members_of_a_group_are_never_held_back_by_others(endpoint: str) -
         await producer.close_group("g")
 
 
+def test_who_closes_a_group_under_a_wrong_name_is_told(
+    endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RolloutProducer(endpoint) as producer:
+        producer.close_group("unheard-of")
+        (record,) = caplog.records
+    assert "group unheard-of is not known, so closing it" in record.getMessage()
+
+
 def test_where_staleness_is_limited_producers_and_trainers_without_versions_are_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

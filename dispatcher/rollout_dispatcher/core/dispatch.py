@@ -194,8 +194,8 @@ class Dispatch:
 
         said: by which producer, and the number that it gave to this: it is heard once.
         """
-        self._parts.closing.close(group_id, size, keep, now, said=said)
-        return self._decide(self._settle(now))
+        advised = self._parts.closing.close(group_id, size, keep, now, said=said)
+        return self._decide(advised + self._settle(now))
 
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float

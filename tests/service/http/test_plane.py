@@ -190,6 +190,12 @@ def test_a_group_can_be_closed_and_a_phase_ended(serve: Serve) -> None:
     assert (late.status, late.json["outcomes"]) == (422, ["refused"])
 
 
+def test_a_group_of_which_nothing_is_known_is_not_closed(shared: ServeProcess) -> None:
+    answer = shared.post("/v1/groups/unheard-of/close")
+    assert (answer.status, answer.json["code"]) == (422, "unknown-group")
+    assert "group unheard-of is not known, so closing it" in answer.json["message"]
+
+
 @pytest.mark.parametrize("version", ["x", "-1", "1.5", "9" * 16, "9" * 5000])
 def test_a_phase_that_is_no_number_is_400(version: str, shared: ServeProcess) -> None:
     answer = shared.post(f"/v1/phases/{version}/end")

@@ -189,6 +189,7 @@ class AsyncRolloutProducer:
         A group that lacks members is then dropped whole, or with `keep` trained on as it is
         (default: the dispatcher's --incomplete-groups). One whose size was to be told `at-close`
         has the members that came, or `size`. Goes out when its pushes begun before are answered.
+        Where no member has come and no `size` is told, nothing is closed, and a warning says so.
         """
         await self._client.control(
             validated(lambda: m.CloseGroup(group_id=group_id, size=size, keep=keep))
