@@ -74,7 +74,7 @@ class Standings:
         return Standing(reported, *self._versions, remaining)
 
     def ahead(self, push: Push) -> list[Effect]:
-        """Tell its producer, once on a connection, if the trainer cannot have written samples."""
+        """Tell its producer, once a connection, that the trainer can have no such weights yet."""
         version, producer = self.now().training_version, push.producer
         if version is None or producer in self._told:
             return []
