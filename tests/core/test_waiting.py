@@ -96,3 +96,9 @@ def test_a_lost_rank_is_named_and_nothing_is_when_a_step_is_under_way() -> None:
     bench.join()
     bench.perform(bench.core.leave(1, "r1", bench.now))
     assert reasons(bench)[Cause.ABSENT_RANKS] == "DP rank 1 lost the connection"
+
+
+def test_a_run_that_is_over_waits_for_nobody_and_says_why() -> None:
+    bench = Bench()
+    bench.perform(bench.core.end_stream(bench.now, force=True))
+    assert reasons(bench) == {Cause.OVER: "nothing, none comes: the stream has ended"}

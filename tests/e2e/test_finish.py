@@ -117,6 +117,7 @@ def test_with_a_journal_the_next_start_goes_on_with_what_was_left(tmp_path: Path
             assert at["run_state"] == "running"
             left = at["buffered"] + at["in_flight"]
             assert left == accepted - 2 * 4 > 0
+            assert "is of a run that its DP ranks had finished: it goes on with" in server.log()
             assert at["balanced"]
             with RolloutProducer(address) as producer, ranks(address) as clients:
                 more = threads.submit(lambda: [producer.push(SAMPLE) for _ in range(-left % 4 + 4)])
@@ -128,6 +129,25 @@ def test_with_a_journal_the_next_start_goes_on_with_what_was_left(tmp_path: Path
                 at = server.status()
                 assert (at["buffered"], at["in_flight"], at["balanced"]) == (0, 0, True)
             assert server.wait(60) == 0
+
+
+def test_a_start_on_the_journal_of_a_stream_that_has_ended_says_so(tmp_path: Path) -> None:
+    address, journal = free_address(), tmp_path / "journal"
+    with serve(tmp_path, listen=address, journal_dir=journal) as server:
+        with RolloutProducer(address) as producer, ranks(address) as clients:
+            assert producer.push_many([SAMPLE] * 4) == ["accepted"] * 4
+            producer.end_stream(force=True)
+            with ThreadPoolExecutor() as threads:
+                assert list(threads.map(train, clients, [1, 1])) == [0, 0]
+            assert [client.next_step(60) for client in clients] == [None, None]
+        assert server.wait(60) == 0
+    with serve(tmp_path, listen=address, journal_dir=journal, drain_timeout="30s") as server:
+        assert "is of a run that has ended (end_stream(), or POST /v1/stream/end)" in server.log()
+        assert "waits for: nothing, none comes: the stream has ended" in server.get("/readyz").text
+        with ranks(address) as clients:
+            assert [client.next_step(60) for client in clients] == [None, None]
+            assert [client.end_reason for client in clients] == ["ended", "ended"]
+        assert server.wait(60) == 0
 
 
 def test_killed_before_everybody_has_left_it_stands_by_it(tmp_path: Path) -> None:

@@ -278,7 +278,10 @@ def test_the_single_values_come_back(tmp_path: Path) -> None:
     )
     assert (found.generation, found.dp_size) == (4, 3)
     assert (found.policy_version, found.policy_step, found.ended) == (7, 5, True)
-    assert found.finished
+    assert (found.finished, found.was_finished) == (True, False)
+    assert after(tmp_path / "k", [Finished(pending=False)]).was_finished
+    gone_on = after(tmp_path / "l", [Finished(pending=False)], [GenerationBegan(5, 3)])
+    assert not gone_on.was_finished
     assert found.group_size == 6
     assert (found.phases, found.totals) == ((8,), {"n": 1})
 

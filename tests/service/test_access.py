@@ -324,7 +324,7 @@ def test_over_http_a_producers_token_pushes_and_does_nothing_else(
         answer = ask(server, path, pushers, body)
         assert (answer.status, answer.json["code"]) == (403, "forbidden"), path
     assert ask(server, "/v1/samples", pushers, BODY).json["outcomes"] == ["accepted"]
-    for path in ("/v1/groups/g/close", "/v1/phases/0/end"):
+    for path in ("/v1/groups/g/close?size=2", "/v1/phases/0/end"):
         assert ask(server, path, pushers, b"").status == 200
     assert ask(server, "/openapi.json", pushers).status == 200
     assert ask(server, "/v1/samples", "Bearer " + "x" * 20, BODY).status == 401

@@ -133,7 +133,7 @@ RANK = {"client_id": "mallory", "dp_rank": 0, "dp_size": 2}
         ({"dp_rank": 2}, "rank-refused", "DP rank 2 is out of range"),
         ({"dp_size": 5000}, "rank-refused", "no steps for 5000 DP ranks"),
         ({"dp_rank": 1}, "rank-refused", "only DP rank 0 may"),
-        ({"generation": 2**31 - 1}, "fenced", "is not known here: the dispatcher was restarted"),
+        ({"generation": 2**31 - 1}, "fenced", "has not begun here, the latest is 1: leave out"),
         (
             {"dp_rank": 1, "generation": 1, "run_id": "before"},
             "fenced",

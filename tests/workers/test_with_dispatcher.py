@@ -21,7 +21,7 @@ from rollout_workers import (
 )
 from rollout_workers.rank.payload import arrays
 from rollout_workers.rank.steps import RankStep
-from tests.support.server import ServeProcess, serve
+from tests.support.server import ServeProcess, eventually, serve
 
 pytestmark = pytest.mark.e2e
 
@@ -199,6 +199,34 @@ async def test_members_of_a_group_are_never_held_back_by_others(endpoint: str) -
         members = [RolloutSample(FIELDS, group_id="g")] * 3
         assert await producer.push_many(members, timeout=10) == [Outcome.ACCEPTED] * 3
         await producer.close_group("g")
+
+
+def test_who_closes_a_group_under_a_wrong_name_is_told(
+    endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RolloutProducer(endpoint) as producer:
+        producer.close_group("unheard-of")
+        (record,) = caplog.records
+    assert "group unheard-of is not known, so closing it" in record.getMessage()
+
+
+def test_who_pushes_samples_of_weights_to_come_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"dp_size": 1, "dispatch_batch_size": 4, "micro_batch_size": 1}
+    with (
+        ServeProcess(tmp_path, max_staleness=1, **options) as server,
+        RolloutProducer(server.endpoint) as producer,
+        MicroBatchStream(server.endpoint) as stream,
+    ):
+        stream.set_policy_version(3)
+        eventually(lambda: producer.feedback().policy_version == 3, "it is reported")
+        assert producer.push(FIELDS, policy_version=4) is Outcome.ACCEPTED
+        assert not caplog.messages
+        assert producer.push(FIELDS, policy_version=40) is Outcome.ACCEPTED
+        (told,) = caplog.messages
+        assert "samples have policy_version 40, and the trainer stands at 3: they count" in told
+        assert ": samples have policy_version 40" in server.log()
 
 
 def test_where_staleness_is_limited_producers_and_trainers_without_versions_are_told(

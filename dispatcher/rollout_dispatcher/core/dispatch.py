@@ -137,7 +137,9 @@ class Dispatch:
     def push(self, push: Push, now: float, *, may_hold: bool = True) -> Decision:
         """Samples arrived. With `may_hold=False` what has to wait is answered `full`."""
         self._references.objects.pushed(push)
-        return self._decide(self._admission.push(push, now, may_hold=may_hold) + self._settle(now))
+        effects = [] if self.config.max_staleness is None else self._parts.standings.ahead(push)
+        effects += self._admission.push(push, now, may_hold=may_hold)
+        return self._decide(effects + self._settle(now))
 
     def check_key(self, producer: str, key: str) -> None:
         """Raise Unauthorized for a producer that uses another's name; key: its key's digest."""
@@ -178,6 +180,7 @@ class Dispatch:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._parts.presence.lost(producer, now, for_good=for_good)
         self._outcomes.repeats.forget(producer)
+        self._parts.standings.forget(producer)
         self._references.producer_lost(producer, now, for_good=for_good)
         return self._decide(self._settle(now))
 
@@ -194,8 +197,8 @@ class Dispatch:
 
         said: by which producer, and the number that it gave to this: it is heard once.
         """
-        self._parts.closing.close(group_id, size, keep, now, said=said)
-        return self._decide(self._settle(now))
+        advised = self._parts.closing.close(group_id, size, keep, now, said=said)
+        return self._decide(advised + self._settle(now))
 
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float

@@ -403,9 +403,13 @@ class StepsEvicted:
 
 @dataclass(frozen=True, slots=True)
 class Advised:
-    """The trainer should know this of itself: for the log, and for that of DP rank 0."""
+    """A client should know this of itself: for the log, and for its own.
+
+    producer: which, empty over HTTP; None for the trainer, DP rank 0.
+    """
 
     text: str
+    producer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,7 +327,7 @@ class Remembered:
     was none. policy_step: the first step that trains with `policy_version`, None if that is.
     group_size: as it was last set. posted: settings that were changed while it ran. schema: of all
     samples, None while that was not decided; set_by: who has, in words. finished: the
-    run is, and not everybody has been told.
+    run is, and not everybody has been told; was_finished: everybody has, and no DP rank came since.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -351,6 +351,7 @@ class Remembered:
     phases: tuple[int, ...] = ()
     ended: bool = False
     finished: bool = False
+    was_finished: bool = False
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     left: frozenset[str] = frozenset()

@@ -37,7 +37,7 @@ class Lifecycle:
         self._batch, self._flush_partial = batch, flush_partial
         #: Whether nothing more is accepted, and why.
         self.ended = False
-        self._reason = EndReason.ENDED
+        self.reason = EndReason.ENDED
         #: Whether the service is to stop.
         self.draining = False
         #: Whether the stream has ended and everything is committed, or the run is finished.
@@ -55,7 +55,7 @@ class Lifecycle:
     @property
     def finished(self) -> bool:
         """Whether the DP ranks have finished the run."""
-        return self.ended and self._reason is EndReason.FINISHED
+        return self.ended and self.reason is EndReason.FINISHED
 
     def end(self, reason: EndReason) -> None:
         """Nothing more is accepted; that DP ranks finish counts beside any other reason."""
@@ -65,7 +65,7 @@ class Lifecycle:
                 self._ledger.generation.changed(dp_rank)
         elif self.ended:
             return
-        self.ended, self._reason = True, reason
+        self.ended, self.reason = True, reason
 
     def flushes(self, ready: int) -> bool:
         """Whether so many samples go as they are, since nothing is to be waited for."""
@@ -108,7 +108,7 @@ class Lifecycle:
         for dp_rank in dp_ranks:
             told.add(generation.ranks[dp_rank].client_id)
             generation.changed(dp_rank)
-        return [EndRanks(tuple(dp_ranks), self._reason)]
+        return [EndRanks(tuple(dp_ranks), self.reason)]
 
     def _end(self) -> list[Effect]:
         if self.drained or (self._ledger.steps and not self.finished):

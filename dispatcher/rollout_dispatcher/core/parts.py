@@ -139,7 +139,7 @@ class Parts:
         self.waiting = Waiting(
             ledger=self.ledger, buffer=self.buffer, admission=self.admission, phases=self.phases,
             timing=self.timing, producers=self.producers, agreement=self.agreement,
-            lockstep=self.lockstep,
+            lockstep=self.lockstep, lifecycle=self.lifecycle,
         )  # fmt: skip
 
     def configure(self, config: DispatchConfig) -> None:

@@ -13,11 +13,13 @@ from itertools import islice
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.phases import Phases
+from rollout_dispatcher.core.lifecycle import Lifecycle
 from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.producers.agreement import Agreement
 from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.ranks.standstill import Lockstep, Standstill
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.payload import Reference
 
@@ -45,6 +47,15 @@ class Cause(StrEnum):
     RESENDS = "resends"
     ENDS = "ends"
     JOURNAL = "journal"
+    OVER = "over"
+
+
+#: Why nothing is planned any more.
+_OVER = {
+    EndReason.FINISHED: "the DP ranks have finished the run",
+    EndReason.ENDED: "the stream has ended",
+    EndReason.DRAINED: "the dispatcher shuts down",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +85,9 @@ class Waiting:
         producers: Producers,
         agreement: Agreement,
         lockstep: Lockstep,
+        lifecycle: Lifecycle,
     ) -> None:
+        self._lifecycle = lifecycle
         self._ledger, self._buffer = ledger, buffer
         self._admission, self._phases, self._agreement = admission, phases, agreement
         self._timing, self._producers, self._lockstep = timing, producers, lockstep
@@ -89,6 +102,9 @@ class Waiting:
             yield replace(reason, text=harmless(reason.text))
 
     def _found(self, now: float) -> Iterator[Reason]:
+        if self._lifecycle.drained:
+            yield Reason(Cause.OVER, f"nothing, none comes: {_OVER[self._lifecycle.reason]}")
+            return
         yield from self._ranks(now)
         yield from self._samples(now)
         if (pressed := self._admission.capacity.pressed) is not None:

@@ -171,6 +171,7 @@ class Ledger:
     phases: list[int] = field(default_factory=list)
     ended: bool = False
     finished: bool = False
+    was_finished: bool = False
     unneeded: dict[str, dict[str, int]] = field(default_factory=dict)
     incarnations: dict[str, str] = field(default_factory=dict)
     totals: str = "{}"

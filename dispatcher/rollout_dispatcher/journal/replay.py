@@ -143,6 +143,7 @@ def remembered(
         phases=tuple(state.phases()),
         ended=ledger.ended,
         finished=ledger.finished,
+        was_finished=ledger.was_finished,
         producers={
             name: (producer.floor, frozenset(producer.accepted))
             for name, producer in state.producers.items()

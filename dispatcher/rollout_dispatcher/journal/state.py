@@ -312,7 +312,7 @@ class State:
                 self.ledger.run_id = row[1]
             case records.GENERATION:
                 _, self.ledger.generation, self.ledger.dp_size = row
-                self.ledger.resumed = None
+                self.ledger.resumed, self.ledger.was_finished = None, False
             case records.VERSION:
                 _, self.ledger.policy_version, self.ledger.policy_step = row
             case records.PHASE:
@@ -339,7 +339,7 @@ class State:
         if row[0] == records.ENDED:
             self.ledger.ended = True
         else:
-            self.ledger.finished = row[1]
+            self.ledger.finished, self.ledger.was_finished = row[1], not row[1]
 
     def _note_of_stores(self, row: Row) -> None:
         """In which object samples lie; which are unneeded or gone; whose may be there."""

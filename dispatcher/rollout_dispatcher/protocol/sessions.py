@@ -72,7 +72,8 @@ FROM_PRODUCER: Kinds = (
     m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Freed, m.Swept, m.Ping,
 )  # fmt: skip
 TO_PRODUCER: Kinds = (
-    m.Pushed, m.Blocked, m.Resend, m.SchemaKnown, m.Feedback, m.Dropped, m.Free, m.Sweep, m.Pong,
+    m.Pushed, m.Blocked, m.Resend, m.SchemaKnown, m.Feedback, m.Dropped, m.Advice, m.Free, m.Sweep,
+    m.Pong,
 )  # fmt: skip
 FROM_RANK: Kinds = (
     m.Demand, m.PolicyVersion, m.Prepared, m.Unresolved, m.Commit, m.Finish, m.CheckpointSaved,

@@ -52,9 +52,11 @@ SHARED_MEMORY = "shared-memory"
 KEPT_SEGMENTS = "kept-segments"
 #: The dispatcher says in a word why a sample is refused: a client can tell what to push again.
 REASONS = "reasons"
+#: Producers are told what is likely a mistake of theirs, and refused for nothing of it.
+ADVICE = "advice"
 #: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
 #: averaged over groups: it makes headers longer.
-OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REASONS, REFERENCES})
+OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REASONS, REFERENCES, ADVICE})
 OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, COMMIT_TIMES, REFERENCES})
 #: What this release speaks.
 OURS = Offer((2, 2), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})

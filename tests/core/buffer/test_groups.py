@@ -4,6 +4,7 @@ import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
+    Advised,
     GroupGivenUp,
     PayloadsToJournal,
     PushRecalled,
@@ -201,6 +202,18 @@ def test_a_close_may_come_before_its_members_and_be_said_again() -> None:
     assert bench.push(*members("g:0,1", SIZE_AT_CLOSE)) == (A, A)
     bench.perform(bench.core.close_group("g", bench.now, size=2, said=("p", 0)))
     assert (bench.core.statistics().ready, bench.core.statistics().open_groups) == (2, 0)
+
+
+def test_who_closes_a_group_of_which_nothing_is_known_is_told() -> None:
+    bench = Bench()
+    for _ in range(2):  # said again after a reconnect
+        bench.perform(bench.core.close_group("gee", bench.now, said=("p", 0)))
+    bench.push(*members("g:0,1"))
+    bench.perform(bench.core.close_group("g", bench.now, said=("p", 1)))
+    bench.perform(bench.core.close_group("g", bench.now, said=("p", 2)))
+    [told] = [effect for effect in bench.log if isinstance(effect, Advised)]
+    assert told.producer == "p"
+    assert told.text.startswith("group gee is not known, so closing it changes nothing")
 
 
 @pytest.mark.parametrize("size", [4, SIZE_AT_CLOSE])

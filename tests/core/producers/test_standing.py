@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.core.effects import PolicyReported, PushAnswered, SamplesDropped
+from rollout_dispatcher.core.effects import Advised, PolicyReported, PushAnswered, SamplesDropped
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.producers.standing import Standing
 from tests.support.core.cores import Bench
@@ -99,3 +99,18 @@ def test_whatever_is_dropped_is_told_once_by_reason() -> None:
         (DropReason.INCOMPLETE_GROUP, [("q", "g0"), ("q", "g1")]),
     ]
     assert sum(len(samples) for _, samples in told) == sum(bench.core.statistics().dropped.values())
+
+
+def test_who_pushes_versions_that_the_trainer_cannot_have_is_told_once_a_connection() -> None:
+    bench = Bench(batch=4, window=6, capacity=20, max_staleness=1)
+    push(bench, "p", 1, version=90)  # before the first report nobody can tell
+    bench.perform(bench.core.set_policy_version(7, bench.now, 0))
+    push(bench, "p", 2, version=8)  # of weights whose report is on its way
+    assert not [effect for effect in bench.log if isinstance(effect, Advised)]
+    for _ in range(2):
+        push(bench, "p", 2, version=9)
+    bench.perform(bench.core.producer_lost("p", bench.now))
+    push(bench, "p", 1, version=10)
+    told = [effect for effect in bench.log if isinstance(effect, Advised)]
+    assert [effect.producer for effect in told] == ["p", "p"]
+    assert told[0].text.startswith("samples have policy_version 9, and the trainer stands at 7")

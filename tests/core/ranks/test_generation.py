@@ -62,7 +62,7 @@ def test_after_a_restart_the_number_of_ranks_is_that_of_the_last_generation_if_i
     assert (rigid.number, rigid.dp_size) == (7, 2)
 
 
-@pytest.mark.parametrize(("generation", "words"), [(1, "is over"), (9, "was restarted")])
+@pytest.mark.parametrize(("generation", "words"), [(1, "is over"), (9, "leave out generation=")])
 def test_a_rank_of_another_generation_is_fenced(generation: int, words: str) -> None:
     ledger = make_ledger()
     join(ledger, hello(0, None, client_id="new-0"), 0.0)

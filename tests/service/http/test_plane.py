@@ -116,6 +116,9 @@ def test_an_id_that_was_given_is_accepted_once(shared: ServeProcess) -> None:
         (body(SAMPLE | {"group_id": "p", "group_size": 0}), "group_size: it must be greater than"),
         (body(SAMPLE | {"group_id": "p", "group_size": 0}), " or it must be 'at-close'"),
         (body(SAMPLE | {"colour": "red"}), "colour: there is no such key"),
+        (body({"input_ids": [1, 2]}), 'stand in fields: {"fields": {"input_ids": ...}} (line 1'),
+        (body(SAMPLE | {"loss_mask": [1]}), 'in fields: {"fields": {"loss_mask": ...}}'),
+        (body(SAMPLE | {"reward": 1}), 'in fields: {"fields": {"reward": ...}}'),
         (body(SAMPLE | {"policy_version": -1}), "policy_version: "),
         (body(SAMPLE | {"policy_version": 2**60}), "policy_version: "),
         (body(SAMPLE, SAMPLE | {"sample_id": "x"}), "either all samples"),
@@ -185,6 +188,12 @@ def test_a_group_can_be_closed_and_a_phase_ended(serve: Serve) -> None:
     assert server.post("/v1/phases/2/end").status == 200
     late = server.post("/v1/samples", body(SAMPLE | {"policy_version": 1}))
     assert (late.status, late.json["outcomes"]) == (422, ["refused"])
+
+
+def test_a_group_of_which_nothing_is_known_is_not_closed(shared: ServeProcess) -> None:
+    answer = shared.post("/v1/groups/unheard-of/close")
+    assert (answer.status, answer.json["code"]) == (422, "unknown-group")
+    assert "group unheard-of is not known, so closing it" in answer.json["message"]
 
 
 @pytest.mark.parametrize("version", ["x", "-1", "1.5", "9" * 16, "9" * 5000])

@@ -14,7 +14,7 @@ BODY = json.dumps({"fields": {"input_ids": [1, 2, 3]}}).encode()
     ("method", "path"),
     [
         ("POST", "/v1/samples"),
-        ("POST", "/v1/groups/g/close"),
+        ("POST", "/v1/groups/g/close?size=2"),
         ("POST", "/v1/phases/3/end"),
         ("GET", "/v1/config"),
         ("GET", "/statusz"),

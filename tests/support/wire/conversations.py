@@ -344,7 +344,7 @@ def _refusal() -> Iterator[Vector]:
 
 def _pushing_again() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
-    able = ["feedback", "reasons", "references", "schema"]
+    able = ["advice", "feedback", "reasons", "references", "schema"]
     hello = m.HelloProducer(
         client_id="p", versions=(2, 2), capabilities=able, key="0123456789abcdef",
         incarnation="p.2", accepted=1,
@@ -371,6 +371,9 @@ def _pushing_again() -> Iterator[Vector]:
     yield Vector(other, answer, "the first is here already, the second will never be taken")
     gone = m.CloseGroup(group_id="g", size=2, number=2, withdrawn=[2, 3])
     yield Vector(it, gone, "two members of g, which was to have 2, will not come")
+    yield Vector(it, m.CloseGroup(group_id="h", number=3), "nor will any of h")
+    told = m.Advice(text="group h is not known, so closing it changes nothing")
+    yield Vector(other, told, "it has misspelt the name")
     yield Vector(it, m.EndPhase(policy_version=5, force=True), "nor will anybody else's older ones")
     yield Vector(it, m.EndStream(force=True), "nor anything of anybody")
     yield Vector(other, m.Free(number=3, store=STORE, keys=["p.1/0", "p.1/1"]), "free these")

@@ -32,6 +32,7 @@ _TO_PRODUCER: tuple[Kind, ...] = (
     m.SchemaKnown,
     m.Feedback,
     m.Dropped,
+    m.Advice,
     m.Free,
     m.Sweep,
     m.Pong,

@@ -5,16 +5,23 @@ import gc
 import socket
 import ssl
 import weakref
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rollout_dispatcher.errors import IllegalTransition, ProtocolError, RankRefused
+from rollout_dispatcher.errors import (
+    DispatcherUnreachable,
+    IllegalTransition,
+    ProtocolError,
+    RankRefused,
+)
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
@@ -25,6 +32,7 @@ from rollout_dispatcher.transport.connect import connect
 from rollout_workers.client.core import Outgoing, Role
 from rollout_workers.client.link import Link
 from rollout_workers.client.sharing import Sharing
+from rollout_workers.producer.blocking import RolloutProducer
 from rollout_workers.rank.client import RankClient
 from tests.support.certificates import Authority
 from tests.support.descriptors import a_descriptor, open_descriptors
@@ -310,3 +318,12 @@ def test_what_a_lost_connection_had_of_a_frame_goes_at_once(
         client.close()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("begin", [RolloutProducer, partial(RankClient, dp_rank=0, dp_size=1)])
+def test_who_is_never_answered_gives_up_when_it_was_told_to(begin: Callable[..., object]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        began = monotonic()
+        with pytest.raises(DispatcherUnreachable, match="did not answer the HELLO"):
+            begin("{}:{}".format(*mute.getsockname()), reconnect_timeout=0.5)
+        assert monotonic() - began < 5

@@ -20,7 +20,7 @@ IDS = Field("input_ids", DType.INT64)
 
 
 def encoder(*fields: Field) -> Encoder:
-    made = Encoder()
+    made = Encoder(allow_non_finite=True)
     schema = Schema(tuple(sorted((IDS, *fields), key=lambda item: item.name)))
     made.heed(m.SchemaKnown(fields=m.field_headers(schema), set_by="declared by --fields"))
     return made

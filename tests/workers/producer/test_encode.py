@@ -1,6 +1,7 @@
 """Fields become one span that the schema describes, or an error that names the field."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from rollout_dispatcher.protocol.outbox import JOINED_BYTES
 from rollout_dispatcher.sample import DType
 from rollout_workers.producer.batches import header, payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
+
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def encode(per_sample: tuple[str, ...] = (), **fields: Any) -> EncodedSample:
@@ -272,3 +275,24 @@ def test_a_negative_token_id_is_refused_with_its_place(ids: Any) -> None:
         encode_only(input_ids=ids)
     assert encode_only(input_ids=np.array([255], np.uint8)).tokens == 1
     assert encode(labels=[-100, 6, 7]).tokens == 3
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    "make",
+    [list, *(partial(torch.tensor, dtype=getattr(torch, f"{kind}")) for kind in FLOATS), np.array],
+)
+def test_a_number_that_is_not_finite_is_refused_with_its_place(
+    make: Callable[[list[float]], Any], bad: float
+) -> None:
+    encoder, words = Encoder(), r"advantages\[1\] is NaN or infinite, .* allow_non_finite=True"
+    encoder.encode(RolloutSample({"input_ids": [5, 6, 7], "advantages": make([0.5, 0.25, 1.0])}))
+    sample = RolloutSample({"input_ids": [5, 6, 7], "advantages": make([0.5, bad, 1.0])})
+    for each in (encoder, Encoder()):
+        with pytest.raises(SampleRefused, match=words):
+            each.encode(sample)
+    assert Encoder(allow_non_finite=True).encode(sample).tokens == 3
+    for reward in (bad, np.float32(bad), torch.tensor(bad)):
+        with pytest.raises(SampleRefused, match="reward is NaN or infinite"):
+            encode(reward=reward)
+    assert encode(hidden=np.full((3, 2), bad)).tokens == 3  # 0.5 ms a megabyte, of many

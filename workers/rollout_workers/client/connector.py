@@ -17,6 +17,7 @@ from rollout_workers.client.link import Link
 from rollout_workers.client.liveness import (
     CLOSE_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
+    FIRST_DELAY_S,
     HANDSHAKE_TIMEOUT_S,
     SAID_EVERY_S,
     Backoff,
@@ -177,6 +178,7 @@ class Connector:
         with role.guard:
             role.core.token, role.core.shares_memory = token, self._sharing.is_on
         self._link = link = Link(role, self._loop, self._sharing)
+        self._backoff.begins(self._loop.time())
         try:
             await self._within(
                 CONNECT_TIMEOUT_S, connect(self._endpoint, link, tls), "no connection came about"
@@ -205,7 +207,11 @@ class Connector:
             raise self._credentials.doubted(lost, self._endpoint) from lost
 
     async def _within(self, seconds: float, work: Awaitable[None], failure: str) -> None:
-        """Raises TimeoutError that says `failure`, sooner than that once this client leaves."""
+        """Raises TimeoutError that says `failure`, sooner than that once this client leaves.
+
+        No attempt outlasts the client's patience, but for a moment that its last one has.
+        """
+        seconds = min(seconds, max(self._backoff.left(self._loop.time()), FIRST_DELAY_S))
         if self._leaving.done():
             seconds = min(seconds, CLOSE_TIMEOUT_S)
         attempt = self._attempt = asyncio.timeout(seconds)

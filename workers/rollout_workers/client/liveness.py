@@ -74,8 +74,8 @@ class Heartbeat:
 class Backoff:
     """Delays between attempts to connect: exponential, with jitter, until `timeout` has passed.
 
-    The timeout runs from the first failure after a connection was last established. Jitter keeps
-    a thousand ranks from coming back in the same millisecond. No delay is longer than the heartbeat
+    The timeout runs from the loss of a connection, or from the first attempt. Jitter keeps a
+    thousand ranks from coming back in the same millisecond. No delay is longer than the heartbeat
     interval: a rank is lost after --rank-timeout, which exceeds two heartbeats.
     """
 
@@ -91,6 +91,11 @@ class Backoff:
         self._attempt = 0
         self._failing_since: float | None = None
         self._connected_at: float | None = None
+
+    def begins(self, now: float) -> None:
+        """Note that an attempt begins, which counts as failing until it succeeds."""
+        if self._failing_since is None:
+            self._failing_since = now
 
     def left(self, now: float) -> float:
         """Seconds until it is time to give up."""
@@ -108,10 +113,9 @@ class Backoff:
         if self._connected_at is not None and now - self._connected_at >= STABLE_S:
             self._attempt = 0
         self._connected_at = None
-        if self._failing_since is None:
-            self._failing_since = now
-        left = self._failing_since + self.timeout - now
-        if left <= 0:
+        self.begins(now)
+        left = self.left(now)
+        if not left:
             return None
         ceiling = min(FIRST_DELAY_S * 2.0**self._attempt, self._longest, self._interval)
         self._attempt = min(self._attempt + 1, 16)

@@ -44,6 +44,8 @@ class AsyncRolloutProducer:
     loss_mask_shifted: whether `loss_mask[i]` says of token i + 1 that it is a target, as where the
         mask was made for logits; by default it says so of token i. `push_references` is refused
         then: such a mask cannot be moved where it lies.
+    allow_non_finite: whether fields of one number a token or a sample may be NaN or infinite; by
+        default such a sample is refused. Wider and ragged fields are not looked at.
     group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
         nobody knows before `close_group`.
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
@@ -66,6 +68,7 @@ class AsyncRolloutProducer:
         per_sample: Collection[str] = (),
         ragged: Collection[str] = (),
         loss_mask_shifted: bool = False,
+        allow_non_finite: bool = False,
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         on_run_change: str = "warn",
@@ -77,7 +80,10 @@ class AsyncRolloutProducer:
         if on_conflict not in ("warn", "raise"):
             raise ConfigError(f"on_conflict is {on_conflict!r}; choose from warn, raise")
         shown = Credentials.from_environment() if credentials is None else credentials
-        self._encoder = Encoder(per_sample, ragged, loss_mask_shifted=loss_mask_shifted)
+        self._encoder = Encoder(
+            per_sample, ragged,
+            loss_mask_shifted=loss_mask_shifted, allow_non_finite=allow_non_finite,
+        )  # fmt: skip
         self._loss_mask_shifted = loss_mask_shifted
         self._client = ProducerClient(
             Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed,
@@ -189,6 +195,7 @@ class AsyncRolloutProducer:
         A group that lacks members is then dropped whole, or with `keep` trained on as it is
         (default: the dispatcher's --incomplete-groups). One whose size was to be told `at-close`
         has the members that came, or `size`. Goes out when its pushes begun before are answered.
+        Where no member has come and no `size` is told, nothing is closed, and a warning says so.
         """
         await self._client.control(
             validated(lambda: m.CloseGroup(group_id=group_id, size=size, keep=keep))

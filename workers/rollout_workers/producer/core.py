@@ -16,6 +16,7 @@ with an answer for every sample, or withdrawn while the dispatcher certainly did
 What is outstanding is bounded by the callers, each of which waits for its own push.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -35,6 +36,8 @@ from rollout_workers.producer.pushes import PendingPush, Repeats
 from rollout_workers.producer.shortfall import Shortfalls
 from rollout_workers.producer.stored.objects import Objects
 from rollout_workers.producer.stored.placing import Put
+
+log = logging.getLogger(__name__)
 
 #: After `full` although credits are free (two messages crossed): wait this long, then longer.
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
@@ -264,6 +267,8 @@ class ProducerCore:
                 self._is_blocked(message)
             case m.SchemaKnown():
                 self._heed(message)
+            case m.Advice():
+                log.warning("the dispatcher says: %s", message.text)
             case m.Resend():
                 self._resend(message.first_seq)
             case m.Free() | m.Sweep():

@@ -132,6 +132,7 @@ class Encoder:
     ragged: names of fields whose first dimension is a number of rows of each sample's own.
     loss_mask_shifted: whether `loss_mask[i]` judges token i + 1. It is sent with i for token i, so
         that the dispatcher and ranks know one convention only.
+    allow_non_finite: whether numbers of tokens and samples may be NaN or infinite.
     """
 
     def __init__(
@@ -140,7 +141,9 @@ class Encoder:
         ragged: Collection[str] = (),
         *,
         loss_mask_shifted: bool = False,
+        allow_non_finite: bool = False,
     ) -> None:
+        self._allow_non_finite = allow_non_finite
         self._named = Named.of(per_sample, ragged)
         self._loss_mask_shifted, self._warned = loss_mask_shifted, False
         # Two, as one thread is told of the run's samples while others encode.
@@ -172,6 +175,8 @@ class Encoder:
         layout, arrays = self._lay_out(sample.fields)
         ids = arrays[layout.ids]
         layout.check_ids(ids)
+        if not self._allow_non_finite:
+            layout.check_finite(arrays)
         tokens = len(ids)
         if self._loss_mask_shifted and layout.mask is not None:
             # The last position, which judges a token that is not there, is left out as the first.

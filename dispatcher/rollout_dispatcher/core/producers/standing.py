@@ -8,7 +8,17 @@ from typing import NamedTuple
 from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep
+from rollout_dispatcher.core.effects import Advised, Effect
+from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.steps.ledger import StepLedger
+
+#: The trainer's word of its weights may come later than the weights: by one version.
+MOST_AHEAD = 1
+AHEAD = (
+    "samples have policy_version {}, and the trainer stands at {}: they count as fresh under "
+    "--max-staleness, however old they are. Push the version that stream.set_policy_version() "
+    "reports of the weights, and report it when workers get them"
+)
 
 
 class Standing(NamedTuple):
@@ -49,6 +59,7 @@ class Standings:
         # What versions were worked out from the last time, and these: they change with steps.
         self._known: tuple[int | None, int, int, int] | None = None
         self._versions: tuple[int | None, int | None] = (None, None)
+        self._told: set[str] = set()
 
     def now(self) -> Standing:
         """As it is."""
@@ -61,6 +72,21 @@ class Standings:
         if known != self._known:
             self._known, self._versions = known, self._work_out(ahead)
         return Standing(reported, *self._versions, remaining)
+
+    def ahead(self, push: Push) -> list[Effect]:
+        """Tell its producer, once a connection, that the trainer can have no such weights yet."""
+        version, producer = self.now().training_version, push.producer
+        if version is None or producer in self._told:
+            return []
+        newest = max((sample.judged_version or 0 for sample in push.samples), default=0)
+        if newest <= version + MOST_AHEAD:
+            return []
+        self._told.add(producer)
+        return [Advised(AHEAD.format(newest, version), producer)]
+
+    def forget(self, producer: str) -> None:
+        """Its connection is gone."""
+        self._told.discard(producer)
 
     def _work_out(self, ahead: int) -> tuple[int | None, int | None]:
         """What the next step trains with, and the one that comes so many steps behind it."""

@@ -188,8 +188,9 @@ class Generation:
     def _check_number(self, number: int) -> None:
         if number > self.number:
             raise GenerationFenced(
-                f"generation {number} is not known here: the dispatcher was restarted; "
-                "restart the trainers"
+                f"generation {number} has not begun here, the latest is {self.number}: leave out "
+                "generation=, and DP rank 0 asks for a new one and tells the others its number; if "
+                "it did, the dispatcher has lost its journal since: restart the trainers"
             )
         if number < self.number:
             raise GenerationFenced(

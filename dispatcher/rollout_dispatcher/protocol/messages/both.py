@@ -51,3 +51,15 @@ class Bye(Message):
     """
 
     type_code = 22
+
+
+class Advice(Message):
+    """What the client should know of itself, for its log; nothing follows.
+
+    Said to DP rank 0 of the trainer, and to producers with the capability `advice`.
+
+    text: what, and what to do.
+    """
+
+    type_code = 37
+    text: str

@@ -7,6 +7,7 @@ Push           ------>
 <------  Pushed      (what became of each sample)
 <------  Feedback    (where the trainer is, when that changes)
 <------  Dropped     (samples that were accepted will not be trained on)
+<------  Advice      (for people: what is likely a mistake)
 CloseGroup, EndPhase, EndStream -->
 """
 

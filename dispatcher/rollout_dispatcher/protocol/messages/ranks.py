@@ -308,16 +308,6 @@ class CheckpointSaved(Message):
     step: Watermark
 
 
-class Advice(Message):
-    """What the trainer should know of itself, for its log. Said to DP rank 0; nothing follows.
-
-    text: what, and what to do.
-    """
-
-    type_code = 37
-    text: str
-
-
 class StepTimes(PassTimes, Message):
     """What one pass over a step's micro-batches took, with the capability `step-times`.
 

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: What a start on the journal of a run that was over has to say.
+OVER = "journal %s is of a run that %s. To begin another run give --journal-dir another directory"
+IS_FINISHED = "its DP ranks have finished: it takes no samples, and stops once all have heard so"
+WAS_FINISHED = "its DP ranks had finished: it goes on with what they left, and takes samples again"
+HAS_ENDED = (
+    "has ended (end_stream(), or POST /v1/stream/end): it takes no samples, and stops once what is "
+    "left is trained on and all have heard so"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -121,3 +130,6 @@ def _log_begin(opened: Opened, config: ServeConfig, run_id: str) -> None:
         where, run_id, memory.next_step, len(memory.entries), len(memory.steps),
         len(memory.retained),
     )  # fmt: skip
+    if memory.finished or memory.was_finished or memory.ended:
+        how = HAS_ENDED if memory.ended else WAS_FINISHED
+        log.warning(OVER, where, IS_FINISHED if memory.finished else how)

@@ -20,6 +20,7 @@ from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import ADVICE
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections import welcomes
@@ -238,8 +239,16 @@ class EffectRunner:
         self._tell_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
 
     def _advise(self, effect: e.Advised) -> None:
-        log.warning("%s", effect.text)
-        self._tell_ranks((0,), m.Advice(text=effect.text))
+        advice, producer = m.Advice(text=effect.text), effect.producer
+        if producer is None:
+            log.warning("%s", effect.text)
+            self._tell_ranks((0,), advice)
+            return
+        who = f"producer {producer}" if producer else "an HTTP client"
+        log.warning("%s: %s", who, effect.text)
+        peer = self._connections.producers.get(producer)
+        if peer is not None and ADVICE in peer.terms.capabilities:
+            peer.send(advice)
 
     def _stop_waiting(self, client_ids: Iterable[str]) -> None:
         """These ranks are heard no more: they are not waiting for a step."""

@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ValidationError
 
 from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.effects import Advised
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition, RunChanged
 from rollout_dispatcher.protocol.messages.base import MAX_NAME
 from rollout_dispatcher.service.config.types import RUN_HEADER
@@ -146,11 +147,14 @@ class HttpPlane:
         if (failure := self._router.barrier.failure) is not None:
             return problem(503, failure.code, str(failure))
         try:
-            self._router.ask(say)
+            decision = self._router.ask(say)
         except IllegalTransition:
             raise  # a bug of ours
         except DispatcherError as error:
             return problem(422, error.code, str(error))
+        for effect in decision.effects:
+            if isinstance(effect, Advised) and effect.producer == "":
+                return problem(422, "unknown-group", effect.text)
         await self._router.barrier.settled()
         return web.json_response(ControlAnswer(waits_for=waits()[:MAX_NAMED]).model_dump())
 

@@ -69,7 +69,7 @@ class SampleOptions(Options):
     """what every sample has, as name:dtype, name:dtype:per-sample, name:dtype:ragged or name:str,
     repeatable or with commas; others are refused; unset: as in the first accepted push"""
     allow_non_finite: bool = False
-    """take NaN and infinities over HTTP; rollout workers' arrays are not looked at"""
+    """take NaN and infinities over HTTP; rollout workers say `allow_non_finite=True`"""
 
 
 class PlanningOptions(SelectionOptions):

@@ -127,7 +127,9 @@ def read_samples(body: bytes, reading: Reading) -> Work[Read]:
                 samples.append(sample)
                 left_out += skipped
         except ValidationError as error:
-            text.fail(first_of(error, (*kind.model_fields, REFERENCE)), start)
+            known = (*kind.model_fields, REFERENCE)
+            why = first_of(error, known)
+            text.fail(why if kind is ReferenceRequest else _beside(given, known) or why, start)
         except FieldRefused as error:
             text.fail(str(error), start)
         named.add(request.sample_id is not None)
@@ -158,6 +160,15 @@ def first_of(error: ValidationError, known: Iterable[str] = ()) -> str:
     of_all = dict.fromkeys(_words(each["msg"]) for each in found if _place(each["loc"]) == place)
     words = " or ".join(of_all)
     return f"{place}: {words}" if place else words
+
+
+def _beside(given: dict[str, Any], known: Iterable[str]) -> str | None:
+    """What is said where the first key that there is not is a field, for all that is known."""
+    name = next((name for name in given if name not in known), None)
+    if name is None or not (isinstance(given[name], Tensor) or not nearest(name[:60], known)):
+        return None
+    inside = f'{{"fields": {{"{name}": ...}}}}'
+    return f"{name}: there is no such key; tensors, numbers and texts stand in fields: {inside}"
 
 
 def _place(parts: tuple[int | str, ...]) -> str:
