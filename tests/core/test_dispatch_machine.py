@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -45,6 +44,7 @@ from rollout_dispatcher.payload import InJournal
 from rollout_dispatcher.plan import Grouping, PlanConfig
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.memory import Memory
+from tests.support.core.silence import sequences
 from tests.support.samples import make_sample
 
 DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3
@@ -253,7 +253,12 @@ class DispatchMachine(RuleBasedStateMachine):
         """A new generation loads one, rank by rank; the dispatcher may die in between."""
         position = replace(data.draw(st.sampled_from(self.checkpoints)), allow_lost_steps=lossy)
         self.begin_generation(size)
-        oldest = self.core._checkpoints.retained.oldest(self.core._ledger.steps.committed)
+        steps = self.core._ledger.steps
+        if position.step >= steps.next_step:  # what was given again has lost its samples
+            with pytest.raises(CheckpointRefused, match="which was withdrawn since"):
+                self.load(0, position)
+            return
+        oldest = self.core._checkpoints.retained.oldest(steps.committed)
         if self.core.config.retain and position.step < oldest and not lossy:
             with pytest.raises(CheckpointRefused, match=f"one after step {oldest}"):
                 self.load(0, position)
@@ -694,4 +699,4 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
 
 
 TestDispatchMachine = DispatchMachine.TestCase
-TestDispatchMachine.settings = settings(max_examples=40, stateful_step_count=80, deadline=None)
+TestDispatchMachine.settings = sequences(40, steps=80)

@@ -75,6 +75,19 @@ def test_a_step_that_is_released_is_not_begun_alone() -> None:
     assert bench.heard(LimitSteps) == [LimitSteps((0,), 0)]
 
 
+def test_who_begins_a_released_step_before_the_goodbye_is_heard_trains_it_in_vain() -> None:
+    bench = trainer()
+    bench.take(0, 1)
+    assert bench.core._ledger.wanted is False  # rank 1 has room for no step behind the released one
+    bench.leave(1, for_good=True)
+    assert bench.heard(LimitSteps) == [LimitSteps((0,), 0)]
+    bench.perform(bench.core.commit(0, 1, bench.now))
+    bench.ask(0)
+    assert "DP rank 1 closed its stream after step 0" in str(bench.error(0))
+    assert bench.core._ledger.steps.committed == 0
+    assert len(bench.planned) == 2
+
+
 def test_what_the_leaver_has_begun_others_may_begin_too() -> None:
     bench = trainer()
     bench.take(1, 1)  # to see that it is one too many, say

@@ -21,9 +21,10 @@ from rollout_dispatcher.core.effects import (
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
+from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.core.steps.step import StepState
 from rollout_dispatcher.ends import EndReason
-from rollout_dispatcher.errors import GenerationFenced, ProtocolError
+from rollout_dispatcher.errors import CheckpointRefused, GenerationFenced, ProtocolError
 from tests.support.core.cores import STORE, Bench
 from tests.support.samples import make_sample
 
@@ -188,6 +189,34 @@ def test_with_nothing_left_at_all_it_waits_for_samples() -> None:
     assert (ranks.content(), ranks.attempts()) == ({0: "efgh"}, {0: 2})
     ranks.train(0)
     assert ranks.core.statistics().samples_committed == 4
+
+
+def test_a_checkpoint_of_a_step_that_was_given_again_and_withdrawn_is_refused_and_why() -> None:
+    ranks = Ranks(retain=True)
+    ranks.store("abcd")
+    ranks.train(0)  # a checkpoint is taken here, and an older one loaded
+
+    def load(step: int, generation: int) -> None:
+        for rank, of in ((0, None), (1, generation)):
+            ranks.perform(ranks.core.join(ranks.hello(rank, of), ranks.now))
+        for rank in (0, 1):
+            resume = CheckpointPosition("run", step)
+            hello = ranks.hello(rank, generation, resume=resume)
+            ranks.perform(ranks.core.join(hello, ranks.now))
+
+    load(-1, 2)
+    assert ranks.content() == {0: "abcd"}
+    ranks.lose(0, 0, "abcd")
+    assert ranks.content() == {}
+    with pytest.raises(
+        CheckpointRefused, match=r"after step 0, which was withdrawn since, .* -1 now"
+    ):
+        load(0, 3)
+    load(-1, 4)
+    ranks.hungry()
+    ranks.store("efgh")
+    assert ranks.content() == {0: "efgh"}
+    ranks.check_books()
 
 
 def test_at_the_end_of_the_stream_a_step_with_nothing_left_is_no_step() -> None:

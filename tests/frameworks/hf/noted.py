@@ -9,12 +9,20 @@ from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
+from datasets import Dataset
+from tokenizers import Tokenizer, models
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from trl import SFTConfig, SFTTrainer
 
 from examples import hf_trainer, trl_async_grpo
 from rollout_workers import MicroBatch, MicroBatchStream, StreamDataset
-from rollout_workers.integrations.hugging_face import steps_for_trainer
+from rollout_workers.integrations.hugging_face import WholeSteps, steps_for_trainer
 from rollout_workers.integrations.trl import steps_for_grpo
 from tests.support.gradients import Diary
 
@@ -56,6 +64,29 @@ def fixed_count(stream: MicroBatchStream, endpoint: str, folder: Path, samples: 
     return dataset, FixedCountTrainer(hf_trainer.tiny_model(), arguments, train_dataset=dataset)
 
 
+class StreamSFTTrainer(WholeSteps, SFTTrainer):
+    """TRL's trainer for fine-tuning, whose batch is a step."""
+
+
+def sft(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
+    if dist.get_rank() == 0:
+        Thread(target=hf_trainer.roll_out, args=(endpoint, samples), daemon=True).start()
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    arguments = SFTConfig(
+        str(folder), max_steps=1000, bf16=False, save_strategy="no", report_to=[], use_cpu=True
+    )
+    trainer = StreamSFTTrainer(
+        hf_trainer.tiny_model(),
+        arguments,
+        train_dataset=Dataset.from_dict({"input_ids": [[0]]}),  # it takes no other kind
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>"
+        ),
+    )
+    trainer.train_dataset = dataset = steps_for_trainer(stream)
+    return dataset, trainer
+
+
 def trl(stream: MicroBatchStream, endpoint: str, folder: Path, samples: int) -> Any:
     generator = trl_async_grpo.StandIn(endpoint, trl_async_grpo.rollouts(samples))
     dataset = steps_for_grpo(stream)
@@ -66,6 +97,7 @@ MAKE = {
     "hf_trainer": hugging_face,
     "trl_async_grpo": trl,
     "hf_trainer by count": fixed_count,
+    "trl_sft": sft,
 }
 
 

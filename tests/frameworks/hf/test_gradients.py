@@ -94,6 +94,14 @@ def test_a_trainer_that_accumulates_by_count_needs_its_data_loader_replaced_only
     assert difference < TOLERANCE
 
 
+def test_trl_s_sft_trainer_trains_on_steps_too(tmp_path: Path) -> None:
+    ranks = train("trl_sft", tmp_path, SERVE)
+    assert len({step["micro_batches"] for step in ranks[0]}) > 1, "all steps were alike"
+    case = CASES["hf_trainer"]
+    difference = largest_difference(ranks, case.example.tiny_model().double(), case.loss_of)
+    assert difference < TOLERANCE
+
+
 def train(name: str, folder: Path, serve: dict[str, Any]) -> list[list[Any]]:
     """By rank, what it noted of every step; each sample was in one of them."""
     program = Path(__file__).with_name("noted.py")

@@ -270,6 +270,21 @@ def test_taking_more_steps_than_may_be_open_says_to_commit() -> None:
     assert take(core) == 2
 
 
+def test_a_released_step_is_begun_before_the_dispatcher_says_where_to_stop_or_never() -> None:
+    core = connected()
+    hear(core, step(0), m.Release(step=0))
+    take(core)
+    core.commit(0)
+    hear(core, step(1), m.Release(step=1), m.LastStep(step=0))
+    assert core.ready() is None
+    hear(core, m.LastStep(step=None))  # who was lost is there again
+    assert take(core) == 1
+    hear(core, m.LastStep(step=0))
+    core.commit(1)
+    core.demand(hungry=True)
+    assert spoken(core) == [m.Commit(step=1), m.Demand(taken=1, hungry=True)]
+
+
 def test_the_end_comes_after_the_steps_that_were_announced_before_it() -> None:
     core = connected()
     hear(core, step(0), m.End(reason=EndReason.ENDED))

@@ -7,8 +7,10 @@
     left, away, lost --hello--> connected
 
 The last step that such a rank has taken is the last one that any rank may take: others are told to
-stop there, so that none trains a step alone that was released to all. Invariant: whoever asks for
-more, or waits for others to finish, gets an error that names the rank; who does not, hears nothing.
+stop there, so that none trains a step alone that was released to all. Who has begun one before it
+hears that (no more than the rank that left prefetches) is told at its next; it is never committed.
+Invariant: whoever asks for more, or waits for others to finish, gets an error that names the rank;
+who does not, hears nothing.
 """
 
 from collections.abc import Iterator

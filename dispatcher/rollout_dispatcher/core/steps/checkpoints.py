@@ -130,7 +130,8 @@ class Checkpoints:
         """
         steps, resumed = self._ledger.steps, self._ledger.generation.resumed
         if resumed is None:
-            self.retained.check(position, run_id, steps.committed, steps.next_step - 1)
+            planned, announced = steps.next_step - 1, steps.announced
+            self.retained.check(position, run_id, steps.committed, planned, announced)
         else:
             self.retained.check_run(position, run_id, steps.committed)
 

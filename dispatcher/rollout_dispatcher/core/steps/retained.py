@@ -111,18 +111,30 @@ class RetainedSteps:
         return next(iter(self._steps), committed + 1) - 1
 
     def check(
-        self, position: CheckpointPosition, run_id: str, committed: int, planned: int
+        self,
+        position: CheckpointPosition,
+        run_id: str,
+        committed: int,
+        planned: int,
+        announced: int,
     ) -> None:
         """Raise CheckpointRefused for a position that this run cannot go on from.
 
-        committed, planned: the last step that is, -1 for none.
+        committed, planned, announced: the last step that is, or ever was announced; -1 for none.
         """
         self.check_run(position, run_id, committed)
-        if position.step > planned:
+        if position.step > announced:
             raise CheckpointRefused(
                 f"the checkpoint was taken after step {position.step}, and the last step that this "
                 f"dispatcher knows of run {run_id} is {planned}: its journal has lost what came "
                 "after that, or is an older copy; start it with the journal that has those steps"
+            )
+        if position.step > planned:  # the run went back, and lost samples of what it gave again
+            raise CheckpointRefused(
+                f"the checkpoint was taken after step {position.step}, which was withdrawn since, "
+                f"as its samples could not be got again, and the last step of run {run_id} is "
+                f"{planned} now: load an older checkpoint, or do not load the stream's part of "
+                "this one to go on with what there is here"
             )
         oldest = self.oldest(committed)
         if self.keep and position.step < oldest and not position.allow_lost_steps:
