@@ -13,6 +13,7 @@ from rollout_dispatcher.core.effects import (
     FailRanks,
     Redelivered,
     RefuseRank,
+    Release,
     Rewound,
     WelcomeRank,
 )
@@ -310,3 +311,25 @@ def test_after_a_restart_no_step_is_committed_before_every_rank_is_back_and_has_
         run.say(rank, 1, taken=1, committed=0, received={1: 1}, run_id="run")
         run.perform(run.core.commit(rank, 1, run.now))
         assert run.core.statistics().steps_committed == committed
+
+
+def test_a_step_waits_for_the_process_that_takes_the_place_of_one_that_had_prepared_it() -> None:
+    """Both had prepared it, and neither had begun to train again after a restart."""
+    bench = Bench(durable=True)
+    bench.join()
+    bench.push_plain(6)
+    bench.hungry()
+    step = bench.core._ledger.steps[0]
+    before, bench.core = bench.core, Dispatch(bench.core.config)
+    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
+    bench.perform(bench.core.tick(bench.now))
+    generation, held = before._ledger.generation.number, {0: len(step.micro_batches[0])}
+    for rank in (0, 1):
+        hello = RankHello(f"r{rank}", rank, 2, generation, received=held)
+        bench.perform(bench.core.join(hello, bench.now))
+    bench.perform(bench.core.leave(1, "r1", bench.now))
+    bench.perform(bench.core.join(RankHello("another", 1, 2, generation), bench.now))
+    bench.hungry()
+    assert not [effect for effect in bench.log if isinstance(effect, Release)]
+    bench.perform(bench.core.prepared(1, 0, step.digest, bench.now))
+    assert [effect.step for effect in bench.log if isinstance(effect, Release)] == [0]

@@ -406,3 +406,16 @@ def test_needed_is_what_live_samples_lie_in_and_what_a_producer_may_still_push()
     assert needed() == there[:3], "and so it may after a restart"
     bench.pass_time(AWAY_S)
     assert needed() == ["r.1/0"]
+
+
+@pytest.mark.parametrize("now", [0.1, 0.25, 1 / 3])
+def test_who_is_away_has_ended_at_the_deadline_that_was_said(now: float) -> None:
+    """0.1 + 3600 - 3600 is less than 0.1: another deadline would have been due at once."""
+    bench = bench_with("a")
+    bench.now = now
+    bench.connect("p")
+    bench.lose("p")
+    while (deadline := bench.core.next_deadline()) is not None:
+        assert deadline > bench.now
+        bench.now = deadline
+        bench.perform(bench.core.tick(bench.now))

@@ -153,11 +153,13 @@ class References:
             for producer in list(self.objects.awaited):
                 self.objects.producer_gone(producer)
 
-    def _end_away(self, before: float) -> None:
-        nameless = list(takewhile(lambda name: self._nameless[name] <= before, self._nameless))
+    def _end_away(self, now: float) -> None:
+        """As `next_deadline` counts, to the last bit."""
+        over = takewhile(lambda name: self._nameless[name] + AWAY_S <= now, self._nameless)
+        nameless = list(over)
         for producer in nameless:
             del self._nameless[producer]
-        for producer in [*self.sweeps.end_away(before), *nameless]:
+        for producer in [*self.sweeps.end_away(now), *nameless]:
             self.objects.producer_gone(producer)
 
     # -- workers ------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ class References:
 
     def tick(self, now: float) -> list[Effect]:
         """Ask whoever can be asked, and expect no more of who has not answered."""
-        self._end_away(now - AWAY_S)
+        self._end_away(now)
         self.take_unneeded()
         while (due := self._errands_due) is not None and due <= now:
             errand = self._errands.pop(next(iter(self._errands)))

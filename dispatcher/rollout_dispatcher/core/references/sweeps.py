@@ -116,9 +116,9 @@ class Sweeps:
         else:
             self._away[name] = now
 
-    def end_away(self, before: float) -> list[str]:
-        """Those that are away since then, or longer, have ended; returns their producers."""
-        names = list(takewhile(lambda name: self._away[name] <= before, self._away))
+    def end_away(self, now: float) -> list[str]:
+        """Those that are away for `AWAY_S` or longer have ended; returns their producers."""
+        names = list(takewhile(lambda name: self._away[name] + AWAY_S <= now, self._away))
         for name in names:
             self._end(name)
         return [self._known[name].producer for name in names]

@@ -171,14 +171,17 @@ class StepLedger:
         return attempt <= withdrawn if step is None else attempt < step.attempt
 
     def release_ready(self) -> list[Effect]:
-        """Release every step that all DP ranks hold, while all are connected and have begun."""
+        """Release every step that all DP ranks hold, while all are connected and have begun.
+
+        A step that all had prepared may be held no more by one whose process was replaced since.
+        """
         effects: list[Effect] = []
         for step in self.steps.unreleased():
+            if not self.generation.has_prepared(step.number):
+                break
             if step.state is StepState.PLANNED:
-                if not self.generation.has_prepared(step.number):
-                    break
                 step.move(StepEvent.ALL_PREPARED)
-            if step.state is StepState.PREPARED and self.generation.ready:
+            if self.generation.ready:
                 step.move(StepEvent.ALL_CONNECTED)
                 effects.append(Release(tuple(sorted(self.ranks)), step.number))
         return effects
