@@ -2,8 +2,8 @@
 
     python -m tests.bench.mix [--steps 100] [--seeds 3] [--json FILE]
 
-`dispatcher simulate` with token budgets on real traces, for windows of 1 and 1.25 and several
-values of --max-step-variation. Figures are means over seeds.
+`dispatcher simulate` with token budgets on real traces, for a window of 1.25 and several values of
+--max-step-variation, and for several windows at its default. Figures are means over seeds.
 """
 
 import argparse
@@ -25,7 +25,11 @@ SIZES = (
     ("reasoning_gym_rlvr_g3", 1024, 64, 16384),
     ("azure2023_conv", 1024, 64, 32768),
 )
-BOUNDS = ("off", "0.5", "0.25", "0.15", "0.1")
+#: Windows and bounds.
+CHOICES = (
+    (1, "0.25"), (1.25, "off"), (1.25, "0.5"), (1.25, "0.25"), (1.25, "0.15"), (1.25, "0.1"),
+    (1.1, "0.25"), (1.5, "0.25"), (2, "0.25"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +48,13 @@ class Row:
 
 
 def measure(steps: int, seeds: int) -> Iterator[Row]:
-    """A row a trace without a window, and then with one for each bound."""
+    """A row a trace and choice."""
     for trace, batch, ranks, budget in SIZES:
         path = TRACES / f"{trace}.csv.gz"
         if not path.exists():
             print(f"{trace} skipped: the trace is not here")
             continue
-        for window, bound in ((1, "off"), *((1.25, bound) for bound in BOUNDS)):
+        for window, bound in CHOICES:
             runs = [
                 simulated(
                     path, "--dp-size", ranks, "--dispatch-batch-size", batch,

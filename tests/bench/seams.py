@@ -1,6 +1,6 @@
 """The seams of docs/planner.md beside what they replace, on batches of real lengths.
 
-    python -m tests.bench.seams [--batches 30] [--json FILE]
+    python -m tests.bench.seams [--batches 10] [--json FILE]
 
 For verl: its `_balance_batch` shares samples out by Karmarkar-Karp of equal size, and each rank
 cuts its own by Karmarkar-Karp into as many micro-batches as the fullest rank needs, small ones at
@@ -122,7 +122,7 @@ def measure(batches: int) -> Iterator[Row]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batches", type=int, default=30)
+    parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
     rows = []

@@ -181,7 +181,7 @@ class StepLedger:
                 break
             if step.state is StepState.PLANNED:
                 step.move(StepEvent.ALL_PREPARED)
-            if self.generation.ready:
+            if step.state is StepState.PREPARED and self.generation.ready:
                 step.move(StepEvent.ALL_CONNECTED)
                 effects.append(Release(tuple(sorted(self.ranks)), step.number))
         return effects
