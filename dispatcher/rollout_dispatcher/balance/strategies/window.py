@@ -108,14 +108,14 @@ class _Task:
     def more_micro_batches(self, best: _Timed) -> _Timed:
         """These, or a split into up to `MORE_TRIED` micro-batches more, if that pays their price.
 
-        None is tried where the bound is nearer than that.
+        None is tried where the bound is nearer than that, nor for what would hardly be noticed.
         """
         config, M = self.config, best.parts.num_micro_batches
         packed = config.micro_batch_tokens is not None and not config.pads_to_budget
         if not packed or self.batch.group is not None:
             return best
         for more in range(M + 1, M + 1 + tuning.MORE_TRIED):
-            if best.time - self.bound(more) <= self.begin:
+            if self.is_within_target(best) or best.time - self.bound(more) <= self.begin:
                 break
             wider = replace(config, min_micro_batches=more)
             parts = splitter_for(self.batch, wider)(self.batch, wider, self.work)
