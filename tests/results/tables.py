@@ -24,6 +24,8 @@ SHORT = {
     "lineage_open_reasoning": "lineage",
     "reasoning_gym_rlvr_g3": "reasoning_gym",
     "azure2023_conv": "azure_conv",
+    "deepseek_r1_arc_g2": "deepseek_r1",
+    "tau_airline_agent_g4": "tau_airline",
 }
 MEET = ("token budget", "step", "micro-step")
 Rows = Iterable[Sequence[str]]
@@ -427,15 +429,17 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "random": random_table,
         "approaches": approaches_table,
         "groups": groups_table,
-        "mix": mix_table,
-        "seams": seams_table,
         "windows": windows_table,
         "lengths": lengths_table,
         "plain": plain_table,
         "rhythm": rhythm_table,
         "orders": orders_table,
     },
-    "effects.md": {"convergence": convergence_table, "training": training_table},
+    "effects.md": {
+        "mix": mix_table,
+        "convergence": convergence_table,
+        "training": training_table,
+    },
     "faults.md": {
         **chaos.TABLES,
         "soak": soak_table,
@@ -449,6 +453,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "inline-limit-engines": inline_limit_engines_table,
         "prefetch": prefetch_table,
     },
+    "planner.md": {"seams": seams_table},
     "performance.md": {"plane": plane_table, "shared": shared_table, "watched": watched_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
