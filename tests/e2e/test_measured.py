@@ -157,8 +157,8 @@ def answer(port: int, title: str) -> list[dict[str, Any]]:
     return answered(port, asked(title))
 
 
-def test_the_document_asks_six_questions() -> None:
-    assert len(questions()) == 6
+def test_the_document_asks_seven_questions() -> None:
+    assert len(questions()) == 7
 
 
 def test_time_lost_is_what_the_ranks_have_lost(run: tuple[Run, int]) -> None:
@@ -211,6 +211,19 @@ def test_bias_is_the_distance_over_what_chance_does(run: tuple[Run, int]) -> Non
     (series,) = answer(port, "Are the data biased")
     assert distance > 0
     assert float(series["value"][1]) == pytest.approx(distance / chance)
+
+
+def test_the_weight_of_the_longest_is_theirs_under_token_mean(run: tuple[Run, int]) -> None:
+    found, port = run
+    long = np.sort(found.pushed)[int(0.99 * len(found.pushed))]
+    steps = [np.array(lengths) for lengths in found.trained[-100:]]
+    whole = np.array([lengths.sum() for lengths in steps])
+    of_long = np.array([lengths[lengths >= long].sum() for lengths in steps])
+    truth = 1.0  # of none, as where the longest are passed over all the time
+    if of_long.any():
+        truth = (of_long / whole).sum() / of_long.sum() * whole.mean()
+    (series,) = answer(port, "Do the longest samples count")
+    assert float(series["value"][1]) == pytest.approx(truth, rel=0.1)
 
 
 def test_staleness_is_in_versions(run: tuple[Run, int]) -> None:

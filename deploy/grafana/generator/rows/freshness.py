@@ -32,11 +32,8 @@ PANELS = [
     Panel(
         "Weight of the longest samples",
         "What a loss token of the longest hundredth weighs under token-mean, mean token 1. "
-        "Below 0.8: lower --max-step-variation. How much the work of steps varies lowers it.",
-        {
-            "weight": chosen("dispatcher_long_sample_weight_ratio"),
-            "work varies by": chosen("dispatcher_step_work_variation_ratio"),
-        },
+        "Below 0.8: lower --max-step-variation.",
+        {"weight": chosen("dispatcher_long_sample_weight_ratio")},
         Unit.RATIO,
     ),
     Panel(

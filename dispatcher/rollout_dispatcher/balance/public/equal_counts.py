@@ -5,7 +5,7 @@ Invariant: every rank has n / R samples, and every micro-batch keeps to the budg
 It begins with the plan without that demand: bins stay in their micro-step and go to ranks by how
 many samples they have, the most to the rank with fewest. What is then missing on a rank are single
 samples, taken from ranks that have too many: the cheapest of its micro-step, into whichever it
-lengthens least. Where that leaves more than `NEAR` to gain, ranks of nearly equal sums that pack
+lengthens least. Where that leaves more than a little to gain, ranks of nearly equal sums that pack
 their samples by themselves are made as well, and ranks by Karmarkar-Karp as verl makes them; the
 shortest step is taken.
 
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.public.packing import pack
 from rollout_dispatcher.balance.public.partition import (
     as_lists,
@@ -26,8 +27,6 @@ from rollout_dispatcher.balance.public.partition import (
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.plan import FloatArray, IntArray, Oversize, PlanConfig, step_time
 
-#: Longer than the plan without equal counts by no more than this is near enough. Chosen.
-NEAR = 1e-3
 #: [dp rank][micro-batch][indices].
 Step = list[list[list[int]]]
 
@@ -46,7 +45,7 @@ def with_equal_counts(
         return step_time(load, config.sync)
 
     free = freely(1)
-    near = time(free) * (1 + NEAR)
+    near = time(free) * (1 + tuning.NEAR_EQUAL_COUNTS)
     moved = _Moves(free, tokens, x, config.micro_batch_tokens or 1).made()
     if moved is None:
         free = freely(len(free[0]) + 1)
