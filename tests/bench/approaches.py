@@ -16,9 +16,8 @@ from the data's (Kolmogorov-Smirnov, median): what an optimizer step sees.
 """
 
 import argparse
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -29,6 +28,7 @@ from rollout_dispatcher.plan import FloatArray, IntArray, Strategy, Sync, stragg
 from rollout_workers import LengthBucketSampler
 from tests.bench.cells import Cell, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, steady
+from tests.bench.rows import report
 from tests.bench.training.orders import Work, group_by_length
 
 CELLS = (
@@ -60,15 +60,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
-    found = []
     print(HEADING)
+    report(measure(given.steps), line, given.json)
+
+
+def measure(steps: int) -> Iterator[Row]:
+    """A row a cell and approach."""
     for cell in those_here(CELLS):
         data = np.sort(np.fromiter(islice(stream(cell, 9), DATA), np.int64))
         for name, batches in approaches(cell, data):
-            found.append(_row(cell, name, list(islice(batches, given.steps)), data))
-            print(line(found[-1]), flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps([asdict(row) for row in found], indent=2) + "\n")
+            yield _row(cell, name, list(islice(batches, steps)), data)
 
 
 def approaches(cell: Cell, data: IntArray) -> Iterator[tuple[str, Iterator[dict[Sync, IntArray]]]]:

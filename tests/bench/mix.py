@@ -7,14 +7,14 @@
 """
 
 import argparse
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from rollout_dispatcher.simulate.result import Run
 from tests.bench.cells import TRACES
+from tests.bench.rows import report
 from tests.bench.windows import MAX_SKIPS, simulated
 
 #: Trace, dispatch batch, DP ranks, tokens of a micro-batch's budget.
@@ -34,7 +34,7 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trace, window and bound; ratios, see `simulate.step_mix`. bound: as the option has it."""
+    """One trace, window and bound; ratios, see `StepMix`. bound: as the option has it."""
 
     lengths: str
     window: float
@@ -88,17 +88,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
-    rows = []
-    for row in measure(given.steps, given.seeds):
-        rows.append(asdict(row))
-        print(
-            f"{row.lengths:32} {row.window:5g} {row.bound:>5} {100 * row.excess:7.2f} %  weight "
-            f"{row.long_weight:5.2f}  none {100 * row.without_long:5.1f} %  work "
-            f"{100 * row.work_variation:5.1f} %  KS {row.ks_step:.3f}",
-            flush=True,
-        )
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+    report(measure(given.steps, given.seeds), line, given.json)
+
+
+def line(row: Row) -> str:
+    """As it is printed."""
+    return (
+        f"{row.lengths:32} {row.window:5g} {row.bound:>5} {100 * row.excess:7.2f} %  weight "
+        f"{row.long_weight:5.2f}  none {100 * row.without_long:5.1f} %  work "
+        f"{100 * row.work_variation:5.1f} %  KS {row.ks_step:.3f}"
+    )
 
 
 if __name__ == "__main__":

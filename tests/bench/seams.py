@@ -8,9 +8,8 @@ both ends. Ours is the code of the page. The budget is the longest sample of the
 """
 
 import argparse
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ import numpy as np
 from rollout_dispatcher.balance import Quadratic, get_seqlen_balanced_partitions
 from rollout_dispatcher.plan import IntArray, Sync, step_time
 from tests.bench.cells import TRACES, read_trace
+from tests.bench.rows import report
 from tests.support.seams import DataProto, padded, seam, select
 
 SIZES = ((128, 8), (512, 16), (1024, 64))
@@ -125,16 +125,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=10)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
-    rows = []
-    for row in measure(given.batches):
-        rows.append(asdict(row))
-        print(
-            f"{row.lengths:32} {row.trainer:9} verl {100 * row.verl:7.2f} %  ours "
-            f"{100 * row.ours:7.2f} %  furthest behind {100 * row.furthest_behind:6.2f}",
-            flush=True,
-        )
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows, indent=2) + "\n")
+    report(measure(given.batches), line, given.json)
+
+
+def line(row: Row) -> str:
+    """As it is printed."""
+    return (
+        f"{row.lengths:32} {row.trainer:9} verl {100 * row.verl:7.2f} %  ours "
+        f"{100 * row.ours:7.2f} %  furthest behind {100 * row.furthest_behind:6.2f}"
+    )
 
 
 if __name__ == "__main__":

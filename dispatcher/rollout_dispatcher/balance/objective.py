@@ -107,9 +107,9 @@ def _micro_batches(s: IntArray, config: PlanConfig) -> int:
 
 def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     R, m = config.dp_size, config.micro_batch_size
-    if m is None or not len(x):
-        if not len(x):
-            return 0.0
+    if not len(x):
+        return 0.0
+    if m is None:
         budget = config.micro_batch_tokens or 1
         if config.layout is Layout.PADDED:
             return padded_time(x, s, R, budget, config.micro_batches)

@@ -38,6 +38,7 @@ from rollout_dispatcher.core.facts import (
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
+from rollout_dispatcher.core.planning.step_mix import StepMix
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.producers.standing import Standing
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
@@ -584,6 +585,11 @@ class Dispatch:
     def measured(self) -> MeasuredStatistics:
         """What steps have really taken, as far as the ranks tell: a frozen snapshot."""
         return self._parts.measuring.statistics()
+
+    @property
+    def step_mix(self) -> StepMix | None:
+        """Whether the last steps were like the arrivals; None before the first. Takes a ms."""
+        return self._parts.selection_bias.mix
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""

@@ -7,7 +7,6 @@ from typing import Self
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.planning.lengths import LengthCounts
-from rollout_dispatcher.core.planning.selection_bias import StepMix
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.ranks.rank_state import RankState
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
@@ -158,7 +157,6 @@ class Statistics:
     run_state: str
     selection_bias: float
     selection_bias_chance: float
-    step_mix: StepMix | None
     objects: ObjectStatistics
 
     @property
@@ -231,6 +229,5 @@ class Statistics:
             run_state=parts.lifecycle.state,
             selection_bias=parts.selection_bias.distance,
             selection_bias_chance=parts.selection_bias.chance,
-            step_mix=parts.selection_bias.mix,
             objects=ObjectStatistics.of(parts),
         )

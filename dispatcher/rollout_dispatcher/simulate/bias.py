@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rollout_dispatcher.plan import IntArray
+from rollout_dispatcher.core.planning.step_mix import LONGEST, StepMix
+from rollout_dispatcher.plan import FloatArray, IntArray
 
 DISPATCHES = 20
 
@@ -22,17 +23,44 @@ def selection_bias(
     trace: tokens of all samples. dispatched: tokens, step by step. arrived: tokens in order of
     arrival, the first `before` of them dispatched by uncounted steps.
     """
-    lengths = np.unique(trace)
-    whole = np.cumsum(_counts(lengths, trace)) / len(trace)
-
-    def distance(counts: IntArray) -> float:
-        return float(np.abs(np.cumsum(counts) / counts.sum() - whole).max())
-
+    lengths = Lengths(trace)
     sizes = [len(tokens) for tokens in dispatched]
     in_turn = np.split(arrived[before : before + sum(sizes)], np.cumsum(sizes)[:-1])
-    ours = [distance(counts) for counts in _runs([_counts(lengths, each) for each in dispatched])]
-    by_chance = [distance(counts) for counts in _runs([_counts(lengths, each) for each in in_turn])]
+    ours = [lengths.distance(counts) for counts in _runs(list(map(lengths.counts, dispatched)))]
+    by_chance = [lengths.distance(counts) for counts in _runs(list(map(lengths.counts, in_turn)))]
     return float(np.mean(ours)), float(np.mean(by_chance))
+
+
+class Lengths:
+    """The lengths of a trace, and how far others are from them."""
+
+    def __init__(self, trace: IntArray) -> None:
+        self._lengths = np.unique(trace)
+        self._whole = np.cumsum(self.counts(trace)) / len(trace)
+
+    def counts(self, tokens: IntArray) -> IntArray:
+        """How many there are of each length; all are among the trace's."""
+        at = np.searchsorted(self._lengths, tokens)
+        return np.bincount(at, minlength=len(self._lengths)).astype(np.int64)
+
+    def distance(self, counts: IntArray) -> float:
+        """Kolmogorov-Smirnov distance of so many from the trace."""
+        return float(np.abs(np.cumsum(counts) / counts.sum() - self._whole).max())
+
+
+def step_mix(trace: IntArray, steps: Sequence[IntArray], work: FloatArray) -> StepMix:
+    """trace: tokens of all samples. steps: tokens of each one's. work: of each step, in cost."""
+    lengths, rising = Lengths(trace), np.sort(trace)
+    long = rising[min(int((1 - LONGEST) * len(rising)), len(rising) - 1)]
+    loss = np.array([float((tokens - 1).sum()) for tokens in steps])
+    of_long = np.array([float((tokens[tokens >= long] - 1).sum()) for tokens in steps])
+    return StepMix.of(
+        loss,
+        of_long,
+        with_long=np.array([bool((tokens >= long).any()) for tokens in steps]),
+        work=work,
+        distances=np.array([lengths.distance(lengths.counts(tokens)) for tokens in steps]),
+    )
 
 
 def _runs(by_step: Sequence[IntArray]) -> Iterator[IntArray]:
@@ -43,8 +71,3 @@ def _runs(by_step: Sequence[IntArray]) -> Iterator[IntArray]:
     for added, left in zip(by_step[span:], by_step[:-span], strict=True):
         within = within + added - left
         yield within
-
-
-def _counts(lengths: IntArray, tokens: IntArray) -> IntArray:
-    at = np.searchsorted(lengths, tokens)
-    return np.bincount(at, minlength=len(lengths)).astype(np.int64)

@@ -9,8 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rollout_dispatcher.core.planning.step_mix import StepMix
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.step_mix import StepMix
 
 FORMAT = 2
 

@@ -108,7 +108,7 @@ def test_the_longest_weigh_less_where_they_leave_together() -> None:
     assert mix.long_weight == pytest.approx((9 * apart + together) / 10 / together)
     assert mix.without_long == pytest.approx(0.9)
     assert mix.work_variation == pytest.approx(1.0), "1.5 around 1.5"
-    assert mix.distance == pytest.approx(0.9 * 0.01 + 0.1 * 0.09)
+    assert mix.ks_step == pytest.approx(0.9 * 0.01 + 0.1 * 0.09)
 
 
 def test_steps_alike_weigh_all_the_same() -> None:
@@ -120,4 +120,4 @@ def test_steps_alike_weigh_all_the_same() -> None:
     mix = bias.mix
     assert mix is not None
     assert (mix.long_weight, mix.without_long) == pytest.approx((1.0, 0.0))
-    assert (mix.work_variation, mix.distance) == pytest.approx((0.0, 0.0))
+    assert (mix.work_variation, mix.ks_step) == pytest.approx((0.0, 0.0))

@@ -25,7 +25,7 @@ from rollout_dispatcher.balance.public.partition import (
     by_falling_sum,
 )
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
-from rollout_dispatcher.plan import FloatArray, IntArray, Oversize, PlanConfig, step_time
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, step_time
 
 #: [dp rank][micro-batch][indices].
 Step = list[list[list[int]]]
@@ -44,13 +44,12 @@ def with_equal_counts(
         load = np.array([[float(x[part].sum()) for part in rank] for rank in step])
         return step_time(load, config.sync)
 
+    def moves(step: Step) -> Step | None:
+        return _Moves(step, tokens, x, config.micro_batch_tokens or 1).made()
+
     free = freely(1)
-    near = time(free) * (1 + tuning.NEAR_EQUAL_COUNTS)
-    moved = _Moves(free, tokens, x, config.micro_batch_tokens or 1).made()
-    if moved is None:
-        free = freely(len(free[0]) + 1)
-        moved = _Moves(free, tokens, x, config.micro_batch_tokens or 1).made()
-    if moved is not None and time(moved) <= near:
+    moved = moves(free) or moves(freely(len(free[0]) + 1))
+    if moved is not None and time(moved) <= time(free) * (1 + tuning.NEAR_EQUAL_COUNTS):
         return moved
     found = [moved, _differenced(tokens, x, config), _packed(tokens, x, config)]
     return min((step for step in found if step is not None), key=time)
@@ -59,15 +58,13 @@ def with_equal_counts(
 def _packed(tokens: IntArray, x: FloatArray, config: PlanConfig) -> Step:
     """Ranks of nearly equal sums, packed one by one into as many micro-batches as any needs."""
     ranks = balanced_partition(x, config.dp_size, equal_size=True)
-    alone = config.oversize is Oversize.ALONE
     most, needed = 0, config.micro_batches(1)
     while needed > most:
         most, step = needed, []
         for rank in ranks:
             bins = pack(
                 tokens[rank], config.micro_batch_tokens or 1, cost=config.cost, minimum=most,
-                multiple=config.micro_batch_multiple, fillers=False,
-                oversize=Oversize.ALONE if alone else Oversize.ERROR,
+                multiple=config.micro_batch_multiple, fillers=False, oversize=config.oversize,
             )  # fmt: skip
             step.append([[rank[i] for i in part] for part in bins])
         needed = max(map(len, step))

@@ -74,8 +74,7 @@ class Lane:
         outliers = 0 if pool.columns else int(np.count_nonzero(pool.cost > pool.share))
         companion = cost[min(pool.neighbours // tuning.COMPANY_RANKS, len(cost) - 1)]
         count = tuning.WATCHED_COLUMNS * pool.neighbours
-        opens = outliers > 0 or pool.columns
-        opens = opens and bool(pool.forced[order[:count]].any())
+        opens = (outliers > 0 or pool.columns) and bool(pool.forced[order[:count]].any())
         if not opens or count >= len(order):
             count = 0
         charge = np.zeros(count)

@@ -111,8 +111,7 @@ class _Task:
         None is tried where the bound is nearer than that, nor for what would hardly be noticed.
         """
         config, M = self.config, best.parts.num_micro_batches
-        packed = config.micro_batch_tokens is not None and not config.pads_to_budget
-        if not packed or self.batch.group is not None:
+        if not self.packs_freely:
             return best
         for more in range(M + 1, M + 1 + tuning.MORE_TRIED):
             if self.is_within_target(best) or best.time - self.bound(more) <= self.begin:
@@ -192,10 +191,13 @@ class _Task:
     @property
     def may_trade(self) -> bool:
         """Whether what is left to gain is a matter of which samples share a budget."""
-        config = self.config
-        packed = config.micro_batch_tokens is not None and config.layout is Layout.PACKED
-        free = self.batch.group is None
-        return packed and free and config.dp_size > 1 and config.pipeline_stages == 1
+        return self.packs_freely and self.config.dp_size > 1 and self.config.pipeline_stages == 1
+
+    @property
+    def packs_freely(self) -> bool:
+        """Whether micro-batches are packed under a token budget, and no groups stay together."""
+        budget, packed = self.config.micro_batch_tokens, self.config.layout is Layout.PACKED
+        return budget is not None and packed and self.batch.group is None
 
     @property
     def may_end_elsewhere(self) -> bool:

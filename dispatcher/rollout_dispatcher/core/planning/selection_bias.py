@@ -9,18 +9,16 @@ them, and what is passed over comes later. Any n samples stray that far from whe
 so a distance above that is no chance. It is asked of independent samples; those of a group are
 alike, and then chance alone does more than this says.
 
-A distance over several dispatches says nothing of single ones. Under `token-mean` a token weighs
-one over the loss tokens of its step, so that the longest samples weigh less where they leave
-together: `StepMix` looks at each step by itself.
+A distance over several dispatches says nothing of single ones: `StepMix` looks at each by itself.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
 
 from rollout_dispatcher.core.planning.lengths import LengthCounts, bins_of, ks_distance
+from rollout_dispatcher.core.planning.step_mix import LONGEST, StepMix
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.plan import FloatArray, IntArray
 
@@ -28,25 +26,8 @@ from rollout_dispatcher.plan import FloatArray, IntArray
 DISPATCHES = 20
 #: Dispatches that are looked at one by one: few have any of the longest samples.
 SINGLE_DISPATCHES = 100
-#: The longest samples: a hundredth of those that arrived.
-LONGEST = 0.01
 #: Of Kolmogorov's distribution, the quantile of 95 %.
 LEVEL = 1.358
-
-
-@dataclass(frozen=True, slots=True)
-class StepMix:
-    """Whether single steps are like the arrivals; a sample is long if it is in the longest 1 %.
-
-    long_weight: what a loss token of a long sample weighs under token-mean, over the mean token's.
-    without_long: share of steps without any. work_variation: standard deviation of the steps' work
-    over its mean. distance: a step's lengths from all arrivals' (Kolmogorov-Smirnov), the mean.
-    """
-
-    long_weight: float
-    without_long: float
-    work_variation: float
-    distance: float
 
 
 class SelectionBias:
@@ -81,7 +62,7 @@ class SelectionBias:
         self._left.append((dispatched, dispatched + totals.dropped_lengths.counts))
 
     @property
-    def mix(self) -> "StepMix | None":
+    def mix(self) -> StepMix | None:
         """Of the last dispatches, one by one; None while there is none."""
         if not self._steps:
             return None
@@ -91,11 +72,12 @@ class SelectionBias:
         counts, loss, work = map(np.array, zip(*self._steps, strict=True))
         below = counts.cumsum(axis=1) / counts.sum(axis=1, keepdims=True)
         apart = np.abs(below - arrived.cumsum() / arrived.sum()).max(axis=1)
-        return StepMix(
-            long_weight=_weight(loss[:, long:].sum(axis=1), loss.sum(axis=1)),
-            without_long=1 - float(counts[:, long:].any(axis=1).mean()),
-            work_variation=float(work.std() / work.mean()) if work.any() else 0.0,
-            distance=float(apart.mean()),
+        return StepMix.of(
+            loss.sum(axis=1),
+            loss[:, long:].sum(axis=1),
+            with_long=counts[:, long:].sum(axis=1) > 0,
+            work=work,
+            distances=apart,
         )
 
     @property
@@ -110,11 +92,3 @@ class SelectionBias:
         """What chance alone keeps it below, 19 times of 20; 1 while nothing was dispatched."""
         samples = int((self._totals.dispatched.counts - self._left[0][0]).sum())
         return min(1.0, LEVEL / sqrt(samples)) if samples else 1.0
-
-
-def _weight(of_long: FloatArray, of_step: FloatArray) -> float:
-    """Of a loss token among `of_long`, which are some of each step's; 1 where there is none."""
-    if not of_long.any():
-        return 1.0
-    each = float((of_long / np.maximum(of_step, 1)).sum() / of_long.sum())
-    return each * float(of_step.mean())

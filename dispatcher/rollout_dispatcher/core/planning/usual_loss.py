@@ -6,7 +6,7 @@ has passed over yet, once each; older steps count less and less.
 
 import numpy as np
 
-from rollout_dispatcher.plan import Window
+from rollout_dispatcher.plan import FloatArray, Window
 
 #: What a step's arrivals count for a step later: half after 34.
 KEPT = 0.98
@@ -31,7 +31,7 @@ class UsualLoss:
         return mean, max(squares / count - mean * mean, 0.0) ** 0.5
 
 
-def _sums(window: Window) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _sums(window: Window) -> FloatArray:
     """Count, sum and sum of squares of arrivals."""
     tokens = window.loss_tokens
     assert tokens is not None

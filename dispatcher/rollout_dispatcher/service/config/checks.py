@@ -49,8 +49,9 @@ def tuning_problems(config: "ServeConfig", changed: frozenset[str]) -> Iterator[
 def notes(config: "ServeConfig") -> Iterator[str]:
     """What is no mistake and of no use: a split or a window that cannot help."""
     single, padded = config.micro_batch_size == 1, config.layout is Layout.PADDED
-    chooses = looks_ahead(config.strategy) and config.window_multiple > 1
-    if config.window_multiple > 1 and not looks_ahead(config.strategy):
+    wide, ahead = config.window_multiple > 1, looks_ahead(config.strategy)
+    chooses = wide and ahead
+    if wide and not ahead:
         yield (
             f"--strategy {config.strategy} takes the oldest samples, so a window of "
             f"{config.window_multiple:g} is waited for and not chosen from; set "

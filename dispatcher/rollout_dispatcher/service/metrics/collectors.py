@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.planning.selection_bias import StepMix
+from rollout_dispatcher.core.planning.step_mix import StepMix
 from rollout_dispatcher.core.statistics import LengthStatistics, Statistics
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
@@ -114,6 +114,7 @@ class CoreCollector:
         at = self._core.statistics()
         yield from self._counters(at)
         yield from self._gauges(at)
+        yield from _step_mix(self._core.step_mix)
         yield _lengths(at.lengths)
 
     def _counters(self, at: Statistics) -> Iterator[Metric]:
@@ -246,13 +247,8 @@ class CoreCollector:
             ),
         ):
             yield GaugeMetricFamily(f"dispatcher_{name}", text, value=float(value))
-        yield from _step_mix(at.step_mix)
-        version = GaugeMetricFamily(
-            "dispatcher_policy_version", "Policy version last reported; absent before.", labels=()
-        )
-        if at.policy_version is not None:
-            version.add_metric((), at.policy_version)
-        yield version
+        text = "Policy version last reported; absent before."
+        yield _gauge_if_known("policy_version", text, at.policy_version)
 
 
 def _step_mix(mix: StepMix | None) -> Iterator[Metric]:
@@ -276,13 +272,18 @@ def _step_mix(mix: StepMix | None) -> Iterator[Metric]:
         (
             "step_selection_bias_ratio",
             "Kolmogorov-Smirnov distance of a single step's lengths from all arrivals', mean.",
-            attrgetter("distance"),
+            attrgetter("ks_step"),
         ),
     ):
-        family = GaugeMetricFamily(f"dispatcher_{name}", text, labels=())
-        if mix is not None:
-            family.add_metric((), of(mix))
-        yield family
+        yield _gauge_if_known(name, text, None if mix is None else of(mix))
+
+
+def _gauge_if_known(name: str, text: str, value: float | None) -> Metric:
+    """A gauge that is absent while there is no value."""
+    family = GaugeMetricFamily(f"dispatcher_{name}", text, labels=())
+    if value is not None:
+        family.add_metric((), value)
+    return family
 
 
 class JournalCollector:

@@ -20,11 +20,10 @@ from rollout_dispatcher.plan import (
     Window,
     round_up,
 )
-from rollout_dispatcher.simulate.bias import selection_bias
+from rollout_dispatcher.simulate.bias import selection_bias, step_mix
 from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
-from rollout_dispatcher.simulate.step_mix import step_mix
 from rollout_dispatcher.simulate.trace import Trace
 
 #: Bars of a length histogram.
