@@ -92,8 +92,9 @@ class Parts:
             self.buffer, eligibility, self.capacity, self.outcomes, dropping=self.dropping
         )
         self.admission = Admission(
-            deciding, eligibility, self.capacity, self.held, kept, credits_=config.producer_credits
-        )
+            deciding, eligibility, self.capacity, self.held, kept,
+            producers=self.producers, credits_=config.producer_credits,
+        )  # fmt: skip
 
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.attempts = Attempts(self.ledger, self.dropping, note)

@@ -138,6 +138,21 @@ def test_one_producers_end_is_not_the_others() -> None:
     assert bench.core.statistics().samples_committed == 5
 
 
+def test_the_end_waits_for_the_word_of_whom_the_buffer_has_held_back() -> None:
+    bench = Bench(batch=4, window=4, capacity=4)
+    push(bench, "p", "p0", "p1", "p2", "p3")
+    assert push(bench, "q", "q0") is None
+    bench.perform(bench.core.end_stream(bench.now, "p"))
+    assert bench.core.end_waits(None) == ["q"]
+    bench.join()
+    bench.train(0)
+    assert push(bench, "q", "q1") == (A,)
+    bench.perform(bench.core.end_stream(bench.now, "q"))
+    bench.train(1)
+    assert bench.log[-1] == Drained("done")
+    assert bench.core.statistics().samples_committed == 6
+
+
 def test_a_controller_may_end_everything_and_what_waits_comes_in_first() -> None:
     bench = Bench(batch=4, window=4, capacity=4)
     push(bench, "p", "p0", "p1", "p2", "p3")

@@ -63,5 +63,11 @@ class Lobby:
         groups.on_change = self.closed_groups.on_change = held.regroup
         deciding = self.kind(self.buffer, eligibility, self.capacity, outcomes, dropping=dropping)
         self.admission = self.admits(
-            deciding, eligibility, self.capacity, held, self.note, credits_=self.credits_
+            deciding,
+            eligibility,
+            self.capacity,
+            held,
+            self.note,
+            producers=self.producers,
+            credits_=self.credits_,
         )

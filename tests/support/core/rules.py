@@ -69,6 +69,8 @@ class Rules:
         """An event is over, with this decision."""
         for effect in decision.effects:
             match effect:
+                case e.PushHeld():
+                    self._contributes(effect.producer)
                 case e.SamplesAccepted():
                     self._accepted(effect.entries)
                 case e.StepPlanned():
@@ -94,8 +96,11 @@ class Rules:
             assert name not in self._names, "accepted twice"
             self._names.add(name)
             self.buffered[entry.ticket] = entry
-            if entry.producer and entry.producer not in self.ended:
-                self.pushing.add(entry.producer)
+            self._contributes(entry.producer)
+
+    def _contributes(self, producer: str) -> None:
+        if producer and producer not in self.ended:
+            self.pushing.add(producer)
 
     def answered(self, wanted: e.PlanWanted | e.ReplanWanted, decision: Decision) -> None:
         """The planner has answered; to be called before `check`."""

@@ -12,6 +12,7 @@ from rollout_dispatcher.core.admission.eligibility import Eligibility
 from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
 from rollout_dispatcher.core.facts import FloorRaised, Note
+from rollout_dispatcher.core.producers.producers import Producers
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError, SampleRefused, ShuttingDown
 
@@ -31,10 +32,12 @@ class Admission:
         held: HeldPushes,
         note: Note | None,
         *,
+        producers: Producers,
         credits_: int,
     ) -> None:
         self._deciding, self.eligibility, self.capacity = deciding, eligibility, capacity
-        self.held, self._note, self._credits = held, note, credits_
+        self.held, self._producers = held, producers
+        self._note, self._credits = note, credits_
         self._situation: tuple[object, ...] = ()
 
     def is_stuck(self, now: float) -> bool:
@@ -72,6 +75,7 @@ class Admission:
             return [push.answer()]
         if may_hold and self._has_place(push):
             self.held.add(push)
+            self._producers.contributed(push.producer)  # an end waits for its word as well
             return [PushHeld(push.producer, push.first_seq, self.capacity.reached())]
         self._deciding.fill(push)
         return [push.answer()]

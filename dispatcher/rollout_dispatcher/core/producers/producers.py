@@ -22,7 +22,8 @@ MAX_AWAY = 65_536
 
 @dataclass(slots=True)
 class _Producer:
-    """away_since: None while it is there. contributed: whether a sample of it was ever accepted.
+    """away_since: None while it is there. contributed: whether a sample of it was accepted, or has
+    waited for room.
 
     phase: the newest phase that it has ended, 0 for none. ended: its stream. incarnation: tells its
     process from others of its name; empty if it said none.
@@ -158,7 +159,7 @@ class Producers:
     # -- they speak -------------------------------------------------------------------------
 
     def contributed(self, producer: str) -> None:
-        """Samples of it were accepted."""
+        """Samples of it were accepted, or wait for room."""
         self._begun = True
         if not producer:
             return
