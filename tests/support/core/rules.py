@@ -206,7 +206,8 @@ class Rules:
         )
 
     def _due(self, now: float) -> Trigger | None:
-        config, ready = self.config.trigger, self.core._parts.phases.count(1 << 30)
+        config = self.config.trigger
+        ready = self.core._parts.phases.count(config.window)
         flush = self.core._parts.phases.flushing or self.core._lifecycle.ended
         hungry = self._hungry_since
         waited = -1.0 if hungry is None else now - hungry
