@@ -126,9 +126,6 @@ LEVEL_PACKING, PACKING_ROUNDS = 1e-3, 8
 #: Where tokens take more than this share of all budgets, many items are not tried to be packed by
 #: cost: the last of them never find room. Chosen.
 SCARCE = 0.99
-#: So few items that fill so much of all budgets are worth more than one packing: single ones
-#: matter, and it takes no time. Chosen.
-FEW_ITEMS, FEW_FILL = 64, 0.8
 #: A packing of many items that waits no more than this is good enough as it is. Chosen.
 EVEN_PACKING = 1.003
 #: One by tokens alone is, if it waits no more than this: where it has fewer bins than there are
@@ -149,10 +146,11 @@ MANY_RUNS = 24
 #: So many bins fewer than sorted fits need are tried: rarely one is enough for a more even method.
 #: Chosen by trial.
 FEWER_BINS = 2
-#: Up to so many items every start is tried; of more, until one is this even. Chosen by trial.
-ALL_STARTS_UP_TO, EVEN_BINS = 1024, 1e-3
-#: Seconds of one core, which are counted, that trades between bins may then take. Chosen by trial.
-EVENED = 5e-4
+#: Ways to fill bins are tried until one is this even. Chosen by trial.
+EVEN_BINS = 1e-3
+#: Up to so many items trades between bins may take so many seconds of one core, which are counted.
+#: Chosen by trial.
+TRADED_UP_TO, EVENED = 1024, 5e-4
 
 #: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
 #: by trial.
@@ -169,22 +167,9 @@ CAP_STEPS_DOWN = 16
 
 # Token budgets: how few micro-batches, and ranks that meet once a step.
 
-#: Batches up to this size also go by first fit: in falling order it hardly ever beats best fit, in
-#: order of arrival it does in one of 1,500 tight batches of up to 512 samples, and is slow. The
-#: larger a batch, the less either has to give. Chosen by trial.
-DECREASING_UP_TO, BY_ARRIVAL_UP_TO = 4096, 1024
-
-#: A split this close to its bound is not compared with another. Chosen by trial.
-CLOSE_TO_BOUND = 1e-3
-#: Further out than this it is compared with all packings by tokens alone, which take ten times as
-#: long as the split: nearer to the bound nine in ten gain nothing. Chosen by trial.
-WORTH_PACKINGS = 3e-3
 #: Rounds of swaps between ranks once these have micro-batches. By `tests.bench.constants
 #: RANK_ROUNDS 0 12 48 --cell step-budget`: none wait twice as long.
 RANK_ROUNDS = 48
-#: So many ranks pack their samples all at once, place after place; fewer do one after the other.
-#: Chosen by trial.
-RANKS_BY_ROWS = 64
 
 # Groups that stay on one rank.
 
@@ -332,9 +317,6 @@ PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 3
 #: Steps up to this many samples are compared with the greedy split even if they wait less than the
 #: target: it adds a tenth of a millisecond. Chosen.
 ALWAYS_COMPARED = 200
-#: Steps under a token budget that wait no more than this above what was thought possible trade
-#: nothing, unless they are small. Chosen.
-AS_THOUGHT = 0.01
 #: What the first of several selections may spend of the work at least, so that others are tried; of
 #: a small step all but what it takes to split one other. Chosen.
 WORK_ON_FIRST = 0.75
@@ -362,10 +344,8 @@ RECUT = Price(once=80_000, sample=4, rank=20_000, look=5)
 #: The same, of ranks with whole groups: their samples filled into micro-batches, and that by KK.
 FILL_RANKS = Price(once=1_500_000, sample=1500)
 FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)
-#: The same, of bins under a token budget dealt to ranks that meet once a step.
-BINS_ONTO_RANKS = Price(once=300_000, sample=1200)
 
-# Trades between micro-batches under a token budget.
+# Trades between micro-batches under a token budget, and equal counts.
 
 #: Samples of a micro-batch that one turn looks at, and micro-batches that the dearest is compared
 #: with: more find more, and take longer. By `tests.bench.constants TRADED_FROM 2 4 6 --cell small`,
@@ -382,15 +362,6 @@ TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.4
 BETWEEN_EQUALS = 1e-6
 #: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.
 TRADE = Price(once=60_000, sample=0, look=12)
-#: With how many cheaper ones the dearest bin of a micro-step may share all that both have. Before
-#: trades that is done only if they differ by so much of it, and if it takes this part off the step:
-#: less changes more steps, for no better. By `tests.peers --corner minimum`, random cases.
-SHARING, FAR_APART, WORTH_SHARING = 3, 0.2, 1e-2
-#: Operations of that, by its time, read off by eye.
-SHARE = Price(once=50_000, sample=1000)
-#: Up to so many items are squeezed into fewer bins than fits find, for so many seconds of one core,
-#: which are counted. Chosen by trial.
-SQUEEZED_UP_TO, SQUEEZE = 256, 2e-3
 #: Longer than the plan without equal counts by no more than this is near enough. By
 #: `tests.bench.seams`: 1e-2 leaves azure_conv 0.3 points behind.
 NEAR_EQUAL_COUNTS = 1e-3

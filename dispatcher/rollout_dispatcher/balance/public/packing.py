@@ -3,10 +3,9 @@
 Invariant: every index is in one bin; a bin holds at most `budget` tokens, or a single sample (or
 group) that alone exceeds it; no bin is empty unless there are fewer samples than bins.
 
-Best fit and first fit (fewest.py) say how many bins are enough, and a few less are tried. Into that
-many bins items go by cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the
-budget level each, and the one whose dearest bin is cheapest wins. Trades of up to two items for up
-to two make it cheaper still.
+Best fit says how many bins are enough, and a few less are tried. Into that many bins items go by
+cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the budget level each, and
+the one whose dearest bin is cheapest wins.
 
 Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
 """
@@ -31,13 +30,9 @@ from rollout_dispatcher.balance.public.arguments import (
     token_budget,
 )
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty
+from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
-from rollout_dispatcher.balance.split.budgets.fewest import (
-    TightPackings,
-    fewest_members_fit,
-    least_bins,
-    num_bins,
-)
+from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins
 from rollout_dispatcher.balance.split.budgets.trades import traded_bins
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.packing import level_columns
@@ -54,14 +49,10 @@ from rollout_dispatcher.plan import (
 
 @dataclass(frozen=True, slots=True)
 class _Items:
-    """Samples, or groups of them, by falling tokens.
-
-    x: float64[n], cost. s: int64[n], tokens. came: int64[n], where each stood among the others.
-    """
+    """Samples, or groups of them, by falling tokens: float64[n], cost, and int64[n], tokens."""
 
     x: FloatArray
     s: IntArray
-    came: IntArray
 
 
 def pack(
@@ -110,7 +101,7 @@ def pack(
         check_groups(item, tokens, budget)
     falling = np.lexsort((-x, -s))
     labels = np.empty(len(s), dtype=np.int64)
-    items = _Items(x[falling], s[falling], falling)
+    items = _Items(x[falling], s[falling])
     labels[falling], bins = _packed(items, budget, minimum, multiple)
     if bins > len(s) and not fillers:
         raise UnequalPartitions(
@@ -124,46 +115,40 @@ def pack(
 def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:
     """Bin of each item, and how many bins."""
     s = items.s
-    fits = list(TightPackings(s, budget, items.came))
-    if len(s) <= tuning.ALL_STARTS_UP_TO:
-        fits.append(fewest_members_fit(s, budget))
-    least, most = least_bins(s, budget), min(map(num_bins, fits))
+    fit = best_fit(s, np.full(len(s), budget), budget)
+    least, most = least_bins(s, budget), num_bins(fit)
     for bins in range(max(least, most - tuning.FEWER_BINS), most + 1):
         count = round_up(max(bins, minimum), multiple)
         if len(s) <= count:
             return np.arange(len(s)), count
-        legal = [labels for labels in fits if labels.max() < count]
-        labels = _most_even(items, count, budget, legal)
-        if labels is None and bins < count:
-            # Largest onto least loaded may fail with a bin more than it needs. What it fits into
-            # fewer is good for more, so that nobody who asks for as many as are needed gets others.
-            legal = [labels for labels in fits if labels.max() < bins]
-            labels = _most_even(items, bins, budget, legal)
+        # Largest onto least loaded may fail with a bin more than it needs. What it fits into fewer
+        # is good for more, so that nobody who asks for as many as are needed gets others.
+        tried = (_most_even(items, each, budget, fit) for each in dict.fromkeys((count, bins)))
+        labels = next((labels for labels in tried if labels is not None), None)
         if labels is not None:
             return fill_empty(labels, count), count
     raise AssertionError("what was fitted keeps to the budget")
 
 
-def _most_even(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Labels | None:
+def _most_even(items: _Items, bins: int, budget: int, fit: Labels) -> Labels | None:
     """The start whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
     x, s = items.x, items.s
     best, least = None, np.inf
-    mean = float(x.sum()) / bins
-    for start in _starts(items, bins, budget, fits):
+    enough = float(x.sum()) / bins * (1 + tuning.EVEN_BINS)
+    for start in _starts(items, bins, budget, fit):
         if not _is_legal(start, s, bins, budget):
             continue
         labels = level_columns(fill_empty(start.copy(), bins), x, s, R=bins, M=1, budget=budget)
         dearest = float(np.bincount(labels, weights=x).max())
         if dearest < least:
             best, least = labels, dearest
-        if len(s) > tuning.ALL_STARTS_UP_TO and least <= mean * (1 + tuning.EVEN_BINS):
+        if least <= enough:
             break
-    if best is None or len(s) > tuning.ALL_STARTS_UP_TO:
-        return best
-    return traded_bins(x, s, best, budget)
+    many = len(s) > tuning.TRADED_UP_TO
+    return best if best is None or many else traded_bins(x, s, best, budget)
 
 
-def _starts(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Iterator[Labels]:
+def _starts(items: _Items, bins: int, budget: int, fit: Labels) -> Iterator[Labels]:
     """Ways to fill so many bins, some of them above the budget perhaps."""
     x, s = items.x, items.s
     by_tokens = s.astype(np.float64)
@@ -174,10 +159,10 @@ def _starts(items: _Items, bins: int, budget: int, fits: list[Labels]) -> Iterat
             labels = np.empty(len(s), dtype=np.int64)
             labels[sequence] = found
             yield labels
-    yield from fits
+    if num_bins(fit) <= bins:
+        yield fit
     yield differencing_labels(x, bins, equal_size=False)
-    if len(s) <= tuning.ALL_STARTS_UP_TO:
-        yield differencing_labels(s, bins, equal_size=False)
+    yield differencing_labels(s, bins, equal_size=False)
 
 
 def _is_legal(labels: Labels, s: IntArray, bins: int, budget: int) -> bool:

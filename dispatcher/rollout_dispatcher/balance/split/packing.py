@@ -2,14 +2,14 @@
 
 Invariant: each item is in one bin; a bin holds at most `budget` tokens, or a single item that
 alone exceeds it; the number M of bins a rank is the smallest that the ways below find, never
-more than best fit or first fit need, a number that is allowed, and the
+more than best fit needs, a number that is allowed, and the
 same on all ranks. Whether more are worth it is for the strategy.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
 Columns that a large item rules are filled one by one to its level (column_fill.py), the others
 share the rest by LPT under the budget (budget_fit.py); swaps then level each column, until what
 is left to gain is less than any cost model knows. Where the budget is too tight for that, bins
-are filled by tokens alone: LPT, then best fit or first fit (budgets/fewest.py).
+are filled by tokens alone: LPT, then best fit.
 
 Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
 rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
@@ -20,13 +20,9 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import by_label, falling_place
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
+from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
-from rollout_dispatcher.balance.split.budgets.fewest import (
-    TightPackings,
-    least_bins,
-    num_bins,
-)
-from rollout_dispatcher.balance.split.budgets.trades import squeezed
+from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
 
@@ -45,76 +41,35 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
 
 
 def pack(
-    x: FloatArray,
-    s: IntArray,
-    R: int,
-    budget: int,
-    allowed: Allowed = int,
-    *,
-    came: IntArray | None = None,
+    x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
 ) -> tuple[Labels, int]:
-    """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens.
-
-    came: place of each item in order of arrival, for a first fit in that order where few fit.
-    """
-    packings = TightPackings(s, budget, came)
-    found, M = fill(x, s, R, budget, allowed, packings=packings)
-    leveled = [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in found]
-    if len(x) <= tuning.FEW_ITEMS and float(s.sum()) > tuning.FEW_FILL * R * M * budget:
-        tight = [each for each in packings if num_bins(each) <= R * M]
-        leveled += [level_columns(labels, x, s, R=R, M=M, budget=budget) for labels in tight]
-    if len(leveled) == 1:
-        return leveled[0], M
-    return min(leveled, key=lambda labels: _time(labels, x, R, M)), M
+    """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens."""
+    labels, M = fill(x, s, R, budget, allowed)
+    return level_columns(labels, x, s, R=R, M=M, budget=budget), M
 
 
 def fill(
-    x: FloatArray,
-    s: IntArray,
-    R: int,
-    budget: int,
-    allowed: Allowed,
-    *,
-    packings: TightPackings,
-) -> tuple[list[Labels], int]:
-    """The same before swaps level the columns; more than one where room is too scarce to choose.
+    x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
+) -> tuple[Labels, int]:
+    """The same before swaps level the columns.
 
-    M is the bound if a way below, by cost or by tokens, keeps it; else it rises, up to what best
-    fit or first fit needs.
+    M is the least that all tokens need if items can be placed by cost, or by tokens; else it rises,
+    up to what best fit needs.
     """
     M = allowed(fewest_micro_batches(s, R, budget))
-    many = goes_by_chunks(len(x), R * M)
-    untried = M
-    if not (many and is_scarce(s, R * M, budget)):
-        labels = _fill(x, s, R, M, budget)
+    many, tight, enough = goes_by_chunks(len(x), R * M), None, M
+    while True:
+        labels = None if many and is_scarce(s, R * M, budget) else _fill(x, s, R, M, budget)
         if labels is not None:
-            return [labels], M
-        untried = allowed(M + 1)
-    least = max(allowed(-(-least_bins(s, budget) // R)), M)
-    tight = _tight(packings, len(s), R * least)
-    tightest = min(tight, key=num_bins)
-    enough = max(allowed(-(-num_bins(tightest) // R)), M)
-    if many and _time(tightest, x, R, enough) <= float(x.sum()) / R * tuning.TIGHT_PACKING:
-        return [tightest], enough
-    M = enough if many else least
-    while enough >= M:
-        labels = _fill(x, s, R, M, budget) if untried <= M else None
-        if labels is None and enough > M:
-            labels = squeezed(s, R * M, budget, tightest)
-        if labels is not None:
-            return [labels], M
-        M = allowed(M + 1)
-    return [labels for labels in tight if num_bins(labels) <= R * enough], enough
-
-
-def _tight(packings: TightPackings, n: int, bins: int) -> list[Labels]:
-    """Those of n items, to the first that needs no more than `bins`; of few items, all."""
-    found: list[Labels] = []
-    for labels in packings:
-        found.append(labels)
-        if n > tuning.FEW_ITEMS and num_bins(labels) <= bins:
-            break
-    return found
+            return labels, M
+        if tight is None:
+            tight = best_fit(s, np.full(len(s), budget), budget)
+            enough = max(allowed(-(-num_bins(tight) // R)), M)
+            if many and _time(tight, x, R, enough) <= float(x.sum()) / R * tuning.TIGHT_PACKING:
+                return tight, enough
+        if enough <= M:
+            return tight, M
+        M = enough if many else max(allowed(M + 1), allowed(-(-least_bins(s, budget) // R)))
 
 
 def is_scarce(s: IntArray, bins: int, budget: int) -> bool:

@@ -15,11 +15,11 @@ from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import PlanConfig, Sync
 
 
-def split_by_tokens(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
+def split_by_tokens(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     """Ranks of equal cost, or micro-steps whose micro-batches cost about the same."""
     if config.sync is Sync.MICRO_STEP:
         return _parts(batch, config, *_in_columns(batch, config))
-    ours = _parts(batch, config, *pack_ranks(batch.x, batch.s, work=work, **_limits(batch, config)))
+    ours = _parts(batch, config, *pack_ranks(batch.x, batch.s, **_limits(config)))
     if config.pipeline_stages == 1:
         return ours
     level = _parts(batch, config, *_for_pipelines(batch, config))
@@ -33,19 +33,18 @@ def _parts(batch: Batch, config: PlanConfig, place: Labels, M: int) -> Parts:
     return Parts(batch.order[by_label(place, R * M)], counts)
 
 
-def _limits(batch: Batch, config: PlanConfig) -> dict[str, Any]:
+def _limits(config: PlanConfig) -> dict[str, Any]:
     return {
         "R": config.dp_size,
         "budget": config.micro_batch_tokens or 1,
         "allowed": config.micro_batches,
-        "came": batch.order,
     }
 
 
 def _in_columns(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
     """Bins of each micro-step go to ranks so that their sums are close."""
     R = config.dp_size
-    labels, M = pack(batch.x, batch.s, **_limits(batch, config))
+    labels, M = pack(batch.x, batch.s, **_limits(config))
     load = np.bincount(labels, weights=batch.x, minlength=R * M).astype(np.float64)
     rank_of = spread_columns(load.reshape(M, R))
     return (rank_of * M + np.arange(M)[:, None]).ravel()[labels], M
@@ -54,7 +53,7 @@ def _in_columns(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
 def _for_pipelines(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
     """Bins alike on each rank as well, dealt so that ranks fill, work and drain equally long."""
     R, x = config.dp_size, batch.x
-    labels, M = pack(x, batch.s, **_limits(batch, config))
+    labels, M = pack(x, batch.s, **_limits(config))
     budget = config.micro_batch_tokens or 1
     labels = level_columns(labels, x, batch.s, R=R * M, M=1, budget=budget)
     load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)

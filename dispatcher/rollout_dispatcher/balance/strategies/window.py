@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.objective import bound_of, estimate
-from rollout_dispatcher.balance.split.budgets.differences import by_differences
+from rollout_dispatcher.balance.objective import bound_of
 from rollout_dispatcher.balance.split.budgets.trades import traded
 from rollout_dispatcher.balance.split.padded.recut import neighbours, recut
 from rollout_dispatcher.balance.split.padded.runs import begin_cost, fewest_runs
@@ -79,13 +78,6 @@ class _Task:
     def share(self) -> float:
         """What a rank has of all the work."""
         return float(self.batch.cost.sum()) / self.config.dp_size
-
-    @cached_property
-    def thought(self) -> float:
-        """What a good split is thought to take, if cost falls with tokens; else nobody knows."""
-        batch = self.batch
-        falls = batch.dearest_first is batch.order
-        return estimate(batch.x, batch.s, self.config) if falls else 0.0
 
     def timed(self, parts: Parts) -> _Timed:
         """These, and their time."""
@@ -207,31 +199,15 @@ class _Task:
         return config.layout is Layout.PADDED and several
 
     def traded(self, best: _Timed) -> _Timed:
-        """After trades between micro-batches, from these or from Karmarkar-Karp."""
-        batch, config, work = self.batch, self.config, self.work
-        R, M = best.parts.counts.shape
-        many = len(batch) > tuning.ALWAYS_COMPARED
-        if many and self.is_within_target(best):
+        """After trades between micro-batches; of many samples single ones hardly matter."""
+        enough = self.bound(best.parts.num_micro_batches) * (1 + tuning.TRADED_TO)
+        if best.time <= enough or len(self.batch) > tuning.ALWAYS_COMPARED:
             return best
-        enough = self.bound(M) * (1 + tuning.TRADED_TO)
-        if best.time <= enough:
-            return best
-        if self.is_enough(best):
-            if many:
-                return best
-            work = work.share(tuning.WORK_WITHIN_TARGET)
-        starts = [best.parts]
-        if work.affords(tuning.KK_BY_TOKENS.of(len(batch), R, 0)):
-            other = by_differences(batch, M, config)
-            starts += [] if other is None else [other]
-        found = self.timed(traded(batch, starts, config, enough, work))
+        work = (
+            self.work.share(tuning.WORK_WITHIN_TARGET) if self.is_within_target(best) else self.work
+        )
+        found = self.timed(traded(self.batch, best.parts, self.config, enough, work))
         return min(best, found, key=lambda each: each.time)
-
-    def is_enough(self, found: _Timed) -> bool:
-        """Whether trades would not improve on these, or not by enough to be worth it."""
-        if self.is_within_target(found):
-            return True
-        return self.worked(found) <= self.thought * (1 + tuning.AS_THOUGHT)
 
     def is_within_target(self, found: _Timed) -> bool:
         """Whether these wait no longer than is compared with anything."""

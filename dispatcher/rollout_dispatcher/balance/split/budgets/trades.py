@@ -9,57 +9,24 @@ well. One long sample for two short ones of as many tokens keeps tokens, and cha
 
 Example, budget 10, R = 2, one micro-step, cost tokens squared: 8 2 | 4 4 1 1 are 68 and 34. No swap
 of single samples shortens that but 2 for 1; 2 for 1 1 and then 8 for 4 4 only turn it around.
-
-Where a few are long and most are short it would take one for many: then the dearest bin of a
-micro-step and a cheaper one share all that they have, if that shortens the step a good deal; and
-where no trade is left, if it does at all.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.split.budget_fit import lpt_budget
-from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync, cut
 
 
-def traded(
-    batch: Batch, starts: Sequence[Parts], config: PlanConfig, enough: float, work: Work
-) -> Parts:
-    """The best of these after trades, until the step takes `enough` or there is no work left."""
+def traded(batch: Batch, start: Parts, config: PlanConfig, enough: float, work: Work) -> Parts:
+    """These after trades, until the step takes `enough` or there is no work left."""
     budget, per_step = config.micro_batch_tokens or 1, config.sync is Sync.STEP
     tokens = np.minimum(batch.tokens, budget)
-    all_starts = (_Trades(batch.cost, tokens, parts, budget, per_step=per_step) for parts in starts)
-    found = sorted(all_starts, key=_Trades.time)
-    for left, trades in zip(range(len(found), 0, -1), found, strict=True):
-        if not trades.make(enough, work.share(1 / left)):
-            break
-    return min(found, key=_Trades.time).parts()
-
-
-def squeezed(s: IntArray, bins: int, budget: int, fitted: IntArray) -> IntArray | None:
-    """Bin of each of few items, traded until all bins keep the budget; None if they never do.
-
-    Where they are nearly full it finds room that falling tokens, item by item, do not. fitted: bin
-    of each, more of them than there may be; what is in the others goes where there is least.
-    """
-    if len(s) > tuning.SQUEEZED_UP_TO or bins < 2:
-        return None
-    tokens, work = np.minimum(s, budget), Work(tuning.SQUEEZE)
-    for start in (_merged, _by_differences):
-        labels = start(tokens, bins, fitted)
-        counts = np.bincount(labels, minlength=bins)
-        parts = Parts(np.argsort(labels, kind="stable"), counts[:, None])
-        trades = _Trades(tokens.astype(np.float64), np.zeros_like(s), parts, 0, per_step=True)
-        trades.make(budget, work)
-        if trades.time() <= budget:
-            return trades.labels()
-    return None
+    trades = _Trades(batch.cost, tokens, start, budget, per_step=per_step)
+    trades.make(enough, work)
+    return trades.parts()
 
 
 def traded_bins(x: FloatArray, s: IntArray, labels: IntArray, budget: int) -> IntArray:
@@ -73,19 +40,6 @@ def traded_bins(x: FloatArray, s: IntArray, labels: IntArray, budget: int) -> In
     mean = float(x.sum()) / len(counts)
     trades.make(mean * (1 + tuning.EVEN_BINS), Work(tuning.EVENED))
     return trades.labels()
-
-
-def _merged(tokens: IntArray, bins: int, fitted: IntArray) -> IntArray:
-    labels = fitted.copy()
-    held = np.bincount(labels, weights=tokens)[:bins]
-    for i in np.flatnonzero(labels >= bins).tolist():
-        labels[i] = least = int(held.argmin())
-        held[least] += tokens[i]
-    return labels
-
-
-def _by_differences(tokens: IntArray, bins: int, _fitted: IntArray) -> IntArray:
-    return differencing_labels(tokens, bins, equal_size=False)
 
 
 class _Trades:
@@ -134,24 +88,20 @@ class _Trades:
             labels[members] = label
         return labels
 
-    def make(self, enough: float, work: Work) -> bool:
-        """Trades until none is found, or no work is left; False if the time is `enough` sooner."""
+    def make(self, enough: float, work: Work) -> None:
+        """Trades until none is found, no work is left, or the time is `enough`."""
         looked_at = tuning.TRADE_PARTNERS * len(self.one) ** 2
         price = tuning.TRADE.once + tuning.TRADE.look * looked_at
         turn = stalled = 0
-        self._share_anew(work, tuning.WORTH_SHARING * self.time(), tuning.FAR_APART)
         while work.affords(price):
             if self.time() <= enough:
-                return False
+                return
             if self.make_one(turn):
                 stalled = 0
                 continue
             turn, stalled = turn + 1, stalled + 1
             if stalled >= tuning.TRADE_PATIENCE * self.columns:
-                if not self._share_anew(work, tuning.TOLERANCE * self.time(), 0.0):
-                    return True
-                stalled = 0
-        return True
+                return
 
     def make_one(self, turn: int) -> bool:
         """The best trade of a column's dearest unit, each column's in turn; whether one gains."""
@@ -176,50 +126,6 @@ class _Trades:
         self.load[self.unit[b]] += dearer[p, one, other]
         self.room[a] += more[p, one, other]
         self.room[b] -= more[p, one, other]
-        self._sort()
-        return True
-
-    def _share_anew(self, work: Work, worth: float, apart: float) -> bool:
-        """A column's dearest bin and a cheaper one share all that they have; whether one gains.
-
-        Where some are long and most are short, that is one for many. worth: what has to be gained.
-        apart: share of the dearest by which the other has to be cheaper.
-        """
-        found, falling, most = False, self.order.ravel(), self.time() - worth
-        for column in range(0 if self.per_step or self.R < 2 else self.M):
-            a, last = int(self.order[column, 0]), (column + 1) * self.R - 1
-            for b in falling[last : last + tuning.SHARING].tolist():
-                gap, both = self.load[a] - self.load[b], self.bins[a] + self.bins[b]
-                even = np.full(2, self.load[b] + gap / 2)
-                if gap <= apart * self.load[a] or self._time_with(a, b, even) > most:
-                    continue
-                if not work.affords(tuning.SHARE.of(len(both), 1, 0)):
-                    return found
-                if self._share(a, b, np.array(both), most):
-                    found, most = True, self.time() - worth
-                    break
-        return found
-
-    def _time_with(self, a: int, b: int, loads: FloatArray) -> float:
-        """What the step takes if these two cost so much."""
-        load = self.load.copy()
-        load[[a, b]] = loads
-        return float(-np.sort(-load)[:: self.R].sum())
-
-    def _share(self, a: int, b: int, both: IntArray, most: float) -> bool:
-        """Largest onto least loaded, if the step then takes less than `most`."""
-        both = both[np.argsort(-self.cost[both], kind="stable")]
-        cost, tokens = self.cost[both], self.tokens[both]
-        budget = int(self.room[a] + self.tokens[self.bins[a]].sum())
-        labels = lpt_budget(cost, tokens, 2, budget)
-        if labels is None or not 0 < int(labels.sum()) < len(both):
-            return False
-        loads = np.bincount(labels, weights=cost).astype(np.float64)
-        if self._time_with(a, b, loads) >= most:
-            return False
-        self.load[[a, b]] = loads
-        self.bins[a], self.bins[b] = both[labels == 0].tolist(), both[labels == 1].tolist()
-        self.room[[a, b]] = budget - np.bincount(labels, weights=tokens)
         self._sort()
         return True
 
