@@ -99,7 +99,8 @@ def line(row: Row) -> str:
     return (
         f"{row.lengths:32} {row.window:5g} {row.bound:>5} {100 * row.excess:7.2f} %  weight "
         f"{row.long_weight:5.2f}, expected {row.long_weight_expected:5.2f}  none "
-        f"{100 * row.without_long:5.1f} %  work {100 * row.work_variation:5.1f} %  KS {row.ks_step:.3f}"
+        f"{100 * row.without_long:5.1f} %  work {100 * row.work_variation:5.1f} %  "
+        f"KS {row.ks_step:.3f}"
     )
 
 
