@@ -273,14 +273,20 @@ def imbalance(cost: FloatArray) -> float:
 
 
 def digest_of(
-    number: int, counts: list[list[int]], samples: Sequence[int | str], attempt: int = 0
+    number: int,
+    counts: list[list[int]],
+    samples: Sequence[int | str],
+    attempt: int = 0,
+    usual_loss: float = 0.0,
 ) -> str:
     """Fingerprint of who trains on what and when in step `number`, 32 hex digits.
 
     counts: samples of each micro-batch, [dp rank][micro-batch]. samples: in that order. attempt: at
     a plan of that step; the first one's fingerprint is that of releases that knew no others.
+    usual_loss: loss tokens that a sample was expected to have; 0 where that is not known.
     """
-    named = ascii((number, counts, list(samples), *([attempt] if attempt else ()))).encode()
+    more = [value for value in (attempt, usual_loss) if value]
+    named = ascii((number, counts, list(samples), *more)).encode()
     return blake2b(named, digest_size=16).hexdigest()
 
 

@@ -9,6 +9,7 @@
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import fmean
 
@@ -34,13 +35,14 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One trace, window and bound; ratios, see `StepMix`. bound: as the option has it."""
+    """One trace, window and bound; ratios, see `StepMix` and `Run`. bound: as the option has it."""
 
     lengths: str
     window: float
     bound: str
     excess: float
     long_weight: float
+    long_weight_expected: float
     without_long: float
     work_variation: float
     ks_step: float
@@ -74,6 +76,7 @@ def _row(lengths: str, window: float, bound: str, runs: list[Run]) -> Row:
         bound,
         excess=fmean(run.excess for run in runs),
         long_weight=fmean(run.mix.long_weight for run in runs),
+        long_weight_expected=fmean(run.long_weight_expected or nan for run in runs),
         without_long=fmean(run.mix.without_long for run in runs),
         work_variation=fmean(run.mix.work_variation for run in runs),
         ks_step=fmean(run.mix.ks_step for run in runs),
@@ -95,8 +98,9 @@ def line(row: Row) -> str:
     """As it is printed."""
     return (
         f"{row.lengths:32} {row.window:5g} {row.bound:>5} {100 * row.excess:7.2f} %  weight "
-        f"{row.long_weight:5.2f}  none {100 * row.without_long:5.1f} %  work "
-        f"{100 * row.work_variation:5.1f} %  KS {row.ks_step:.3f}"
+        f"{row.long_weight:5.2f}, expected {row.long_weight_expected:5.2f}  none "
+        f"{100 * row.without_long:5.1f} %  work {100 * row.work_variation:5.1f} %  "
+        f"KS {row.ks_step:.3f}"
     )
 
 

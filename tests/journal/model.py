@@ -136,7 +136,9 @@ class Model:
 
         parts = [[[plain_ticket(t) for t in part] for part in rank] for rank in step.micro_batches]
         rewound = lazy and number not in self.retained
-        return (number, step.digest, step.planned_at, parts, rewound, step.attempt)
+        return (
+            number, step.digest, step.planned_at, parts, rewound, step.attempt, step.usual_loss
+        )  # fmt: skip
 
     def _phases(self) -> tuple[int, ...]:
         """The newest, and those before it that some buffered sample still belongs to."""

@@ -147,7 +147,9 @@ class Player:
         over = tuple(ticket for ticket in buffered if ticket not in chosen)
         number = self.model.next_step
         attempt = self.model.withdrawn.get(number, -1) + 1
-        return [Planned(number, f"digest-{number}", number / 4, ranks, over, attempt)]
+        return [
+            Planned(number, f"digest-{number}", number / 4, ranks, over, attempt, number % 3 / 7)
+        ]
 
     def _planned_again(self) -> list[Fact]:
         """An open step for another number of ranks: the same samples, elsewhere."""
@@ -156,8 +158,8 @@ class Player:
         members = self.model.members(number)
         self.random.shuffle(members)
         ranks = tuple((tuple(members[rank::size]),) for rank in range(size))
-        digest, attempt = f"{before.digest}+", before.attempt
-        return [Planned(number, digest, before.planned_at, ranks, (), attempt)]
+        digest = f"{before.digest}+"
+        return [replace(before, digest=digest, micro_batches=ranks, passed_over=())]
 
     def _lost(self) -> list[Fact]:
         """Samples of an open step are lost, one or all; what comes after it moves up then."""

@@ -189,7 +189,10 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
 def plain_step(step: RememberedStep) -> tuple[object, ...]:
     """Everything of a step, comparable."""
     parts = [[[plain_entry(e) for e in part] for part in rank] for rank in step.micro_batches]
-    return (step.number, step.digest, step.planned_at, parts, step.rewound, step.attempt)
+    return (
+        step.number, step.digest, step.planned_at, parts, step.rewound, step.attempt,
+        step.usual_loss,
+    )  # fmt: skip
 
 
 def plain(remembered: Remembered) -> dict[str, object]:

@@ -105,6 +105,7 @@ def mix_table() -> str:
             row["bound"],
             percent(row["excess"]),
             f"{row['long_weight']:.2f}",
+            f"{row['long_weight_expected']:.2f}",
             percent(row["without_long"]),
             percent(row["work_variation"]),
             f"{row['ks_step']:.3f}",
@@ -113,7 +114,7 @@ def mix_table() -> str:
     ]
     return _table(
         "lengths, batch/ranks | window | bound | excess % | weight of the longest 1 % | "
-        "steps without them % | work varies by % | KS of a step",
+        "under `token-mean-expected` | steps without them % | work varies by % | KS of a step",
         rows,
         found,
     )

@@ -188,11 +188,14 @@ def test_shares_are_shown_with_about_three_digits(ratio: float, text: str) -> No
 def test_weights_and_distances_of_single_steps() -> None:
     trace = ints(*[100] * 99, 5000)
     alike = [trace, trace]
-    mix = step_mix(trace, alike, np.array([2.0, 2.0]))
+    mix, expected = step_mix(trace, alike, np.array([2.0, 2.0]), np.array([147.99, 147.99]))
+    assert expected == pytest.approx(1.0)
     assert (mix.long_weight, mix.without_long) == pytest.approx((1.0, 0.0))
     assert (mix.work_variation, mix.ks_step) == pytest.approx((0.0, 0.0))
     apart = [ints(*[100] * 98), ints(*[100] * 100, 5000, 5000)]
-    mix = step_mix(trace, apart, np.array([1.0, 3.0]))
+    mix, expected = step_mix(trace, apart, np.array([1.0, 3.0]), np.array([99.0, 99.0]))
+    in_a_long_step, of_all = 2 * 4999 / 102, (98 * 99 / 98 + (100 * 99 + 2 * 4999) / 102)
+    assert expected == pytest.approx(in_a_long_step / 9998 * (99 * 198 + 9998) / of_all)
     assert mix.long_weight == pytest.approx((99 * 198 + 2 * 4999) / 2 / (99 * 100 + 2 * 4999))
     assert (mix.without_long, mix.work_variation) == pytest.approx((0.5, 0.5))
     assert mix.ks_step == pytest.approx((0.01 + 2 / 102 - 0.01) / 2)
@@ -207,5 +210,6 @@ def test_a_bound_on_loss_tokens_keeps_the_weight_of_the_longest() -> None:
         setting = replace(setting, plan=replace(setting.plan, max_step_variation=variation))
         (run,) = simulate(trace, [setting], Scenario(steps=200))
         weights.append(run.mix.long_weight)
+        assert run.long_weight_expected == pytest.approx(1, abs=0.03)
     assert weights[0] < weights[1]
     assert weights[1] > 0.8 * 0.95

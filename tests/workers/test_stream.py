@@ -199,6 +199,18 @@ def test_who_averages_by_group_asks_for_groups_and_refuses_a_dispatcher_that_has
         joining.result(10)
 
 
+def test_who_divides_by_what_is_expected_asks_for_it_and_gets_it(
+    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+) -> None:
+    word = "token-mean-expected"
+    joining = threads.submit(MicroBatchStream, dispatcher.endpoint, loss_normalisation=word)
+    hello = dispatcher.accept().welcome_rank()
+    assert "expected-loss" in hello.capabilities
+    assert hello.training["loss_normalisation"] == word
+    with pytest.raises(ConfigError, match="this dispatcher is of a release without expected-loss"):
+        joining.result(10)
+
+
 def test_forgetting_to_commit_is_an_error_that_says_so(
     pair: tuple[MicroBatchStream, Peer],
 ) -> None:
@@ -311,7 +323,7 @@ def test_only_rank_0_reports_the_policy_version(
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"loss_normalisation": "mean"}, "choose from token-mean, sequence-mean"),
+        ({"loss_normalisation": "mean"}, "choose from token-mean, token-mean-expected, "),
         ({"loss_normalisation": "constant"}, "behind the colon stands a positive number"),
         ({"losses": {"loss": Loss()}}, "choose a name like a variable's"),
         ({"grad_reduction": "max"}, "choose from mean, sum"),

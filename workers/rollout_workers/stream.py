@@ -62,7 +62,8 @@ class MicroBatchStream(Closing):
         order, like a collective.
     layout: `packed`, `padded` or `jagged`; default: what the dispatcher plans for.
     loss_normalisation: over what the loss of the whole step is averaged: `token-mean`,
-        `sequence-mean`, `sequence-mean-token-sum`, `group-mean`, or `constant:4096` (Dr. GRPO).
+        `token-mean-expected`, `sequence-mean`, `sequence-mean-token-sum`, `group-mean`, or
+        `constant:4096` (Dr. GRPO).
     losses: more of them, by name, each with a normalisation and weights of its own; see `Loss`.
         Where the weights are in other fields than `loss_mask`, the DP ranks add up their totals
         when a step is first iterated, in `process_group` or the default one: two collectives, and
@@ -169,7 +170,7 @@ class MicroBatchStream(Closing):
             prefetch_steps=prefetch_steps,
             reconnect_timeout=reconnect_timeout,
             credentials=credentials,
-            group_totals=loss.by_group,
+            needs=loss.needs,
             packed_length=packed_length,
             whole_steps=whole_steps,
             training=training,

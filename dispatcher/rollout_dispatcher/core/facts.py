@@ -96,7 +96,7 @@ class Planned:
     """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
 
     Of a step that is open already it is the new plan. Without a digest it is none: the step has
-    lost its plan, and has these tickets now.
+    lost its plan, and has these tickets now. usual_loss: as in `OpenStep`.
     """
 
     step: int
@@ -105,6 +105,7 @@ class Planned:
     micro_batches: tuple[tuple[tuple[int, ...], ...], ...]
     passed_over: tuple[int, ...]
     attempt: int = 0
+    usual_loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +310,7 @@ class RememberedStep:
     micro_batches: tuple[tuple[tuple[Entry, ...], ...], ...]
     rewound: bool = False
     attempt: int = 0
+    usual_loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

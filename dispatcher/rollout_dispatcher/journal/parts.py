@@ -91,6 +91,7 @@ class StepRecord:
     """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
 
     The order of the fields is the index's. digest: empty of a step that has lost its plan.
+    usual_loss: loss tokens of the mean arrival when it was planned, 0 where that is not known.
     """
 
     digest: str
@@ -98,6 +99,7 @@ class StepRecord:
     micro_batches: Sequence[Sequence[Sequence[int]]]
     stage: str = Stage.OPEN
     attempt: int = 0
+    usual_loss: float = 0.0
 
     def tickets(self) -> Iterator[int]:
         """Every ticket in it."""

@@ -168,9 +168,9 @@ class Encoder:
 
     def _row(self, fact: Fact) -> Row:
         match fact:
-            case Planned(step, digest, planned_at, parts, passed_over, attempt):
+            case Planned(step, digest, planned_at, parts, passed_over, attempt, usual_loss):
                 row = [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
-                return [*row, attempt] if attempt else row
+                return [*row, attempt, usual_loss] if attempt or usual_loss else row
             case Withdrawn(step, attempt):
                 return [WITHDRAWN, step, attempt]
             case Committed(step, retained):

@@ -177,7 +177,9 @@ def _step(
     )
     at = from_wall(step.planned_at)
     rewound = step.stage == Stage.REWOUND
-    return RememberedStep(number, step.digest, at, micro_batches, rewound, step.attempt)
+    return RememberedStep(
+        number, step.digest, at, micro_batches, rewound, step.attempt, step.usual_loss
+    )
 
 
 def read_payload(reader: Reader, kept: Kept) -> bytes:

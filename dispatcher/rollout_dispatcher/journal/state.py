@@ -234,8 +234,8 @@ class State:
         if row[0] == records.WITHDRAWN:
             self._withdraw(*row[1:])
             return
-        _, number, digest, planned_at, micro_batches, passed_over, *attempt = row
-        step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *attempt)
+        _, number, digest, planned_at, micro_batches, passed_over, *more = row
+        step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *more)
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
         if number in self.steps:  # planned again: who is not in it any more is buffered

@@ -78,6 +78,7 @@ def step_header(
     samples: Iterable[Sample],
     *,
     group_loss_tokens: Sequence[int] | None = None,
+    expected_loss_tokens: int | None = None,
     attempt: int = 0,
 ) -> bytes:
     """The frame that announces a step, with the totals that normalisation needs."""
@@ -93,6 +94,7 @@ def step_header(
             loss_tokens=sum(held.loss_tokens),
             loss_samples=len(held.tokens) - held.loss_tokens.count(0),
             group_loss_tokens=None if group_loss_tokens is None else list(group_loss_tokens),
+            expected_loss_tokens=expected_loss_tokens,
             attempt=attempt,
             num_referenced=count_references(held.payloads),
         )

@@ -34,6 +34,8 @@ class Terms(NamedTuple):
 SCHEMA = "schema"
 #: DP ranks are told the loss tokens of each group of a step, and which group each sample is of.
 GROUP_TOTALS = "group-totals"
+#: And how many loss tokens as many samples as the step has are expected to have.
+EXPECTED_LOSS = "expected-loss"
 #: The dispatcher says where the trainer is, and which accepted samples it has dropped.
 FEEDBACK = "feedback"
 #: The dispatcher says to what multiple samples are to be padded, and DP ranks do it.
@@ -54,12 +56,12 @@ KEPT_SEGMENTS = "kept-segments"
 REASONS = "reasons"
 #: Producers are told what is likely a mistake of theirs, and refused for nothing of it.
 ADVICE = "advice"
-#: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` too if their losses are
-#: averaged over groups: it makes headers longer.
+#: What producers of this release have, and DP ranks, who say `GROUP_TOTALS` or `EXPECTED_LOSS` too
+#: if their losses are averaged so: they make headers longer.
 OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REASONS, REFERENCES, ADVICE})
 OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, COMMIT_TIMES, REFERENCES})
 #: What this release speaks.
-OURS = Offer((2, 2), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS})
+OURS = Offer((2, 2), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS, EXPECTED_LOSS})
 #: What it speaks where file descriptors can be sent.
 OURS_ON_ONE_HOST = Offer(OURS.versions, OURS.capabilities | {SHARED_MEMORY, KEPT_SEGMENTS})
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rollout_dispatcher.core.planning.step_mix import LONGEST, StepMix
+from rollout_dispatcher.core.planning.step_mix import LONGEST, StepMix, long_weight
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 DISPATCHES = 20
@@ -48,19 +48,26 @@ class Lengths:
         return float(np.abs(np.cumsum(counts) / counts.sum() - self._whole).max())
 
 
-def step_mix(trace: IntArray, steps: Sequence[IntArray], work: FloatArray) -> StepMix:
-    """trace: tokens of all samples. steps: tokens of each one's. work: of each step, in cost."""
+def step_mix(
+    trace: IntArray, steps: Sequence[IntArray], work: FloatArray, usual_loss: FloatArray
+) -> tuple[StepMix, float]:
+    """The mix, and `long_weight` under token-mean-expected.
+
+    trace: tokens of all samples. steps: tokens of each one's. work: of each step, in cost.
+    usual_loss: loss tokens of the mean arrival when it was planned.
+    """
     lengths, rising = Lengths(trace), np.sort(trace)
     long = rising[min(int((1 - LONGEST) * len(rising)), len(rising) - 1)]
     loss = np.array([float((tokens - 1).sum()) for tokens in steps])
     of_long = np.array([float((tokens[tokens >= long] - 1).sum()) for tokens in steps])
-    return StepMix.of(
+    mix = StepMix.of(
         loss,
         of_long,
         with_long=np.array([bool((tokens >= long).any()) for tokens in steps]),
         work=work,
         distances=np.array([lengths.distance(lengths.counts(tokens)) for tokens in steps]),
     )
+    return mix, long_weight(loss, of_long, divided_by=usual_loss * list(map(len, steps)))
 
 
 def _runs(by_step: Sequence[IntArray]) -> Iterator[IntArray]:

@@ -71,7 +71,8 @@ class Run:
     padding: cost of padding over the samples' own. ks: Kolmogorov-Smirnov distance of the lengths
     in 20 dispatches from the trace's; ks_fifo: that of as many samples in the order they arrived.
     delays[k]: samples dispatched after k dispatches had passed them over; outlier_delays: those
-    of them that cost more than a rank's mean share.
+    of them that cost more than a rank's mean share. long_weight_expected: as the mix has it, under
+    token-mean-expected; None in results of earlier releases.
     """
 
     strategy: str
@@ -103,6 +104,7 @@ class Run:
     lengths: list[float]
     example: Example
     timing: Timing | None = None
+    long_weight_expected: float | None = None
 
     @property
     def time(self) -> float:

@@ -1,5 +1,8 @@
 """What ranks are told of a step's groups: those that ask for it, and the same after a reconnect."""
 
+import os
+from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 from tests.service.conftest import Serve
@@ -66,3 +69,25 @@ def test_a_filler_is_in_no_group(serve: Serve) -> None:
     numbers = [head.group_numbers for head in heads]
     assert [None if head.is_filler else [0] for head in heads] == numbers
     assert numbers.count(None) == 1
+
+
+def test_a_rank_that_asks_is_told_what_to_expect_and_the_same_after_a_kill(
+    serve: Serve, tmp_path: Path
+) -> None:
+    able: dict[str, Any] = {"capabilities": ["expected-loss"]}
+    settings: dict[str, Any] = {"journal_dir": tmp_path / "journal", "dispatch_batch_size": 3}
+    settings["dp_size"] = 1
+    server = serve(**settings)
+    Producer(server.endpoint, "p").push([3, 4, 40], loss_tokens=[1, 3, 3])
+    rank = Rank(server.endpoint, 0, 1, **able)
+    rank.demand(taken=-1)
+    held = rank.hold(0).header
+    assert (held.expected_loss_tokens, held.loss_tokens) == (7, 7)
+    os.kill(server.pid, SIGKILL)
+    server = serve(**settings)
+    again = Rank(server.endpoint, 0, 1, **able)
+    again.demand(taken=-1)
+    assert again.hold(0).header == held
+    other = Rank(server.endpoint, 0, 1)
+    other.demand(taken=-1)
+    assert other.hold(0).header == held.model_copy(update={"expected_loss_tokens": None})

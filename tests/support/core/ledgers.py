@@ -45,7 +45,7 @@ def open_step(ledger: StepLedger, *names: str) -> list[Effect]:
     parts = (places[::2], places[1::2])
     counts = np.array([[len(part)] for part in parts])
     plan = Plan(np.concatenate(parts), counts, np.ones((2, 1)), Sync.STEP, 0.0, 0.0, 1.0)
-    return ledger.open(plan, entries, 0.0)
+    return ledger.open(plan, entries, 0.0, 0.0)
 
 
 def prepare(ledger: StepLedger, step: int, *ranks: int) -> list[Effect]:

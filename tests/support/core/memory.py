@@ -103,8 +103,9 @@ class Memory:
         )
         rewound = plan.step in self._rewound
         return f.RememberedStep(
-            plan.step, plan.digest, plan.planned_at, micro_batches, rewound, plan.attempt
-        )
+            plan.step, plan.digest, plan.planned_at, micro_batches, rewound, plan.attempt,
+            plan.usual_loss,
+        )  # fmt: skip
 
     def _note_one(self, fact: f.Fact) -> None:
         match fact:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -169,7 +170,8 @@ def _training_images() -> Iterator[Vector]:
 
 
 def _training() -> Iterator[Vector]:
-    it, other, able = Side.RANK, Side.DISPATCHER, ["commit-times", "group-totals", "step-times"]
+    it, other = Side.RANK, Side.DISPATCHER
+    able = ["commit-times", "expected-loss", "group-totals", "step-times"]
     training = {"loss_normalisation": "token-mean", "layout": "packed"}
 
     def welcome(committed: int) -> m.WelcomeRank:
@@ -193,7 +195,8 @@ def _training() -> Iterator[Vector]:
     yield Vector(other, welcome(6), "its next step is 7")
     yield Vector(it, m.PolicyVersion(policy_version=3, first_step=7), "step 7 trains version 3")
     yield Vector(it, m.Demand(taken=6, hungry=True), "its training loop waits for a step")
-    header, _ = _read(assemble.step_header(7, "d1", 1, (FIRST, SECOND), group_loss_tokens=[3]))
+    totals: dict[str, Any] = {"group_loss_tokens": [3], "expected_loss_tokens": 4}
+    header, _ = _read(assemble.step_header(7, "d1", 1, (FIRST, SECOND), **totals))
     yield Vector(other, header, "step 7 has one micro-batch a rank, and 5 tokens in one group")
     batch, payload = _read(b"".join(assemble.micro_batch(7, 0, (FIRST, SECOND), [0, 0])))
     yield Vector(other, batch, "input_ids of both samples at 0..40, loss_mask at 40..45", payload)

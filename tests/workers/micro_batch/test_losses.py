@@ -41,11 +41,14 @@ SCHEMA = Schema(
         Field("reward", DType.FLOAT32, per_token=False),
     )
 )
-#: Every normaliser, by its word as a name.
+#: Every normaliser of weights, by its word as a name.
 NAMED = {
     word.partition(":")[0].replace("-", "_"): Loss(word.replace("NUMBER", "4"), "importance")
     for word in WORDS
+    if word != "token-mean-expected"
 }
+#: Loss tokens that each step is expected to have.
+EXPECTED = 10
 
 
 def sample(weights: Sequence[float], group: str | None = None, name: str = "s") -> Sample:
@@ -89,8 +92,9 @@ class Dispatched:
                 totals[number] += one.loss_tokens
         grouped = bool(known)
         frame = assemble.step_header(
-            0, "d", len(parts), samples, group_loss_tokens=totals if grouped else None
-        )
+            0, "d", len(parts), samples,
+            group_loss_tokens=totals if grouped else None, expected_loss_tokens=EXPECTED,
+        )  # fmt: skip
         (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
         header = codec.decode(found)
         assert isinstance(header, m.StepHeader)
@@ -182,6 +186,13 @@ def test_without_groups_a_group_mean_is_a_sequence_mean(word: str) -> None:
     assert (one.loss_scale, one.loss_weights.tolist()) == (0.5, [0, 0.5, 0.5, 0, 0, 1])
 
 
+def test_what_is_expected_of_a_step_divides_its_loss_whatever_it_has() -> None:
+    for parts in ([[sample([1])], [sample([1, 1], name="t")]], [[sample([1] * 7)]]):
+        for one in Dispatched(parts).collated(config({}, "token-mean-expected")):
+            assert one.loss_scale == 1 / EXPECTED
+            assert one.loss_weights.sum() == one.loss_mask.sum()
+
+
 def test_a_group_mean_counts_members_on_other_ranks() -> None:
     step = Dispatched([[sample([1, 1], "g")], [sample([1, 1], "g", "t"), sample([1], None, "u")]])
     first, second = step.collated(config({}, "group-mean"))
@@ -241,6 +252,11 @@ def test_what_the_trainer_averages_and_divides_by_is_made_good() -> None:
 def test_a_constant_is_a_positive_number(word: str) -> None:
     with pytest.raises(ConfigError, match=f"'{word}'; behind the colon stands a positive number"):
         Loss(word)
+
+
+def test_nobody_knows_what_to_expect_of_weights_that_the_dispatcher_does_not_count() -> None:
+    with pytest.raises(ConfigError, match="token-mean-expected of importance: the dispatcher"):
+        Loss("token-mean-expected", weights="importance")
 
 
 @pytest.mark.parametrize("word", ["mean", "token-mean:3", "", None])

@@ -460,7 +460,7 @@ class RankCore:
         if missing := self._needs - set(welcome.capabilities):
             raise ConfigError(
                 f"this dispatcher is of a release without {', '.join(sorted(missing))}, which a "
-                "loss that is averaged by group needs; install the trainers' release of "
+                "loss that is averaged as asked needs; install the trainers' release of "
                 "rollout-dispatcher there, or use another normalisation"
             )
         if self.generation not in (None, welcome.generation):

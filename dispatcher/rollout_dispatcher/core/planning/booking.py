@@ -46,7 +46,9 @@ class Booking:
         version = self._freshness.training_version(steps.next)
         report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
         self._take(wanted, plan, chosen)
-        effects = self._ledger.open(plan, wanted.entries, now)
+        assert wanted.window.usual_loss_tokens is not None, "requests say it"
+        usual_loss, _ = wanted.window.usual_loss_tokens
+        effects = self._ledger.open(plan, wanted.entries, now, usual_loss)
         if self._note is not None:
             gone = set(chosen)
             left = (entry.ticket for entry in wanted.entries if entry not in gone)

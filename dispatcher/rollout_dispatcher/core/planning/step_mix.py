@@ -38,14 +38,22 @@ class StepMix:
         distances: FloatArray,
     ) -> Self:
         """Of each step: loss tokens, those of long samples, whether it has any, work, distance."""
-        weight = 1.0
-        if of_long.any():
-            per_token = float((of_long / loss.clip(min=1.0)).sum() / of_long.sum())
-            weight = per_token * float(loss.mean())
         mean = float(work.mean())
         return cls(
-            long_weight=weight,
+            long_weight=long_weight(loss, of_long, divided_by=loss),
             without_long=1 - float(with_long.mean()),
             work_variation=float(work.std()) / mean if mean > 0 else 0.0,
             ks_step=float(distances.mean()),
         )
+
+
+def long_weight(loss: FloatArray, of_long: FloatArray, *, divided_by: FloatArray) -> float:
+    """What a loss token of a long sample weighs, over the mean token's; 1 if there is none.
+
+    Of each step: loss tokens, those of long samples, and what its loss is divided by.
+    """
+    if not of_long.any():
+        return 1.0
+    divided_by = divided_by.clip(min=1.0)
+    of_all = (loss / divided_by).sum() / loss.sum()
+    return float((of_long / divided_by).sum() / of_long.sum() / of_all)

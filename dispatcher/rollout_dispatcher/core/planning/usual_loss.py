@@ -4,6 +4,8 @@ A window knows it worse, as the longest samples are held back in it. Counted are
 has passed over yet, once each; older steps count less and less.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from rollout_dispatcher.plan import FloatArray, Window
@@ -22,11 +24,15 @@ class UsualLoss:
         """A step was planned from this window."""
         self._sums = KEPT * (self._sums + _sums(window))
 
-    def with_(self, window: Window) -> tuple[float, float] | None:
-        """Mean and standard deviation, of this window's arrivals too; None if nothing arrived."""
-        count, total, squares = (self._sums + _sums(window)).tolist()
-        if not count:
-            return None
+    def with_(self, window: Window) -> tuple[float, float]:
+        """Mean and standard deviation, of this window's arrivals too.
+
+        Of all that the window has where no arrival is known, as after a restart.
+        """
+        sums = self._sums + _sums(window)
+        if not sums[0]:
+            sums = _sums(replace(window, skips=np.zeros_like(window.skips)))
+        count, total, squares = sums.tolist()
         mean = total / count
         return mean, max(squares / count - mean * mean, 0.0) ** 0.5
 

@@ -161,5 +161,6 @@ class Checkpoints:
 
 def _restored(step: RememberedStep, state: StepState) -> OpenStep:
     return OpenStep(
-        step.number, step.micro_batches, step.digest, step.planned_at, state, attempt=step.attempt
-    )
+        step.number, step.micro_batches, step.digest, step.planned_at, state,
+        attempt=step.attempt, usual_loss=step.usual_loss,
+    )  # fmt: skip

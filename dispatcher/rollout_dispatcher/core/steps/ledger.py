@@ -209,10 +209,15 @@ class StepLedger:
 
     # -- steps are opened -------------------------------------------------------------------
 
-    def open(self, plan: Plan, entries: tuple[Entry, ...], now: float) -> list[Effect]:
-        """Add the next step; returns its first delivery to every rank, if none comes before it."""
+    def open(
+        self, plan: Plan, entries: tuple[Entry, ...], now: float, usual_loss: float
+    ) -> list[Effect]:
+        """Add the next step; returns its first delivery to every rank, if none comes before it.
+
+        usual_loss: loss tokens of the mean arrival.
+        """
         dp_size = self.generation.dp_size
-        step = self.steps.add(_lay_out(plan, entries), dp_size, now, plan.cost)
+        step = self.steps.add(_lay_out(plan, entries), dp_size, now, plan.cost, usual_loss)
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:

@@ -157,15 +157,19 @@ class OpenSteps(Mapping[int, OpenStep]):
         dp_size: int,
         now: float,
         cost: FloatArray | None = None,
+        usual_loss: float = 0.0,
     ) -> OpenStep:
-        """The next step was planned, at this cost; it is open at once unless others wait."""
+        """The next step was planned, at this cost; it is open at once unless others wait.
+
+        usual_loss: loss tokens of the mean arrival.
+        """
         number = self.next_step
         self.next_step += 1
         attempt = self.withdrawn.pop(number, -1) + 1
-        digest = step_digest(number, micro_batches, attempt)
+        digest = step_digest(number, micro_batches, attempt, usual_loss)
         step = OpenStep(
             number, micro_batches, digest, now,
-            dp_size=dp_size, planned_cost=cost, attempt=attempt,
+            dp_size=dp_size, planned_cost=cost, attempt=attempt, usual_loss=usual_loss,
         )  # fmt: skip
         if self._waiting:  # it was being planned when the trainer rewound
             self._waiting.append(step)
@@ -183,7 +187,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         """An open step was planned again, for so many DP ranks, at this cost."""
         self._look_from(number - 1)
         before = self._open[number]
-        digest = step_digest(number, micro_batches, before.attempt)
+        digest = step_digest(number, micro_batches, before.attempt, before.usual_loss)
         self._open[number] = replace(
             before, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
             dp_size=dp_size, planned_cost=cost,

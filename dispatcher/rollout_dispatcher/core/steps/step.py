@@ -86,6 +86,8 @@ class OpenStep:
     simulation has one rank that speaks for all, so the two may differ.
     planned_cost: float64[R, M], what its plan estimates for each micro-batch; None of a step that
     an earlier process planned, as the journal does not keep it.
+    usual_loss: loss tokens of a sample as they arrived when it was planned, the mean; it stays,
+    whatever samples the step loses. 0 of a step that an earlier release planned.
     """
 
     number: int
@@ -96,6 +98,7 @@ class OpenStep:
     dp_size: int = 0
     planned_cost: FloatArray | None = None
     attempt: int = 0
+    usual_loss: float = 0.0
 
     def __post_init__(self) -> None:
         self.dp_size = self.dp_size or len(self.micro_batches)
@@ -165,6 +168,13 @@ class OpenStep:
         return sum(len(part) for rank in self.micro_batches for part in rank)
 
     @property
+    def expected_loss_tokens(self) -> int:
+        """Loss tokens that so many samples have as a rule; those that it has if nobody knows."""
+        if not self.usual_loss:
+            return sum(sample.loss_tokens for sample in self.samples())
+        return max(1, round(self.usual_loss * self.num_samples))
+
+    @property
     def nbytes(self) -> int:
         """Payload bytes of its samples, wherever they are."""
         return sum(sample.nbytes for sample in self.samples())
@@ -173,12 +183,17 @@ class OpenStep:
 def planned(step: OpenStep, *passed_over: int) -> Planned:
     """What is to be remembered of a step; passed_over: tickets that its plan left in the buffer."""
     return Planned(
-        step.number, step.digest, step.planned_at, step.tickets(), passed_over, step.attempt
-    )
+        step.number, step.digest, step.planned_at, step.tickets(), passed_over, step.attempt,
+        step.usual_loss,
+    )  # fmt: skip
 
 
-def step_digest(number: int, micro_batches: MicroBatches, attempt: int = 0) -> str:
-    """Digest of who gets what: step number, attempt, and sample ids by DP rank and micro-batch."""
+def step_digest(
+    number: int, micro_batches: MicroBatches, attempt: int = 0, usual_loss: float = 0.0
+) -> str:
+    """Digest of who gets what: step number, attempt, and sample ids by DP rank and micro-batch;
+    and of the loss tokens that a sample is expected to have.
+    """
     counts = [[len(part) for part in rank] for rank in micro_batches]
     names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
-    return digest_of(number, counts, names, attempt)
+    return digest_of(number, counts, names, attempt, usual_loss)

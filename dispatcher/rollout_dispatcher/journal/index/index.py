@@ -173,7 +173,7 @@ class Index:
             else:
                 row = [
                     step.digest, step.planned_at, step.micro_batches, step.stage,
-                    *([step.attempt] if step.attempt else ()),
+                    step.attempt, step.usual_loss,
                 ]  # fmt: skip
                 self._steps.put(write, _key(number), row)
 

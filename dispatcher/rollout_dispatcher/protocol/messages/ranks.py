@@ -88,6 +88,8 @@ class StepHeader(HasFields):
     loss_samples: samples with at least one loss token, for normalisation.
     group_loss_tokens: of each group, by its number in the step, with the capability `group-totals`;
         a sample without a group is one of its own. Left out where no sample has one.
+    expected_loss_tokens: loss tokens that `num_samples` mean arrivals have, fixed when the step was
+        planned: with the capability `expected-loss`, left out without it.
     attempt: how often the step was planned anew because samples could not be resolved; what was
         said of an earlier attempt is void. With the capability `references`; left out if 0.
     num_referenced: samples of all ranks that lie in payload stores; left out if 0. If there are
@@ -104,6 +106,7 @@ class StepHeader(HasFields):
     loss_tokens: Count
     loss_samples: Count
     group_loss_tokens: list[Count] | None = None
+    expected_loss_tokens: Count | None = None
     attempt: Count = 0
     num_referenced: Count = 0
 

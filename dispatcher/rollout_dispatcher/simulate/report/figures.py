@@ -11,6 +11,7 @@ import numpy as np
 
 from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.balance.strategies import looks_ahead
+from rollout_dispatcher.core.planning.usual_loss import KEPT
 from rollout_dispatcher.plan import (
     FloatArray,
     IntArray,
@@ -58,8 +59,11 @@ class Figures:
         self._outlier_tokens = int(kept[costs > share].min(initial=2**62))
         self._edges = length_edges(trace)
         self._arrived: list[int] = []
+        # Samples as they arrive and their loss tokens, as `UsualLoss` sums them up.
+        self._usual_sums = np.zeros(2)
         self._dispatched_before = 0
         self._counted: list[VirtualStep] = []
+        self._usual: list[float] = []
         self._tokens: list[IntArray] = []
         self._dropped: Counter[str] = Counter()
         self.warm_up_steps = 0
@@ -67,6 +71,8 @@ class Figures:
     def add(self, step: VirtualStep) -> None:
         """One more step; a negative number marks one of the warm-up."""
         self._arrived += [sample.tokens for sample in step.arrived]
+        loss_tokens = [sample.loss_tokens for sample in step.arrived]
+        self._usual_sums = KEPT * self._usual_sums + (len(loss_tokens), sum(loss_tokens))
         chosen = step.plan.chosen
         if step.number < 0:
             self.warm_up_steps += 1
@@ -75,6 +81,7 @@ class Figures:
         entries = step.entries
         tokens = np.fromiter((entries[at].sample.tokens for at in chosen.tolist()), np.int64)
         self._counted.append(step)
+        self._usual.append(float(self._usual_sums[1] / max(self._usual_sums[0], 1.0)))
         self._tokens.append(tokens)
         self._dropped.update(step.dropped.values())
 
@@ -94,6 +101,7 @@ class Figures:
         arrived = np.array(self._arrived, dtype=np.int64)
         work_of = np.array([float(step.plan.cost.sum()) for step in steps])
         ks, ks_fifo = selection_bias(self._kept, self._tokens, arrived, self._dispatched_before)
+        mix, expected = step_mix(self._kept, self._tokens, work_of, np.array(self._usual))
         return Run(
             strategy=str(setting.strategy),
             window=setting.window,
@@ -120,11 +128,12 @@ class Figures:
             micro_batches=float(np.mean([step.plan.num_micro_batches for step in steps])),
             ks=ks,
             ks_fifo=ks_fifo,
-            mix=step_mix(self._kept, self._tokens, work_of),
+            mix=mix,
             plan_ms=1000 * float(np.median([step.seconds for step in steps])),
             lengths=_shares(tokens, self._edges),
             example=self._example(step_excess, excess),
             timing=_timing(clockwork),
+            long_weight_expected=expected,
         )
 
     def _times(self, at: int) -> _Times:

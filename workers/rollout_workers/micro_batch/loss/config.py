@@ -15,10 +15,12 @@ from typing import Literal, TypeVar
 import torch
 
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.protocol.versions import EXPECTED_LOSS, GROUP_TOTALS
 from rollout_dispatcher.sample import RESERVED
 from rollout_workers.micro_batch.loss.normalisers.base import Normaliser, Share
 from rollout_workers.micro_batch.loss.normalisers.table import normaliser
 from rollout_workers.micro_batch.loss.normalisers.token_mean import TokenMean
+from rollout_workers.micro_batch.loss.normalisers.token_mean_expected import TokenMeanExpected
 
 #: The mask whose tokens the dispatcher counts; zeros and ones.
 LOSS_MASK = "loss_mask"
@@ -41,20 +43,25 @@ class GradReduction(StrEnum):
 class Loss:
     """One of several losses of a step: `losses={"kl": Loss("sequence-mean", weights="kl_mask")}`.
 
-    normalisation: over what it is averaged: `token-mean`, `sequence-mean`,
-        `sequence-mean-token-sum`, `group-mean` or `constant:NUMBER`; see the normalisers.
+    normalisation: over what it is averaged: `token-mean`, `token-mean-expected` (of `loss_mask`
+        alone), `sequence-mean`, `sequence-mean-token-sum`, `group-mean` or `constant:NUMBER`; see
+        the normalisers.
     weights: the samples' field with a number for every token, at least 0: a mask, or floats. What
         the normaliser counts is then the sum of these numbers. By default `loss_mask`, whose tokens
         the dispatcher has counted; others are totalled over the DP ranks, see `MicroBatchStream`.
 
-    Raises ConfigError for a word that names no normaliser.
+    Raises ConfigError for a word that names no normaliser, or one that such weights cannot have.
     """
 
     normalisation: str = "token-mean"
     weights: str = LOSS_MASK
 
     def __post_init__(self) -> None:
-        self.normaliser()
+        if isinstance(self.normaliser(), TokenMeanExpected) and self.weights != LOSS_MASK:
+            raise ConfigError(
+                f"{self.normalisation} of {self.weights}: the dispatcher knows what to expect of "
+                f"{LOSS_MASK} alone; use another normalisation"
+            )
 
     def normaliser(self) -> Normaliser:
         """The normaliser that its word names."""
@@ -107,9 +114,12 @@ class LossConfig:
         return tuple(loss for loss in self.others if not loss.is_counted)
 
     @property
-    def by_group(self) -> bool:
-        """Whether any of them has to be told of groups."""
-        return any(loss.normaliser.share is Share.GROUP for loss in self.losses)
+    def needs(self) -> frozenset[str]:
+        """Capabilities that the dispatcher has to have for them: what headers tell."""
+        ways = [loss.normaliser for loss in self.losses]
+        groups = {GROUP_TOTALS for way in ways if way.share is Share.GROUP}
+        expected = {EXPECTED_LOSS for way in ways if isinstance(way, TokenMeanExpected)}
+        return frozenset(groups | expected)
 
     def scale(self, denominator: float, num_micro_batches: int) -> float:
         """The factor of a loss that is to be averaged over `denominator`; 0 for nothing.

@@ -36,6 +36,7 @@ class StepTotals:
             header.loss_tokens,
             header.loss_samples,
             _array(header.group_loss_tokens),
+            header.expected_loss_tokens,
         )
         self._found: dict[str, Totals] = {}
         self._scales: dict[str, float] = {}

@@ -26,12 +26,14 @@ class Totals:
     """Of a step over all DP ranks: N, the sum of w, S, and V by a group's number.
 
     groups: None where no sample has a group, or nobody asks; each sample is one of its own then.
+    expected: the sum of w that so many samples have as a rule; None if nobody asks.
     """
 
     samples: int
     weight: float
     weighted_samples: int
     groups: FloatArray | None = None
+    expected: int | None = None
 
 
 class Share(Enum):

@@ -11,10 +11,12 @@ from rollout_workers.micro_batch.loss.normalisers.sequence_mean_token_sum import
     SequenceMeanTokenSum,
 )
 from rollout_workers.micro_batch.loss.normalisers.token_mean import TokenMean
+from rollout_workers.micro_batch.loss.normalisers.token_mean_expected import TokenMeanExpected
 
 #: Those that a word alone names.
 NORMALISERS: dict[str, type[Normaliser]] = {
     "token-mean": TokenMean,
+    "token-mean-expected": TokenMeanExpected,
     "sequence-mean": SequenceMean,
     "sequence-mean-token-sum": SequenceMeanTokenSum,
     "group-mean": GroupMean,
