@@ -33,6 +33,7 @@ from rollout_dispatcher.balance.split.groups.share import (
     levelled,
     swapped,
 )
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches, members
 from rollout_dispatcher.balance.split.padded.recut import recut
@@ -165,10 +166,8 @@ class _Task:
         if self.cuts:
             found = [self.cut(way, M) for way in ways]
             if self.waits_often and config.micro_batch_tokens is None:
-                best, layers = (
-                    int(np.argmin([*map(rating, found)])),
-                    layers_of(batch.cost, self.group),
-                )
+                best = int(np.argmin([rating(parts) for parts in found]))
+                layers = layers_of(batch.cost, self.group)
                 alike = swapped(ways[best], layers, self.held, config.dp_size, M * self.cap)
                 found.append(self.cut(alike, M))
             found.sort(key=rating)
@@ -180,7 +179,7 @@ class _Task:
         for way in sorted(ways, key=lambda way: self.estimate(way, M)):
             if found and not work.affords(price, leaving):
                 break
-            parts = self.filled(self.samples(way, batch.order), M)
+            parts = self.filled(self.samples(way, batch.order), M, work)
             found += [] if parts is None else [parts]
         return min(found, key=rating, default=None)
 
@@ -205,25 +204,62 @@ class _Task:
             left = max(left - levels[j], 0.0)
         return levels
 
-    def filled(self, ranks: list[IntArray], M: int) -> Parts | None:
-        """M micro-batches of each of these ranks, falling by cost; None if one finds no room."""
-        n, cap, levels = len(self.batch), self.cap, self.levels(ranks, M)
-        place = np.empty(n, dtype=np.int64)
+    def filled(self, ranks: list[IntArray], M: int, work: Work) -> Parts | None:
+        """M micro-batches of each of these ranks, falling by cost; None if one finds no room.
+
+        work: pays for unequal KK in each, where micro-batches that should be alike are not.
+        """
+        cost, weight, cap, levels = self.batch.cost, self.weight, self.cap, self.levels(ranks, M)
+        place = np.empty(len(cost), dtype=np.int64)
         for r, ids in enumerate(ranks):
-            labels = _to_levels(self.batch.cost[ids], self.weight[ids], cap, levels[0] - levels)
+            labels = _to_levels(cost[ids], weight[ids], cap, levels[0] - levels)
             if labels is None:
                 return None
             place[ids] = labels + r * M
+        best, n, price = self.levelled(place, levels), len(cost), tuning.KK_BY_COUNT
+        if self.is_uneven(best, levels) and work.affords(price.of(n, len(ranks), M)):
+            for r, ids in enumerate(ranks):
+                labels = differencing_labels(cost[ids], M, equal_size=False)
+                if np.bincount(labels, weights=weight[ids], minlength=M).max() <= cap:
+                    place[ids] = labels + r * M
+            best = min(best, self.levelled(place, levels), key=self.time)
+        return Parts(best[best < n], (best < n).sum(axis=2))
+
+    def is_uneven(self, bins: IntArray, levels: FloatArray) -> bool:
+        """Whether these take longer than levels that are all alike."""
+        close, alike = 1 + tuning.AS_THOUGHT, levels[0] <= (1 + tuning.AS_THOUGHT) * levels[-1]
+        return self.waits_often and bool(alike) and self.time(bins) > close * float(levels.sum())
+
+    def levelled(self, place: IntArray, levels: FloatArray) -> IntArray:
+        """Micro-batches int64[R, M, slots] of samples in these places, after swaps inside ranks.
+
+        To the levels; or to what ranks have on average, where one has no room to reach them.
+        """
+        M, R = len(levels), self.config.dp_size
         x, w = np.append(self.batch.cost, 0.0), np.append(self.weight, 0)
-        best = bins = _falling(members(place, len(ranks) * M).reshape(len(ranks), M, -1), x)
+        best = bins = self.falling(members(place, R * M).reshape(R, M, -1))
         enough = float(levels.sum()) * (1 + tuning.LEVEL_PACKING) if self.waits_often else np.inf
         for target in (levels, x[bins].sum(axis=2).mean(axis=0)):
-            if _time(best, x) > enough:
-                other, base = bins.copy(), np.broadcast_to(target[0] - target, bins.shape[:2])
+            if self.time(best) > enough:
+                other, base = bins.copy(), np.broadcast_to(target[0] - target, (R, M))
                 rounds, level = tuning.PACKING_ROUNDS, tuning.LEVEL_PACKING
-                swap_level(other, x, w, cap, base=base, enough=level, rounds=rounds)
-                best = min(best, _falling(other, x), key=lambda each: _time(each, x))
-        return Parts(best[best < n], (best < n).sum(axis=2))
+                swap_level(other, x, w, self.cap, base=base, enough=level, rounds=rounds)
+                best = min(best, self.falling(other), key=self.time)
+        return best
+
+    def costs(self, bins: IntArray) -> FloatArray:
+        """Cost of each micro-batch; bins: int64[R, M, slots]."""
+        costs: FloatArray = np.append(self.batch.cost, 0.0)[bins].sum(axis=2)
+        return costs
+
+    def falling(self, bins: IntArray) -> IntArray:
+        """Each rank's micro-batches by falling cost."""
+        order = np.argsort(-self.costs(bins), axis=1, kind="stable")
+        return np.take_along_axis(bins, order[:, :, None], 1)
+
+    def time(self, bins: IntArray) -> float:
+        """What these take where ranks wait at every micro-step."""
+        return float(self.costs(bins).max(axis=0).sum())
 
 
 def _to_levels(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntArray | None:
@@ -238,13 +274,3 @@ def _to_levels(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntAr
     if labels is None:
         labels = best_fit(w, np.full(M, cap), cap)
     return None if labels.min(initial=0) < 0 else labels
-
-
-def _falling(bins: IntArray, x: FloatArray) -> IntArray:
-    """Each rank's micro-batches by falling cost; bins: int64[R, M, slots]."""
-    order = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
-    return np.take_along_axis(bins, order[:, :, None], 1)
-
-
-def _time(bins: IntArray, x: FloatArray) -> float:
-    return float(x[bins].sum(axis=2).max(axis=0).sum())
