@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import Quadratic, plan, tokens, tuning
+from rollout_dispatcher.balance import Quadratic, plan, tokens
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
-from rollout_dispatcher.balance.split.groups.alike import layers_of, make_alike
-from rollout_dispatcher.balance.split.groups.assign import Groups, assignments, by_weight
-from rollout_dispatcher.balance.split.groups.levels import agreed_levels
+from rollout_dispatcher.balance.split.groups.ranks import SHARES
+from rollout_dispatcher.balance.split.groups.share import (
+    by_weight,
+    layers_of,
+    levelled,
+    swapped,
+)
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.errors import GroupTooLong, PlanError
 from rollout_dispatcher.plan import (
@@ -169,11 +173,15 @@ def test_every_way_to_share_groups_out_keeps_to_the_cap(
 ) -> None:
     load, weight = (np.array(column) for column in zip(*groups, strict=True))
     cap = max(-(-int(weight.sum()) // dp_size) + spare, int(weight.max()))
-    items = Groups(load.astype(np.float64), weight)
-    for way in (*assignments(items, dp_size, cap), *by_weight(items, dp_size, cap)):
-        assert len(way) == len(load)
-        assert set(way.tolist()) <= set(range(dp_size))
-        assert np.bincount(way, weights=weight).max() <= cap
+    costs = load.astype(np.float64)
+    for share in (*SHARES, by_weight):
+        way = share(costs, weight, dp_size, cap)
+        if way is None:
+            continue
+        for each in (way, levelled(costs, weight, way, dp_size, cap)):
+            assert len(each) == len(load)
+            assert set(each.tolist()) <= set(range(dp_size))
+            assert np.bincount(each, weights=weight).max() <= cap
 
 
 @settings(max_examples=200)
@@ -189,8 +197,7 @@ def test_ranks_become_alike_within_the_cap_and_never_less_so(
     cap = int(np.bincount(before, weights=size).max())
     layers = layers_of(cost, group)
     assert layers.sum(axis=1) == pytest.approx(np.bincount(group, weights=cost))
-    items = Groups.of(cost, np.ones(len(group), dtype=np.int64), group)
-    after = make_alike(before, layers, items, dp_size, cap)
+    after = swapped(before, layers, size, dp_size, cap)
 
     def measure(way: IntArray) -> float:
         return float(max_of([layers[way == r].sum(axis=0) for r in range(dp_size)]).sum())
@@ -204,13 +211,6 @@ def max_of(rows: list[FloatArray]) -> FloatArray:
     return found
 
 
-def test_levels_that_ranks_agree_on_cover_their_largest_samples_and_their_sums() -> None:
-    assert agreed_levels(np.array([[9.0, 2, 1], [6, 3, 3]]), 2).tolist() == [9, 3]
-    assert agreed_levels(np.array([[9.0, 2], [6, 5]]), 2, single=True).tolist() == [9, 5]
-    assert agreed_levels(np.array([[3.0, 3, 2]]), 2).tolist() == [4, 4]
-    assert agreed_levels(np.array([[5.0]]), 3).tolist() == [5, 0, 0]
-
-
 def test_bins_that_should_cost_less_count_as_loaded() -> None:
     x, s = np.array([9.0, 2, 1]), np.array([1, 1, 1])
     labels = lpt_budget(x, s, 2, 3, start=np.array([0.0, 6]))
@@ -219,29 +219,3 @@ def test_bins_that_should_cost_less_count_as_loaded() -> None:
     ids = np.array([[[0, 1, 3], [2, 3, 3]]])
     swap_level(ids, np.array([9.0, 2, 1, 0]), np.array([1, 1, 1, 0]), 3, base=np.array([[0.0, 6]]))
     assert sorted(ids[0, 1].tolist()) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("sync", Sync)
-@pytest.mark.parametrize("multiple", [1, 4])
-def test_counts_of_micro_batches_that_are_passed_over_would_not_have_done(
-    sync: Sync, multiple: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Samples of a third to half the budget: the bound is far below what there has to be."""
-    for groups, dp_size, budget in ((16, 2, 20_000), (64, 8, 20_000), (32, 8, 20_447)):
-        generator = np.random.default_rng(8 * groups + dp_size)
-        window = window_of(generator.integers(5000, 9000, (groups, 8)))
-        config = PlanConfig(
-            dp_size=dp_size,
-            dispatch_batch_size=8 * groups,
-            cost=Quadratic(),
-            grouping=Grouping.RANK,
-            sync=sync,
-            micro_batch_tokens=budget,
-            micro_batch_multiple=multiple,
-        )
-        counts = []
-        for over in (tuning.BEST_FIT_OVER, 1.0):
-            monkeypatch.setattr(tuning, "BEST_FIT_OVER", over)
-            counts.append(plan(window, config).num_micro_batches)
-        assert counts[0] == counts[1]
-        monkeypatch.undo()

@@ -175,37 +175,11 @@ RANK_ROUNDS = 48
 
 #: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
 LAYERS = 12
-#: Swaps in all, and pairs of groups that one of them compares. Chosen by trial.
-ALIKE_SWAPS, ALIKE_PAIRS = 32, 1536
-#: A rank that alone adds no more than this share of the step is not worth a swap. Chosen by trial.
-WORTH_A_SWAP = 2e-4
-
-#: Swaps that relieve the most loaded rank, and pairs of groups that one of them may compare. Chosen
-#: by trial.
-RELIEFS, RELIEF_PAIRS = 48, 1 << 15
-
-#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the error
-#: of any cost model is larger. Chosen by trial.
-LEVEL_GROUPS, GROUP_ROUNDS = 1e-4, 12
-#: Beyond so many samples there are fewer rounds and one try, as each micro-batch matters less.
+#: Swaps of whole groups, and numbers that one of them compares: pairs of groups times layers.
 #: Chosen by trial.
-MANY_IN_GROUPS, GROUP_ROUNDS_OF_MANY = 2048, 6
-#: Micro-steps that together take more than this over their levels are levelled otherwise as well.
-#: Chosen by trial.
-UNEVEN_LEVELS = 1.01
-#: Levels whose last is this share of the first or more are as good as even. Chosen by trial.
-EVEN_LEVELS = 0.9
-
-#: Ways of sharing groups out that are split into micro-batches; of many samples only the best is.
-#: Chosen by trial.
-WAYS_TRIED, WAYS_TRIED_UP_TO = 3, 1024
-#: Under a token budget there is one micro-batch more if with fewer the step takes more than this.
-#: Chosen by trial.
+GROUP_SWAPS, SWAPS_COMPARED = 48, 1 << 14
+#: Of whole groups on ranks, so much longer a step is worth one micro-batch fewer. Chosen by trial.
 WORTH_A_MICRO_BATCH = 1.05
-#: Of the micro-batches that best fit needs, this share and one a rank may be more than there have
-#: to be: lower counts are tried only if they are the bound. Chosen by trial: of 2,400 batches none
-#: would have had fewer.
-BEST_FIT_OVER = 0.015
 #: Steps up to this many samples are compared with the greedy split, whatever they wait. Chosen by
 #: trial.
 GROUPS_COMPARED_UP_TO = 1024
@@ -317,6 +291,9 @@ PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 3
 #: Steps up to this many samples are compared with the greedy split even if they wait less than the
 #: target: it adds a tenth of a millisecond. Chosen.
 ALWAYS_COMPARED = 200
+#: Micro-steps of whole groups that take no more than this above their levels are as good as even.
+#: Chosen.
+AS_THOUGHT = 0.01
 #: What the first of several selections may spend of the work at least, so that others are tried; of
 #: a small step all but what it takes to split one other. Chosen.
 WORK_ON_FIRST = 0.75
@@ -341,9 +318,6 @@ ITEM_SWAP = Price(once=60_000, sample=30)
 #: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as
 #: often as a run may have some. By the times of a round, 60 to 4,000 samples.
 RECUT = Price(once=80_000, sample=4, rank=20_000, look=5)
-#: The same, of ranks with whole groups: their samples filled into micro-batches, and that by KK.
-FILL_RANKS = Price(once=1_500_000, sample=1500)
-FILL_BY_DIFFERENCES = Price(once=700_000, sample=1800)
 
 # Trades between micro-batches under a token budget, and equal counts.
 

@@ -6,8 +6,8 @@ No name in `Strategy`: what plans are compared with, beside the plain methods th
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.groups.assign import dearest_in_turn
 from rollout_dispatcher.balance.split.groups.ranks import split_plainly
+from rollout_dispatcher.balance.split.groups.share import dearest_in_turn
 from rollout_dispatcher.balance.split.parts import Batch, Parts, evenly, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy

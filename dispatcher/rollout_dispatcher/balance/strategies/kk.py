@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rollout_dispatcher.balance.split.groups.assign import by_neighbours
+from rollout_dispatcher.balance.split.groups.share import by_neighbours
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.strategies.rank_by_rank import RankByRank
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy

@@ -10,8 +10,8 @@ import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.order import by_label
-from rollout_dispatcher.balance.split.groups.assign import Share
 from rollout_dispatcher.balance.split.groups.ranks import split_plainly
+from rollout_dispatcher.balance.split.groups.share import Share
 from rollout_dispatcher.balance.split.parts import Batch, Parts, slots_of_each, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.work import Work

@@ -3,8 +3,8 @@
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.groups.assign import in_turn
 from rollout_dispatcher.balance.split.groups.ranks import split_plainly
+from rollout_dispatcher.balance.split.groups.share import in_turn
 from rollout_dispatcher.balance.split.parts import Batch, Parts, without_fillers
 from rollout_dispatcher.balance.split.runs import cut_ranks, next_fit
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy

@@ -1,53 +1,49 @@
 """Splitting when a group has to stay on one DP rank: groups onto ranks, then micro-batches.
 
-Invariant: all samples of a group are on the same rank; micro-batches hold at most what they may,
-and there are as many on every rank. With a fixed size these are the fewest that whole groups fit
-into. With a token budget, where the last few tokens of room are dear, there may be more if the step
-would take much longer otherwise.
+Invariant: all samples of a group are on the same rank; micro-batches hold at most what they may, or
+a single sample that alone exceeds it, and there are as many on every rank: the fewest for which a
+way is found.
 
-Several ways to share groups out (assign.py) are ranked by what the step would take if samples
-could be cut, then the best are split into micro-batches (levels.py). Example: R = 2, two
-micro-batches of 2, groups of 3, 3 and 2 samples: the third fits nowhere, so there have to be three.
+Groups are shared out (share.py) by each way, then each rank's samples are filled into its
+micro-batches: dearest first, to levels that ranks agree on where they wait at every micro-step;
+swaps inside ranks level what is left. Padded ones are runs of neighbours. The way that takes the
+least time is the plan.
+
+Example, R = 2, M = 2: ranks with costs 9 2 1 and 6 3 3 agree on 9 and 3, so they have 9 | 2 1 and
+6 3 | 3.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
+from rollout_dispatcher.balance.order import by_label
 from rollout_dispatcher.balance.split.best_fit import best_fit
-from rollout_dispatcher.balance.split.budgets.fewest import num_bins
-from rollout_dispatcher.balance.split.groups.alike import layers_of, make_alike
-from rollout_dispatcher.balance.split.groups.assign import (
-    Groups,
+from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.balance.split.groups.share import (
     Share,
-    assignments,
+    by_differences,
+    by_neighbours,
     by_weight,
-    least_loaded,
+    greedily,
+    layers_of,
+    levelled,
+    swapped,
 )
-from rollout_dispatcher.balance.split.groups.levels import (
-    Ranks,
-    agreed_levels,
-    dealt,
-    filled,
-    runs,
-)
-from rollout_dispatcher.balance.split.packing import fewest_micro_batches
+from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
+from rollout_dispatcher.balance.split.leveling import swap_level
+from rollout_dispatcher.balance.split.packing import fewest_micro_batches, members
 from rollout_dispatcher.balance.split.padded.recut import recut
 from rollout_dispatcher.balance.split.padded.runs import begin_cost
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of
 from rollout_dispatcher.balance.split.runs import cut_ranks
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import (
-    FloatArray,
-    IntArray,
-    Layout,
-    PlanConfig,
-    Sync,
-)
+from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig, Sync, cut
+
+SHARES = (greedily, by_neighbours, by_differences)
 
 
 def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig, work: Work) -> Parts:
@@ -55,47 +51,75 @@ def split_by_rank(batch: Batch, group: IntArray, config: PlanConfig, work: Work)
 
     work: pays for trying more ways than the most promising one.
     """
-    task = _Task.of(batch, group, config, work)
-    if config.micro_batch_tokens is None:
-        return _by_count(task)
-    return (_by_padded_tokens if config.layout is Layout.PADDED else _by_tokens)(task)
+    task = _Task.of(batch, group, config)
+    M, free, enough = task.fewest(), list[IntArray](), np.inf
+    if config.micro_batch_tokens is not None:
+        free = task.ways(len(batch) * task.cap, SHARES)
+        enough = tuning.WORTH_A_MICRO_BATCH * min(task.estimate(way, M) for way in free)
+    while True:
+        room = M * task.cap
+        ways = [way for way in free if task.cuts or task.most_held(way) <= room]
+        if not ways:
+            found = task.ways(room, SHARES[:1] if free else SHARES)
+            ways = [way for way in found if task.estimate(way, M) <= enough]
+        if ways and (parts := task.split(ways, M, work)) is not None:
+            return parts
+        M += config.micro_batch_multiple
 
 
 def split_plainly(
     batch: Batch, group: IntArray, config: PlanConfig, share: Share, sequence: IntArray
 ) -> Parts:
     """The same as methods to compare with have it: ranks cut their samples, in this sequence."""
-    return _plain_split(_Task.of(batch, group, config, Work(0.0)), share, sequence)
+    task = _Task.of(batch, group, config)
+    M = task.fewest() if config.micro_batch_size else len(batch)
+    while True:
+        limits = config.dp_size, M * task.cap
+        way = share(task.load, task.held, *limits)
+        if way is None:
+            way = by_weight(task.load, task.held, *limits)
+        if way is not None:
+            return cut_ranks(task.samples(way, sequence), M, batch, config)
+        M += config.micro_batch_multiple
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """What is to be split. weight: what each sample takes of its micro-batch, at most `cap`."""
+    """What is to be split. weight: what each sample takes of its micro-batch, at most `cap`; load
+    and held: what the samples of each group cost and take together.
+    """
 
     batch: Batch
     group: IntArray
-    groups: Groups
+    config: PlanConfig
     weight: IntArray
     cap: int
-    config: PlanConfig
-    work: Work
+    load: FloatArray
+    held: IntArray
 
     @classmethod
-    def of(cls, batch: Batch, group: IntArray, config: PlanConfig, work: Work) -> "_Task":
+    def of(cls, batch: Batch, group: IntArray, config: PlanConfig) -> "_Task":
         budget = config.micro_batch_tokens
         if budget is None:
             cap, weight = config.micro_batch_size or 1, np.ones(len(batch), dtype=np.int64)
         else:
             cap, weight = budget, np.minimum(batch.tokens, budget)
-        groups = Groups.of(batch.cost, weight, group)
-        return cls(batch, group, groups, weight, cap, config, work)
+        load = np.bincount(group, weights=batch.cost).astype(np.float64)
+        held = np.bincount(group, weights=weight).astype(np.int64)
+        return cls(batch, group, config, weight, cap, load, held)
 
     @property
-    def alike(self) -> bool:
-        """Whether ranks wait for each other at every single sample, or for its padding."""
+    def waits_often(self) -> bool:
+        """Whether ranks wait for each other at every micro-step."""
+        return self.config.sync is Sync.MICRO_STEP
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a rank's micro-batches are runs of neighbours: they may be any, or pad."""
         config = self.config
-        alone = config.micro_batch_size == 1 or config.layout is Layout.PADDED
-        return alone and config.sync is Sync.MICRO_STEP
+        alone = config.layout is Layout.PADDED or config.micro_batch_size == 1
+        counted = config.micro_batch_size is not None and config.pipeline_stages == 1
+        return alone or (counted and not self.waits_often)
 
     def fewest(self) -> int:
         """Bound on the micro-batches of a rank: of the whole batch, and of its largest group."""
@@ -104,168 +128,149 @@ class _Task:
             M = micro_batches_for(len(self.batch), config)
         else:
             M = fewest_micro_batches(self.batch.tokens, config.dp_size, self.cap)
-        return config.micro_batches(max(M, -(-int(self.groups.weight.max()) // self.cap)))
+        return config.micro_batches(max(M, -(-int(self.held.max()) // self.cap)))
 
-    def counts(self, least: int) -> Iterator[int]:
-        """Micro-batches of a rank to try under a token budget: the least, then what is likely.
+    def ways(self, cap: int, shares: Sequence[Share]) -> list[IntArray]:
+        """Rank of each group, int64[groups], by each of these that finds room for all."""
+        load, held, R = self.load, self.held, self.config.dp_size
+        if held.sum() > R * cap:
+            return []
+        found = [share(load, held, R, cap) for share in shares]
+        if all(way is None for way in found):
+            found = [by_weight(load, held, R, cap)]
+        return [levelled(load, held, way, R, cap) for way in found if way is not None]
 
-        Hardly any way finds room for the whole batch in many fewer than best fit needs.
-        """
-        yield least
-        falling = -np.sort(-self.weight)
-        bins = num_bins(best_fit(falling, np.full(len(falling), self.cap), self.cap))
-        likely = -(-int(bins * (1 - tuning.BEST_FIT_OVER)) // self.config.dp_size) - 1
-        multiple = self.config.micro_batch_multiple
-        yield from count(max(least + multiple, self.config.micro_batches(likely)), multiple)
+    def most_held(self, way: IntArray) -> int:
+        """What the rank with the heaviest groups has of them."""
+        return int(np.bincount(way, weights=self.held).max())
 
-    def ranks(self, ways: Iterable[IntArray]) -> list[Ranks]:
-        """Samples of the ranks, for each way to share groups out."""
-        R = self.config.dp_size
-        return [Ranks.of(self.batch, self.weight, way[self.group], R) for way in ways]
-
-    def time(self, parts: Parts) -> float:
-        """What the step takes, in cost."""
-        return time_of(self.batch, parts, self.config)
+    def estimate(self, way: IntArray, M: int) -> float:
+        """What the step takes if samples could be cut, all but the largest of a micro-step."""
+        if not self.waits_often:
+            return float(np.bincount(way, weights=self.load).max())
+        return float(self.levels(self.samples(way, self.batch.order), M).sum())
 
     def samples(self, way: IntArray, sequence: IntArray) -> list[IntArray]:
         """Samples of each rank, in this sequence, for a way to share groups out."""
-        of = way[self.group[sequence]]
-        return [sequence[of == r] for r in range(self.config.dp_size)]
+        of, R = way[self.group[sequence]], self.config.dp_size
+        return cut(sequence[by_label(of, R)], np.bincount(of, minlength=R).tolist())
 
-    def estimate(self, ranks: Ranks, M: int) -> float:
-        """What the step takes if samples could be cut, all but the largest of a micro-step."""
-        if self.config.sync is Sync.STEP:
-            return float(ranks.cost.sum(axis=1).max())
-        return float(self.levels(ranks, M).sum())
+    def split(self, ways: list[IntArray], M: int, work: Work) -> Parts | None:
+        """The best micro-batches that ranks have by these ways; None if none finds room."""
+        batch, config, found = self.batch, self.config, list[Parts]()
+        begin = begin_cost(batch.x, batch.s, self.cap) if config.pads_to_budget else 0.0
 
-    def levels(self, ranks: Ranks, M: int) -> FloatArray:
-        """What each micro-step should cost these ranks."""
-        return agreed_levels(ranks.cost, M, single=self.config.micro_batch_size == 1)
+        def rating(parts: Parts) -> float:
+            return time_of(batch, parts, config) + begin * parts.num_micro_batches
 
-    def best(self, ways: list[Ranks], M: int) -> Parts | None:
-        """Micro-batches of the first of these ways that fit, best first; None if none does."""
-        if self.config.layout is Layout.PADDED:
-            return self.best_padded(ways, M)
-        most = tuning.WAYS_TRIED if len(self.batch) <= tuning.WAYS_TRIED_UP_TO else 1
-        found: list[Parts] = []
-        for ranks in sorted(ways, key=lambda ranks: self.estimate(ranks, M)):
-            if found and not self.affords_another(M):
+        if self.cuts:
+            found = [self.cut(way, M) for way in ways]
+            if self.waits_often and config.micro_batch_tokens is None:
+                best = int(np.argmin([rating(parts) for parts in found]))
+                layers = layers_of(batch.cost, self.group)
+                alike = swapped(ways[best], layers, self.held, config.dp_size, M * self.cap)
+                found.append(self.cut(alike, M))
+            found.sort(key=rating)
+            if config.layout is Layout.PADDED and config.micro_batch_size != 1:
+                found += recut(batch, found, config, work, alone=True)
+            return min(found, key=rating)
+        price = tuning.GROUPS_BY_TOKENS.of(len(batch), config.dp_size, M)
+        leaving = tuning.SPLIT_BY_TOKENS.of(len(batch), config.dp_size, M)
+        for way in sorted(ways, key=lambda way: self.estimate(way, M)):
+            if found and not work.affords(price, leaving):
                 break
-            found += self.micro_batches(ranks, M)
-            if len(found) >= most:
-                break
-        return min(found, key=self.time, default=None)
+            parts = self.filled(self.samples(way, batch.order), M, work)
+            found += [] if parts is None else [parts]
+        return min(found, key=rating, default=None)
 
-    def best_padded(self, ways: list[Ranks], M: int) -> Parts | None:
-        """The same, where it takes no time to cut all of them anew where padding costs least."""
-        m = self.config.micro_batch_size or 1
-        found = sorted((min(runs(ranks, M, m), key=self.time) for ranks in ways), key=self.time)
-        if found and m > 1:
-            found += recut(self.batch, found, self.config, self.work, alone=True)
-        return min(found, key=self.time, default=None)
+    def cut(self, way: IntArray, M: int) -> Parts:
+        """Runs of neighbours on each rank, as full as can be."""
+        return cut_ranks(self.samples(way, self.batch.order), M, self.batch, self.config)
 
-    @property
-    def cuts(self) -> bool:
-        """Whether samples just go in turn, or with their neighbours, which takes no time."""
-        m, per_step = self.config.micro_batch_size, self.config.sync is Sync.STEP
-        return m is not None and (per_step or m == 1 or self.config.layout is Layout.PADDED)
+    def levels(self, ranks: list[IntArray], M: int) -> FloatArray:
+        """What each of M micro-steps should cost, falling: the largest sample that any rank has
+        left, or an even share of what the most loaded rank has left.
+        """
+        cost, levels = self.batch.cost, np.empty(M)
+        left = max(float(cost[ids].sum()) for ids in ranks)
+        if not self.waits_often:
+            return np.full(M, left / M)
+        largest = np.zeros(M)
+        for ids in ranks:
+            first = cost[ids[:M]]
+            np.maximum(largest[: len(first)], first, out=largest[: len(first)])
+        for j in range(M):
+            levels[j] = max(float(largest[j]), left / (M - j))
+            left = max(left - levels[j], 0.0)
+        return levels
 
-    def affords_another(self, M: int) -> bool:
-        """Whether one more way may be split, and another selection after it."""
-        n, R = len(self.batch), self.config.dp_size
-        price, leaving = tuning.FILL_RANKS.of(n, R, M), tuning.SPLIT_BY_TOKENS.of(n, R, M)
-        return self.cuts or self.work.affords(price, leaving)
+    def filled(self, ranks: list[IntArray], M: int, work: Work) -> Parts | None:
+        """M micro-batches of each of these ranks, falling by cost; None if one finds no room.
 
-    def micro_batches(self, ranks: Ranks, M: int) -> list[Parts]:
-        """Splits of these ranks into M micro-batches each; none if one of them finds no room."""
-        m, per_step = self.config.micro_batch_size, self.config.sync is Sync.STEP
-        if m is not None and (m == 1 or self.config.layout is Layout.PADDED):
-            return runs(ranks, M, m)
-        if m is not None and per_step:
-            return [dealt(ranks, M, m)]
-        levels = None if per_step else self.levels(ranks, M)
-        parts = filled(ranks, M, self.cap, levels, self.work)
-        return [] if parts is None else [parts]
+        work: pays for unequal KK in each, where micro-batches that should be alike are not.
+        """
+        cost, weight, cap, levels = self.batch.cost, self.weight, self.cap, self.levels(ranks, M)
+        place = np.empty(len(cost), dtype=np.int64)
+        for r, ids in enumerate(ranks):
+            labels = _to_levels(cost[ids], weight[ids], cap, levels[0] - levels)
+            if labels is None:
+                return None
+            place[ids] = labels + r * M
+        best, n, price = self.levelled(place, levels), len(cost), tuning.KK_BY_COUNT
+        if self.is_uneven(best, levels) and work.affords(price.of(n, len(ranks), M)):
+            for r, ids in enumerate(ranks):
+                labels = differencing_labels(cost[ids], M, equal_size=False)
+                if np.bincount(labels, weights=weight[ids], minlength=M).max() <= cap:
+                    place[ids] = labels + r * M
+            best = min(best, self.levelled(place, levels), key=self.time)
+        return Parts(best[best < n], (best < n).sum(axis=2))
+
+    def is_uneven(self, bins: IntArray, levels: FloatArray) -> bool:
+        """Whether these take longer than levels that are all alike."""
+        close, alike = 1 + tuning.AS_THOUGHT, levels[0] <= (1 + tuning.AS_THOUGHT) * levels[-1]
+        return self.waits_often and bool(alike) and self.time(bins) > close * float(levels.sum())
+
+    def levelled(self, place: IntArray, levels: FloatArray) -> IntArray:
+        """Micro-batches int64[R, M, slots] of samples in these places, after swaps inside ranks.
+
+        To the levels; or to what ranks have on average, where one has no room to reach them.
+        """
+        M, R = len(levels), self.config.dp_size
+        x, w = np.append(self.batch.cost, 0.0), np.append(self.weight, 0)
+        best = bins = self.falling(members(place, R * M).reshape(R, M, -1))
+        enough = float(levels.sum()) * (1 + tuning.LEVEL_PACKING) if self.waits_often else np.inf
+        for target in (levels, x[bins].sum(axis=2).mean(axis=0)):
+            if self.time(best) > enough:
+                other, base = bins.copy(), np.broadcast_to(target[0] - target, (R, M))
+                rounds, level = tuning.PACKING_ROUNDS, tuning.LEVEL_PACKING
+                swap_level(other, x, w, self.cap, base=base, enough=level, rounds=rounds)
+                best = min(best, self.falling(other), key=self.time)
+        return best
+
+    def costs(self, bins: IntArray) -> FloatArray:
+        """Cost of each micro-batch; bins: int64[R, M, slots]."""
+        costs: FloatArray = np.append(self.batch.cost, 0.0)[bins].sum(axis=2)
+        return costs
+
+    def falling(self, bins: IntArray) -> IntArray:
+        """Each rank's micro-batches by falling cost."""
+        order = np.argsort(-self.costs(bins), axis=1, kind="stable")
+        return np.take_along_axis(bins, order[:, :, None], 1)
+
+    def time(self, bins: IntArray) -> float:
+        """What these take where ranks wait at every micro-step."""
+        return float(self.costs(bins).max(axis=0).sum())
 
 
-def _by_count(task: _Task) -> Parts:
-    """The fewest micro-batches of a fixed size that whole groups fit into."""
-    M, R = task.fewest(), task.config.dp_size
-    while True:
-        cap = M * task.cap
-        ways = list(assignments(task.groups, R, cap)) or list(by_weight(task.groups, R, cap))
-        if ways and task.alike:
-            ways.append(_alike(task, ways, M))
-        found = task.best(task.ranks(ways), M)
-        if found is not None:
-            return found
-        M += task.config.micro_batch_multiple
+def _to_levels(x: FloatArray, w: IntArray, cap: int, below: FloatArray) -> IntArray | None:
+    """Micro-batch of each of one rank's samples: to the levels, evenly by weight, or tightly.
 
-
-def _alike(task: _Task, ways: list[IntArray], M: int) -> IntArray:
-    """The best of these ways, whose ranks swap groups until they have alike samples."""
-    best = min(ways, key=lambda way: task.estimate(task.ranks([way])[0], M))
-    layers = layers_of(task.batch.cost, task.group)
-    return make_alike(best, layers, task.groups, task.config.dp_size, M * task.cap)
-
-
-def _by_tokens(task: _Task) -> Parts:
-    """Ways that are good without a cap, with the micro-batches they need; fewer if others do well.
-
-    Example: four micro-batches hold what the best way gives each rank; three hold it if ranks have
-    the same tokens. These will do if the step takes not much longer.
+    below: what each micro-batch should cost less than the first.
     """
-    R = task.config.dp_size
-    free = task.ranks(assignments(task.groups, R, len(task.batch) * task.cap))
-    least = task.fewest()
-    enough = tuning.WORTH_A_MICRO_BATCH * min(task.estimate(ranks, least) for ranks in free)
-    for M in task.counts(least):
-        cap = M * task.cap
-        found = task.best([ranks for ranks in free if ranks.heaviest <= cap], M)
-        if found is not None:
-            return found
-        for ways in _tight(task.groups, R, cap):
-            worth = [each for each in task.ranks(ways) if task.estimate(each, M) <= enough]
-            found = task.best(worth, M)
-            if found is not None and task.time(found) <= enough:
-                return found
-    raise AssertionError("some count holds whatever ranks have")
-
-
-def _by_padded_tokens(task: _Task) -> Parts:
-    """The way whose ranks, each of which cuts its own samples in falling order, take least.
-
-    With what it costs to begin their micro-steps.
-    """
-    batch, config = task.batch, task.config
-    begin = begin_cost(batch.x, batch.s, task.cap)
-    ways = assignments(task.groups, config.dp_size, len(batch) * task.cap)
-    found = [cut_ranks(task.samples(way, batch.order), 1, batch, config) for way in ways]
-
-    def rating(parts: Parts) -> float:
-        return task.time(parts) + begin * parts.num_micro_batches
-
-    found.sort(key=rating)
-    return min((*found, *recut(batch, found, config, task.work, alone=True)), key=rating)
-
-
-def _tight(groups: Groups, R: int, cap: int) -> Iterator[Iterator[IntArray]]:
-    """Ways to share groups out that keep to the cap; then with some room left; then by weight."""
-    if int(groups.weight.sum()) > R * cap:
-        return
-    yield least_loaded(groups, R, cap)
-    tighter = (-(-int(groups.weight.sum()) // R) + cap) // 2
-    yield least_loaded(groups, R, max(tighter, int(groups.weight.max())))
-    yield by_weight(groups, R, cap)
-
-
-def _plain_split(task: _Task, share: Share, sequence: IntArray) -> Parts:
-    config, groups, R = task.config, task.groups, task.config.dp_size
-    M = task.fewest() if config.micro_batch_size else len(task.batch)
-    while True:
-        way = share(groups, R, M * task.cap)
-        if way is None:
-            way = next(by_weight(groups, R, M * task.cap), None)
-        if way is not None:
-            return cut_ranks(task.samples(way, sequence), M, task.batch, config)
-        M += config.micro_batch_multiple
+    M = len(below)
+    labels = lpt_budget(x, w, M, cap, start=below)
+    if labels is None:
+        labels = lpt_budget(w.astype(np.float64), w, M, cap)
+    if labels is None:
+        labels = best_fit(w, np.full(M, cap), cap)
+    return None if labels.min(initial=0) < 0 else labels
