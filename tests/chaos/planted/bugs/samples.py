@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
-from rollout_dispatcher.plan import FloatArray
 from rollout_dispatcher.sample import Sample
 from tests.chaos.planted.plant import plant, planted
 
@@ -58,13 +58,11 @@ def repeat_a_step() -> None:
     before: list[MicroBatches] = []
     right: dict[int, MicroBatches] = {}
 
-    def again(
-        steps: OpenSteps, micro_batches: MicroBatches, dp_size: int, now: float, cost: FloatArray
-    ) -> OpenStep:
+    def again(steps: OpenSteps, micro_batches: MicroBatches, *others: Any) -> OpenStep:
         if steps.next_step == REPEATED:
             right[REPEATED], micro_batches = micro_batches, before[-1]
         before.append(micro_batches)
-        return add(steps, micro_batches, dp_size, now, cost)
+        return add(steps, micro_batches, *others)
 
     def newest(steps: OpenSteps) -> OpenStep:
         step = steps.uncommitted()[-1]
