@@ -63,6 +63,19 @@ def test_what_leaves_lets_in_as_much_as_it_had_there() -> None:
     assert answer.outcomes == (A, A)
 
 
+def test_who_is_first_in_line_at_once_comes_in_unless_a_cap_holds_it_back() -> None:
+    lot = lobby(batch=2)
+    assert push(lot.admission, 0, there("a"), there("b")) == [A, A]
+    assert push(lot.admission, 2, there("c")) == [None]
+    assert push(lot.admission, 3, there("d")) == [None]
+    lot.buffer.take(lot.buffer.ready(1))
+    assert len(lot.admission.retry(0.0)) == 1  # c, so that it is the turn of others
+    (answer,) = lot.admission.push(Push("q", 0, (here("e"),)), 0.0, may_hold=True)
+    assert isinstance(answer, PushAnswered)
+    assert answer.outcomes == (A,)
+    assert push(lot.admission, 4, here("f")) == [None]
+
+
 def test_a_sample_that_never_fits_is_refused_alone() -> None:
     admission = lobby().admission
     too_large = there("a", 3 * TOKENS)

@@ -40,6 +40,12 @@ def test_a_member_without_a_version_is_lacking_and_its_group_may_be_pushed_again
     assert bench.push(of_group("0", 3), of_group("1", 3)) == (A, A)
 
 
+def test_who_came_before_a_member_without_a_version_passes_soft_caps_as_members_do() -> None:
+    bench = Bench(batch=4, window=4, capacity=4, max_staleness=1, keep_incomplete=True)
+    bench.push(*[make_sample(f"p{at}", policy_version=0) for at in range(4)])
+    assert bench.push(of_group("0", 0), of_group("1", None)) == (A, R)
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_is_exempt_is_trained_on_however_old(restart: bool) -> None:
     bench = Bench(batch=2, window=2, max_staleness=1, durable=True)

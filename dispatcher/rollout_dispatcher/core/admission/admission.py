@@ -76,7 +76,12 @@ class Admission:
         if may_hold and self._has_place(push):
             self.held.add(push)
             self._producers.contributed(push.producer)  # an end waits for its word as well
-            return [PushHeld(push.producer, push.first_seq, self.capacity.reached())]
+            # Who owes nothing may stand before all others in line, whom a cap may hold back alone.
+            is_first = in_line and self.held.first() is push
+            tried = self._try(push, now) if is_first else []
+            if push not in self.held:
+                return tried
+            return [PushHeld(push.producer, push.first_seq, self.capacity.reached()), *tried]
         self._deciding.fill(push)
         return [push.answer()]
 

@@ -99,6 +99,7 @@ class Deciding:
         """The same, sample by sample."""
         self._supersede(push)
         accepted: list[Sample] = []
+        lost = False
         for index in push.undecided:
             sample, seq = push.samples[index], push.first_seq + index
             given_id = sample.sample_id if push.named else None
@@ -108,7 +109,7 @@ class Deciding:
             try:
                 self._eligibility.check(push, sample)
             except SampleRefused as error:
-                self._refuse(push, index, error, now)
+                lost |= self._refuse(push, index, error, now)
                 continue
             if in_line and not self._buffer.is_expected(sample):
                 continue
@@ -121,7 +122,8 @@ class Deciding:
             accepted.append(sample)
         if accepted:
             self._outcomes.count(accepted)
-        if any(map(self._eligibility.is_late, push.waiting)):  # of groups that ended meanwhile
+        # A member that is lost opens its group, or ends it, for those that came before.
+        if push.waiting and (lost or any(map(self._eligibility.is_late, push.waiting))):
             self.decide_each(push, now, in_line=in_line)
 
     def _supersede(self, push: Push) -> None:
@@ -155,11 +157,14 @@ class Deciding:
         for index in push.undecided:
             self._outcomes.refuse(push, index, why)
 
-    def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> None:
+    def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> bool:
+        """Whether its group has lost it for good."""
         self._outcomes.refuse(push, index, error)
         sample, seq = push.samples[index], push.first_seq + index
         lost = error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)
-        if lost and self._eligibility.memory.refuse(push.producer, seq):
+        lost = lost and self._eligibility.memory.refuse(push.producer, seq)
+        if lost:
             size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
             why = f"a member was refused ({error})"
             self._dropping.lost_member(str(sample.group_id), size, why, now)
+        return lost
