@@ -10,7 +10,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import STAGING_BYTES
 from rollout_dispatcher.sample import DType
 from tests.support.client import Producer, Trainer, make_push
-from tests.support.server import ServeProcess
+from tests.support.server import ServeProcess, eventually
 
 FLOODS, PUSHES = 16, 400
 
@@ -18,6 +18,12 @@ FLOODS, PUSHES = 16, 400
 def one_sample(name: str, seq: int) -> bytes:
     push, payload = make_push(name, seq, [1])
     return codec.encode(push, len(payload)) + payload
+
+
+def is_stopped(pid: int) -> bool:
+    """A signal is on its way for a while, in which a running process goes on."""
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "T"
 
 
 def test_a_quiet_producer_is_heard_after_one_read_of_each_flood(tmp_path: Path) -> None:
@@ -37,6 +43,7 @@ def test_a_quiet_producer_is_heard_after_one_read_of_each_flood(tmp_path: Path) 
         floods = [Producer(server.endpoint, f"flood-{at}") for at in range(FLOODS)]
         quiet, trainer = Producer(server.endpoint, "quiet"), Trainer(server.endpoint, dp_size=1)
         server.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(server.pid), "the dispatcher is stopped")
         for flood in floods:
             pushes = (one_sample(flood.client_id, seq) for seq in range(PUSHES))
             flood.send_bytes(b"".join(pushes))
