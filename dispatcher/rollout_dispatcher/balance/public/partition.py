@@ -24,7 +24,7 @@ from rollout_dispatcher.balance.numbers import as_costs
 from rollout_dispatcher.balance.public.arguments import at_least
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
-from rollout_dispatcher.balance.split.packing import members, too_many_slots
+from rollout_dispatcher.balance.split.packing import bin_of_each, members, too_many_slots
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.errors import UnequalPartitions
 from rollout_dispatcher.plan import FloatArray, IntArray, cut
@@ -150,6 +150,4 @@ def _levelled(labels: IntArray, x: FloatArray, k: int, equal_size: bool) -> IntA
             return labels
         ids = members(labels, k)
         swap_level(ids[None], np.append(x, 0.0))
-    levelled = np.empty(n + 1, dtype=np.int64)
-    levelled[ids] = np.arange(k)[:, None]
-    return fill_empty(levelled[:n], k)
+    return fill_empty(bin_of_each(ids, n), k)

@@ -2,8 +2,8 @@
 
 Invariant: each item is in one bin; a bin holds at most `budget` tokens, or a single item that
 alone exceeds it; the number M of bins a rank is the smallest that the ways below find, never
-more than best fit needs, a number that is allowed, and the
-same on all ranks. Whether more are worth it is for the strategy.
+more than best fit needs, a number that is allowed, and the same on all ranks. Whether more are
+worth it is for the strategy.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
 Columns that a large item rules are filled one by one to its level (column_fill.py), the others
@@ -117,9 +117,7 @@ def level_columns(
     enough = tuning.EVEN_PACKING - 1 if goes_by_chunks(len(x), bins) else tuning.LEVEL_PACKING
     x, s = np.concatenate((x, (0.0,))), np.concatenate((s, (0,)))
     swap_level(ids, x, s, budget, enough=enough, rounds=tuning.PACKING_ROUNDS)
-    swapped = np.empty(len(x), dtype=np.int64)
-    swapped[ids] = np.arange(bins).reshape(M, R, 1)
-    return swapped[:-1]
+    return bin_of_each(ids.reshape(bins, -1), len(labels))
 
 
 def members(labels: Labels, bins: int) -> IntArray:
@@ -130,6 +128,13 @@ def members(labels: Labels, bins: int) -> IntArray:
     first = np.arange(0, bins * slots, slots) - counts.cumsum() + counts
     ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = by_label(labels, bins)
     return ids
+
+
+def bin_of_each(ids: IntArray, n: int) -> Labels:
+    """Bin of each of n items from `members`, whose rows may have been swapped since."""
+    labels = np.empty(n + 1, dtype=np.int64)
+    labels[ids] = np.arange(len(ids))[:, None]
+    return labels[:-1]
 
 
 def too_many_slots(labels: Labels, bins: int) -> bool:

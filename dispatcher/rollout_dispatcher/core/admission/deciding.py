@@ -161,8 +161,9 @@ class Deciding:
         """Whether its group has lost it for good."""
         self._outcomes.refuse(push, index, error)
         sample, seq = push.samples[index], push.first_seq + index
-        lost = error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)
-        lost = lost and self._eligibility.memory.refuse(push.producer, seq)
+        if not (error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)):
+            return False
+        lost = self._eligibility.memory.refuse(push.producer, seq)
         if lost:
             size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
             why = f"a member was refused ({error})"

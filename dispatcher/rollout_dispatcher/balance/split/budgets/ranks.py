@@ -19,7 +19,12 @@ from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.leveling import swap_level
-from rollout_dispatcher.balance.split.packing import fill, members, too_many_slots
+from rollout_dispatcher.balance.split.packing import (
+    bin_of_each,
+    fill,
+    members,
+    too_many_slots,
+)
 from rollout_dispatcher.balance.split.partition import bins_onto_ranks
 from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
 
@@ -99,6 +104,4 @@ def _level(
     by_rank = ids.reshape(1, R, -1)
     costs, tokens = np.append(x, 0.0), np.append(t, 0)
     swap_level(by_rank, costs, tokens, budget, parts=M, rounds=tuning.RANK_ROUNDS)
-    swapped = np.empty(len(costs), dtype=np.int64)
-    swapped[by_rank.reshape(ids.shape)] = np.arange(R * M)[:, None]
-    return swapped[:-1]
+    return bin_of_each(by_rank.reshape(ids.shape), len(labels))

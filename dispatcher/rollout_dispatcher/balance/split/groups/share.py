@@ -23,7 +23,7 @@ from rollout_dispatcher.balance.split.best_fit import best_fit
 from rollout_dispatcher.balance.split.budget_fit import lpt_budget
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import swap_level
-from rollout_dispatcher.balance.split.packing import members
+from rollout_dispatcher.balance.split.packing import bin_of_each, members
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 #: Cost of each group, what it weighs, R, cap -> rank of each group; None: no room.
@@ -104,7 +104,7 @@ def levelled(load: FloatArray, weight: IntArray, rank_of: IntArray, R: int, cap:
     """Rank of each group after swaps of many ranks at a time, then of the most loaded alone."""
     ids = members(rank_of, R)
     swap_level(ids[None], np.append(load, 0.0), np.append(weight, 0), cap)
-    return swapped(_rank_of(ids, len(load)), load[:, None], weight, R, cap)
+    return swapped(bin_of_each(ids, len(load)), load[:, None], weight, R, cap)
 
 
 def swapped(rank_of: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray:
@@ -154,14 +154,7 @@ def swapped(rank_of: IntArray, layers: FloatArray, weight: IntArray, R: int, cap
         both = [high, other[0]]
         ranks[:, both] = reach[:, both].sum(axis=2)
         room[both] = cap - held[both].sum(axis=1)
-    return _rank_of(ids, len(rank_of))
-
-
-def _rank_of(ids: IntArray, n: int) -> IntArray:
-    """Rank of each of n groups, int64[R, slots], where n is an empty slot."""
-    rank_of = np.empty(n + 1, dtype=np.int64)
-    rank_of[ids] = np.arange(len(ids))[:, None]
-    return rank_of[:-1]
+    return bin_of_each(ids, len(rank_of))
 
 
 def _others(ranks: FloatArray, high: int, low: IntArray) -> FloatArray:
