@@ -486,7 +486,14 @@ def test_others_on_the_same_socket_are_answered_while_as_many_wait_to_be_closed_
         assert monotonic() - began < ANSWERED_S
 
 
+def takes_segments(server: ServeProcess) -> bool:
+    """Not as long as what others sent waits to be closed."""
+    with SharingProducer(server.endpoint) as one:
+        return "shared-memory" in one.welcome.capabilities
+
+
 def test_who_cuts_a_segment_after_it_was_taken_cannot(victim: ServeProcess) -> None:
+    eventually(lambda: takes_segments(victim), "shared memory is offered", 2 * LINGERS_S)
     cheater = SharingProducer(victim.endpoint)
     descriptor = write_segment([PAYLOAD])
     cheater.push(os.dup(descriptor), len(PAYLOAD))
