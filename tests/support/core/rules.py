@@ -31,7 +31,7 @@ class Rules:
         self.buffered: dict[int, Entry] = {}
         self.trained: set[str] = set()
         self._names: set[str] = set()  # of what is buffered
-        self._departures = 0
+        self._departures = self._ready = 0
         self.skips: Counter[int] = Counter()
         self.reported: tuple[int, int] | None = None
         self._hungry_since: float | None = None
@@ -160,13 +160,22 @@ class Rules:
                 assert self.core._lifecycle.ended
 
     def _check_soft_caps(self, decision: Decision) -> None:
-        """Samples without a group fill the buffer to its soft cap, or to a batch, no further."""
-        before, self._departures = self._departures, self.core._buffer.departures
-        came = [one for one in decision.effects if isinstance(one, e.SamplesAccepted)]
-        plain = all(entry.sample.group_id is None for one in came for entry in one.entries)
-        if came and plain and before == self._departures:
+        """Samples without a group fill the buffer to its soft cap, or to a batch, no further.
+
+        Groups may become whole in the same event, after them, and these pass the cap.
+        """
+        buffer = self.core._buffer
+        ready, self._ready = self._ready, buffer.ready_units
+        before, self._departures = self._departures, buffer.departures
+        came = [
+            entry.sample.group_id
+            for one in decision.effects
+            if isinstance(one, e.SamplesAccepted)
+            for entry in one.entries
+        ]
+        if came and set(came) == {None} and before == self._departures:
             most = max(self.config.limits.samples, self.config.trigger.batch)
-            assert self.core._buffer.ready_units <= most, "beyond the soft cap"
+            assert ready + len(came) <= most, "beyond the soft cap"
 
     # -- when to plan, and what -----------------------------------------------------------------
 
