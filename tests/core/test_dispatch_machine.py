@@ -39,7 +39,13 @@ from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
-from rollout_dispatcher.errors import CheckpointRefused, ConfigError, GenerationFenced, RankRefused
+from rollout_dispatcher.errors import (
+    CheckpointRefused,
+    ConfigError,
+    GenerationFenced,
+    ProtocolError,
+    RankRefused,
+)
 from rollout_dispatcher.payload import InJournal
 from rollout_dispatcher.plan import Grouping, PlanConfig
 from rollout_dispatcher.sample import Outcome, Sample
@@ -230,6 +236,10 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def report_a_checkpoint_saved(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(self.checkpoints)).step
+        if step >= self.core._ledger.steps.next_step:  # what was given again has lost its samples
+            with pytest.raises(ProtocolError, match="never planned"):
+                self.core.checkpoint_saved(0, step)
+            return
         self.perform(self.core.checkpoint_saved(0, step))
         self.perform(self.core.checkpoint_saved(1, 10**6))  # only DP rank 0's word counts
         self.saved = max(self.saved, step)
