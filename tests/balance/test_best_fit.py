@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance.split.best_fit import best_fit
+from rollout_dispatcher.balance.split.assign import best_fit
 from rollout_dispatcher.plan import IntArray
 
 

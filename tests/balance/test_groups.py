@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, tokens
-from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.balance.split.assign import lpt_budget
 from rollout_dispatcher.balance.split.groups.ranks import SHARES
 from rollout_dispatcher.balance.split.groups.share import (
     by_weight,

@@ -88,33 +88,21 @@ WELL_FILLED = 0.97
 
 # Splitting: how evenly, and how long.
 
-#: Above this many items, and with so many bins at least, LPT goes by chunks: same idea, vectorised,
-#: and no longer item by item. By `tests.bench.planner`, times.
-CHUNKED_FROM, CHUNKED_BINS = 3000, 32
 #: Loads within this of their mean count as level: finer takes more swaps, and no cost model knows.
 #: Chosen.
 TOLERANCE = 2e-4
 #: Swap candidates a bin; more than this costs time and adds little, as many are alike. By
 #: `tests.bench.constants SWAP_SLOTS 8 16 32`.
 SWAP_SLOTS = 16
-#: Of more slots than this only the bins that swapped are summed up anew, which is time alone. Of
-#: more than that bins are not levelled: most slots are empty then, as one bin has a thousand
-#: samples and others have one, and it would take a second. Chosen.
-MANY_SLOTS, TOO_MANY_SLOTS = 1 << 13, 1 << 20
+#: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
+#: others have one, and it would take a second. Chosen.
+TOO_MANY_SLOTS = 1 << 20
 #: Up to so many slots all that a fixed number of samples a micro-batch allows are there to be
 #: filled; beyond, twice as many as there are samples, as the rest stay empty. Chosen.
 FEW_SLOTS = 1 << 12
 #: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
 #: it is the budget that stands in the way. By `tests.bench.planner`, times.
 OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
-#: Where some bin has less room than this part of a mean item, budgets are looked at before swaps,
-#: and elsewhere after, as they hardly ever stand in the way; time alone. Chosen by trial.
-FULL_BIN = 1 / 32
-#: Columns dealt to ranks by load; the ones after that differ too little to be worth it. Chosen.
-DEALT_BY_LOAD = 32
-#: Equal sums are tried from other starts than LPT above so many tolerances, up to so many items. By
-#: `tests.bench.planner`, times.
-OTHER_STARTS, OTHER_STARTS_UP_TO = 5, 4096
 #: Rows of neighbours that wait no more than this are not worth another construction. Chosen.
 FAIR_COLUMNS = 1.01
 #: Levelling of columns ends when this share of the step is lost to waiting, or after so many
@@ -123,23 +111,8 @@ LEVEL_COLUMNS, COLUMN_ROUNDS = 3e-3, 5
 #: The same under a token budget. By `tests.bench.constants LEVEL_PACKING 1e-4 1e-3 1e-2 --cell
 #: budget-512`, and PACKING_ROUNDS 1 8 16.
 LEVEL_PACKING, PACKING_ROUNDS = 1e-3, 8
-#: Where tokens take more than this share of all budgets, many items are not tried to be packed by
-#: cost: the last of them never find room. Chosen.
-SCARCE = 0.99
-#: A packing of many items that waits no more than this is good enough as it is. Chosen.
-EVEN_PACKING = 1.003
-#: One by tokens alone is, if it waits no more than this: where it has fewer bins than there are
-#: micro-batches, to split some takes longer than to fill all by cost. Chosen by trial.
-TIGHT_PACKING = 1.001
-#: Items a bin, the smallest ones, that may go by best fit where tokens are tight. Chosen.
-TAIL = 3
 #: How often a level may rise to hold more tokens. Chosen.
 RISES = 8
-#: Items of one length, on average, from which on best fit takes them together. By
-#: `tests.bench.planner --cell deepseek-16384x8-w1`, time alone.
-ALIKE = 3
-#: Micro-batches a rank beyond which next fit cuts ranks one after the other; time alone, likewise.
-MANY_RUNS = 24
 
 # The public packer and partition: how long they try.
 

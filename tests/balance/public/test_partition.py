@@ -15,7 +15,7 @@ from rollout_dispatcher.balance import (
     karmarkar_karp,
 )
 from rollout_dispatcher.balance.bounds import rank_bound
-from rollout_dispatcher.balance.split.leveling import lpt_one_by_one
+from rollout_dispatcher.balance.split.assign import lpt
 from rollout_dispatcher.plan import FloatArray
 
 #: What may be lost by not looking further.
@@ -27,10 +27,10 @@ def largest(costs: Any, parts: list[list[int]]) -> float:
     return max(float(sum(costs[i] for i in part)) for part in parts)
 
 
-def lpt(costs: FloatArray, k: int, cap: int) -> list[list[int]]:
+def longest_first(costs: FloatArray, k: int, cap: int) -> list[list[int]]:
     """Longest first onto the least loaded part with room: AReaL's `balanced_greedy_partition`."""
     falling = np.argsort(-costs, kind="stable")
-    labels = lpt_one_by_one(costs[falling], np.zeros(k), cap)
+    labels = lpt(costs[falling], k, cap)
     return [falling[labels == part].tolist() for part in range(k)]
 
 
@@ -57,7 +57,10 @@ def test_it_is_never_above_kk_or_lpt(costs: list[int], k: int, equal_size: bool)
     costs = costs * k
     ours = largest(costs, balanced_partition(costs, k, equal_size=equal_size))
     cap = len(costs) // k if equal_size else len(costs)
-    for other in (karmarkar_karp(costs, k, equal_size), lpt(np.array(costs, float), k, cap)):
+    for other in (
+        karmarkar_karp(costs, k, equal_size),
+        longest_first(np.array(costs, float), k, cap),
+    ):
         assert ours <= largest(costs, other) * SLACK
 
 

@@ -30,8 +30,7 @@ from rollout_dispatcher.balance.public.arguments import (
     token_budget,
 )
 from rollout_dispatcher.balance.public.partition import by_falling_sum, fill_empty
-from rollout_dispatcher.balance.split.best_fit import best_fit
-from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
+from rollout_dispatcher.balance.split.assign import Labels, best_fit, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins
 from rollout_dispatcher.balance.split.budgets.trades import traded_bins
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels

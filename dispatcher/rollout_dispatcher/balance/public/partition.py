@@ -22,8 +22,9 @@ from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.bounds import rank_bound
 from rollout_dispatcher.balance.numbers import as_costs
 from rollout_dispatcher.balance.public.arguments import at_least
+from rollout_dispatcher.balance.split.assign import lpt
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
-from rollout_dispatcher.balance.split.leveling import lpt_one_by_one, swap_level
+from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import bin_of_each, members, too_many_slots
 from rollout_dispatcher.balance.split.partition import step_partition
 from rollout_dispatcher.errors import UnequalPartitions
@@ -121,7 +122,7 @@ def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
 
 def _starts(x: FloatArray, k: int, equal_size: bool) -> Iterator[IntArray]:
     cap = len(x) // k if equal_size else len(x)
-    yield lpt_one_by_one(x, np.zeros(k), cap)
+    yield lpt(x, k, cap)
     if equal_size:
         yield labels_of(step_partition(x, k, 1, cap)[:, 0].tolist(), len(x))
     yield differencing_labels(x, k, equal_size)

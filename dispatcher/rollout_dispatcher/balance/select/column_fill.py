@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heapreplace
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
+from rollout_dispatcher.balance.split.assign import Labels, lpt_budget
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 

@@ -20,8 +20,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import by_label, falling_place
 from rollout_dispatcher.balance.select.column_fill import fill_columns, is_ruled
-from rollout_dispatcher.balance.split.best_fit import best_fit
-from rollout_dispatcher.balance.split.budget_fit import Labels, goes_by_chunks, lpt_budget
+from rollout_dispatcher.balance.split.assign import Labels, best_fit, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fewest import least_bins, num_bins
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import Allowed, FloatArray, IntArray
@@ -57,51 +56,23 @@ def fill(
     up to what best fit needs.
     """
     M = allowed(fewest_micro_batches(s, R, budget))
-    many, tight, enough = goes_by_chunks(len(x), R * M), None, M
-    while True:
-        labels = None if many and is_scarce(s, R * M, budget) else _fill(x, s, R, M, budget)
-        if labels is not None:
-            return labels, M
-        if tight is None:
-            tight = best_fit(s, np.full(len(s), budget), budget)
-            enough = max(allowed(-(-num_bins(tight) // R)), M)
-            if many and _time(tight, x, R, enough) <= float(x.sum()) / R * tuning.TIGHT_PACKING:
-                return tight, enough
+    while (labels := _fill(x, s, R, M, budget)) is None:
+        tight = best_fit(s, np.full(len(s), budget), budget)
+        enough = max(allowed(-(-num_bins(tight) // R)), M)
         if enough <= M:
             return tight, M
-        M = enough if many else max(allowed(M + 1), allowed(-(-least_bins(s, budget) // R)))
-
-
-def is_scarce(s: IntArray, bins: int, budget: int) -> bool:
-    """Whether so many bins have hardly more room than tokens `s` take."""
-    return float(np.minimum(s, budget).sum()) > tuning.SCARCE * bins * budget
+        M = max(allowed(M + 1), allowed(-(-least_bins(s, budget) // R)))
+    return labels, M
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
-    """By cost, micro-step after micro-step; else all at once; else by tokens alone.
-
-    Of many items, over many bins, plain LPT is often as good as it gets, and much faster.
-    """
-    ruled, many = is_ruled(x, R, M), goes_by_chunks(len(x), R * M)
-    even = lpt_budget(x, s, R * M, budget) if many or not ruled else None
-    if even is not None and (
-        not ruled or _time(even, x, R, M) <= float(x.sum()) / R * tuning.EVEN_PACKING
-    ):
-        return even
-    labels: Labels | None = None
-    if ruled:
-        labels = fill_columns(x, s, R, M, budget)
-        if labels is None:
-            labels = even if many else lpt_budget(x, s, R * M, budget)
+    """By cost, micro-step after micro-step; else all at once; else by tokens alone."""
+    labels = fill_columns(x, s, R, M, budget) if is_ruled(x, R, M) else None
+    if labels is None:
+        labels = lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
     return labels
-
-
-def _time(labels: Labels, x: FloatArray, R: int, M: int) -> float:
-    """Sum over micro-steps of the largest bin, when bins of like cost share a micro-step."""
-    load = np.bincount(labels, weights=x, minlength=R * M)
-    return float(np.sort(load)[R - 1 :: R].sum())
 
 
 def level_columns(
@@ -114,9 +85,8 @@ def level_columns(
     if too_many_slots(labels, bins):
         return labels
     ids = members(labels, bins).reshape(M, R, -1)
-    enough = tuning.EVEN_PACKING - 1 if goes_by_chunks(len(x), bins) else tuning.LEVEL_PACKING
     x, s = np.concatenate((x, (0.0,))), np.concatenate((s, (0,)))
-    swap_level(ids, x, s, budget, enough=enough, rounds=tuning.PACKING_ROUNDS)
+    swap_level(ids, x, s, budget, enough=tuning.LEVEL_PACKING, rounds=tuning.PACKING_ROUNDS)
     return bin_of_each(ids.reshape(bins, -1), len(labels))
 
 

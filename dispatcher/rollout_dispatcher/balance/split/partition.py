@@ -4,11 +4,10 @@ Invariant: the result is a permutation of the items as slots[R, M, m]; each rank
 micro-batches of m items. Items are costs in descending order; a partial batch is filled up with
 items of cost 0, which the caller strips.
 
-Ranks that wait once a step need equal sums: LPT under a count cap, then swaps until the largest
-sum is near its lower bound, then other starts if it is not: from KK, and with the largest items
-apart from each other, in the smallest company there is. Ranks that wait at every
-micro-step need equal costs at equal index: sorted columns. Equal-count KK alone is poor on heavy
-tails (Zhang, Mouratidis, Pang 2011), as it makes the largest items share a rank with average ones.
+Ranks that wait once a step need equal sums: LPT under a count cap, then swaps. Ranks that wait at
+every micro-step need equal costs at equal index: sorted columns. Equal-count KK alone is poor on
+heavy tails (Zhang, Mouratidis, Pang 2011), as it makes the largest items share a rank with average
+ones.
 
 Example, R = 2, m = 1: [9, 8, 2, 1] in columns is 9 8 | 2 1: waits 1 + 1; equal sums would be
 9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8 would wait 7 + 7.
@@ -17,15 +16,10 @@ Example, R = 2, m = 1: [9, 8, 2, 1] in columns is 9 8 | 2 1: waits 1 + 1; equal 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.bounds import levels, rank_bound
-from rollout_dispatcher.balance.order import by_label, running_sums
-from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
-from rollout_dispatcher.balance.split.leveling import (
-    lpt,
-    spread_columns,
-    spread_falling,
-    swap_level,
-)
+from rollout_dispatcher.balance.bounds import levels
+from rollout_dispatcher.balance.order import by_label
+from rollout_dispatcher.balance.split.assign import lpt
+from rollout_dispatcher.balance.split.leveling import spread_columns, spread_falling, swap_level
 from rollout_dispatcher.balance.split.pipelines import for_pipelines
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, step_time
 
@@ -38,11 +32,6 @@ def step_partition(x: FloatArray, R: int, M: int, m: int, stages: int = 1) -> In
     p = M * m
     ids = _by_label(lpt(x, R, p), R, p)
     swap_level(ids[None], x)
-    bound = rank_bound(x, R, p)
-    for other in (_from_kk, _from_crowd):
-        over = x[ids].sum(axis=1).max() > bound * (1 + tuning.OTHER_STARTS * tuning.TOLERANCE)
-        if over and len(x) <= tuning.OTHER_STARTS_UP_TO:
-            ids = _better(ids, other(x, R), x)
     slots = into_micro_batches(np.sort(ids, axis=1), M)
     return slots if stages == 1 else for_pipelines(slots, x, stages)
 
@@ -62,37 +51,6 @@ def into_micro_batches(ids: IntArray, M: int) -> IntArray:
     """Deal each rank's items (ascending ids, so falling cost) over its M micro-batches."""
     R, p = ids.shape
     return ids.reshape(R, p // M, M).transpose(0, 2, 1).copy()
-
-
-def _from_kk(x: FloatArray, R: int) -> IntArray:
-    ids = _by_label(differencing_labels(x, R, equal_size=True), R, len(x) // R)
-    swap_level(ids[None], x)
-    return ids
-
-
-def _from_crowd(x: FloatArray, R: int) -> IntArray:
-    """The k largest shared out with the k*(p-1) smallest, for the k that rule; the others likewise.
-
-    Example: x = [9, 9, 3, 3, 3, 3, 1, 1, 1], R = 3: k = 2 rules, 9 3 1 | 9 1 1, and 3 3 3 is left.
-    """
-    n, p = len(x), len(x) // R
-    ks = np.arange(1, max(R, 2))
-    sums = running_sums(x)
-    k = int(ks[np.argmax((sums[ks] + sums[n] - sums[n - ks * (p - 1)]) / ks)])
-    crowd, rest = np.split(np.roll(np.arange(n), k * (p - 1)), [k * p])
-    crowd.sort()
-    ids = np.concatenate(
-        (
-            crowd[_by_label(lpt(x[crowd], k, p), k, p)],
-            rest[_by_label(lpt(x[rest], R - k, p), R - k, p)],
-        )
-    )
-    swap_level(ids[None], x)
-    return ids
-
-
-def _better(a: IntArray, b: IntArray, x: FloatArray) -> IntArray:
-    return b if x[b].sum(axis=1).max() < x[a].sum(axis=1).max() else a
 
 
 def _by_label(labels: IntArray, bins: int, p: int) -> IntArray:

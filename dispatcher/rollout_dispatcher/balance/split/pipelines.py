@@ -17,7 +17,8 @@ swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.split.leveling import lpt, swap_level
+from rollout_dispatcher.balance.split.assign import lpt
+from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.plan import FloatArray, IntArray, Sync, even_time, step_time
 
 

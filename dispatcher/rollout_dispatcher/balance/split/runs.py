@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.order import by_falling_tokens, running_sums
-from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.balance.split.assign import lpt_budget
 from rollout_dispatcher.balance.split.padded.runs import cut_padded, most_in_run
 from rollout_dispatcher.balance.split.parts import Batch, Parts
 from rollout_dispatcher.plan import FloatArray, IntArray, Layout, PlanConfig
@@ -26,9 +25,6 @@ def next_fit(s: IntArray, sizes: IntArray, budget: int) -> IntArray:
     """
     held, ends = running_sums(s), sizes.cumsum()
     at = ends - sizes
-    if held[-1] > tuning.MANY_RUNS * len(sizes) * budget:
-        stops = np.append(_stops(held, np.arange(len(s)), budget), len(s))
-        return _rank_by_rank(stops.tolist(), at.tolist(), ends.tolist())
     return _all_ranks(lambda at: _stops(held, at, budget), at, ends)
 
 
@@ -52,22 +48,6 @@ def _stops(held: IntArray, at: IntArray, budget: int) -> IntArray:
     """Where runs end that begin at these samples. held: running sums of tokens."""
     fits: IntArray = held.searchsorted(held[at] + budget, "right") - 1
     return np.maximum(fits, at + 1)
-
-
-def _rank_by_rank(stops: list[int], starts: list[int], ends: list[int]) -> IntArray:
-    """From run to run in each rank, instead of in all ranks at once."""
-    ranks: list[list[int]] = []
-    for start, end in zip(starts, ends, strict=True):
-        at, counts = start, []
-        while at < end:
-            to = min(stops[at], end)
-            counts.append(to - at)
-            at = to
-        ranks.append(counts)
-    table = np.zeros((len(ranks), max(map(len, ranks))), dtype=np.int64)
-    for r, counts in enumerate(ranks):
-        table[r, : len(counts)] = counts
-    return table
 
 
 def first_fit(ranks: list[IntArray], s: IntArray, budget: int) -> list[list[IntArray]]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.leveling import lpt
+from rollout_dispatcher.balance.split.assign import lpt
 from rollout_dispatcher.balance.split.partition import column_partition, step_partition
 from rollout_dispatcher.balance.split.parts import Batch, Parts, slots_of_each
 from rollout_dispatcher.balance.work import Work

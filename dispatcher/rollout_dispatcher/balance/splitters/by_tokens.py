@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rollout_dispatcher.balance.order import by_label
-from rollout_dispatcher.balance.split.budget_fit import Labels
+from rollout_dispatcher.balance.split.assign import Labels
 from rollout_dispatcher.balance.split.budgets.ranks import pack_ranks
 from rollout_dispatcher.balance.split.leveling import spread_columns
 from rollout_dispatcher.balance.split.packing import level_columns, pack

@@ -6,7 +6,7 @@ import numpy as np
 
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
-from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.balance.split.assign import lpt_budget
 from rollout_dispatcher.balance.split.padded.exchange import climbed, climbing, lacking_first
 from rollout_dispatcher.balance.split.padded.runs import places_of
 from rollout_dispatcher.balance.split.padded.shared import Items, first_fit_items, shared_runs

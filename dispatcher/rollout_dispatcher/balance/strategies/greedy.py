@@ -1,7 +1,7 @@
 """LPT: the largest sample first, always to the least loaded rank."""
 
+from rollout_dispatcher.balance.split.assign import lpt
 from rollout_dispatcher.balance.split.groups.share import greedily
-from rollout_dispatcher.balance.split.leveling import lpt
 from rollout_dispatcher.balance.strategies.rank_by_rank import RankByRank
 from rollout_dispatcher.balance.strategies.strategy import PlanningStrategy
 from rollout_dispatcher.plan import FloatArray, IntArray

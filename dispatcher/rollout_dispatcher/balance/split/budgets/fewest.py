@@ -12,7 +12,7 @@ Example, budget 10, items 7 7 6 4 2: their sum is 26, so 3 bins; with a = 4, the
 import numpy as np
 
 from rollout_dispatcher.balance.order import running_sums
-from rollout_dispatcher.balance.split.budget_fit import Labels
+from rollout_dispatcher.balance.split.assign import Labels
 from rollout_dispatcher.plan import IntArray
 
 

@@ -15,8 +15,7 @@ cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.split.best_fit import best_fit
-from rollout_dispatcher.balance.split.budget_fit import Labels, lpt_budget
+from rollout_dispatcher.balance.split.assign import Labels, best_fit, lpt_budget
 from rollout_dispatcher.balance.split.budgets.fillers import fill_empty
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import (

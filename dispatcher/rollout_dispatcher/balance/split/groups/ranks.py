@@ -21,8 +21,7 @@ import numpy as np
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import micro_batches_for
 from rollout_dispatcher.balance.order import by_label
-from rollout_dispatcher.balance.split.best_fit import best_fit
-from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.balance.split.assign import best_fit, lpt_budget
 from rollout_dispatcher.balance.split.groups.share import (
     Share,
     by_differences,

@@ -19,8 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.split.best_fit import best_fit
-from rollout_dispatcher.balance.split.budget_fit import lpt_budget
+from rollout_dispatcher.balance.split.assign import best_fit, lpt_budget
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
 from rollout_dispatcher.balance.split.leveling import swap_level
 from rollout_dispatcher.balance.split.packing import bin_of_each, members

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.split.leveling import lpt, spread_columns, swap_level
+from rollout_dispatcher.balance.split.assign import lpt
+from rollout_dispatcher.balance.split.leveling import spread_columns, swap_level
 from rollout_dispatcher.balance.split.padded.exchange import exchanged, time_of_runs
 from rollout_dispatcher.balance.split.padded.levels import Wanted, level_runs, parts_of_runs
 from rollout_dispatcher.plan import Allowed, FloatArray, IntArray, cut
