@@ -1,21 +1,21 @@
-"""The seams of docs/planner.md beside what they replace, on batches of real lengths and random ones.
+"""The seams of docs/planner.md beside what they replace: on batches of real lengths, at random.
 
     python -m tests.bench.seams [--batches 5] [--random 2000] [--only NAME] [--json FILE]
 
-Ours is the code of the page, run. Theirs is their own code as well: verl's from the wheel that `make
-bench-peers` unpacks, the others' from clones in build/bench/sources (slime, RL, TorchSpec); a seam
-whose trainer is not there is left out, and that is printed. Budgets are the longest sample of a
-trace, and of random cases up to four of the longest.
+Ours is the code of the page, run. Theirs is their own code as well: verl's from the wheel that
+`make bench-peers` unpacks, the others' from clones in build/bench/sources (slime, RL, TorchSpec); a
+seam whose trainer is not there is left out, and that is printed. Budgets are the longest sample of
+a trace, and of random cases up to four of the longest.
 
-Excess is a step's time over an even share, less one, as ranks' clocks would have it: what ranks wait,
-what they pad, and, for both, what it costs to begin each micro-batch under a budget. A batch whose
-budget their micro-batches break is no comparison, and is counted.
+Excess is a step's time over an even share, less one, as ranks' clocks would have it: what ranks
+wait, what they pad, and, for both, what it costs to begin each micro-batch under a budget. A batch
+whose budget their micro-batches break is no comparison, and is counted.
 """
 
 import argparse
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -194,7 +194,7 @@ def sampled(make: Callable[[Any, Problem], Any], problem: Problem) -> Schedule:
             )
         )
         for rank, parts in zip(run, shards(meta, problem), strict=True):
-            rank += parts
+            rank.extend(parts)
     return run
 
 

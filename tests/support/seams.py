@@ -109,7 +109,8 @@ class ReplayBuffer:
         self.start_weight_list.append(weight)
         self.ready_list.append(True)
 
-    async def remove(self, rows: list[int], remove_in_dp: bool = False) -> int:
+    async def remove(self, rows: list[int], *, remove_in_dp: bool) -> int:
+        assert not remove_in_dp, "what is selected stays where it is"
         for row in sorted(rows, reverse=True):
             del self.meta_list[row], self.start_weight_list[row], self.ready_list[row]
         return len(rows)
