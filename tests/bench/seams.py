@@ -55,7 +55,7 @@ NAMES = (
 #: Samples of a micro-batch where there is no budget, and of a prompt group.
 SIZE, GROUP = 2, 4
 #: Steps that a sampler chooses for, and prompt groups that are ready, in those of a step.
-STEPS, READY = 8, 1.25
+STEPS, READY = 32, 1.25
 #: Excess by which a case is lost.
 LOST = 1e-3
 

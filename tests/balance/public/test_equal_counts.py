@@ -89,11 +89,30 @@ def beside_verl(lengths: IntArray, ranks: int, budget: int, sync: Sync) -> None:
     assert time(ours, lengths, sync, budget) <= time(theirs, lengths, sync, budget) + 1e-3
 
 
+@given(
+    st.integers(1, 8), st.integers(1, 6), st.integers(1, 4), st.sampled_from(Sync),
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_no_step_of_one_size_is_longer_than_verl_s(
+    ranks: int, count: int, size: int, sync: Sync, seed: int
+) -> None:
+    lengths = heavy(seed, ranks * count * size)
+    work = Quadratic()(lengths)
+    own = get_seqlen_balanced_partitions(work, ranks, equal_size=True)
+    rising = [sorted(part, key=lambda i: work[i]) for part in own]
+    theirs = [part[::2] + part[1::2][::-1] for part in rising]
+    ours = plan_step(lengths, dp_size=ranks, micro_batch_size=size, sync=sync, equal_counts=True)
+    assert {len(part) for rank in ours for part in rank} == {size}
+    cut = [[part[at : at + size] for at in range(0, len(part), size)] for part in theirs]
+    assert time(ours, lengths, sync, 1) <= time(cut, lengths, sync, 1) * (1 + 1e-9)
+
+
 def test_what_cannot_be_equal_is_refused() -> None:
     with pytest.raises(UnequalPartitions, match="7 samples do not divide by dp_size 2"):
         plan_step([5] * 7, dp_size=2, micro_batch_tokens=10, equal_counts=True)
+    with pytest.raises(UnequalPartitions, match="8 samples do not divide by dp_size 2 x micro_"):
+        plan_step([5] * 8, dp_size=2, micro_batch_size=3, equal_counts=True)
     for limit in (
-        {"micro_batch_size": 2},
         {"micro_batch_tokens": 20, "layout": "padded"},
         {"micro_batch_tokens": 20, "groups": [0] * 8},
     ):

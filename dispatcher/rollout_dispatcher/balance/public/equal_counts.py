@@ -1,14 +1,16 @@
 """Steps whose ranks have equally many samples each, as some trainers need.
 
-Invariant: every rank has n / R samples, and every micro-batch keeps to the budget.
+Invariant: every rank has n / R samples, and every micro-batch keeps to the budget, or has its fixed
+size; no step is longer than with ranks by Karmarkar-Karp, as verl makes them.
 
-It begins with the plan without that demand: bins stay in their micro-step and go to ranks by how
-many samples they have, the most to the rank with fewest. What is then missing on a rank are single
-samples, taken from ranks that have too many: the cheapest of its micro-step, into whichever it
-lengthens least. Unless that is level, ranks by Karmarkar-Karp are made as well, as verl makes
-them; and where the better one is not near the plan without that demand, ranks of nearly equal sums
-that pack their samples by themselves, and the first plan with one more micro-batch. The shortest
-step is taken, with what it costs to begin each micro-batch: so none is longer than verl's.
+With a fixed size it is the plan without that demand, or else Karmarkar-Karp's ranks, cut as
+verl cuts them. Under a budget it begins with that plan: bins stay in their micro-step and
+go to ranks by how many samples they have, the most to the rank with fewest. What is then missing on
+a rank are single samples, taken from ranks that have too many: the cheapest of its micro-step, into
+whichever it lengthens least. Unless that is level, ranks by Karmarkar-Karp are made as well; and
+where the better one is not near the plan without the demand, ranks of nearly equal sums that pack
+their samples by themselves, and the first plan with one more micro-batch. The shortest step is
+taken, with what it costs to begin each micro-batch.
 
 Example, R = 2, cost = tokens, budget 10, lengths 8 7 1 1 1 2: 8 1 1 | 7 2 1 is level and has three
 on each; of 8 2 | 7 1 1 1 the last 1 would go to the first rank if the budget let it.
@@ -39,10 +41,10 @@ def with_equal_counts(
     """tokens: int64[n], x: float64[n], cost of each; n is a multiple of the ranks.
 
     freely: the plan without that demand, of so many micro-batches a rank at least, packed under a
-    budget. Raises UnequalPartitions if a rank has fewer samples than micro-batches.
+    budget or all full. Raises UnequalPartitions if a rank has fewer samples than micro-batches.
     """
     R, budget = config.dp_size, config.micro_batch_tokens or 1
-    begun, share = begin_cost(x, tokens, budget), float(x.sum()) / config.dp_size
+    begun, share = begin_cost(x, tokens, budget), float(x.sum()) / R
     fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
 
     def time(step: Step | None) -> float:
@@ -54,6 +56,8 @@ def with_equal_counts(
     def moves(step: Step) -> Step | None:
         return _Moves(step, tokens, x, budget).made()
 
+    if config.micro_batch_size is not None:
+        return min(freely(1), _runs(x, R, config.micro_batch_size), key=time)
     free, enough = freely(1), (1 + tuning.NEAR_EQUAL_COUNTS) * share + begun * fewest
     best = moves(free)
     if time(best) > enough:
@@ -64,6 +68,16 @@ def with_equal_counts(
         best = min(best, _packed(tokens, x, config, required=best is None), key=time)
     assert best is not None, "what is required is made"
     return best
+
+
+def _runs(x: FloatArray, R: int, size: int) -> Step:
+    """Ranks by Karmarkar-Karp, cut into micro-batches of one size, the cheap ones at both ends."""
+    step = []
+    for rank in as_lists(differencing_labels(x, R, equal_size=True), R):
+        rising = sorted(rank, key=lambda i: x[i])
+        ends = rising[::2] + rising[1::2][::-1]
+        step.append([ends[at : at + size] for at in range(0, len(ends), size)])
+    return step
 
 
 def _packed(tokens: IntArray, x: FloatArray, config: PlanConfig, *, required: bool) -> Step | None:
