@@ -1,6 +1,6 @@
 """The seams of docs/planner.md beside what they replace: on batches of real lengths, at random.
 
-    python -m tests.bench.seams [--batches 5] [--random 2000] [--only NAME] [--json FILE]
+    python -m tests.bench.seams [--batches 3] [--random 2000] [--only NAME] [--json FILE]
 
 Ours is the code of the page, run. Theirs is their own code as well: verl's from the wheel that
 `make bench-peers` unpacks, the others' from clones in build/bench/sources (slime, RL, TorchSpec); a
@@ -29,7 +29,7 @@ from rollout_dispatcher.plan import IntArray, Layout, Sync
 from tests.bench.cells import TRACES, read_trace
 from tests.bench.rows import report
 from tests.peers.adapters import nemo_rl, slime, verl
-from tests.peers.loading import UNPACKED, load
+from tests.peers.loading import UNPACKED, commit_of, load
 from tests.peers.problem import Corner, Problem, Schedule, Solve, Unanswered, rate
 from tests.peers.random_cases import budget, lengths, shape
 from tests.peers.roster import SOURCES
@@ -55,7 +55,7 @@ NAMES = (
 #: Samples of a micro-batch where there is no budget, and of a prompt group.
 SIZE, GROUP = 2, 4
 #: Steps that a sampler chooses for, and prompt groups that are ready, in those of a step.
-STEPS, READY = 32, 1.25
+STEPS, READY = 16, 1.25
 #: Excess by which a case is lost.
 LOST = 1e-3
 
@@ -69,6 +69,7 @@ class Row:
     """
 
     seam: str
+    version: str
     lengths: str
     theirs: float
     ours: float
@@ -80,9 +81,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """What is put to both. each: what a rank's samples of a step are a multiple of."""
+    """What is put to both. version: of what is replaced.
+
+    each: what a rank's samples of a step are a multiple of.
+    """
 
     name: str
+    version: str | None
     theirs: Solve | None
     ours: Solve
     ask: Callable[..., Problem]
@@ -291,15 +296,22 @@ def seams() -> list[Seam]:
     solves = own.solves if own else {}
     fixed = partial(verl_fixed, solves[Corner.EQUAL]) if own else None
     slimes, nemos = slime.peer(SOURCES / "slime"), nemo_rl.peer(SOURCES / "RL")
+    at, rl, spec = own and own.version, nemos and nemos.version, commit_of(SOURCES / "TorchSpec")
     step, micro_step = partial(under_budget, Sync.STEP), partial(under_budget, Sync.MICRO_STEP)
     return [
-        Seam("verl FSDP", solves.get(Corner.BUDGET), verl_page, micro_step),
-        Seam("verl Megatron", solves.get(Corner.BUDGET), verl_page, step),
-        Seam("verl fixed size", fixed, verl_page, of_fixed_size, SIZE),
-        Seam("slime", slimes and slimes.solves[Corner.BUDGET], slime_page, step),
-        Seam("NeMo-RL shards", nemos and nemos.solves[Corner.BUDGET], nemo_page, micro_step),
-        Seam("NeMo-RL sampler", *samplers(), micro_step, GROUP, STEPS),
-        Seam("TorchSpec", *dispatches(), in_buckets, SIZE),
+        Seam("verl FSDP", at, solves.get(Corner.BUDGET), verl_page, micro_step),
+        Seam("verl Megatron", at, solves.get(Corner.BUDGET), verl_page, step),
+        Seam("verl fixed size", at, fixed, verl_page, of_fixed_size, SIZE),
+        Seam(
+            "slime",
+            slimes and slimes.version,
+            slimes and slimes.solves[Corner.BUDGET],
+            slime_page,
+            step,
+        ),
+        Seam("NeMo-RL shards", rl, nemos and nemos.solves[Corner.BUDGET], nemo_page, micro_step),
+        Seam("NeMo-RL sampler", rl, *samplers(), micro_step, GROUP, STEPS),
+        Seam("TorchSpec", spec, *dispatches(), in_buckets, SIZE),
     ]
 
 
@@ -338,8 +350,9 @@ def random_case(each: Seam, seed: int) -> Problem:
 def row(each: Seam, name: str, problems: list[Problem]) -> Row:
     """Both asked; AssertionError if an answer loses a sample, ValueError if ours refuses."""
     found, over = [], 0
+    assert each.theirs is not None
+    assert each.version is not None
     for problem in problems:
-        assert each.theirs is not None
         try:
             theirs = rate(problem, each.theirs(problem))
         except Unanswered:
@@ -353,7 +366,8 @@ def row(each: Seam, name: str, problems: list[Problem]) -> Row:
         found.append((theirs.priced - 1, ours.priced - 1))
     behind = [ours - theirs for theirs, ours in found]
     return Row(
-        each.name, name, fmean(theirs for theirs, _ in found), fmean(ours for _, ours in found),
+        each.name, each.version, name,
+        fmean(theirs for theirs, _ in found), fmean(ours for _, ours in found),
         max(behind), sum(each > LOST for each in behind), len(found), over,
     )  # fmt: skip
 
@@ -361,7 +375,7 @@ def row(each: Seam, name: str, problems: list[Problem]) -> Row:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batches", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--random", type=int, default=2000, help="cases of all seams together")
     parser.add_argument("--only", default="", help="seams whose name has this")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
