@@ -121,21 +121,27 @@ def mix_table() -> str:
 
 
 def seams_table() -> str:
-    """docs/planner.md: its seams beside what they replace."""
+    """docs/planner.md: its seams beside what they replace, the sizes of a trace in one row."""
     found = load("seams")
+    by_trace: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found.figures:
+        by_trace.setdefault((row["seam"], row["lengths"].split()[0]), []).append(row)
     rows = [
         (
-            _short(row["lengths"]),
-            row["trainer"],
-            percent(row["verl"]),
-            percent(row["ours"]),
-            f"{100 * row['furthest_behind']:.2f}",
+            seam,
+            SHORT.get(trace, trace),
+            " / ".join(percent(row["theirs"]) for row in sizes),
+            " / ".join(percent(row["ours"]) for row in sizes),
+            f"{100 * max(row['furthest_behind'] for row in sizes):.2f}",
+            f"{sum(row['lost'] for row in sizes)} of {sum(row['cases'] for row in sizes)}",
         )
-        for row in found.figures
+        for (seam, trace), sizes in by_trace.items()
     ]
-    return _table(
-        "lengths, batch/ranks | trainer | verl % | ours % | furthest behind, points", rows, found
+    versions = dict.fromkeys(f"{row['seam'].split()[0]} {row['version']}" for row in found.figures)
+    table = _table(
+        "seam | lengths | theirs % | ours % | furthest behind, points | lost", rows, found
     )
+    return f"{table}\nWith {', '.join(versions)}."
 
 
 def windows_table() -> str:

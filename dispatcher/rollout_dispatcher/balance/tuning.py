@@ -309,6 +309,7 @@ TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.4
 BETWEEN_EQUALS = 1e-6
 #: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.
 TRADE = Price(once=60_000, sample=0, look=12)
-#: Longer than the plan without equal counts by no more than this is near enough. By
-#: `tests.bench.seams`: 1e-2 leaves azure_conv 0.3 points behind.
+#: Shares of a step by which one of equal counts may be longer than an even one, or than the plan
+#: without equal counts, before others are made. By `tests.bench.seams`: 1e-2 leaves azure_conv 0.3
+#: points behind.
 NEAR_EQUAL_COUNTS = 1e-3

@@ -1,13 +1,16 @@
 """Steps whose ranks have equally many samples each, as some trainers need.
 
-Invariant: every rank has n / R samples, and every micro-batch keeps to the budget.
+Invariant: every rank has n / R samples, and every micro-batch keeps to the budget, or has its fixed
+size; no step is longer than with ranks by Karmarkar-Karp, as verl makes them.
 
-It begins with the plan without that demand: bins stay in their micro-step and go to ranks by how
-many samples they have, the most to the rank with fewest. What is then missing on a rank are single
-samples, taken from ranks that have too many: the cheapest of its micro-step, into whichever it
-lengthens least. Where that leaves more than a little to gain, ranks of nearly equal sums that pack
-their samples by themselves are made as well, and ranks by Karmarkar-Karp as verl makes them; the
-shortest step is taken.
+With a fixed size it is the plan without that demand, or else Karmarkar-Karp's ranks, cut as
+verl cuts them. Under a budget it begins with that plan: bins stay in their micro-step and
+go to ranks by how many samples they have, the most to the rank with fewest. What is then missing on
+a rank are single samples, taken from ranks that have too many: the cheapest of its micro-step, into
+whichever it lengthens least. Unless that is level, ranks by Karmarkar-Karp are made as well; and
+where the better one is not near the plan without the demand, ranks of nearly equal sums that pack
+their samples by themselves, and the first plan with one more micro-batch. The shortest step is
+taken, with what it costs to begin each micro-batch.
 
 Example, R = 2, cost = tokens, budget 10, lengths 8 7 1 1 1 2: 8 1 1 | 7 2 1 is level and has three
 on each; of 8 2 | 7 1 1 1 the last 1 would go to the first rank if the budget let it.
@@ -25,6 +28,7 @@ from rollout_dispatcher.balance.public.partition import (
     by_falling_sum,
 )
 from rollout_dispatcher.balance.split.karmarkar_karp import differencing_labels
+from rollout_dispatcher.balance.split.padded.runs import begin_cost
 from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, step_time
 
 #: [dp rank][micro-batch][indices].
@@ -37,29 +41,55 @@ def with_equal_counts(
     """tokens: int64[n], x: float64[n], cost of each; n is a multiple of the ranks.
 
     freely: the plan without that demand, of so many micro-batches a rank at least, packed under a
-    budget. Raises UnequalPartitions if a rank has fewer samples than micro-batches.
+    budget or all full. Raises UnequalPartitions if a rank has fewer samples than micro-batches.
     """
+    R, budget = config.dp_size, config.micro_batch_tokens or 1
+    begun, share = begin_cost(x, tokens, budget), float(x.sum()) / R
+    fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
 
-    def time(step: Step) -> float:
+    def time(step: Step | None) -> float:
+        if step is None:
+            return np.inf
         load = np.array([[float(x[part].sum()) for part in rank] for rank in step])
-        return step_time(load, config.sync)
+        return step_time(load, config.sync) + begun * len(step[0])
 
     def moves(step: Step) -> Step | None:
-        return _Moves(step, tokens, x, config.micro_batch_tokens or 1).made()
+        return _Moves(step, tokens, x, budget).made()
 
-    free = freely(1)
-    moved = moves(free) or moves(freely(len(free[0]) + 1))
-    if moved is not None and time(moved) <= time(free) * (1 + tuning.NEAR_EQUAL_COUNTS):
-        return moved
-    found = [moved, _differenced(tokens, x, config), _packed(tokens, x, config)]
-    return min((step for step in found if step is not None), key=time)
+    if config.micro_batch_size is not None:
+        return min(freely(1), _runs(x, R, config.micro_batch_size), key=time)
+    free, enough = freely(1), (1 + tuning.NEAR_EQUAL_COUNTS) * share + begun * fewest
+    best = moves(free)
+    if time(best) > enough:
+        best = min(best, _differenced(tokens, x, config), key=time)
+    if time(best) > max(enough, time(free) + tuning.NEAR_EQUAL_COUNTS * share):
+        more, each = len(free[0]) + 1, len(tokens) // R
+        best = min(best, moves(freely(more)) if more <= each else None, key=time)
+        best = min(best, _packed(tokens, x, config, required=best is None), key=time)
+    assert best is not None, "what is required is made"
+    return best
 
 
-def _packed(tokens: IntArray, x: FloatArray, config: PlanConfig) -> Step:
-    """Ranks of nearly equal sums, packed one by one into as many micro-batches as any needs."""
+def _runs(x: FloatArray, R: int, size: int) -> Step:
+    """Ranks by Karmarkar-Karp, cut into micro-batches of one size, the cheap ones at both ends."""
+    step = []
+    for rank in as_lists(differencing_labels(x, R, equal_size=True), R):
+        rising = sorted(rank, key=lambda i: x[i])
+        ends = rising[::2] + rising[1::2][::-1]
+        step.append([ends[at : at + size] for at in range(0, len(ends), size)])
+    return step
+
+
+def _packed(tokens: IntArray, x: FloatArray, config: PlanConfig, *, required: bool) -> Step | None:
+    """Ranks of nearly equal sums, packed one by one into as many micro-batches as any needs.
+
+    Where a rank has fewer samples than that: UnequalPartitions if it is required, or else None.
+    """
     ranks = balanced_partition(x, config.dp_size, equal_size=True)
     most, needed = 0, config.micro_batches(1)
     while needed > most:
+        if needed > len(ranks[0]) and not required:
+            return None
         most, step = needed, []
         for rank in ranks:
             bins = pack(
@@ -74,22 +104,23 @@ def _packed(tokens: IntArray, x: FloatArray, config: PlanConfig) -> Step:
 def _differenced(tokens: IntArray, x: FloatArray, config: PlanConfig) -> Step | None:
     """As verl does it: Karmarkar-Karp over ranks, then within each; None if that is no legal step.
 
-    Each rank's micro-batches by falling cost.
+    As many micro-batches as the rank that needs most, and each rank's by falling cost.
     """
     budget = config.micro_batch_tokens or 1
     ranks = as_lists(differencing_labels(x, config.dp_size, equal_size=True), config.dp_size)
-    M = config.micro_batches(max(-(-int(tokens[rank].sum()) // budget) for rank in ranks))
-    if len(ranks[0]) < M:
-        return None
-    step = []
-    for rank in ranks:
-        own = x[rank]
-        parts = by_falling_sum(differencing_labels(own, M, equal_size=False), own, M)
-        step.append([[rank[i] for i in part] for part in parts])
-    legal = all(
-        part and (len(part) == 1 or tokens[part].sum() <= budget) for rank in step for part in rank
-    )
-    return step if legal else None
+    M = max(-(-int(tokens[rank].sum()) // budget) for rank in ranks)
+    while (M := config.micro_batches(M)) <= len(ranks[0]):
+        step = []
+        for rank in ranks:
+            own = x[rank]
+            parts = by_falling_sum(differencing_labels(own, M, equal_size=False), own, M)
+            step.append([[rank[i] for i in part] for part in parts])
+            if any(len(part) != 1 and not 0 < tokens[part].sum() <= budget for part in step[-1]):
+                break
+        else:
+            return step
+        M += 1
+    return None
 
 
 class _Moves:

@@ -66,8 +66,8 @@ def plan_step(
     number of micro-batches is a multiple of the one (virtual pipeline) and at least the other.
     cost: work of a length; by default quadratic. pad_to: a sample takes as many tokens as the next
     multiple of it. oversize: a sample above the budget is an `error` or goes `alone`.
-    equal_counts: every rank has as many samples, as verl needs, of packed ones under a budget and
-    without groups.
+    equal_counts: every rank has as many samples, as verl needs, of packed ones without groups; of a
+    micro_batch_size they fill all.
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or fewer groups, where each stays in one; or fewer on a rank than it has, where
@@ -122,14 +122,14 @@ def plan_step(
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
     """Raise UnequalPartitions where ranks cannot, or are not made to, have as many samples."""
-    packed = config.layout is Layout.PACKED and config.micro_batch_tokens is not None
-    if not packed or config.grouping is not Grouping.IGNORE:
+    if config.layout is not Layout.PACKED or config.grouping is not Grouping.IGNORE:
+        raise UnequalPartitions("equal_counts is for packed samples, without groups")
+    size = config.micro_batch_size or 1
+    if n % (config.dp_size * size):
+        by = f"dp_size {config.dp_size}" + (f" x micro_batch_size {size}" if size > 1 else "")
         raise UnequalPartitions(
-            "equal_counts is for packed samples under micro_batch_tokens, without groups; a fixed "
-            "micro_batch_size that all samples fill has equal counts by itself"
+            f"{n} samples do not divide by {by}; pad the batch, or leave equal_counts out"
         )
-    if n % config.dp_size:
-        raise UnequalPartitions(f"{n} samples do not divide by dp_size {config.dp_size}")
 
 
 def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list[list[int]]]:
