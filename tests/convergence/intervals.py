@@ -5,7 +5,7 @@ a wide interval shows nothing, however close to zero its middle is.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -59,62 +59,61 @@ def _within(bound: float, freedom: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a task shows. Gains and differences are of expected rewards.
+class Difference:
+    """What one way has less FIFO, in the mean of the seeds, beside the margin."""
 
-    learns: FIFO does, for certain. same: the window's difference from it is within the margin, all
-    of its interval. detected: the control's is not, and none of its interval is 0.
+    mean: float
+    interval: Interval
+    margin: float
+
+    @property
+    def same(self) -> bool:
+        """Whether it trains as FIFO does, as far as the margin goes."""
+        return self.interval.is_within(self.margin)
+
+    @property
+    def detected(self) -> bool:
+        """Whether it differs from FIFO for certain, and fails what the same passes."""
+        return self.interval.is_beyond(0.0) and not self.same
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a task shows. Gains and differences are of scores, of which more is better.
+
+    learns: FIFO does, for certain.
     """
 
     gain: float
     gain_interval: Interval
     margin: float
-    difference: float
-    interval: Interval
-    control_difference: float
-    control_interval: Interval
+    differences: Mapping[str, Difference]
 
     @property
     def learns(self) -> bool:
         """Whether FIFO's gain is positive for certain."""
         return self.gain_interval.low > 0
 
-    @property
-    def same(self) -> bool:
-        """Whether the window trains as FIFO does, as far as the margin goes."""
-        return self.interval.is_within(self.margin)
-
-    @property
-    def detected(self) -> bool:
-        """Whether the control differs from FIFO for certain, and fails what the window passes."""
-        found = self.control_interval
-        return found.is_beyond(0.0) and not found.is_within(self.margin)
-
-    @property
-    def shown(self) -> bool:
-        """Whether all of it holds."""
-        return self.learns and self.same and self.detected
+    def shown(self, claimed: Collection[str], control: str) -> bool:
+        """Whether FIFO learns, those claimed train as it does, and the control is detected."""
+        found = self.differences
+        same = all(each.same for name, each in found.items() if name in claimed)
+        return self.learns and same and found[control].detected
 
 
-def judge(
-    first: Sequence[float],
-    fifo: Sequence[float],
-    window: Sequence[float],
-    control: Sequence[float],
-) -> Verdict:
-    """Compare final rewards, an entry a seed in each; `first`: before training."""
-    gains = _less(fifo, first)
-    differences, controls = _less(window, fifo), _less(control, fifo)
+def judge(first: float, fifo: Sequence[float], others: Mapping[str, Sequence[float]]) -> Verdict:
+    """Compare final scores, an entry a seed in each; `first`: before training."""
+    gains = [value - first for value in fifo]
+    margin = MARGIN_SHARE * fmean(gains)
     return Verdict(
         gain=fmean(gains),
         gain_interval=interval(gains),
-        margin=MARGIN_SHARE * fmean(gains),
-        difference=fmean(differences),
-        interval=interval(differences),
-        control_difference=fmean(controls),
-        control_interval=interval(controls),
+        margin=margin,
+        differences={name: less(values, fifo, margin) for name, values in others.items()},
     )
 
 
-def _less(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    return [value - other for value, other in zip(values, others, strict=True)]
+def less(values: Sequence[float], fifo: Sequence[float], margin: float) -> Difference:
+    """The difference of runs from FIFO's of the same seeds."""
+    found = [value - other for value, other in zip(values, fifo, strict=True)]
+    return Difference(fmean(found), interval(found), margin)

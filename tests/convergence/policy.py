@@ -30,13 +30,13 @@ Cache = list[tuple[Tensor, Tensor]]
 class Policy(nn.Module):
     """Token ids and their positions in, logits of the next token out."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = VOCABULARY, positions: int = POSITIONS) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Embedding(POSITIONS, WIDTH)
+        self.tokens = nn.Embedding(vocabulary, WIDTH)
+        self.positions = nn.Embedding(positions, WIDTH)
         self.blocks = nn.ModuleList(_Block() for _ in range(LAYERS))
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """int64[rows, tokens] twice -> float[rows, tokens, vocabulary]."""

@@ -184,30 +184,41 @@ def rhythm_table() -> str:
     return _table("lengths, batch/ranks | estimate | ours", rows, found)
 
 
+def _with_interval(mean: float, interval: Sequence[float]) -> str:
+    low, high = interval
+    return f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
 def convergence_table() -> str:
     """docs/effects.md: whether training comes out the same."""
     found = load("convergence")
+    rows = []
+    for task in found.figures["tasks"]:
+        of_fifo = _with_interval(task["fifo_gain"], task["fifo_gain_interval_95"])
+        name = f"{task['name']}, {task['seeds']} seeds"
+        rows.append((name, "`fifo`, gain", of_fifo, "shown" if task["shown"] else "NOT SHOWN"))
+        rows += [
+            (f"margin {task['margin']:.4f}", f"`{arm}`, less FIFO",
+             _with_interval(each["mean"], each["interval_95"]), each["verdict"])
+            for arm, each in task["differences"].items()
+        ]  # fmt: skip
+    return _table("task | arm | score, 95 % interval | verdict", rows, found)
 
-    def spread(mean: float, low: float, high: float) -> str:
-        return f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
 
-    rows = [
-        (
-            f"{task['name']}, {task['seeds']} seeds",
-            spread(task["fifo_gain"], *task["fifo_gain_interval_95"]),
-            f"{task['margin']:.4f}",
-            spread(task["difference"], *task["interval_95"]),
-            spread(task["control_difference"], *task["control_interval_95"]),
-            "yes" if task["shown"] else "no",
-        )
-        for task in found.figures["tasks"]
-    ]
-    return _table(
-        "expected reward, 95 % intervals | FIFO gains | margin | window less FIFO | "
-        "control less FIFO | shown",
-        rows,
-        found,
-    )
+def long_answers_table() -> str:
+    """docs/effects.md: held-out loss by length."""
+    found = load("convergence")
+    (task,) = (each for each in found.figures["tasks"] if "losses" in each)
+    classes = [name for name in task["losses"]["fifo"] if name != "long_weight"]
+    rows = []
+    for arm, losses in task["losses"].items():
+        cells = []
+        for name in classes:
+            loss = f"{losses[name]['mean']:.4f} ± {losses[name]['deviation']:.4f}"
+            apart = _with_interval(losses[name]["less_fifo"], losses[name]["interval_95"])
+            cells.append(loss if arm == "fifo" else f"{loss}; {apart}")
+        rows.append((f"`{arm}`", f"{losses['long_weight']:.2f}", *cells))
+    return _table(" | ".join(["arm", "weight of the longest 1 %", *classes]), rows, found)
 
 
 def training_table() -> str:
@@ -445,6 +456,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "effects.md": {
         "mix": mix_table,
         "convergence": convergence_table,
+        "long-answers": long_answers_table,
         "training": training_table,
     },
     "faults.md": {
