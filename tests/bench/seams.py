@@ -14,7 +14,7 @@ whose budget their micro-batches break is no comparison, and is counted.
 
 import argparse
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.bench.cells import TRACES, read_trace
 from tests.bench.rows import report
 from tests.peers.adapters import nemo_rl, slime, verl
 from tests.peers.loading import UNPACKED, commit_of, load
-from tests.peers.problem import Corner, Problem, Schedule, Solve, Unanswered, rate
+from tests.peers.problem import Corner, Peer, Problem, Schedule, Solve, Unanswered, rate
 from tests.peers.random_cases import budget, lengths, shape
 from tests.peers.roster import SOURCES
 from tests.support.seams import (
@@ -199,7 +199,7 @@ def sampled(make: Callable[[Any, Problem], Any], problem: Problem) -> Schedule:
             )
         )
         for rank, parts in zip(run, shards(meta, problem), strict=True):
-            rank.extend(parts)
+            rank.extend(map(list, parts))
     return run
 
 
@@ -290,26 +290,25 @@ def in_buckets(tokens: IntArray, ranks: int, _: int) -> Problem:
     return Problem(padded, ranks, micro_batch_size=SIZE, layout=Layout.PADDED)
 
 
+def known(peer: Peer | None) -> tuple[str | None, Mapping[Corner, Solve]]:
+    """Its version and what it solves; nothing where it is not here."""
+    return (None, {}) if peer is None else (peer.version, peer.solves)
+
+
 def seams() -> list[Seam]:
     """All, with what they replace where it is there."""
-    own = verl.peer(UNPACKED)
-    solves = own.solves if own else {}
-    fixed = partial(verl_fixed, solves[Corner.EQUAL]) if own else None
-    slimes, nemos = slime.peer(SOURCES / "slime"), nemo_rl.peer(SOURCES / "RL")
-    at, rl, spec = own and own.version, nemos and nemos.version, commit_of(SOURCES / "TorchSpec")
+    at, solves = known(verl.peer(UNPACKED))
+    fixed = partial(verl_fixed, solves[Corner.EQUAL]) if at else None
+    slimes_at, slimes = known(slime.peer(SOURCES / "slime"))
+    rl, nemos = known(nemo_rl.peer(SOURCES / "RL"))
+    spec = commit_of(SOURCES / "TorchSpec")
     step, micro_step = partial(under_budget, Sync.STEP), partial(under_budget, Sync.MICRO_STEP)
     return [
         Seam("verl FSDP", at, solves.get(Corner.BUDGET), verl_page, micro_step),
         Seam("verl Megatron", at, solves.get(Corner.BUDGET), verl_page, step),
         Seam("verl fixed size", at, fixed, verl_page, of_fixed_size, SIZE),
-        Seam(
-            "slime",
-            slimes and slimes.version,
-            slimes and slimes.solves[Corner.BUDGET],
-            slime_page,
-            step,
-        ),
-        Seam("NeMo-RL shards", rl, nemos and nemos.solves[Corner.BUDGET], nemo_page, micro_step),
+        Seam("slime", slimes_at, slimes.get(Corner.BUDGET), slime_page, step),
+        Seam("NeMo-RL shards", rl, nemos.get(Corner.BUDGET), nemo_page, micro_step),
         Seam("NeMo-RL sampler", rl, *samplers(), micro_step, GROUP, STEPS),
         Seam("TorchSpec", spec, *dispatches(), in_buckets, SIZE),
     ]
@@ -335,7 +334,8 @@ def measure(all_seams: Iterable[Seam], batches: int, random: int) -> Iterator[Ro
 def batch_of(tokens: IntArray, n: int, seed: int) -> IntArray:
     """Rows of a trace, a prompt group's next to each other as they are there."""
     starts = np.random.default_rng(seed).integers(len(tokens) // GROUP, size=n // GROUP)
-    return tokens[(starts[:, None] * GROUP + np.arange(GROUP)).ravel()]
+    rows: IntArray = tokens[(starts[:, None] * GROUP + np.arange(GROUP)).ravel()]
+    return rows
 
 
 def random_case(each: Seam, seed: int) -> Problem:
