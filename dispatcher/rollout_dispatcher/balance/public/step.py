@@ -110,7 +110,7 @@ def plan_step(
     group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
     if equal_counts:
         _check_equal_counts(n, config)
-    if not equal_counts or dp_size == 1:
+    if not equal_counts:
         return _planned(tokens, group, config)
 
     def freely(least: int) -> list[list[list[int]]]:
