@@ -21,7 +21,7 @@ help:
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
 	@echo "make bench-references  payloads by reference beside their engines used bare, and beside inline (25 minutes)"
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
-	@echo "make convergence  whether training through a window comes out as in order of arrival (10 minutes)"
+	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (55 minutes of an idle machine)"
 	@echo "make chaos  240 faults on real processes, and whether anything was lost (25 minutes)"
 	@echo "make fuzz   100,000 inputs that no well-behaved peer would send, and damaged journals (12 minutes)"

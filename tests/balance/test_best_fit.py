@@ -1,4 +1,4 @@
-"""Claims about best fit: many items of one length go together, and it is best fit all the same."""
+"""Claims about best fit: each item goes where it leaves the least room."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def by_the_book(s: list[int], room: list[int], budget: int) -> tuple[list[int], 
     st.lists(st.integers(0, 20), min_size=1, max_size=12),
 )
 def test_the_room_left_is_that_of_best_fit(lengths: list[int], times: int, room: list[int]) -> None:
-    """Few of each length go one by one, many together."""
+    """Of few of each length, or many."""
     s = sorted(lengths * times, reverse=True)
     budget = max(room)
     expected, homeless = by_the_book(s, room, budget)

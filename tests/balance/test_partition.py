@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.balance.bounds import column_bound, levels, rank_bound
 from rollout_dispatcher.balance.objective import packed_time
-from rollout_dispatcher.balance.order import as_whole
 from rollout_dispatcher.balance.split.assign import best_fit, lpt, lpt_budget
 from rollout_dispatcher.balance.split.leveling import spread_columns, spread_falling, swap_level
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches, pack
@@ -179,16 +178,6 @@ def test_columns_are_dealt_to_the_least_loaded_whatever_the_unit_of_cost(
     assert (spread_columns(cost * unit) == expected).all()
     falls = -np.sort(-cost, axis=1)
     assert (spread_falling(falls * unit) == dealt_one_by_one(falls)).all()
-
-
-@given(st.lists(st.just(0.0) | st.floats(1e-9, 1e9), min_size=1), st.integers(40, 52))
-def test_costs_as_whole_numbers_keep_their_proportions(costs: list[float], bits: int) -> None:
-    x = np.array(costs)
-    whole = as_whole(x, 2.0**bits)
-    assert (whole == np.rint(whole)).all()
-    assert whole.sum() <= 2.0**bits + len(x)
-    assert np.abs(whole / (whole.sum() or 1) - x / (x.sum() or 1)).max() <= 2.0**-30
-    assert as_whole(np.rint(x), 2.0**40).tolist() == np.rint(x).tolist()
 
 
 @st.composite

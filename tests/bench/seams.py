@@ -130,8 +130,8 @@ def verl_fixed(solve: Solve, problem: Problem) -> Schedule:
     """Its equal ranks, cut in the order that it gives them: small samples at both ends."""
     step, costs = [], problem.costs.tolist()
     for [part] in solve(problem):
-        falling = sorted(part, key=lambda i: (costs[i], i))
-        step.append(in_runs(falling[::2] + falling[1::2][::-1], problem.micro_batch_size or 1))
+        rising = sorted(part, key=lambda i: (costs[i], i))
+        step.append(in_runs(rising[::2] + rising[1::2][::-1], problem.micro_batch_size or 1))
     return step
 
 

@@ -52,8 +52,8 @@ def module(name: str, **names: Any) -> ModuleType:
 
 def padded(lengths: list[int]) -> dict[str, Tensor]:
     """Rows of tokens that say their own number, padded on the right."""
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return {"input_ids": torch.arange(len(lengths))[:, None] * mask, "attention_mask": mask.long()}
+    numbers, mask = row_numbers(lengths).values()
+    return {"input_ids": numbers * mask, "attention_mask": mask.long()}
 
 
 def row_numbers(lengths: list[int]) -> dict[str, Tensor]:

@@ -1,9 +1,8 @@
-"""Sorting by tokens, the one order that everything else is built on; sums along it, and keys.
+"""Sorting by tokens, the one order that everything else is built on; and sums along it.
 
 Invariant: falling tokens, ties by position; as cost is monotone in tokens, cost falls as well.
 """
 
-import math
 from typing import TypeVar
 
 import numpy as np
@@ -49,20 +48,6 @@ def falling_place(x: FloatArray) -> IntArray:
     place = np.empty(len(x), dtype=np.int64)
     place[np.argsort(-x, kind="stable")] = np.arange(len(x))
     return place
-
-
-def as_whole(x: FloatArray, most: float) -> FloatArray:
-    """Costs as whole numbers whose sum is below `most`, a power of two: keys that take a number.
-
-    Sorting a load above the number of its bin, as one number, is faster than an argsort. Costs that
-    are whole and small enough stay as they are, others are rounded to so many bits.
-    """
-    total = float(np.add.reduce(x, axis=None))
-    if total < most and (x == np.rint(x)).all():
-        return x
-    bits = math.frexp(most)[1] - math.frexp(total)[1] - 1  # maybe more than 2.0 ** bits takes
-    whole: FloatArray = np.rint(np.ldexp(x, bits))
-    return whole
 
 
 def running_sums(x: _Numbers) -> _Numbers:

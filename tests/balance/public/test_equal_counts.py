@@ -14,11 +14,14 @@ from rollout_dispatcher.plan import IntArray, Sync, step_time
 
 Step = list[list[list[int]]]
 
-
-@given(
+#: Ranks, samples of each, budget, sync, and what the lengths are drawn with.
+cases = given(
     st.integers(1, 4), st.integers(1, 12), st.integers(100, 400), st.sampled_from(Sync),
     st.integers(0, 2**32 - 1),
 )  # fmt: skip
+
+
+@cases
 def test_every_rank_has_as_many_samples_and_no_micro_batch_too_much(
     ranks: int, each: int, budget: int, sync: Sync, seed: int
 ) -> None:
@@ -69,10 +72,7 @@ def test_ranks_wait_no_longer_than_as_verl_shares_out(n: int, ranks: int, sync: 
         beside_verl(heavy(seed, n), ranks, 67_000, sync)
 
 
-@given(
-    st.integers(1, 4), st.integers(1, 12), st.integers(100, 400), st.sampled_from(Sync),
-    st.integers(0, 2**32 - 1),
-)  # fmt: skip
+@cases
 @example(1, 9, 121, Sync.STEP, 9)  # one rank, which needs a micro-batch more by best fit
 def test_no_step_is_longer_than_verl_s(
     ranks: int, each: int, budget: int, sync: Sync, seed: int

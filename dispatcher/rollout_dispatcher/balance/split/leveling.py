@@ -1,10 +1,9 @@
-"""Greedy assignment and levelling swaps: the moves that every partition is made of.
+"""Bins onto ranks, and swaps between bins, that level what each has.
 
-Invariant: each item stays in exactly one slot; no step raises the largest load of a row of bins
+Invariant: each item stays in exactly one slot; no swap raises the largest load of a row of bins
 or takes a bin beyond its count or token cap.
 
-LPT is Graham 1969: largest item first, always into the least loaded bin. Example: [5, 4, 3, 3]
-into 2 bins with caps of 2: 5 | 4, 3 joins 4, the last 3 joins 5: sums 8 and 7.
+Example: bins 5 4 and 3 2 of one row end as 5 2 and 4 3.
 """
 
 import numpy as np

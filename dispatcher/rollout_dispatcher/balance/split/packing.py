@@ -7,7 +7,7 @@ worth it is for the strategy.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
 Columns that a large item rules are filled one by one to its level (column_fill.py), the others
-share the rest by LPT under the budget (budget_fit.py); swaps then level each column, until what
+share the rest by LPT under the budget (assign.py); swaps then level each column, until what
 is left to gain is less than any cost model knows. Where the budget is too tight for that, bins
 are filled by tokens alone: LPT, then best fit.
 
@@ -56,13 +56,15 @@ def fill(
     up to what best fit needs.
     """
     M = allowed(fewest_micro_batches(s, R, budget))
-    while (labels := _fill(x, s, R, M, budget)) is None:
-        tight = best_fit(s, np.full(len(s), budget), budget)
-        enough = max(allowed(-(-num_bins(tight) // R)), M)
-        if enough <= M:
-            return tight, M
-        M = max(allowed(M + 1), allowed(-(-least_bins(s, budget) // R)))
-    return labels, M
+    labels = _fill(x, s, R, M, budget)
+    if labels is not None:
+        return labels, M
+    tight = best_fit(s, np.full(len(s), budget), budget)
+    least, enough = (allowed(-(-bins // R)) for bins in (least_bins(s, budget), num_bins(tight)))
+    while labels is None and enough > M:
+        M = max(allowed(M + 1), least)
+        labels = _fill(x, s, R, M, budget)
+    return tight if labels is None else labels, M
 
 
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
