@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.balance import Quadratic, plan, plan_digest, tokens
+from rollout_dispatcher.balance.split.padded.runs import begin_cost
 from rollout_dispatcher.errors import PlanError, SampleTooLong
 from rollout_dispatcher.plan import (
     CostModel,
@@ -25,6 +26,7 @@ from rollout_dispatcher.plan import (
     Strategy,
     Sync,
     Window,
+    round_up,
 )
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
@@ -235,6 +237,17 @@ def test_the_same_window_gives_the_same_plan(window: Window, config: PlanConfig)
 
 @settings(max_examples=400)
 @given(LENGTHS, configs())
+@example(  # no rank may idle at two micro-batches, which takes longer than three
+    [1, 1, 1, 3, 3],
+    PlanConfig(
+        dp_size=3,
+        dispatch_batch_size=5,
+        cost=tokens,
+        micro_batch_tokens=2,
+        sync=Sync.STEP,
+        oversize=Oversize.ALONE,
+    ),
+)
 def test_window_never_waits_longer_than_greedy_for_the_same_samples(
     lengths: list[int], config: PlanConfig
 ) -> None:
@@ -269,10 +282,18 @@ def no_longer_than_greedy(window: Window, config: PlanConfig) -> None:
         fillers = len([part for rank in greedy.micro_batches for part in rank if not len(part)])
         if fillers and len(window) >= greedy.cost.size:
             return
-    else:
+    elif config.micro_batch_tokens is None or config.grouping is not Grouping.IGNORE:
         assert ours.num_micro_batches <= greedy.num_micro_batches
+    elif ours.num_micro_batches > greedy.num_micro_batches:  # they pay what it costs to begin them
+        assert priced(ours, window, config) <= priced(greedy, window, config) * (1 + 1e-9)
     if ours.num_micro_batches == greedy.num_micro_batches:
         assert time_of(ours) <= time_of(greedy) * (1 + 1e-9)
+
+
+def priced(step: Plan, window: Window, config: PlanConfig) -> float:
+    computed = round_up(window.tokens, config.sample_length_multiple)
+    begun = begin_cost(config.cost(computed), computed, config.micro_batch_tokens or 1)
+    return time_of(step) + begun * step.num_micro_batches
 
 
 def time_of(step: Plan) -> float:
