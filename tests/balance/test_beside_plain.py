@@ -5,6 +5,7 @@ A window of the batch itself: no selection helps, so a plan has to be at least a
 
 from dataclasses import replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,10 +16,7 @@ from rollout_dispatcher.balance.order import by_falling_tokens
 from rollout_dispatcher.balance.select.choose import choose
 from rollout_dispatcher.balance.select.groups import group_index
 from rollout_dispatcher.balance.split.groups.items import group_items
-from rollout_dispatcher.balance.split.padded.shared import Items, shared_runs
-from rollout_dispatcher.balance.split.padded.swaps import exchange_items
 from rollout_dispatcher.balance.split.parts import Batch
-from rollout_dispatcher.balance.work import Work
 from rollout_dispatcher.plan import (
     FloatArray,
     Grouping,
@@ -200,22 +198,6 @@ def test_padded_groups_of_like_lengths_share_a_micro_batch_whatever_their_sizes(
     assert sorted(sorted(part) for rank in ranks for part in rank) == [[0, 1, 3], [2, 4]]
 
 
-@pytest.mark.parametrize("per_step", [False, True])
-def test_runs_that_share_micro_batches_keep_to_them_and_are_neighbours(per_step: bool) -> None:
-    rng = np.random.default_rng(5)
-    for _ in range(150):
-        n, ranks, most = int(rng.integers(1, 60)), int(rng.integers(1, 6)), int(rng.integers(3, 9))
-        longest = -np.sort(-rng.integers(0, 50, n).astype(np.float64))
-        items = Items(longest, rng.integers(1, most + 1, n), most)
-        M = -(-int(items.size.sum()) // (most * ranks)) + int(rng.integers(0, 3))
-        for place in shared_runs(items, ranks, M, per_step=per_step):
-            assert np.bincount(place, weights=items.size).max() <= most
-            assert place.min() >= 0
-            assert place.max() < ranks * M
-            runs = 1 + np.count_nonzero(np.diff(place))
-            assert runs == len(np.unique(place)) == min(n, ranks * M)
-
-
 @pytest.mark.parametrize("sync", Sync)
 def test_padded_whole_groups_wait_hardly_longer_than_by_next_fit(sync: Sync) -> None:
     """Groups by falling tokens, micro-batches by falling cost: it took up to 1.8 times less."""
@@ -249,6 +231,14 @@ def test_padded_whole_groups_wait_hardly_longer_than_by_next_fit(sync: Sync) -> 
     assert compared > 20
 
 
+class Items(NamedTuple):
+    """What the longest sample of each group costs, how many it has, and most of a micro-batch."""
+
+    longest: FloatArray
+    size: IntArray
+    most: int
+
+
 def next_places(items: Items, ranks: int, steps: int) -> IntArray | None:
     """Next fit, the micro-batches then dealt to ranks by falling cost; None if not all fit."""
     place, at, held, bins = np.zeros(len(items.size), dtype=np.int64), 0, 0, ranks * steps
@@ -265,38 +255,6 @@ def next_places(items: Items, ranks: int, steps: int) -> IntArray | None:
     turn = np.empty(bins, dtype=np.int64)
     turn[np.argsort(-load, kind="stable")] = np.arange(bins)
     return (turn % ranks * steps + turn // ranks)[place]
-
-
-@pytest.mark.parametrize("per_step", [False, True])
-def test_exchanged_items_keep_to_the_cap_and_never_take_longer(per_step: bool) -> None:
-    rng, gained = np.random.default_rng(6), 0
-    for _ in range(60):
-        n, ranks, M, most = (int(rng.integers(*each)) for each in ((2, 40), (1, 5), (1, 5), (3, 9)))
-        items = Items(rng.lognormal(6, 1.2, n), rng.integers(1, most + 1, n), most)
-        place = first_places(items, ranks * M)
-        if place is None:
-            continue
-        after = exchange_items(place, items, (ranks, M), Work(1.0), per_step=per_step)
-        assert after.shape == place.shape
-        assert np.bincount(after, weights=items.size).max() <= most
-        took, takes = (time_of_items(each, items, ranks, M, per_step) for each in (place, after))
-        assert takes <= took * (1 + 1e-9)
-        gained += takes < 0.9 * took
-        assert (
-            exchange_items(place, items, (ranks, M), Work(0.0), per_step=per_step) == place
-        ).all()
-    assert gained > 4
-
-
-def first_places(items: Items, bins: int) -> IntArray | None:
-    """First fit; None if not all fit."""
-    room, place = np.full(bins, items.most), np.zeros(len(items.size), dtype=np.int64)
-    for i, size in enumerate(items.size):
-        if not (room >= size).any():
-            return None
-        place[i] = int((room >= size).argmax())
-        room[place[i]] -= size
-    return place
 
 
 def time_of_items(place: IntArray, items: Items, ranks: int, steps: int, per_step: bool) -> float:

@@ -1,22 +1,26 @@
 """Claims about padded micro-batches under a budget of padded tokens."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.balance import Quadratic, plan, tokens, tuning
+from rollout_dispatcher.balance import Quadratic, plan, tokens
 from rollout_dispatcher.balance.objective import estimate
-from rollout_dispatcher.balance.split.padded.fits import fitted, levels_of
+from rollout_dispatcher.balance.split.padded.fill import level_of, padded_runs
+from rollout_dispatcher.balance.split.padded.levels import Counts, Items
 from rollout_dispatcher.balance.split.padded.runs import (
-    Runs,
+    begin_cost,
     cut_padded,
     fewest_runs,
-    padded_runs,
+    most_in_run,
+    places_of,
 )
 from rollout_dispatcher.plan import (
     CostModel,
@@ -42,6 +46,43 @@ COSTS = st.sampled_from([tokens, Quadratic(), Quadratic(0.001, 1.0), lambda s: n
 def falling(lengths: list[int], cost: CostModel) -> tuple[FloatArray, IntArray]:
     s = np.sort(np.array(lengths))[::-1].copy()
     return cost(s), s
+
+
+class Runs(NamedTuple):
+    """Where runs begin, and the end; place, rank * M + micro-step, of each; M."""
+
+    starts: IntArray
+    place: IntArray
+    M: int
+
+
+def runs_of(
+    x: FloatArray,
+    s: IntArray,
+    ranks: int,
+    budget: int,
+    allowed: Callable[[int], int] = int,
+    *,
+    per_step: bool,
+) -> Runs:
+    """As the splitter has them."""
+    fewest = allowed(-(-max(fewest_runs(s, budget), 1) // ranks))
+    multiple = allowed(fewest + 1) - fewest or 1
+    last = fewest
+    if allowed(fewest + multiple) > fewest:
+        last = max(min(2 * fewest, len(x) // ranks), fewest)
+    counts = Counts(ranks, fewest, last - last % multiple, multiple, begin_cost(x, s, budget))
+    items = Items.of(x, most_in_run(s, budget))
+    starts = padded_runs(items, counts, per_step=per_step)
+    assert starts is not None
+    M = max(-(-(len(starts) - 1) // ranks), fewest)
+    load = np.zeros(ranks * M)
+    load[: len(starts) - 1] = items.costs(starts)
+    return Runs(starts, places_of(load, ranks, M, per_step)[: len(starts) - 1], M)
+
+
+def exactly(count: int) -> Callable[[int], int]:
+    return lambda _fewest: count
 
 
 def matrix(runs: Runs, x: FloatArray, ranks: int) -> FloatArray:
@@ -72,26 +113,47 @@ def check(runs: Runs, s: IntArray, ranks: int, budget: int, multiple: int) -> No
     COSTS,
     st.integers(1, 5),
     st.tuples(st.integers(1, 4000), st.sampled_from([1, 2, 3])),
-    st.tuples(st.booleans(), st.sampled_from([0, 2048]), st.sampled_from([0, 4096])),
+    st.booleans(),
 )
-@example([1, 1, 1, 1, 1, 40, 2000, 2000], tokens, 3, (80, 1), (False, 0, 0))
+@example([1, 1, 1, 1, 1, 40, 2000, 2000], tokens, 3, (80, 1), False)
 def test_runs_hold_every_item_within_the_budget(
-    lengths: list[int],
-    cost: CostModel,
-    ranks: int,
-    asked: tuple[int, int],
-    how: tuple[bool, int, int],
+    lengths: list[int], cost: CostModel, ranks: int, limit: tuple[int, int], per_step: bool
 ) -> None:
-    """However many items ends are followed for."""
-    x, s = falling(lengths, cost)
-    (budget, multiple), (per_step, followed, followed_once) = asked, how
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "FOLLOWED_UP_TO", followed)
-        patch.setattr(tuning, "FOLLOWED_ONCE_UP_TO", followed_once)
-        runs = padded_runs(
-            x, s, ranks, budget, partial(round_up, multiple=multiple), per_step=per_step
-        )
-    check(runs, s, ranks, budget, multiple)
+    x, s, (budget, multiple) = *falling(lengths, cost), limit
+    allowed = partial(round_up, multiple=multiple)
+    check(runs_of(x, s, ranks, budget, allowed, per_step=per_step), s, ranks, budget, multiple)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 6)), min_size=1, max_size=40),
+    st.integers(1, 5),
+    st.integers(0, 4),
+    st.booleans(),
+)
+def test_runs_of_groups_hold_no_more_samples_than_they_may(
+    groups: list[tuple[int, int]], ranks: int, more: int, per_step: bool
+) -> None:
+    longest, size = np.array(sorted(groups, reverse=True)).T
+    M = -(-int(size.sum()) // (6 * ranks)) + more
+    items = Items.of(longest.astype(np.float64), np.full(len(size), 6), size)
+    starts = padded_runs(items, Counts(ranks, M, M), per_step=per_step)
+    if starts is None:
+        assert more == 0 or len(size) > ranks * M
+        return
+    assert (starts[0], starts[-1]) == (0, len(size))
+    assert len(starts) == min(len(size), ranks * M) + 1
+    assert np.diff(starts).min() >= 1
+    assert np.diff(items.held[starts]).max() <= 6
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+def test_costs_on_another_scale_have_the_same_runs(per_step: bool) -> None:
+    x, s = falling(lognormal(200, 3), Quadratic())
+    once, twice = (
+        runs_of(x * by, s, 8, 100_000, per_step=per_step).starts for by in (1.0, 2.0**40)
+    )
+    assert once.tolist() == twice.tolist()
 
 
 @settings(max_examples=200)
@@ -126,7 +188,7 @@ def test_what_came_is_cut_where_the_budget_ends() -> None:
 
 def test_the_example_of_the_module() -> None:
     x, s = falling([8, 7, 3, 3, 2, 2], tokens)
-    runs = padded_runs(x, s, 2, 16, partial(round_up, multiple=2), per_step=False)
+    runs = runs_of(x, s, 2, 16, partial(round_up, multiple=2), per_step=False)
     assert runs.starts.tolist() == [0, 1, 2, 4, 6]
     assert time_of(matrix(runs, x, 2), per_step=False) == 8 + 6
 
@@ -138,11 +200,17 @@ def lognormal(n: int, seed: int) -> list[int]:
 
 
 def test_a_run_takes_the_level_that_it_fills_best() -> None:
-    x, neighbours = np.array([8, 3, 3, 2, 2, 2, 2.0]), np.array([0, 1, 3, 5, 7])
-    assert levels_of(neighbours, x, 2).tolist() == [8, 4]
-    best = fitted(x, np.full(7, 9), 2, neighbours)[0]
-    assert best.tolist() == [0, 1, 2, 3, 7]
-    assert levels_of(best, x, 2).tolist() == [8, 3]
+    x = np.array([8, 3, 3, 2, 2, 2, 2.0])
+    items = Items.of(x, np.full(7, 9))
+    starts = padded_runs(items, Counts(2, 2, 2), per_step=False)
+    assert starts is not None
+    assert level_of(items.costs(starts), 2).tolist() == pytest.approx([8, 3])
+
+
+def every_time(starts: IntArray, x: FloatArray, ranks: int) -> FloatArray:
+    cost = np.diff(starts, axis=1) * x[starts[:, :-1]]
+    times: FloatArray = level_of(cost.T, ranks).sum(axis=0)
+    return times
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -154,9 +222,9 @@ def test_of_few_samples_hardly_a_cut_is_better(ranks: int) -> None:
     over = []
     for _ in range(50):
         x, s = falling(np.ceil(rng.lognormal(4, 1, 12)).astype(int).tolist(), Quadratic(1, 100))
-        runs = padded_runs(x, s, ranks, 10**6, lambda fewest: max(fewest, 2), per_step=False)
+        runs = runs_of(x, s, ranks, 10**6, lambda fewest: max(fewest, 2), per_step=False)
         assert runs.M == 2
-        best = float(levels_of(every, x, ranks).sum(axis=1).min())
+        best = float(every_time(every, x, ranks).min())
         over.append(time_of(matrix(runs, x, ranks), per_step=False) / best - 1)
     assert np.mean(over) < 0.003
 
@@ -168,7 +236,7 @@ SHORT += [2140, 2134, 2134, 2113, 2113, 2111, 2110, 2106, 2099, 2095, 2072, 2055
 def test_short_samples_go_beside_long_ones() -> None:
     """Three long samples, and a rank that takes as many short ones as the longest lasts."""
     x, s = falling([22061, 21831, 20738, *SHORT], Quadratic(1, 1000))
-    runs = padded_runs(x, s, 4, 56125, lambda fewest: max(fewest, 2), per_step=False)
+    runs = runs_of(x, s, 4, 56125, lambda fewest: max(fewest, 2), per_step=False)
     longest, shortest = matrix(runs, x, 4).max(axis=0)
     assert longest == x[0]
     assert shortest <= x[3]
@@ -180,7 +248,7 @@ def test_any_count_pads_far_less_than_a_fixed_one(seed: int, per_step: bool) -> 
     """128 samples, 4 ranks, 4 micro-batches of 8, beside the same room for any number."""
     x, s = falling(lognormal(128, seed), Quadratic())
     fixed = 8 * x[::32].sum()
-    runs = padded_runs(x, s, 4, 8 * int(s[0]), partial(round_up, multiple=4), per_step=per_step)
+    runs = runs_of(x, s, 4, 8 * int(s[0]), partial(round_up, multiple=4), per_step=per_step)
     assert runs.M == 4
     time = time_of(matrix(runs, x, 4), per_step)
     assert time < 0.7 * fixed
@@ -190,10 +258,14 @@ def test_any_count_pads_far_less_than_a_fixed_one(seed: int, per_step: bool) -> 
 @pytest.mark.parametrize("per_step", [False, True])
 def test_more_micro_batches_are_made_only_while_they_pay(per_step: bool) -> None:
     x, s = falling(lognormal(512, 1), Quadratic())
-    runs = padded_runs(x, s, 16, 131072, per_step=per_step)
-    fewest = -(-fewest_runs(s, 131072) // 16)
-    assert fewest < runs.M <= 2 * fewest
-    alike = padded_runs(x * 0 + 1, s * 0 + 8192, 16, 131072, per_step=per_step)
+    runs = runs_of(x, s, 16, 131072, per_step=per_step)
+    fewest, begin = -(-fewest_runs(s, 131072) // 16), begin_cost(x, s, 131072)
+    assert fewest <= runs.M <= 2 * fewest
+    price = time_of(matrix(runs, x, 16), per_step) + begin * runs.M
+    for count in range(fewest, 2 * fewest + 1):
+        other = runs_of(x, s, 16, 131072, exactly(count), per_step=per_step)
+        assert price <= 1.01 * (time_of(matrix(other, x, 16), per_step) + begin * count)
+    alike = runs_of(x * 0 + 1, s * 0 + 8192, 16, 131072, per_step=per_step)
     assert alike.M == 2  # 512 samples of 8,192 tokens fill 2 x 16 micro-batches, and none pads
 
 
@@ -220,7 +292,7 @@ def test_a_plan_has_at_most_twice_the_fewest_micro_batches(
 def test_many_samples_are_split_without_following_each_run() -> None:
     x, s = falling(lognormal(6000, 2), Quadratic())
     for budget in (65536, 1 << 20):
-        runs = padded_runs(x, s, 8, budget, per_step=False)
+        runs = runs_of(x, s, 8, budget, per_step=False)
         check(runs, s, 8, budget, 1)
         assert time_of(matrix(runs, x, 8), per_step=False) < 1.06 * x.sum() / 8
 
@@ -231,7 +303,7 @@ def test_the_estimate_is_close_to_the_split(n: int, seed: int, ranks: int, per_s
     x, s = falling(lognormal(n, seed), Quadratic())
     config = replace(PADDED, dp_size=ranks, sync=Sync.STEP if per_step else Sync.MICRO_STEP)
     budget = config.micro_batch_tokens or 1
-    time = time_of(matrix(padded_runs(x, s, ranks, budget, per_step=per_step), x, ranks), per_step)
+    time = time_of(matrix(runs_of(x, s, ranks, budget, per_step=per_step), x, ranks), per_step)
     assert 0.6 * time < estimate(x, s, config) < 1.7 * time
 
 
@@ -265,16 +337,3 @@ def test_a_window_makes_padded_micro_batches_shorter(sync: Sync) -> None:
         return spent / work
 
     assert time(96) < time(64)
-
-
-@pytest.mark.parametrize(("n", "budget"), [(512, 14_000), (1024, 20_000)])
-def test_many_micro_batches_of_a_single_rank_are_those_of_ranks_that_meet_once_a_step(
-    n: int, budget: int
-) -> None:
-    """It waits for nobody, and to compare where each might begin takes a second."""
-    lengths = np.random.default_rng(5).lognormal(7, 0.8, n)
-    s = np.sort(np.clip(lengths, 1, 14_000).astype(np.int64))[::-1].copy()
-    x = Quadratic()(s)
-    once, each = (padded_runs(x, s, 1, budget, per_step=per_step) for per_step in (True, False))
-    assert once.M > tuning.EXCHANGED_ALONE_UP_TO
-    assert once.starts.tolist() == each.starts.tolist()

@@ -15,7 +15,6 @@ from rollout_dispatcher.balance.split.leveling import spread_columns, spread_fal
 from rollout_dispatcher.balance.split.packing import fewest_micro_batches, pack
 from rollout_dispatcher.balance.split.partition import (
     column_partition,
-    padded_partition,
     step_partition,
 )
 from rollout_dispatcher.balance.split.runs import first_fit, next_fit
@@ -62,17 +61,6 @@ def test_column_partition_is_a_permutation_above_its_bound(
     assert time >= column_bound(x, R, m) * (1 - 1e-12)
     if m == 1:
         assert time == pytest.approx(x[::R].sum())
-
-
-@given(full_batches(), st.booleans())
-def test_padded_partition_pads_least(
-    batch: tuple[FloatArray, int, int, int], per_step: bool
-) -> None:
-    x, R, M, m = batch
-    slots = padded_partition(x, R, M, m, per_step)
-    assert sorted(slots.ravel().tolist()) == list(range(len(x)))
-    padded = float(m * x[slots].max(axis=2).sum())
-    assert padded == pytest.approx(m * x[::m].sum())
 
 
 def test_the_step_bound_is_met_exactly_where_every_split_can_be_tried() -> None:

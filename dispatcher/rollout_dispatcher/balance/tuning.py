@@ -157,100 +157,47 @@ WORTH_A_MICRO_BATCH = 1.05
 #: trial.
 GROUPS_COMPARED_UP_TO = 1024
 
-# Budgets of padded tokens.
+#: Micro-batches beyond the fewest that are tried. Chosen.
+MORE_TRIED = 4
 
-#: How often the best runs climb, and how many of them; of more than below, half as many. Chosen by
-#: trial.
-CLIMBS, CLIMBING = 8, 2
-#: Levels that runs are fitted into, as tried first: all alike, in shares of an even one; or falling
-#: by these factors, in all so much of a time that is known. Chosen by trial.
-FIT_EVEN = 1 + np.append((0.003, 0.01), np.arange(0.02, 0.5, 0.025))
-FIT_FALL = np.array([1, 0.93, 0.86, 0.78, 0.7, 0.6, 0.5, 0.4, 0.3])
-FIT_FACTORS = np.geomspace(0.88, 1.04, 5)
-#: Of how many of the best the next tries are around, how far each time, and how many of each. More
-#: find more, and take longer. Chosen by trial.
-FITS, FIT_SPREADS = 6, (0.03, 0.015)
-FIT_NOISE = np.random.default_rng(7).standard_normal((47, 256))
-#: Tries at once: entries of their table, runs times levels of each; and at least. Chosen by trial.
-FIT_TABLE, LEAST_FITS = 60_000, 16
-#: Runs that are placed one by one; of more two or four neighbours have one level, so that they take
-#: as many steps, and there are fewer rounds of tries. Chosen by trial.
-FIT_STEPS = 64
-#: With no more runs than this fewer micro-steps are tried as well, as each run counts. Chosen by
-#: trial.
-FEW_RUNS = 72
-#: Givers times takers times runs that one climb compares: of more, some takers are left out. Chosen
-#: by trial: it is only so many where two or three ranks share many runs.
-CLIMB_LOOKED_AT = 300_000
-#: How often the interval is halved in which the factor lies. Chosen by trial.
-HALVINGS = 6
-
-#: Levels that are tried first: at most, at least, and entries of a table of them. Chosen by trial.
-LEVELS, LEAST_LEVELS, LEVEL_TABLE = 96, 24, 3 << 12
-#: They span this much below and above an even share, of what large items leave, and at least of the
-#: whole. Chosen by trial.
-LEVELS_BELOW, LEVELS_ABOVE, LEAST_LEVEL = 0.75, 2.5, 0.02
-#: Tried around each level found, as many as the table has room for; closer ones are one. Chosen by
-#: trial.
-FINE_LEVELS, ALIKE_LEVELS = (
-    (1.0, 0.985, 1.01, 0.97, 1.02, 0.96, 0.99, 1.04, 0.94, 1.07, 0.91),
-    1.003,
-)
-#: Counts tried: up to so many times the fewest that fit, as micro-batches are to be worth it. By
-#: `tests.bench.constants TIMES_FEWEST 1 2 3 --cell padded-budget`: 1 pads much more, 3 no less.
-TIMES_FEWEST = 2
-#: Of more items, ends are followed run by run only for the fine levels; and of more not at all.
-#: Chosen by trial.
-FOLLOWED_UP_TO, FOLLOWED_ONCE_UP_TO = 2048, 4096
-#: Stages where micro-steps are many, and places where a stage may begin. The first by
-#: `tests.bench.constants STAGES 4 16 32 --cell padded-budget`, the other chosen by trial.
-STAGES, STAGE_PLACES = 16, 512
+# Padded micro-batches.
 
 #: What it costs to begin a micro-step, as a share of a micro-batch that fills the budget: another
 #: one has to save as much. Less is too little for launches and gathered parameters, more pads more:
 #: `tests.bench.constants BEGIN_MICRO_STEP 0.01 0.04 0.16 --cell padded-budget`. Chosen.
 BEGIN_MICRO_STEP = 0.04
-#: Micro-batches beyond the fewest that are tried. Chosen.
-MORE_TRIED = 4
+#: Micro-batches tried: up to so many times the fewest that fit, as they are to be worth it. By
+#: `tests.bench.constants TIMES_FEWEST 1 2 3 --cell padded-budget`: 1 pads much more, 3 no less.
+TIMES_FEWEST = 2
 #: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
 #: Chosen by trial.
 ESTIMATE_SHARES, LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6
-#: Where ranks meet once a step, what a run may cost at most, in shares of a rank. Chosen by trial.
-LARGEST_RUN = (0.6, 1.0)
-#: The same, the first that holds all where those do not. Chosen by trial.
-LARGER_RUN = (1.25, 1.6, 2.0)
-#: Places tried for a run's end between those of its neighbours, and close to where it is. Chosen by
-#: trial.
-END_SPREAD, END_CLOSE = np.arange(1, 16) / 16, np.arange(-3, 4)
-#: How often all ends move. Chosen by trial.
-END_SWEEPS = 4
-#: Of more runs than this each is so short that it pads little; and some are alike in any micro-
-#: step. Chosen by trial.
-MOVED_UP_TO, EXCHANGED_UP_TO = 1024, 256
-#: A single rank has as many runs as micro-steps, so that exchanges take long sooner: beyond so many
-#: ends are moved instead, which pads 0.3 % more at most and takes a hundredth. Chosen by trial.
-EXCHANGED_ALONE_UP_TO = 36
-#: Levelling ends when this share of the step is lost to waiting, or after so many rounds: the error
-#: of any cost model is larger. Chosen by trial.
-LEVEL_PADDED, PADDED_ROUNDS = 1e-3, 8
-
-#: Ends that least totals compare, of runs of a number of samples at most: of more items, or runs,
-#: micro-steps are made alike instead. Chosen: two milliseconds.
-SHARED_TABLE = 1 << 17
-#: A padded step that lacks no more than this part of its samples lacks them beside the longest; if
-#: it lacks more, levels are looked for as well, which takes twice as long. Chosen by trial.
-NEARLY_FULL = 1 / 32
-#: Swaps of whole groups between padded micro-batches, how much what all of these cost counts beside
-#: what the step takes, one after the other (with nothing swaps end where several are as dear), and
-#: what they may spend of the work that is left: plain methods come after them. Chosen by trial.
-ITEM_SWAPS, ALL_ITEMS, WORK_ON_ITEMS = 64, (0.2, 1.0, 0.05), 0.5
-#: The best of some fits swaps as well, if it takes no more than this part of the other starts.
+#: Levels that are tried first: at least, at most, and entries of a table of them; then around each
+#: level that was found, as many as the table has room for. Chosen by trial.
+LEVELS, LEVEL_TABLE = (24, 96), 3 << 12
+FINE_LEVELS = np.array((1, 0.985, 1.01, 0.97, 1.02, 0.94, 1.05))
+#: Different levels where micro-steps are many, and places of runs that are filled one by one. By
+#: `tests.bench.constants STAGES 4 16 32 --cell padded-budget`, the other chosen by trial.
+STAGES, FILL_STEPS = 16, 32
+#: Tries of each round, only each second where there are so many runs, and so on; the best few that
+#: the next tries are around. More find more, and take longer. Chosen by trial.
+TRIES, ALL_TRIED, KEPT = 64, 128, 3
+#: Of each round, try and level, how far it is off: from half to a fortieth, then closer.
+NOISE = np.random.default_rng(7).standard_normal((3, TRIES, STAGES)) - 0.2
+NOISE *= np.geomspace(1, 1 / 20, TRIES)[:, None] * np.array((0.5, 0.1, 0.05))[:, None, None]
+#: Where ranks meet once a step: what a run may cost at most, in shares of a rank; places tried for
+#: its end, in parts of what is between its neighbours' and beside where it is; and how often.
 #: Chosen by trial.
-WORTH_SWAPS = 1.1
-#: Where ranks keep their samples: rounds in which all end their runs beside those of the others;
-#: what a run counts below their pace, so that all may become cheaper; and of how many cuts one goes
-#: on after a round. Chosen by trial.
-RECUT_ROUNDS, RECUT_OWN, RECUT_KEPT = 4, 1e-3, 3
+LARGEST_RUN, END_SPREAD, END_CLOSE, END_SWEEPS = (
+    (0.6, 1.0),
+    np.arange(1, 8) / 8,
+    np.arange(-2, 3),
+    8,
+)
+#: Where ranks keep their samples: rounds in which all end their runs beside those of the others,
+#: what a run counts below their pace, numbers of micro-batches that are tried, and the splits of
+#: whole groups. Chosen by trial.
+RECUT_ROUNDS, RECUT_OWN, RECUT_COUNTS, RECUT_SPLITS = 4, 1e-3, 4, 2
 
 # Pipelines.
 
@@ -282,12 +229,6 @@ GROUPS_BY_TOKENS = Price(once=60_000, sample=1200, rank=6000)
 #: The same, of the splitter itself.
 SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
-#: The same, of neighbours that share padded micro-batches with room to spare.
-NEIGHBOURS = Price(once=500_000, sample=1500, look=450)
-#: The same, of climbs, for each run that they look at.
-CLIMB = Price(once=100_000, sample=12)
-#: The same, of a swap of whole groups between padded micro-batches, for each pair it looks at.
-ITEM_SWAP = Price(once=60_000, sample=30)
 #: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as
 #: often as a run may have some. By the times of a round, 60 to 4,000 samples.
 RECUT = Price(once=80_000, sample=4, rank=20_000, look=5)

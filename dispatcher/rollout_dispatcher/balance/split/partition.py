@@ -66,20 +66,6 @@ def column_partition(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     return _onto_ranks(columns, spread_columns(x[columns].sum(axis=2)))
 
 
-def padded_partition(
-    x: FloatArray, R: int, M: int, m: int, per_step: bool, *, stages: int = 1
-) -> IntArray:
-    """Micro-batches that cost m times their longest sample: sorted runs of m -> slots[R, M, m].
-
-    R consecutive runs make a micro-step; where ranks wait once a step, runs are items of their own.
-    """
-    runs = np.arange(R * M * m).reshape(R * M, m)
-    cost = m * x[runs[:, 0]]
-    if per_step:
-        return runs[step_partition(cost, R, M, 1, stages)[..., 0]]
-    return _onto_ranks(runs.reshape(M, R, m), spread_falling(cost.reshape(M, R)))
-
-
 def _onto_ranks(columns: IntArray, ranks: IntArray) -> IntArray:
     """columns[M, R, m] -> slots[R, M, m]; ranks[M, R]: who takes each."""
     slots = np.empty_like(columns)

@@ -8,7 +8,6 @@ from rollout_dispatcher.balance.splitters.by_count import split_by_count
 from rollout_dispatcher.balance.splitters.by_group import split_by_group
 from rollout_dispatcher.balance.splitters.by_tokens import split_by_tokens
 from rollout_dispatcher.balance.splitters.padded import split_padded, split_padded_groups
-from rollout_dispatcher.balance.splitters.padded_by_tokens import split_padded_by_tokens
 from rollout_dispatcher.plan import Layout, PlanConfig
 
 
@@ -18,9 +17,6 @@ def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
         return split_by_group
     if batch.padded is not None:
         return split_padded_groups
-    padded = config.layout is Layout.PADDED
-    if config.micro_batch_size is None:
-        return split_padded_by_tokens if padded else split_by_tokens
-    if padded and config.micro_batch_size > 1:
+    if config.layout is Layout.PADDED and config.micro_batch_size != 1:
         return split_padded
-    return split_by_count
+    return split_by_tokens if config.micro_batch_size is None else split_by_count

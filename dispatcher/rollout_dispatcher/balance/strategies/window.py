@@ -12,8 +12,8 @@ from functools import cached_property
 from rollout_dispatcher.balance import tuning
 from rollout_dispatcher.balance.objective import bound_of
 from rollout_dispatcher.balance.split.budgets.trades import traded
-from rollout_dispatcher.balance.split.padded.recut import neighbours, recut
-from rollout_dispatcher.balance.split.padded.runs import begin_cost, fewest_runs
+from rollout_dispatcher.balance.split.padded.recut import recut
+from rollout_dispatcher.balance.split.padded.runs import begin_cost
 from rollout_dispatcher.balance.split.parts import Batch, Parts, time_of, without_fillers
 from rollout_dispatcher.balance.splitters import splitter_for
 from rollout_dispatcher.balance.strategies import dealt, greedy, kk, round_robin
@@ -29,8 +29,6 @@ _PLAIN = (
 )
 #: Of what is not counted.
 _FREE = Price(once=0.0, sample=0.0)
-#: Compared as well where micro-batches are padded: then ranks of like samples may be enough.
-_DEALT = (dealt.STRATEGY, tuning.GREEDY_BY_COUNT, tuning.GREEDY_BY_TOKENS)
 
 
 class WindowStrategy:
@@ -45,7 +43,9 @@ class WindowStrategy:
         if alone and config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
             return best  # sorted columns are the optimum
         task = _Task(batch, config, work, best.num_micro_batches)
-        if task.may_end_elsewhere and (batch.group is not None or config.sync is Sync.STEP):
+        if config.layout is Layout.PADDED and config.micro_batch_size != 1:
+            if alone and len(batch) > tuning.ALWAYS_COMPARED:
+                return best  # so many samples hardly need what a plain method makes of them
             return task.recut(task.timed(best)).parts
         timed = task.compared(task.timed(best))
         if task.may_trade:
@@ -89,14 +89,6 @@ class _Task:
             self.bounds[M] = bound_of(self.batch, M, self.config)
         return self.bounds[M]
 
-    @property
-    def plain(self) -> tuple[tuple[PlanningStrategy, Price, Price], ...]:
-        """The plain methods, with their prices."""
-        if not self.may_end_elsewhere:
-            return _PLAIN
-        many = len(self.batch) > tuning.ALWAYS_COMPARED and self.batch.group is None
-        return (_DEALT,) if many else (_DEALT, *_PLAIN)
-
     def more_micro_batches(self, best: _Timed) -> _Timed:
         """These, or a split into up to `MORE_TRIED` micro-batches more, if that pays their price.
 
@@ -119,50 +111,44 @@ class _Task:
         """These, or what a plain method makes of the same samples."""
         n, grouped = len(self.batch), self.batch.group is not None
         small = n <= (tuning.GROUPS_COMPARED_UP_TO if grouped else tuning.ALWAYS_COMPARED)
-        for plain, by_count, by_tokens in self.plain:
+        for plain, by_count, by_tokens in _PLAIN:
             if (not small and self.is_within_target(best)) or self.is_bound(best):
                 break
             if not (small and grouped) and not self.affords(best, by_count, by_tokens):
                 break
             parts = plain.split(self.batch, self.config, self.work)
-            best = self.better(best, self.straight(parts))
+            best = self.better(best, parts)
             small = False
         return best
 
     def recut(self, best: _Timed) -> _Timed:
-        """These, or what a plain method makes of them, with runs that end where it suits or not."""
+        """Padded: these, or what a plain method makes of them, whole groups cut anew as well."""
         if self.is_bound(best):
             return best
         plain = list(self.plain_parts(best))
-        has_cut = self.batch.group is not None and self.config.sync is Sync.STEP
-        again = plain if has_cut else [best.parts, *plain]
-        for parts in (*plain, *recut(self.batch, again, self.config, self.work)):
+        cut = self.batch.group is not None
+        again = [recut(self.batch, each, self.config, self.work) for each in plain if cut]
+        for parts in (*plain, *again):
             best = self.better(best, parts)
         return best
 
     def plain_parts(self, best: _Timed) -> Iterator[Parts]:
         """What the plain methods make of them, as far as the work goes."""
-        for plain, by_count, by_tokens in (*self.plain, (round_robin.STRATEGY, _FREE, _FREE)):
-            if not self.affords(best, by_count, by_tokens):
+        for plain in (dealt, greedy, kk, round_robin):
+            if not self.affords(best):
                 break
             yield without_fillers(
-                self.batch, plain.split(self.batch, self.config, self.work), self.config
+                self.batch, plain.STRATEGY.split(self.batch, self.config, self.work), self.config
             )
 
     def beside_arrival(self, best: _Timed) -> _Timed:
-        """These, or samples dealt as they came, which may be as good as any that pad."""
+        """These, or samples dealt as they came, which a plan shows beside them."""
         if self.is_within_target(best) or self.is_bound(best):
             return best
         if self.batch.group is not None and not self.affords(best):
             return best
         parts = round_robin.STRATEGY.split(self.batch, self.config, self.work)
-        return self.better(best, self.straight(without_fillers(self.batch, parts, self.config)))
-
-    def straight(self, parts: Parts) -> Parts:
-        """Neighbours in each micro-batch where these are padded, as none is dearer then."""
-        if not self.may_end_elsewhere:
-            return parts
-        return neighbours(self.batch, parts, self.config)
+        return self.better(best, without_fillers(self.batch, parts, self.config))
 
     def affords(self, best: _Timed, by_count: Price = _FREE, by_tokens: Price = _FREE) -> bool:
         """Whether there is work for a plain method, of these prices unless groups stay whole."""
@@ -190,13 +176,6 @@ class _Task:
         """Whether micro-batches are packed under a token budget, and no groups stay together."""
         budget, packed = self.config.micro_batch_tokens, self.config.layout is Layout.PACKED
         return budget is not None and packed and self.batch.group is None
-
-    @property
-    def may_end_elsewhere(self) -> bool:
-        """Whether padded micro-batches of several samples may end earlier, or begin elsewhere."""
-        config = self.config
-        several = config.micro_batch_size is None or config.micro_batch_size > 1
-        return config.layout is Layout.PADDED and several
 
     def traded(self, best: _Timed) -> _Timed:
         """After trades between micro-batches; of many samples single ones hardly matter."""
@@ -230,19 +209,11 @@ class _Task:
         more = theirs > ours.num_micro_batches
         if not self.config.pads_to_budget:
             return not more
-        if more and theirs > tuning.TIMES_FEWEST * self.fewest:
+        if more and theirs > tuning.TIMES_FEWEST * self.first:
             return False
-        if self.batch.group is not None and not more:
+        if not more:
             return True  # a rank of few samples has fillers, whoever they are
         return bool(other.counts.all()) or not ours.counts.all()
-
-    @cached_property
-    def fewest(self) -> int:
-        """Micro-batches that a rank has at least under a budget of padded tokens."""
-        if self.batch.group is not None:
-            return self.first  # as few as was found for whole groups
-        runs = fewest_runs(self.batch.s, self.config.micro_batch_tokens or 1)
-        return self.config.micro_batches(-(-runs // self.config.dp_size))
 
     def rating(self, found: _Timed) -> float:
         """Time, and what it costs to begin micro-steps where their number is free."""

@@ -171,7 +171,7 @@ class _Task:
                 found.append(self.cut(alike, M))
             found.sort(key=rating)
             if config.layout is Layout.PADDED and config.micro_batch_size != 1:
-                found += recut(batch, found, config, work, alone=True)
+                found += [recut(batch, each, config, work) for each in found[: tuning.RECUT_SPLITS]]
             return min(found, key=rating)
         price = tuning.GROUPS_BY_TOKENS.of(len(batch), config.dp_size, M)
         leaving = tuning.SPLIT_BY_TOKENS.of(len(batch), config.dp_size, M)

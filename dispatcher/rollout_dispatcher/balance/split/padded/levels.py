@@ -1,242 +1,193 @@
 """Levels of padded micro-steps, what the dearest run of each may cost, that sum to the least.
 
-Invariant: R*M runs of neighbours, each of one item at least and of at most `most` items, counted
-where it begins. Items descend in cost; there are more of them than runs.
+Invariant: R*M runs of neighbours, each of one item at least and of no more samples than a run may
+hold that begins there. Items descend in the cost of their longest sample.
 
-A run that begins at an item of cost c holds floor(level / c) items, so the level says where the R
+A run that begins at an item of cost c holds floor(level / c) samples, so the level says where the R
 runs of a micro-step end that begin at an item. Dynamic program over these places, from the last:
 the best j micro-steps from here cost the level of one of them and the best j - 1 from where it
 ends. It tries a coarse grid of levels, and then a fine one around those that it found. The number
-of micro-steps comes with it, as it knows the least time for each.
-
-Of many items ends are not followed run by run: an item takes the part 1 / floor(level / c) of a
-run, and the sum of these parts says how many runs there are up to it. Then micro-steps of like
-level are one stage of the program, and all levels rise a little until the runs hold all items.
+of micro-steps comes with it, as it knows the least time for each; of many, several have one level.
 
 Example, R = 2, costs 8 7 3 3 2 2, M = 2: the level 8 ends at the first 3, 7 more would take in 3 3:
 then 6 is enough for 3 3 | 2 2; 14 in all, where one micro-step needs 16: 8 7 | 3 3 2 2.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.bounds import levels as even_levels
 from rollout_dispatcher.balance.order import running_sums
-from rollout_dispatcher.balance.split.padded.exchange import raised, time_of_runs
 from rollout_dispatcher.plan import FloatArray, IntArray
 
 
-class Wanted(NamedTuple):
-    """How many micro-steps there may be: a multiple, and `fewest`, which is one, or more.
+@dataclass(frozen=True, slots=True)
+class Items:
+    """What micro-batches are made of: samples, or groups that stay together.
 
-    R: ranks. begin: what a micro-step costs besides its level.
+    x: float64[n + 1], falling, what the longest sample of each costs, above 0. most:
+    float64[n + 1], samples of a run that begins there. held: int64[n + 1], samples before each
+    item. The last of each stands for the end. are_samples: whether each item is a single one.
+    """
+
+    x: FloatArray
+    most: FloatArray
+    held: IntArray
+    are_samples: bool
+
+    @classmethod
+    def of(cls, longest: FloatArray, most: IntArray, size: IntArray | None = None) -> "Items":
+        """most: samples of a run that begins there. size: samples of each item; None: one."""
+        positive = longest + (1e-12 * float(longest[0]) or 1.0)
+        held = np.arange(len(longest) + 1) if size is None else running_sums(size)
+        single = int(held[-1]) == len(longest)
+        return cls(np.append(positive, positive[-1]), np.append(most, 1.0), held, single)
+
+    def __len__(self) -> int:
+        return len(self.held) - 1
+
+    @property
+    def work(self) -> float:
+        """What all cost if each is padded by itself."""
+        return float((np.diff(self.held) * self.x[:-1]).sum())
+
+    def after(self, at: IntArray, level: FloatArray) -> IntArray:
+        """Where runs end that begin at these items, and may cost so much or hold one item."""
+        room = np.minimum(np.floor(level * (1 + 1e-12) / self.x.take(at)), self.most.take(at))
+        if self.are_samples:
+            ends: IntArray = at + np.maximum(room, 1.0).astype(np.int64)
+        else:
+            ends = np.maximum(self.held.searchsorted(self.held[at] + room, "right") - 1, at + 1)
+        return np.minimum(ends, len(self))
+
+    def costs(self, starts: IntArray) -> FloatArray:
+        """What runs cost that begin at `starts[:-1]` and end where the next one begins, of many."""
+        costs: FloatArray = np.diff(self.held[starts], axis=0) * self.x[starts[:-1]]
+        return costs
+
+    def are_legal(self, starts: IntArray) -> bool:
+        """Whether none of these runs holds more than it may, unless it is a single item."""
+        samples, items = np.diff(self.held[starts]), np.diff(starts)
+        return bool(((samples <= self.most[starts[:-1]]) | (items <= 1)).all())
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Micro-steps that there may be, of R ranks, and what it costs to begin one.
+
+    fewest, last: their least and largest number, of which it is a `multiple`.
     """
 
     R: int
     fewest: int
-    multiple: int
-    begin: float
+    last: int
+    multiple: int = 1
+    begin: float = 0.0
+
+    @property
+    def together(self) -> int:
+        """Micro-steps of one level, so that these are few."""
+        return -(-self.last // (tuning.STAGES * self.multiple)) * self.multiple
 
 
-def level_runs(x: FloatArray, most: IntArray, wanted: Wanted) -> IntArray:
-    """Where runs begin, and the end: int64[R*M + 1]. x: above 0."""
-    n, R, fewest = len(x), wanted.R, wanted.fewest
-    share = float(x.sum()) / R
-    last = max(min(tuning.TIMES_FEWEST * fewest, n // R), fewest)
-    levels = _grid(x, most, lowest(x, R, last, share), share / fewest)
-    if last > tuning.STAGES or n > tuning.FOLLOWED_ONCE_UP_TO:
-        return _in_stages(x, most, levels, wanted, last)
-    coarse = followed if n <= tuning.FOLLOWED_UP_TO else estimated
-    steps = coarse(x, most, R, levels)
-    M = steps.count(wanted, last, share)
-    fine = followed(x, most, R, around(steps.costs(M), levels[-1], n))
-    for _ in range(M):
-        fine.more()
-    best = steps if n <= tuning.FOLLOWED_UP_TO and steps.time(M) < fine.time(M) else fine
-    starts = _starts(x, most, R, best, best.walk(M))
-    if n > tuning.FOLLOWED_UP_TO:
-        by_parts = raised(x, most, np.repeat(steps.costs(M), R))
-        return min(starts, by_parts, key=lambda each: time_of_runs(each, x, R))
-    return starts
+def level_runs(items: Items, counts: Counts) -> list[IntArray]:
+    """Where runs begin, and the end, int64[R*M + 1], for the best M and its neighbours.
 
-
-def lowest(x: FloatArray, R: int, M: int, share: float) -> float:
-    """A level that the last of M micro-steps may have, of items of falling cost `x`."""
-    return max(float(even_levels(x, R, M)[-1]), tuning.LEAST_LEVEL * share / M)
-
-
-def _grid(x: FloatArray, most: IntArray, low: float, high: float) -> FloatArray:
-    """Levels, and last one that leaves only the budget to end a run."""
-    high = max(tuning.LEVELS_ABOVE * high, float(x[0]))
-    return spaced(low, high, len(x), (float(x[0]), float((most * x).max())))
-
-
-def spaced(low: float, high: float, n: int, besides: tuple[float, float]) -> FloatArray:
-    """Levels to try first for n items, from below `low` up to `high`, and these."""
-    count = min(max(tuning.LEVEL_TABLE // n, tuning.LEAST_LEVELS), tuning.LEVELS)
-    return np.append(np.geomspace(tuning.LEVELS_BELOW * low, high, count), besides)
-
-
-def around(found: FloatArray, last: float, n: int) -> FloatArray:
-    """Levels close to these, and the last one."""
-    room = max(tuning.LEVEL_TABLE // n, tuning.LEAST_LEVELS)
-    per = min(max(room // len(found), 3), len(tuning.FINE_LEVELS))
-    levels = np.sort(np.append(np.outer(found, tuning.FINE_LEVELS[:per]).ravel(), last))
-    fine: FloatArray = levels[np.append(True, levels[1:] > levels[:-1] * tuning.ALIKE_LEVELS)]
-    return fine
-
-
-class Program:
-    """The dynamic program over places where a micro-step may begin.
-
-    ends: int64[levels, places], the number of the place where the next one begins. cost: the same
-    of what it costs. leave: places that each later micro-step needs, 0 if it may be empty.
+    None if no level holds all items.
     """
+    own, table = -np.sort(-items.x[:-1] * np.diff(items.held)), tuning.LEVEL_TABLE // len(items)
+    top, share = float((items.most * items.x).max()), items.work / (counts.R * counts.last)
+    low = max(float(own[: counts.R * counts.last][-1]), share / 2) / 2
+    levels = low * np.geomspace(1, max(top / low, 1), int(np.clip(table, *tuning.LEVELS)))
+    best = _Program(items, np.append(levels, own[0]), counts)
+    if best.price < np.inf:
+        around = max(table // len(best.costs()), 3)
+        levels = np.outer(best.costs(), tuning.FINE_LEVELS[:around])
+        fine = _Program(items, np.unique(np.append(levels, top)), counts)
+        best = min(best, fine, key=lambda steps: steps.price)
+    found = []
+    for stages in range(max(best.stages - 1, 1), min(best.stages + 2, len(best.best))):
+        if best.best[stages][0] < np.inf:
+            starts = best.starts(stages)
+            M = max(-(-(len(starts) - 1) // counts.R), counts.fewest)
+            M = -(-M // counts.multiple) * counts.multiple
+            if counts.last >= M:
+                found.append(with_all(starts, counts.R * M, len(items)))
+    return found
 
-    def __init__(self, levels: FloatArray, ends: IntArray, cost: FloatArray, leave: int) -> None:
-        self.levels, self.ends, self.cost, self.leave = levels, ends, cost, leave
-        self.end = ends.shape[1] - 1
-        nothing = np.full(self.end + 1, np.inf)
+
+def with_all(begins: IntArray, runs: int, n: int) -> IntArray:
+    """So many runs, each with an item if there are as many, of those that are not empty."""
+    starts = np.unique(begins)[: runs + 1]
+    starts = np.append(starts, np.full(runs + 1 - len(starts), n))
+    held: IntArray = np.minimum(starts, np.maximum(n - np.arange(runs, -1, -1), 0))
+    return held
+
+
+class _Program:
+    """The dynamic program over places where a micro-step, or several of one level, may begin."""
+
+    def __init__(self, items: Items, levels: FloatArray, counts: Counts) -> None:
+        self.items, self.levels, self.counts = items, levels, counts
+        n, row = len(items), (np.arange(len(levels)) * (len(items) + 1))[:, None]
+        at = np.arange(n)
+        ends, cost = np.full((len(levels), n + 1), n), np.zeros((len(levels), n + 1))
+        ends[:, :n] = items.after(at[None], levels[:, None])
+        cost[:, :n] = (items.held[ends[:, :n]] - items.held[:-1]) * items.x[:-1]
+        flat, worst = _repeated((ends + row).ravel(), cost.ravel(), counts.R * counts.together)
+        self.ends, self.cost = flat.reshape(ends.shape) - row, worst.reshape(ends.shape)
+        nothing = np.full(n + 1, np.inf)
         nothing[-1] = 0.0
-        self.best = [nothing]  # time of j micro-steps from each place to the last
+        self.best = [nothing]  # time of j stages from each place to the last
+        self.price, self.stages = np.inf, 1
+        self._count()
 
-    def time(self, M: int) -> float:
-        """Of the best M micro-steps, inf if they cannot hold all items."""
-        return float(self.best[M][0])
+    def _count(self) -> None:
+        """How many micro-steps take the least time and what it costs to begin them."""
+        counts = self.counts
+        for j in range(1, -(-counts.last // counts.together) + 1):
+            self.best.append((self.best[-1].take(self.ends) + self.cost).min(axis=0))
+            M = min(j * counts.together, counts.last)
+            if counts.fewest <= M and M % counts.multiple == 0:
+                price = float(self.best[j][0]) * counts.together + counts.begin * M
+                if price < self.price:
+                    self.price, self.stages = price, j
+                elif j > self.stages + counts.multiple:
+                    break
 
-    def more(self) -> None:
-        """One more micro-step."""
-        time = self.best[-1].take(self.ends)
-        time += self.cost
-        best = time.min(axis=0)
-        last = max(self.end - self.leave * len(self.best), 0)
-        best[last + 1 :] = best[last]  # whatever ends beyond this ends here
-        self.best.append(best)
-
-    def count(self, wanted: Wanted, last: int, share: float) -> int:
-        """How many micro-steps, `last` at most, take the least time and what it costs to begin."""
-        _, fewest, multiple, begin = wanted
-        M, least = fewest, np.inf
-        for count in range(1, last + 1):
-            self.more()
-            if count < fewest or count % multiple:
-                continue
-            if self.time(count) + begin * count < least:
-                M, least = count, self.time(count) + begin * count
-            elif count > M + multiple:
-                break
-            if self.time(count) - share < begin * multiple:
-                break
-        return M
-
-    def walk(self, M: int) -> list[tuple[int, int, int]]:
-        """Place, place of the end, and number of the level of each of M micro-steps."""
+    def walk(self, stages: int) -> list[tuple[int, int, int]]:
+        """Place, place of the end, and number of the level of each stage."""
         at, found = 0, []
-        for j in range(M, 0, -1):
-            ends = np.minimum(self.ends[:, at], self.end - self.leave * (j - 1))
-            level = int((self.best[j - 1][ends] + self.cost[:, at]).argmin())
-            found.append((at, int(ends[level]), level))
-            at = int(ends[level])
+        for j in range(stages, 0, -1):
+            level = int((self.best[j - 1][self.ends[:, at]] + self.cost[:, at]).argmin())
+            found.append((at, int(self.ends[level, at]), level))
+            at = found[-1][1]
         return found
 
-    def costs(self, M: int) -> FloatArray:
-        """What each of M micro-steps costs."""
-        return np.array([self.cost[level, at] for at, _, level in self.walk(M)])
+    def costs(self) -> FloatArray:
+        """What a micro-step of each stage costs."""
+        return np.array([self.cost[level, at] for at, _, level in self.walk(self.stages)])
+
+    def starts(self, stages: int) -> IntArray:
+        """Where the runs of these micro-steps begin, and the end."""
+        at, end, level = np.array(self.walk(stages)).T
+        found = [at]
+        while (at < end).any():
+            at = np.minimum(self.items.after(at, self.levels[level]), end)
+            found.append(at)
+        return np.unique(found)
 
 
-def followed(x: FloatArray, most: IntArray, R: int, levels: FloatArray) -> Program:
-    """Run by run from every item.
-
-    A run may be dearer than the level if it is a single item: what it costs is counted, and the
-    level only says how long runs should be.
-    """
-    n, G = len(x), len(levels)
-    at = np.arange(n)
-    longest = np.minimum(most, n - at)
-    length = np.minimum(levels[:, None] * ((1 + 1e-12) / x), longest).astype(np.int64)
-    np.maximum(length, 1, out=length)
-    ends, cost = np.full((G, n + 1), n), np.zeros((G, n + 1))
-    np.add(length, at, out=ends[:, :n])
-    np.multiply(length, x, out=cost[:, :n])
-    row = np.arange(0, G * (n + 1), n + 1)[:, None]
-    flat, worst = repeated((ends + row).ravel(), cost.ravel(), R)
-    return Program(levels, flat.reshape(G, n + 1) - row, worst.reshape(G, n + 1), R)
-
-
-def repeated(ends: IntArray, cost: FloatArray, times: int) -> tuple[IntArray, FloatArray]:
+def _repeated(ends: IntArray, cost: FloatArray, times: int) -> tuple[IntArray, FloatArray]:
     """Follow `ends` so many times, and the largest cost on the way, by squaring."""
     done: tuple[IntArray, FloatArray] | None = None
     while True:
-        if times & 1 and done is None:
-            done = ends, cost
-        elif times & 1 and done is not None:
-            done = ends.take(done[0]), np.maximum(done[1], cost.take(done[0]))
+        if times & 1:
+            one = done or (np.arange(len(ends)), np.zeros(len(ends)))
+            done = ends.take(one[0]), np.maximum(one[1], cost.take(one[0]))
         times >>= 1
         if not times and done is not None:
             return done
         cost = np.maximum(cost, cost.take(ends))
         ends = ends.take(ends)
-
-
-def _starts(
-    x: FloatArray, most: IntArray, R: int, steps: Program, walk: list[tuple[int, int, int]]
-) -> IntArray:
-    """Where the runs of these micro-steps begin, and the end."""
-    starts, counts, costs = [], most.tolist(), x.tolist()
-    for first, end, level in walk:
-        at, top = first, float(steps.levels[level]) * (1 + 1e-12)
-        for others in range(R - 1, -1, -1):
-            starts.append(at)
-            at = min(at + max(min(int(top / costs[at]), counts[at]), 1), end - others)
-    return np.array([*starts, len(x)])
-
-
-def parts_of_runs(x: FloatArray, most: IntArray, levels: FloatArray) -> FloatArray:
-    """How many runs there are before each item, and in all: float64[levels, n + 1], about."""
-    parts = np.zeros((len(levels), len(x) + 1))
-    length = (levels[:, None] / x).astype(np.int64)
-    np.cumsum(1 / np.clip(length, 1, most, out=length), axis=1, out=parts[:, 1:])
-    return parts
-
-
-def estimated(
-    x: FloatArray, most: IntArray, per: float, levels: FloatArray, parts: FloatArray | None = None
-) -> Program:
-    """From parts of runs, `per` of them a micro-step, and from some of the items only."""
-    n = len(x)
-    parts = parts_of_runs(x, most, levels) if parts is None else parts
-    places = np.unique(
-        np.append(
-            np.arange(min(n, tuning.STAGE_PLACES)), np.linspace(0, n, tuning.STAGE_PLACES + 1)
-        )
-    )
-    places = places.astype(np.int64)
-    at = (parts[:, places] + per) * (1 + 1e-12)
-    ends = np.stack([row.searchsorted(to, "right") - 1 for row, to in zip(parts, at, strict=True)])
-    ends = places.searchsorted(ends, "right") - 1
-    cost = np.maximum(levels[:, None], x[np.minimum(places, n - 1)])
-    cost[:, -1] = 0.0
-    return Program(levels, ends, cost, 0)
-
-
-def _in_stages(
-    x: FloatArray, most: IntArray, levels: FloatArray, wanted: Wanted, last: int
-) -> IntArray:
-    """Micro-steps of like level together, from parts of runs."""
-    R, fewest, multiple, begin = wanted
-    parts = parts_of_runs(x, most, levels)
-    if last <= tuning.STAGES:
-        steps = estimated(x, most, R, levels, parts)
-        M = stages = steps.count(wanted, last, float(x.sum()) / R)
-    else:
-        runs, dear = parts[:, -1], np.searchsorted(-x, -levels)
-        over = running_sums(x)[dear] - dear * levels  # of items that are dearer than the level
-        best = float(runs[int(np.argmin(levels * runs + over + begin * runs))])
-        M = min(max(round(best / R / multiple) * multiple, fewest), last - last % multiple)
-        stages = min(M, tuning.STAGES)
-        steps = estimated(x, most, R * M / stages, levels, parts)
-        for _ in range(stages):
-            steps.more()
-    return raised(x, most, np.repeat(steps.costs(stages), -(-R * M // stages))[: R * M])

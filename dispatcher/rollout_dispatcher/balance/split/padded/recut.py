@@ -1,267 +1,167 @@
 """Padded micro-batches of ranks that keep their samples: where each of them ends.
 
 Invariant: every rank keeps its samples; its micro-batches are runs of them in falling order, within
-their limit (or a single sample), as many as asked for and none empty unless its samples are fewer.
+their limit (or a single sample), none empty unless its samples are fewer; the result never takes
+longer than what was given.
 
 Where whole groups stay on ranks, neighbours in length cannot go to any rank that suits them; but a
-rank may end its runs early. As full as the limit allows, a run may hold many short samples beside
-one long. Which ends are best is a program over a rank's samples: where ranks meet once a step its
-runs cost the least in all, where they meet at every micro-step they exceed what the other ranks
-have there by the least. All ranks, or every other one, cut anew until none gains, from several cuts
-to begin with.
-
-Several splits are cut at once, ranks of all of them side by side: one that is behind with runs as
-full as can be may be ahead with these. So plain splits are cut before they are compared, without
-groups as well where ranks meet once a step; where they meet at every micro-step, samples that may
-change ranks become `neighbours` instead.
+rank may end its runs early. Which ends are best is a program over a rank's samples: where ranks
+meet once a step its runs cost the least in all, where they meet at every micro-step they exceed
+what the other ranks have there by the least. All ranks, or every other one, cut anew until none
+gains. Ranks lie side by side, so that many take hardly longer than one.
 
 Example, up to 3 samples, costs 9 2 2 1 on a rank with two micro-batches: 9 2 2 | 1 costs 27 + 1,
 and 9 | 2 2 1 takes 9 + 6.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.balance.micro_batch_order import rearranged
 from rollout_dispatcher.balance.order import by_label
-from rollout_dispatcher.balance.split.padded.ends import least_runs
-from rollout_dispatcher.balance.split.padded.runs import most_in_run, places_of
-from rollout_dispatcher.balance.split.parts import Batch, Parts, evenly, matrix, reduced
+from rollout_dispatcher.balance.split.padded.runs import begin_cost, most_in_run
+from rollout_dispatcher.balance.split.parts import Batch, Parts, evenly, time_of
 from rollout_dispatcher.balance.work import Work
-from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync
+from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Sync, step_time
 
 
-def recut(
-    batch: Batch, splits: Sequence[Parts], config: PlanConfig, work: Work, *, alone: bool = False
-) -> list[Parts]:
-    """The best that runs which end elsewhere make of any of these, for each count of micro-batches.
+def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
+    """These, or the same samples on each rank in runs that end elsewhere.
 
-    splits: the most promising first. work: pays for it, as far as it goes; the last ones are left
-    out where it does not. alone: whether ranks cut as if they never waited for others, which is
-    quick.
+    Under a budget of tokens there may be up to twice as many, where that pays what it costs to
+    begin them. work: pays for it.
     """
-    alone |= config.sync is Sync.STEP or config.dp_size == 1
-    found = []
-    for M in sorted({each.num_micro_batches for each in splits}):
-        fewer = [_with_room(each, M) for each in splits if each.num_micro_batches <= M]
-        found.append(_recut(batch, fewer, config, work, alone))
-    return [each for each in found if each is not None]
-
-
-def _with_room(parts: Parts, M: int) -> Parts:
-    """With empty micro-batches up to so many."""
-    missing = M - parts.num_micro_batches
-    return Parts(parts.sequence, np.pad(parts.counts, ((0, 0), (0, missing)))) if missing else parts
-
-
-def _recut(
-    batch: Batch, splits: list[Parts], config: PlanConfig, work: Work, alone: bool
-) -> Parts | None:
-    M = splits[0].num_micro_batches
-    if M == 1 or len(batch) == splits[0].counts.size * (config.micro_batch_size or 0):
-        return None  # all are full, so runs end nowhere else
-    most = _most(batch, config)
-    while splits and not work.affords(_price(splits, int(most[-1]))):
-        splits = splits[: len(splits) // 2]
-    if not splits:
-        return None
-    ranks = _Ranks.of(batch, splits, most)
-    cuts = ranks.cut(np.arange(len(splits)))
-    found = [cuts.least(config)]
-    if not alone:
-        own = [-np.sort(-matrix(batch, each, config.layout), axis=1) for each in splits]
-        found += _in_rounds(ranks, cuts, np.stack(own), config, work)
-    return ranks.parts(min(found, key=lambda cut: cut.time))
-
-
-def neighbours(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
-    """As many samples in each micro-batch, but neighbours in length; then like with like.
-
-    None costs more than before: what is longest in the second is no longer than the longest two.
-    """
-    (R, M), at = parts.counts.shape, np.empty(len(batch), dtype=np.int64)
-    at[batch.dearest_first] = np.arange(len(batch))
-    first = reduced(np.minimum, at, parts).ravel()
-    first[parts.counts.ravel() == 0] = len(batch)
-    turns = np.argsort(first, kind="stable")
-    counts = parts.counts.ravel()[turns]
-    load: FloatArray = np.append(batch.falling, 0.0)[counts.cumsum() - counts] * counts
-    place = np.empty(R * M, dtype=np.int64)
-    place[places_of(load, R, M, config.sync is Sync.STEP)] = np.arange(R * M)
-    return rearranged(Parts(batch.dearest_first, counts.reshape(R, M)), place.reshape(R, M))
-
-
-class _Cut(NamedTuple):
-    """What it takes; number of the split; and of its runs, int64[R, M] and float64[R, M], the
-    samples and the cost.
-    """
-
-    time: float
-    of: int
-    counts: IntArray
-    cost: FloatArray
-
-
-class _Cuts(NamedTuple):
-    """of: int64[rows], the split that each is of. counts: int64[rows, R, M], samples of each run,
-    and cost: float64[rows, R, M], what it takes.
-    """
-
-    of: IntArray
-    counts: IntArray
-    cost: FloatArray
-
-    def time(self, config: PlanConfig) -> FloatArray:
-        """What each takes, float64[rows], if every rank's runs are sorted by what they cost.
-
-        As `step_time` says of one.
-        """
-        paces = self.cost
-        if config.sync is Sync.MICRO_STEP:
-            paces = np.sort(self.cost, axis=2).max(axis=1, keepdims=True)
-        drained = (config.pipeline_stages - 1) * paces.max(axis=2)
-        time: FloatArray = (paces.sum(axis=2) + drained).max(axis=1)
-        return time
-
-    def some(self, rows: IntArray) -> "_Cuts":
-        """Those of these rows."""
-        return _Cuts(self.of[rows], self.counts[rows], self.cost[rows])
-
-    def least(self, config: PlanConfig) -> _Cut:
-        """The one that takes least."""
-        time = self.time(config)
-        best = int(time.argmin())
-        return _Cut(float(time[best]), int(self.of[best]), self.counts[best], self.cost[best])
+    (R, M), m = parts.counts.shape, config.micro_batch_size
+    if m is not None and (M == 1 or len(batch) == R * M * m):
+        return parts
+    ranks, begin, last = _Ranks.of(batch, parts, config), 0.0, M
+    if not work.affords(tuning.RECUT.of(ranks.table.size, M, M)):
+        return parts
+    if m is None:
+        begin = begin_cost(batch.x, batch.s, config.micro_batch_tokens or 1)
+        last = max(min(tuning.TIMES_FEWEST * M, int(ranks.sizes.min())), M)
+    counts = [count for count in range(M, last + 1) if count == config.micro_batches(count)]
+    counts = counts[:: -(-len(counts) // tuning.RECUT_COUNTS)]
+    cuts = ranks.cuts(counts) + [evenly(ranks.sizes, count) for count in counts]
+    best = min(cuts, key=lambda cut: ranks.time(cut, config) + begin * cut.shape[1])
+    if config.sync is Sync.MICRO_STEP and R > 1:
+        best = ranks.beside_others(best, config, work)
+    found = ranks.parts(batch, best)
+    return min(
+        (parts, found),
+        key=lambda each: time_of(batch, each, config) + begin * each.num_micro_batches,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """What each rank of each split has, in falling order.
+    """What each rank has, in falling order.
 
-    sequence: int64[splits, n], samples rank by rank. sizes: int64[splits, R], how many each has.
-    table: float64[width, splits, R, most of a rank], what a run of j + 1 samples costs that begins
-    at i; inf where none may. M: runs of a rank.
+    sequence: int64[n], samples rank by rank. sizes: int64[R], how many each has. table:
+    float64[width, R, most of a rank], what a run of j + 1 samples costs that begins at a rank's
+    i-th; inf where none may.
     """
 
     sequence: IntArray
     sizes: IntArray
     table: FloatArray
-    M: int
 
     @classmethod
-    def of(cls, batch: Batch, splits: list[Parts], most: IntArray) -> "_Ranks":
+    def of(cls, batch: Batch, parts: Parts, config: PlanConfig) -> "_Ranks":
         """Of micro-batches whose ranks are to stay as they are."""
-        n, M = len(batch), splits[0].num_micro_batches
-        sizes = np.stack([each.counts.sum(axis=1) for each in splits])
-        places = np.stack([_by_rank(batch, each) for each in splits])
+        n, R, sizes = len(batch), len(parts.counts), parts.counts.sum(axis=1)
+        rank_of = np.empty(n, dtype=np.int64)
+        rank_of[parts.sequence] = np.repeat(np.arange(R), sizes)
+        place = by_label(rank_of[batch.order], R)
+        most = np.full(n, config.micro_batch_size or 1)
+        if config.micro_batch_tokens is not None:
+            most = most_in_run(batch.s, config.micro_batch_tokens)
         at = np.arange(int(sizes.max()))
-        first = sizes.cumsum(axis=1) - sizes
-        own = np.minimum(first[:, :, None] + at, n - 1)
-        own = places[np.arange(len(splits))[:, None, None], own]
-        left = sizes[:, :, None] - at  # samples from here on; each other run takes one of them
-        width = np.minimum(most[own], left)
-        width = np.clip(width, 0, np.maximum(sizes - M + 1, 1)[:, :, None])
-        length = np.arange(1, int(width.max()) + 1)[:, None, None, None]
+        own = place[np.minimum((sizes.cumsum() - sizes)[:, None] + at, n - 1)]
+        width = np.minimum(most[own], sizes[:, None] - at)
+        length = np.arange(1, int(width.max()) + 1)[:, None, None]
         table = np.where(length <= width, length * batch.x[own], np.inf)
-        return cls(batch.order[places], sizes, table, M)
+        return cls(batch.order[place], sizes, table)
 
-    def price(self, rows: int) -> float:
-        """Operations of cutting so many splits once."""
-        return tuning.RECUT.of(rows * self.table[:, 0].size, self.M, self.M)
+    def cuts(self, counts: list[int], pace: FloatArray | None = None) -> list[IntArray]:
+        """Samples of each run, int64[R, M], for each of these M; ranks have as many samples.
 
-    def cut(self, of: IntArray, pace: FloatArray | None = None) -> _Cuts:
-        """These splits; pace: float64[rows, R, M], what others take in each micro-step."""
-        table, sizes = self.table[:, of], self.sizes[of]
-        shape = (*sizes.shape, self.M)
-        pace = None if pace is None else pace.reshape(-1, self.M)
-        table = table.reshape(len(table), sizes.size, -1)
-        counts, cost = least_runs(table, sizes.ravel(), self.M, pace)
-        return _Cuts(of, counts.reshape(shape), cost.reshape(shape))
+        With one M they may have fewer: then the first runs have one sample each. pace: float64[R,
+        M], what others take in each micro-step; below that it hardly matters what a run costs.
+        None: what counts is the sum.
+        """
+        (width, R, n), M = self.table.shape, counts[-1]
+        rest = np.full((M, R, n + width + 1), np.inf)  # least from each item on with later runs
+        rest[M - 1, np.arange(R), self.sizes] = 0.0
+        for j in range(M - 1, 0, -1):
+            total = self._paced(self.table, pace, j) + _shifted(rest[j], width, n)
+            np.minimum.reduce(total, axis=0, out=rest[j - 1, :, :n])
+            few = self.sizes <= j  # the later runs of some are empty
+            rest[j - 1, few] = rest[j, few]
+        return [self._walk(rest[M - count :], pace) for count in counts]
 
-    def parts(self, cut: _Cut) -> Parts:
+    def _paced(self, cost: FloatArray, pace: FloatArray | None, j: int) -> FloatArray:
+        if pace is None:
+            return cost
+        beyond: FloatArray = np.maximum(cost, pace[:, j].reshape(-1, *[1] * (cost.ndim - 2)))
+        beyond += tuning.RECUT_OWN * cost
+        return beyond
+
+    def _walk(self, rest: FloatArray, pace: FloatArray | None) -> IntArray:
+        """From the first item of each rank to its last. rest: what is least from each item on."""
+        (width, R, n), rows = self.table.shape, np.arange(self.table.shape[1])
+        step, ends = np.arange(1, width + 1)[:, None], [np.zeros(R, dtype=np.int64)]
+        for j, later in enumerate(rest):
+            total = self._paced(self.table[:, rows, np.minimum(ends[-1], n - 1)], pace, j)
+            total = total + later[rows, ends[-1] + step]
+            ends.append(np.minimum(ends[-1] + 1 + total.argmin(axis=0), self.sizes))
+        counts: IntArray = np.diff(ends, axis=0).T
+        return counts
+
+    def costs(self, counts: IntArray) -> FloatArray:
+        """What runs of so many samples cost, falling in each rank, float64[R, M]."""
+        first = np.minimum(counts.cumsum(axis=1) - counts, self.table.shape[2] - 1)
+        rows, last = np.arange(len(counts))[:, None], np.minimum(counts, len(self.table)) - 1
+        cost = np.where(counts > len(self.table), np.inf, self.table[last, rows, first])
+        return -np.sort(-np.where(counts > 0, cost, 0.0), axis=1)
+
+    def time(self, counts: IntArray, config: PlanConfig) -> float:
+        """What these take."""
+        return step_time(self.costs(counts), config.sync, config.pipeline_stages)
+
+    def beside_others(self, counts: IntArray, config: PlanConfig, work: Work) -> IntArray:
+        """These, or what comes of cuts beside what the other ranks take, as long as that helps.
+
+        Where all cut anew two may evade each other and meet again, so every other one alone may.
+        """
+        odd, M = np.arange(len(counts))[:, None] % 2 == 1, counts.shape[1]
+        for _ in range(tuning.RECUT_ROUNDS):
+            if not work.affords(tuning.RECUT.of(self.table.size, M, M)):
+                break
+            cost = self.costs(counts)
+            second, first = np.partition(cost, -2, axis=0)[-2:]
+            [new] = self.cuts([M], np.where(cost == first, second, first))
+            tries = (counts, new, np.where(odd, new, counts), np.where(odd, counts, new))
+            times = [self.time(each, config) for each in tries]
+            if not min(times) < times[0] * (1 - 1e-9):
+                break
+            counts = tries[int(np.argmin(times))]
+        return counts
+
+    def parts(self, batch: Batch, counts: IntArray) -> Parts:
         """The dearest run of each rank first, whatever is longest there."""
-        turns = np.argsort(-cut.cost, axis=1, kind="stable")
-        source = np.arange(len(turns))[:, None] * self.M + turns
-        return rearranged(Parts(self.sequence[cut.of], cut.counts), source)
+        own = np.append(batch.cost[self.sequence], 0.0)
+        begin = (counts.ravel().cumsum() - counts.ravel()).reshape(counts.shape)
+        turns = np.argsort(-own[begin] * counts, axis=1, kind="stable")
+        begin, counts = (np.take_along_axis(each, turns, 1) for each in (begin, counts))
+        sizes = counts.ravel()
+        at = np.repeat(begin.ravel() - (sizes.cumsum() - sizes), sizes)
+        return Parts(self.sequence[at + np.arange(len(batch))], counts)
 
 
-def _price(splits: list[Parts], most: int) -> float:
-    """Operations of cutting these for the first time, with runs of so many samples at most."""
-    sizes = [each.counts.sum(axis=1) for each in splits]
-    (R, M), longest = splits[0].counts.shape, max(int(each.max()) for each in sizes)
-    size = len(splits) * R * longest * min(most, max(longest - M + 1, 1))
-    return tuning.RECUT.of(size, M, M)
-
-
-def _by_rank(batch: Batch, parts: Parts) -> IntArray:
-    """Places among falling samples, rank by rank."""
-    sizes = parts.counts.sum(axis=1)
-    rank_of = np.empty(len(batch), dtype=np.int64)
-    rank_of[parts.sequence] = np.repeat(np.arange(len(sizes)), sizes)
-    return by_label(rank_of[batch.order], len(sizes))
-
-
-def _most(batch: Batch, config: PlanConfig) -> IntArray:
-    """Samples that a run may have which begins with each of falling samples."""
-    if config.micro_batch_tokens is None:
-        return np.full(len(batch), config.micro_batch_size or 1)
-    return most_in_run(batch.s, config.micro_batch_tokens)
-
-
-def _in_rounds(
-    ranks: _Ranks, cheapest: _Cuts, own: FloatArray, config: PlanConfig, work: Work
-) -> Iterator[_Cut]:
-    """The best after each round, in which all ranks cut anew beside what others took before.
-
-    From runs that cost the least in all, from what was there, and from runs of like counts; the
-    better ones go on. own: float64[splits, R, M], what micro-batches take before.
-    """
-    of, least = np.tile(cheapest.of, 3), np.full(3 * len(own), np.inf)
-    before = np.concatenate((cheapest.cost, own, _even(ranks)))
-    last: _Cuts | None = None
-    for _ in range(tuning.RECUT_ROUNDS):
-        if not work.affords(ranks.price(len(of))):
-            return
-        cuts, kept = ranks.cut(of, _others(before)), -(-len(of) // tuning.RECUT_KEPT)
-        if last is not None:
-            cuts, least = _by_halves(cuts, last), np.tile(least, 3)
-        yield cuts.least(config)
-        time = cuts.time(config)
-        gains = np.flatnonzero(time < least * (1 - 1e-9))
-        if not len(gains):
-            return
-        gains = gains[np.argsort(time[gains], kind="stable")][:kept]
-        last = cuts.some(gains)
-        of, before, least = last.of, last.cost, time[gains]
-
-
-def _by_halves(cuts: _Cuts, last: _Cuts) -> _Cuts:
-    """These, and those in which only every other rank has cut anew since the last.
-
-    Where all do, each beside what the others had, two may evade each other and meet again.
-    """
-    odd = np.arange(cuts.counts.shape[1])[:, None] % 2 == 1
-    counts, cost = (
-        np.concatenate((new, np.where(odd, new, old), np.where(odd, old, new)))
-        for new, old in ((cuts.counts, last.counts), (cuts.cost, last.cost))
-    )
-    return _Cuts(np.tile(cuts.of, 3), counts, cost)
-
-
-def _even(ranks: _Ranks) -> FloatArray:
-    """What runs of like counts take, float64[splits, R, M], even if so many may not share one."""
-    count = evenly(ranks.sizes, ranks.M)
-    first = np.minimum(count.cumsum(axis=2) - count, ranks.table.shape[3] - 1)
-    longest: FloatArray = np.where(count > 0, np.take_along_axis(ranks.table[0], first, 2), 0.0)
-    return longest * count
-
-
-def _others(cost: FloatArray) -> FloatArray:
-    """The most that any other rank takes in each micro-step, float64[rows, R, M]."""
-    second, first = np.moveaxis(np.partition(cost, -2, axis=1)[:, -2:], 1, 0)
-    most: FloatArray = np.where(cost == first[:, None], second[:, None], first[:, None])
-    return most
+def _shifted(rest: FloatArray, width: int, n: int) -> FloatArray:
+    """The first n columns that are 1, 2, ... places further on, float64[width, rows, n]; a view."""
+    by_row, by_column = rest.strides
+    shape, strides = (width, len(rest), n), (by_column, by_row, by_column)
+    return np.ndarray(shape, rest.dtype, rest, by_column, strides)
