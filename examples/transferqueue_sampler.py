@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from transfer_queue.sampler import BaseSampler
 
-from rollout_dispatcher.balance import Quadratic, plan
-from rollout_dispatcher.plan import PlanConfig, Window
+from rollout_planner import Quadratic, plan
+from rollout_planner.types import PlanConfig, Window
 
 # integration: begin
 

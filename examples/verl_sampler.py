@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from rollout_dispatcher.balance import Quadratic, plan
-from rollout_dispatcher.plan import Oversize, PlanConfig, Window
+from rollout_planner import Quadratic, plan
+from rollout_planner.types import Oversize, PlanConfig, Window
 
 # integration: begin
 

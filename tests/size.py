@@ -35,7 +35,12 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_workers import MicroBatchStream, RolloutProducer
 from tests.support.source import ROOT
 
-ROOTS = (ROOT / "dispatcher" / "rollout_dispatcher", ROOT / "workers" / "rollout_workers")
+PLANNER = ROOT / "dispatcher" / "rollout_planner"
+ROOTS = (
+    ROOT / "dispatcher" / "rollout_dispatcher",
+    PLANNER,
+    ROOT / "workers" / "rollout_workers",
+)
 PLAIN = (-1, 0, 1, 2)
 NOT_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
@@ -234,7 +239,6 @@ def measured(*, counts_calls: bool = True) -> dict[str, Any]:
     files = [path for root in ROOTS for path in modules(root)]
     lines = [lines_of_code(path.read_text()) for path in files]
     tests = modules(ROOT / "tests")
-    balance = modules(ROOTS[0] / "balance")
     return {
         "packages": of_packages(),
         "lines_of_code": sum(lines),
@@ -244,7 +248,7 @@ def measured(*, counts_calls: bool = True) -> dict[str, Any]:
             "of_at_most_20_lines": sum(each <= 20 for each in lines),
             "above_400_lines": sum(each > 400 for each in lines),
         },
-        "literals_in_balance": sum(literals(path.read_text()) for path in balance),
+        "literals_in_planner": sum(literals(path.read_text()) for path in modules(PLANNER)),
         "flags_of_serve": flags(),
         "lines_of_tests": {
             "test_*.py": sum(_lines(path) for path in tests if path.name.startswith("test_")),

@@ -14,7 +14,11 @@ from tests.support.generated import between, rewrite
 from tests.support.source import ROOT
 
 DOC = ROOT / "docs" / "architecture.md"
-ROOTS = (ROOT / "dispatcher" / "rollout_dispatcher", ROOT / "workers" / "rollout_workers")
+ROOTS = (
+    ROOT / "dispatcher" / "rollout_dispatcher",
+    ROOT / "dispatcher" / "rollout_planner",
+    ROOT / "workers" / "rollout_workers",
+)
 #: `core/dispatch.py`, or with a name in it: `core/dispatch.py:Dispatch.push`.
 MENTION = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
 
@@ -45,7 +49,9 @@ def mentions() -> list[tuple[str, str]]:
 
 def candidates(path: str) -> list[Path]:
     """The files that a mention may mean: from the repository's root, or from a source root."""
-    return [place / path for place in (ROOT, *ROOTS) if (place / path).exists()]
+    return [
+        place / path for place in (ROOT, ROOT / "dispatcher", *ROOTS) if (place / path).exists()
+    ]
 
 
 @cache

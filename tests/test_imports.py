@@ -1,12 +1,13 @@
 """The house: imports point downward, pure parts stay pure, and nothing unpickles.
 
-    cli -> service, simulate -> journal, transport -> core, protocol -> balance -> words
+    cli -> service, simulate -> journal, transport -> core, protocol -> words -> planner
 
-Words are sample, payload, spans, hints, values, plan, errors and ends.
+Words are sample, payload, spans, hints, values, errors, ends and balance, the former name of the
+planner.
 The package itself leads to the service, which is loaded when it is asked for.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
-workers stand beside: they may use transport, protocol, security, balance and words; nothing in the
-dispatcher knows them. Above them are the integrations, each of which knows one framework, and the
+workers stand beside: they may use transport, protocol, security, the planner and words; nothing in
+the dispatcher knows them. Above them are the integrations, each of which knows one framework, and the
 engines of payload stores.
 """
 
@@ -27,7 +28,7 @@ from tests.support.source import ROOT
 
 WORDS = {"words"}
 WORD_MODULES = {
-    "sample", "payload", "spans", "hints", "values", "plan", "errors", "ends", "__version__",
+    "sample", "payload", "spans", "hints", "values", "balance", "errors", "ends", "__version__",
 }  # fmt: skip
 #: Functions that look for a module by its name.
 LOOK_UPS = {"find_spec", "import_module"}
@@ -35,21 +36,21 @@ LOOK_UPS = {"find_spec", "import_module"}
 MAX_MODULES = 11
 #: Part of the house -> the parts that it may import, itself and the words included.
 MAY_IMPORT = {
-    part: {part, *below.split()} | WORDS
+    part: {part, *below.split(), "planner"} | (WORDS if part != "planner" else set())
     for part, below in {
         "words": "",
         "security": "",
-        "balance": "",
+        "planner": "",
         "protocol": "",
         "transport": "protocol",
-        "core": "balance",
-        "record": "core balance",
-        "simulate": "core balance record",
+        "core": "",
+        "record": "core",
+        "simulate": "core record",
         "journal": "core",
-        "service": "journal transport core protocol security balance record",
+        "service": "journal transport core protocol security record",
         "package": "service",
         "cli": "service simulate journal transport core protocol security balance record",
-        "workers": "transport protocol security balance",
+        "workers": "transport protocol security",
         "integrations": "workers",
         "engines": "workers protocol",
     }.items()
@@ -58,7 +59,7 @@ MAY_IMPORT = {
 THIRD_PARTY = {
     "words": {"numpy"},
     "security": set(),
-    "balance": {"numpy"},
+    "planner": {"numpy"},
     "protocol": {"pydantic"},
     "transport": {"numpy"},
     "core": {"numpy"},
@@ -75,7 +76,7 @@ THIRD_PARTY = {
 #: Payload stores that are other people's engines.
 ENGINES = {"mooncake", "ray", "transfer_queue"}
 #: A part that decides, or only turns bytes into values, has no clock, loop or socket.
-PURE = {"words", "balance", "core", "protocol"}
+PURE = {"words", "planner", "core", "protocol"}
 IMPURE = {"asyncio", "datetime", "os", "selectors", "socket", "subprocess", "threading", "time"}
 #: Parts of the house that may hold a core.
 USES_CORE = {part for part, below in MAY_IMPORT.items() if "core" in below} - {"core"}
@@ -92,7 +93,7 @@ UNPICKLE_CALLS = {
 
 
 def sources() -> list[Path]:
-    roots = ("dispatcher/rollout_dispatcher", "workers/rollout_workers")
+    roots = ("dispatcher", "workers")
     return sorted(path for root in roots for path in (ROOT / root).rglob("*.py"))
 
 
@@ -104,6 +105,8 @@ def module_of(path: Path) -> str:
 def part_of(module: str) -> str | None:
     """The part of the house that a module of ours belongs to; None for others' modules."""
     package, *rest = module.split(".")
+    if package == "rollout_planner":
+        return "planner"
     if package == "rollout_workers":
         if rest[:1] == ["stores"] and ENGINES & set(rest[1:]):
             return "engines"
@@ -162,10 +165,10 @@ def test_nothing_unpickles(path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("rollout_dispatcher.sample", "import rollout_dispatcher.balance.cost.models"),
-        ("rollout_dispatcher.balance.cost.models", "from rollout_dispatcher.core import buffer"),
-        ("rollout_dispatcher.balance.cost.models", "import time"),
-        ("rollout_dispatcher.balance.cost.models", "import scipy"),
+        ("rollout_planner.types", "from rollout_dispatcher.sample import DType"),
+        ("rollout_planner.cost.models", "from rollout_dispatcher.core import buffer"),
+        ("rollout_planner.cost.models", "import time"),
+        ("rollout_planner.cost.models", "import scipy"),
         ("rollout_dispatcher.core.dispatch", "def f():\n    import asyncio"),
         ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher.protocol.frame import Frame"),
         ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher import Dispatcher"),

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_dispatcher.balance import get_seqlen_balanced_partitions
-from rollout_dispatcher.plan import Sync, straggler_excess
+from rollout_planner import get_seqlen_balanced_partitions
+from rollout_planner.types import Sync, straggler_excess
 from tests.support.seams import DOC, DataProto, padded, seam, select
 
 LENGTHS = np.clip(np.random.default_rng(7).lognormal(6, 1, 64), 4, 4000).astype(int).tolist()

@@ -24,7 +24,7 @@ from statistics import median
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray, IntArray, Strategy, Sync, straggler_excess
+from rollout_planner.types import FloatArray, IntArray, Strategy, Sync, straggler_excess
 from rollout_workers import LengthBucketSampler
 from tests.bench.cells import Cell, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, steady

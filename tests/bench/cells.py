@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.balance.cost.models import Quadratic
-from rollout_dispatcher.plan import Grouping, IntArray, Layout, Oversize, PlanConfig, Strategy, Sync
+from rollout_planner.cost.models import Quadratic
+from rollout_planner.types import Grouping, IntArray, Layout, Oversize, PlanConfig, Strategy, Sync
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 

@@ -1,4 +1,4 @@
-"""What a number of `balance/tuning.py` trades: excess and time of plans with each of some values.
+"""What a number of `rollout_planner/tuning.py` trades: excess and time with some of its values.
 
     python -m tests.bench.constants NAME VALUE ... [--cell NAME ...] [--steps 24] [--seeds 2]
 
@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
-from rollout_dispatcher.balance import tuning
-from rollout_dispatcher.plan import Layout, Strategy, Sync
+from rollout_planner import tuning
+from rollout_planner.types import Layout, Strategy, Sync
 from tests.bench.cells import CELLS, Cell, available
 from tests.bench.planner import Totals, steady
 
@@ -44,7 +44,7 @@ STANDARD = (*MORE, *(cell for cell in CELLS if cell.batch <= LARGEST))
 def set_to(name: str, value: Any) -> Iterator[None]:
     """This constant has this value. Raises SystemExit if there is no such constant."""
     if not (name.isupper() and hasattr(tuning, name)):
-        raise SystemExit(f"{name} is no constant of balance/tuning.py")
+        raise SystemExit(f"{name} is no constant of rollout_planner/tuning.py")
     before = getattr(tuning, name)
     setattr(tuning, name, value)
     try:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollout_dispatcher.balance import Quadratic
-from rollout_dispatcher.plan import IntArray
+from rollout_planner import Quadratic
+from rollout_planner.types import IntArray
 from rollout_workers import LengthBucketSampler
 from tests.bench.approaches import distance
 from tests.peers.adapters import transformers

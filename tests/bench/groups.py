@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rollout_dispatcher.balance import Quadratic, plan
-from rollout_dispatcher.plan import Grouping, Plan, PlanConfig, Sync, Window, straggler_excess
+from rollout_planner import Quadratic, plan
+from rollout_planner.types import Grouping, Plan, PlanConfig, Sync, Window, straggler_excess
 from tests.support.groups import (
     KINDS,
     cut_by_count,

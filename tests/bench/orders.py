@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.plan import (
+from rollout_planner.types import (
     FloatArray,
     IntArray,
     MicroBatchOrder,

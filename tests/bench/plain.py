@@ -22,11 +22,11 @@ from statistics import median
 
 import numpy as np
 
-from rollout_dispatcher.balance.order import by_falling_tokens
-from rollout_dispatcher.balance.planner import plan
-from rollout_dispatcher.balance.select.column_dp import column_dp
-from rollout_dispatcher.plan import FloatArray, IntArray, PlanConfig, Strategy, Window
 from rollout_dispatcher.simulate.bias import selection_bias
+from rollout_planner.order import by_falling_tokens
+from rollout_planner.planner import plan
+from rollout_planner.select.column_dp import column_dp
+from rollout_planner.types import FloatArray, IntArray, PlanConfig, Strategy, Window
 from tests.bench.cells import Cell, lengths_of, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, refilled
 

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from rollout_dispatcher.balance import karmarkar_karp
-from rollout_dispatcher.balance.planner import plan
-from rollout_dispatcher.plan import (
+from rollout_planner import karmarkar_karp
+from rollout_planner.planner import plan
+from rollout_planner.types import (
     FloatArray,
     IntArray,
     Plan,

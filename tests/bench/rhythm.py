@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rollout_dispatcher.balance.cost.models import Quadratic
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_planner.cost.models import Quadratic
+from rollout_planner.types import FloatArray, IntArray
 from tests.bench.cells import TRACES, read_trace
 
 #: Dispatches that may pass a sample over.

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.plan import IntArray, Layout, Sync
+from rollout_planner.types import IntArray, Layout, Sync
 from tests.bench.cells import TRACES, read_trace
 from tests.bench.rows import report
 from tests.peers.adapters import nemo_rl, slime, verl

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.balance import tuning
+from rollout_planner import tuning
 from tests.bench.cells import Cell
 from tests.bench.constants import measure, set_to
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rollout_dispatcher.plan import Strategy, Window
+from rollout_planner.types import Strategy, Window
 from tests.bench.cells import Cell
 from tests.bench.plain import measure, ours, plain
 

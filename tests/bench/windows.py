@@ -21,9 +21,9 @@ from statistics import fmean, median
 import numpy as np
 
 from rollout_dispatcher.cli.main import main as dispatcher
-from rollout_dispatcher.plan import IntArray
 from rollout_dispatcher.simulate.bias import DISPATCHES, selection_bias
 from rollout_dispatcher.simulate.result import Result
+from rollout_planner.types import IntArray
 from tests.bench.cells import TRACES, read_trace
 from tests.bench.rhythm import TRACES_AND_SIZES, WINDOWS
 

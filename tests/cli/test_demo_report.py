@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance.cost.models import parse_cost
 from rollout_dispatcher.cli.demo.load import BATCH, STEPS_BETWEEN, Timings, fit, make_load
 from rollout_dispatcher.cli.demo.report import quantile, summarise, table, verdict
-from rollout_dispatcher.plan import Strategy
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.types import Strategy
 
 METRICS = """\
 # TYPE dispatcher_step_imbalance_ratio histogram

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from rollout_dispatcher import Dispatcher, ServeConfig
-from rollout_dispatcher.plan import Layout
+from rollout_planner.types import Layout
 from rollout_workers import RolloutProducer, RolloutSample
 from rollout_workers.client.loop_thread import LoopThread
 from tests.convergence import answers

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_dispatcher.balance.cost.models import parse_cost
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.clock import SteadyClock
 from rollout_dispatcher.core.config import DispatchConfig
@@ -47,8 +45,10 @@ from rollout_dispatcher.errors import (
     RankRefused,
 )
 from rollout_dispatcher.payload import InJournal
-from rollout_dispatcher.plan import Grouping, PlanConfig
 from rollout_dispatcher.sample import Outcome, Sample
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.planner import plan
+from rollout_planner.types import Grouping, PlanConfig
 from tests.support.core.memory import Memory
 from tests.support.core.silence import sequences
 from tests.support.samples import make_sample

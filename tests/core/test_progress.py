@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rollout_dispatcher.balance.cost.models import parse_cost
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.admission.capacity import HARD_CAPS
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
@@ -31,8 +29,10 @@ from rollout_dispatcher.core.effects import (
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
-from rollout_dispatcher.plan import PlanConfig
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.planner import plan
+from rollout_planner.types import PlanConfig
 from tests.support.core.rules import Rules
 from tests.support.core.silence import assert_silent, is_due, sequences
 from tests.support.samples import IDS, make_sample

@@ -14,8 +14,8 @@ from typing import Self
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray
 from rollout_dispatcher.protocol import messages as m
+from rollout_planner.types import FloatArray
 from tests.support.client import PATIENCE_S, Producer, Rank, Trainer
 
 RANKS = 4

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_dispatcher.plan import FloatArray, Sync, straggler_excess
 from rollout_dispatcher.protocol import messages as m
+from rollout_planner.types import FloatArray, Sync, straggler_excess
 from tests.e2e.harness import running
 from tests.e2e.test_prometheus import answered, config_for, known, query, value
 from tests.support.addresses import free_port

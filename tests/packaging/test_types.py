@@ -19,7 +19,7 @@ from tests.packaging.build import build
 
 GOOD = """
 from collections.abc import Iterator
-from rollout_dispatcher.balance import karmarkar_karp
+from rollout_planner import karmarkar_karp
 from rollout_dispatcher.errors import DispatcherError
 from rollout_workers import {names}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.balance import Quadratic
-from rollout_dispatcher.plan import Layout, Sync
+from rollout_planner import Quadratic
+from rollout_planner.types import Layout, Sync
 from tests.peers.lengths import available, draw, draw_groups
 from tests.peers.problem import Corner, Figure, Problem
 

@@ -6,7 +6,7 @@ from itertools import groupby
 
 import numpy as np
 
-from rollout_dispatcher.plan import IntArray
+from rollout_planner.types import IntArray
 from tests.bench.cells import TRACES, read_trace
 
 #: Name of a row -> a trace's file.

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from rollout_dispatcher.balance import balanced_partition, plan, validate_config
 from rollout_dispatcher.errors import DispatcherError
-from rollout_dispatcher.plan import Grouping, Oversize, PlanConfig, Strategy, Window
+from rollout_planner import balanced_partition, plan, validate_config
+from rollout_planner.types import Grouping, Oversize, PlanConfig, Strategy, Window
 from tests.peers.problem import Corner, Peer, Problem, Schedule, Unanswered
 
 

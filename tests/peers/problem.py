@@ -10,9 +10,9 @@ from enum import StrEnum
 
 import numpy as np
 
-from rollout_dispatcher.balance import Quadratic
-from rollout_dispatcher.balance.split.padded.runs import begin_cost
-from rollout_dispatcher.plan import CostModel, FloatArray, IntArray, Layout, Sync, round_up
+from rollout_planner import Quadratic
+from rollout_planner.split.padded.runs import begin_cost
+from rollout_planner.types import CostModel, FloatArray, IntArray, Layout, Sync, round_up
 
 #: [dp rank][micro-batch] -> indices of samples.
 Schedule = Sequence[Sequence[Sequence[int]]]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.plan import IntArray, Layout, Sync
+from rollout_planner.types import IntArray, Layout, Sync
 from tests.peers import table
 from tests.peers.corners import PADDED_COST
 from tests.peers.lengths import FILES, available, draw

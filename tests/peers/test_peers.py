@@ -8,9 +8,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance import Quadratic, tokens
-from rollout_dispatcher.balance.tuning import BEGIN_MICRO_STEP
-from rollout_dispatcher.plan import Layout, Sync
+from rollout_planner import Quadratic, tokens
+from rollout_planner.tuning import BEGIN_MICRO_STEP
+from rollout_planner.types import Layout, Sync
 from tests.peers import random_cases, table
 from tests.peers.adapters import textbook
 from tests.peers.corners import Case, all_cases

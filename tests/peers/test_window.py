@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from rollout_dispatcher.plan import Strategy
+from rollout_planner.types import Strategy
 from tests.bench.cells import Cell, stream
 from tests.bench.planner import steady
 

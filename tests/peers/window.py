@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from rollout_dispatcher.plan import Strategy, Sync
+from rollout_planner.types import Strategy, Sync
 from tests.bench.cells import Cell, available
 from tests.bench.planner import Totals, steady
 from tests.peers.lengths import FILES

@@ -9,14 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance.cost.models import Quadratic
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.plan import Plan, PlanConfig, Strategy, Window
 from rollout_dispatcher.record.reader import Reader
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
@@ -29,6 +26,9 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.http.probes.steps import describe_steps
 from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of
 from rollout_dispatcher.simulate.replay.virtual import Setting
+from rollout_planner.cost.models import Quadratic
+from rollout_planner.planner import plan
+from rollout_planner.types import Plan, PlanConfig, Strategy, Window
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 

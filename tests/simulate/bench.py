@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance.cost.models import Quadratic
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.plan import Grouping, Oversize, PlanConfig, Strategy, Sync
 from rollout_dispatcher.simulate.replay.virtual import Setting
 from rollout_dispatcher.simulate.trace import Trace
+from rollout_planner.cost.models import Quadratic
+from rollout_planner.types import Grouping, Oversize, PlanConfig, Strategy, Sync
 
 HEADER = "arrival_s,group,run,prompt_tokens,response_tokens,truncated"
 

@@ -16,9 +16,9 @@ from rollout_dispatcher.cli.simulate_options import (
     own_environment,
     split_arguments,
 )
-from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.simulate.result import Result
+from rollout_planner.types import Strategy
 from tests.simulate.checker import check_books
 from tests.support.recorded import write_record
 from tests.support.traces import write_example_trace

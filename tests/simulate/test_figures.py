@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import IntArray, Strategy, Sync
 from rollout_dispatcher.simulate.bias import selection_bias, step_mix
 from rollout_dispatcher.simulate.recommend import DELAY_PRICE, percent, recommend
 from rollout_dispatcher.simulate.report.figures import spread, summary
 from rollout_dispatcher.simulate.result import Result, Run
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.trace import Trace
+from rollout_planner.types import IntArray, Strategy, Sync
 from tests.simulate.bench import make_setting, make_trace
 
 HEAVY = [int(tokens) for tokens in np.geomspace(20, 20_000, 150)]

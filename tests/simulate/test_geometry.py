@@ -10,12 +10,12 @@ import pytest
 
 from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.cli.recorded import own_setting
-from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate.recorded.page import recorded_page
 from rollout_dispatcher.simulate.report.page import page
 from rollout_dispatcher.simulate.report.parts import NARROW, WIDE
 from rollout_dispatcher.simulate.report.svg import Box, Plot, overlap, text_width
+from rollout_planner.types import Strategy
 from tests.simulate.test_report import made
 from tests.support.recorded import write_record
 

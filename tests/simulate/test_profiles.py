@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import IntArray
 from rollout_dispatcher.simulate.profiles import PROBABILITIES, PROFILES, sample_lengths
+from rollout_planner.types import IntArray
 
 TRACES = {
     "lineage": "lineage_open_reasoning",

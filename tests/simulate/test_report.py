@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.simulate.recommend import recommend
 from rollout_dispatcher.simulate.report.figures import summary
 from rollout_dispatcher.simulate.report.page import page
@@ -19,6 +18,7 @@ from rollout_dispatcher.simulate.report.svg import Scale
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.table import columns_for, table
+from rollout_planner.types import Strategy
 from tests.simulate.bench import make_setting, make_trace
 
 TRACE = make_trace(

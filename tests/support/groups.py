@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rollout_dispatcher.balance import Quadratic, karmarkar_karp
-from rollout_dispatcher.plan import FloatArray, IntArray, Window
+from rollout_planner import Quadratic, karmarkar_karp
+from rollout_planner.types import FloatArray, IntArray, Window
 from tests.bench.cells import TRACES, read_trace
 
 LOGNORMAL = "lognormal"

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.plan import Grouping
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_planner.types import Grouping
 
 #: When the run began, in seconds since 1970.
 BEGAN = 1_700_000_000.0

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray
 from rollout_dispatcher.protocol import messages as m
+from rollout_planner.types import FloatArray
 from tests.support.client import HeldStep, Producer, Trainer
 
 RANKS, SLOW, FACTOR = 4, 2, 1.4

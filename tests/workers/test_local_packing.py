@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.balance import pack
+from rollout_planner import pack
 from rollout_workers import pack_local
 from tests.e2e.harness import finish, running
 from tests.workers.support.pack_locally import BUDGET, LENGTHS

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rollout_dispatcher.balance import pack
-from rollout_dispatcher.balance.numbers import as_groups, as_lengths
 from rollout_dispatcher.errors import PeerFailed
-from rollout_dispatcher.plan import CostModel, IntArray, MicroBatchOrder, Oversize
+from rollout_planner import pack
+from rollout_planner.numbers import as_groups, as_lengths
+from rollout_planner.types import CostModel, IntArray, MicroBatchOrder, Oversize
 from rollout_workers.process_group import device_of, initialised
 
 
@@ -38,7 +38,7 @@ def pack_local(
     """Indices of this rank's `lengths` in micro-batches, as many as on every rank of `group`.
 
     A collective: every rank of the group calls it, with its own lengths and otherwise the same
-    arguments, which are those of `rollout_dispatcher.balance.pack`. group: the ranks that agree, by
+    arguments, which are those of `rollout_planner.pack`. group: the ranks that agree, by
     default all of the process group; without one this rank packs by itself. A rank that has fewer
     samples than micro-batches gets empty ones, fillers; with `fillers=False` every rank raises
     instead.

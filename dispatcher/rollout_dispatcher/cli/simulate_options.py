@@ -11,15 +11,15 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.cli.fields import expects_list, flag_of
 from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping, Oversize, Strategy
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.types import Multiple, NotNegative, Positive, Ratio
 from rollout_dispatcher.service.config.units import Duration
+from rollout_planner.strategies import looks_ahead
+from rollout_planner.types import Grouping, Oversize, Strategy
 
 
 class Arrivals(StrEnum):

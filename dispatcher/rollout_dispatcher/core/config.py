@@ -7,8 +7,8 @@ from typing import Self
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.plan import Sync
 from rollout_dispatcher.sample import Schema
+from rollout_planner.types import Sync
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.
 SizeCheck = Callable[[int], None]

@@ -50,8 +50,8 @@ from rollout_dispatcher.core.waiting import Reason
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.payload import InMemory
-from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.sample import Sample, Schema
+from rollout_planner.types import Plan
 
 
 class Dispatch:

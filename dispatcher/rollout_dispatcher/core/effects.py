@@ -19,14 +19,14 @@ from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import BufferFull, DispatcherError
-from rollout_dispatcher.plan import (
+from rollout_dispatcher.sample import Outcome, SamplesByField, Schema
+from rollout_planner.types import (
     FloatArray,
     IntArray,
     Plan,
     Sync,
     Window,
 )
-from rollout_dispatcher.sample import Outcome, SamplesByField, Schema
 
 
 @dataclass(frozen=True, slots=True)

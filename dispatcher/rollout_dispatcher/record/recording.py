@@ -15,9 +15,9 @@ import numpy as np
 
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import FloatArray, Sync, even_time, straggler_excess
 from rollout_dispatcher.record.reader import Header, Reader
 from rollout_dispatcher.record.segments import Event
+from rollout_planner.types import FloatArray, Sync, even_time, straggler_excess
 
 #: Run and number, or run and ticket.
 Key = tuple[str, int]

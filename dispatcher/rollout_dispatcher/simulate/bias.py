@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rollout_dispatcher.core.planning.step_mix import LONGEST, StepMix, long_weight
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_planner.types import FloatArray, IntArray
 
 DISPATCHES = 20
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from rollout_dispatcher.core.buffer.limits import NO_LIMITS, MicroBatchLimits
-from rollout_dispatcher.plan import BoolArray, IntArray, round_up
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.simulate.trace import Trace
+from rollout_planner.types import BoolArray, IntArray, round_up
 
 #: Samples that arrive together: one, or a whole group.
 Unit = tuple[Sample, ...]

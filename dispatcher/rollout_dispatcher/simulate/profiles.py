@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_planner.types import FloatArray, IntArray
 
 #: In 64ths: every one up to 60, then closer and closer.
 _TAIL = (60, 60.5, 61, 61.5, 62, 62.5, 62.75, 63, 63.25, 63.5, 63.68, 63.84, 63.92, 63.968, 64)

@@ -12,10 +12,10 @@ window of 1.25 has to save 0.5 %. Below that, the error of any cost model outwei
 
 from collections.abc import Sequence
 
-from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.simulate.result import Recommendation, Run
+from rollout_planner.strategies import looks_ahead
+from rollout_planner.types import Strategy
 
 #: Share of trainer time that one dispatch of mean delay must save.
 DELAY_PRICE = 0.02

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import IntArray
 from rollout_dispatcher.simulate.epochs import Epochs, doomed
 from rollout_dispatcher.simulate.plans_file import write_step
 from rollout_dispatcher.simulate.replay.steady import longest_kept, run_steady, warm_up_steps
@@ -20,6 +19,7 @@ from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.report.figures import Figures
 from rollout_dispatcher.simulate.result import Run
 from rollout_dispatcher.simulate.trace import Trace
+from rollout_planner.types import IntArray
 
 DEFAULT_STEPS = 100
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import FloatArray, IntArray
 from rollout_dispatcher.simulate.profiles import PROFILES, sample_lengths
+from rollout_planner.types import FloatArray, IntArray
 
 COLUMNS = ("arrival_s", "group", "run", "prompt_tokens", "response_tokens", "truncated")
 TOKEN_COLUMNS = ("prompt_tokens", "response_tokens")

@@ -8,8 +8,8 @@ import time
 from functools import cache
 from itertools import islice
 
-from rollout_dispatcher.balance.planner import plan
-from rollout_dispatcher.plan import PlanConfig, Strategy, Window
+from rollout_planner.planner import plan
+from rollout_planner.types import PlanConfig, Strategy, Window
 from tests.bench.cells import CELLS, available
 from tests.bench.plane.children.children import answer, orders
 from tests.bench.planner import WARM_UP, steady

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollout_dispatcher.balance.cost.models import parse_cost
-from rollout_dispatcher.balance.split.packing import pack
-from rollout_dispatcher.plan import CostModel, IntArray
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.split.packing import pack
+from rollout_planner.types import CostModel, IntArray
 from tests.peers.adapters.verl import load_karmarkar_karp
 
 #: As Hugging Face's LengthGroupedSampler sorts: so many batches at a time, at the most.

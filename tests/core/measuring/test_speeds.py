@@ -11,7 +11,7 @@ from rollout_dispatcher.core.measuring.speeds import (
     lower_median,
 )
 from rollout_dispatcher.core.measuring.times import Pass, Split
-from rollout_dispatcher.plan import FloatArray
+from rollout_planner.types import FloatArray
 
 RNG = np.random.default_rng(7)
 

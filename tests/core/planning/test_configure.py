@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.effects import PlanWanted
 from rollout_dispatcher.core.facts import Configured, PostedSetting
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.sample import Outcome
+from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.core.planning.usual_loss import UsualLoss
-from rollout_dispatcher.plan import Window
+from rollout_planner.types import Window
 
 
 def window(*samples: tuple[int, int]) -> Window:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.effects import (
     Drained,
     EndProducers,
@@ -21,6 +20,7 @@ from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import PeerLost, ProtocolError, RunFinished, StepContractError
 from rollout_dispatcher.sample import Outcome
+from rollout_planner.planner import plan
 from tests.core.ranks.test_departures import Trainer
 from tests.support.samples import make_sample
 

@@ -2,8 +2,6 @@
 
 import pytest
 
-from rollout_dispatcher.balance.cost.models import parse_cost
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
@@ -18,7 +16,9 @@ from rollout_dispatcher.core.effects import (
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.plan import PlanConfig
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.planner import plan
+from rollout_planner.types import PlanConfig
 from tests.support.core.memory import Memory
 from tests.support.samples import make_sample
 

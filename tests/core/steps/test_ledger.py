@@ -14,7 +14,7 @@ from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError
-from rollout_dispatcher.plan import Plan, Sync
+from rollout_planner.types import Plan, Sync
 from tests.support.core.ledgers import (
     begin,
     hello,

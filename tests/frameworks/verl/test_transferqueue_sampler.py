@@ -18,7 +18,7 @@ from transfer_queue.dataloader import StreamingDataset
 from transfer_queue.sampler import BaseSampler, SeqlenBalancedSampler, SequentialSampler
 
 from examples.transferqueue_sampler import WindowSampler
-from rollout_dispatcher.balance import Quadratic
+from rollout_planner import Quadratic
 from tests.support.ray_cluster import ray_cluster
 
 RANKS, BATCH, MICRO, SAMPLES = 2, 8, 2, 192

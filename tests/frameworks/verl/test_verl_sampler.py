@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_dispatcher.balance import Quadratic, get_seqlen_balanced_partitions
+from rollout_planner import Quadratic, get_seqlen_balanced_partitions
 
 with warnings.catch_warnings():  # what verl imports has deprecations
     warnings.simplefilter("ignore")

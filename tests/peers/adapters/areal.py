@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_dispatcher.plan import IntArray
+from rollout_planner.types import IntArray
 from tests.peers.loading import commit_of, load
 from tests.peers.problem import Corner, Peer, Problem, Schedule, Unanswered, in_one_micro_batch
 

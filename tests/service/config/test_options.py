@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Layout, Strategy
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.memory_size import machine_memory
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.units import DURATION, SIZE
+from rollout_planner.types import Layout, Strategy
 
 
 def config(**changes: Any) -> ServeConfig:

@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepPlanned
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.plan import Window
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_planner.planner import plan
+from rollout_planner.types import Window
 
 #: Of four samples; two ranks.
 TOKENS = np.array([10, 7, 5, 3])

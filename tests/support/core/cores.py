@@ -1,7 +1,5 @@
 """A core with its planner run inline, two ranks, and a clock that moves when told to."""
 
-from rollout_dispatcher.balance.cost.models import parse_cost
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
@@ -18,8 +16,10 @@ from rollout_dispatcher.core.facts import DropReason, Fact
 from rollout_dispatcher.core.planning.trigger import Trigger, TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.plan import Grouping, PlanConfig, Strategy
 from rollout_dispatcher.sample import Outcome, Sample
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.planner import plan
+from rollout_planner.types import Grouping, PlanConfig, Strategy
 from tests.support.core.memory import Memory
 from tests.support.samples import make_sample
 

@@ -7,7 +7,7 @@ from rollout_dispatcher.core.effects import Effect
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Plan, Sync
+from rollout_planner.types import Plan, Sync
 from tests.support.samples import make_sample
 
 

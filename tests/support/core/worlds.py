@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from rollout_dispatcher.balance.cost.models import parse_cost
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
@@ -13,8 +11,10 @@ from rollout_dispatcher.core.effects import PlanWanted
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.plan import PlanConfig, Strategy
 from rollout_dispatcher.sample import Sample
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.planner import plan
+from rollout_planner.types import PlanConfig, Strategy
 from tests.support.samples import make_sample
 
 #: More samples than any state has: no step can be planned before.

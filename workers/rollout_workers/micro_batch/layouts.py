@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollout_dispatcher.plan import IntArray, round_up
+from rollout_planner.types import IntArray, round_up
 
 
 class Collation(StrEnum):

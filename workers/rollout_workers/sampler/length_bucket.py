@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Sampler
 
-from rollout_dispatcher.balance.numbers import as_lengths
 from rollout_dispatcher.errors import ConfigError, UnequalPartitions
-from rollout_dispatcher.plan import IntArray
+from rollout_planner.numbers import as_lengths
+from rollout_planner.types import IntArray
 from rollout_workers.process_group import find_place
 from rollout_workers.replica.places import place_in, refuse_contradiction
 from rollout_workers.sampler.order import EpochOrder

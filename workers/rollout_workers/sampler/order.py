@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_dispatcher.balance.cost.models import Quadratic
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_planner.cost.models import Quadratic
+from rollout_planner.types import FloatArray, IntArray
 
 #: How far shuffling moves a sample at most in the sorted data, in runs, and two places more: what
 #: makes runs differ from epoch to epoch. Ranks that meet at every micro-step wait 1.0 to 1.2 times

@@ -15,8 +15,8 @@ from time import perf_counter
 
 import torch.distributed as dist
 
-from rollout_dispatcher.plan import UPDATE
 from rollout_dispatcher.protocol import messages as m
+from rollout_planner.types import UPDATE
 from rollout_workers.client.checked import validated
 from rollout_workers.timing import running
 from rollout_workers.timing.clocks import Clock, Mark

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from rollout_dispatcher.cli.demo.load import MICRO_BATCH, RANKS, WINDOW_MULTIPLE, Load, Timings
 from rollout_dispatcher.cli.demo.processes import ChildFailed, Children
-from rollout_dispatcher.plan import Strategy
+from rollout_planner.types import Strategy
 
 PRODUCERS = 2
 #: Importing torch on a cold disk takes tens of seconds; a step takes less than one.

@@ -13,7 +13,7 @@ from enum import StrEnum
 import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.plan import BoolArray
+from rollout_planner.types import BoolArray
 
 
 class StalenessPolicy(StrEnum):

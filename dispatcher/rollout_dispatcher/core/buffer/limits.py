@@ -8,8 +8,8 @@ bytes in memory, and in payload stores, whatever they belong to.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rollout_dispatcher.plan import round_up
 from rollout_dispatcher.sample import Sample
+from rollout_planner.types import round_up
 
 #: How the hard caps are called: of what is in memory, and in payload stores.
 MEMORY_CAP, STORES_CAP = "bytes", "referenced-bytes"

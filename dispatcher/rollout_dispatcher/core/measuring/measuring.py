@@ -27,7 +27,7 @@ from rollout_dispatcher.core.measuring.times import (
 )
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.plan import UPDATE, FloatArray, Sync
+from rollout_planner.types import UPDATE, FloatArray, Sync
 
 #: Steps that ranks may report on beside those that are open: times are known a step or two later.
 KEPT_STEPS = 8

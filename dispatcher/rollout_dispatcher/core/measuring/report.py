@@ -8,7 +8,7 @@ import numpy as np
 
 from rollout_dispatcher.core.effects import StepMeasured
 from rollout_dispatcher.core.measuring.times import Unmeasured
-from rollout_dispatcher.plan import FloatArray
+from rollout_planner.types import FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 
 from rollout_dispatcher.core.measuring.times import Split
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_planner.types import FloatArray, IntArray
 
 #: Steps of which the median counts; as many long ones as are left of it on one side are ignored.
 RECENT = 5

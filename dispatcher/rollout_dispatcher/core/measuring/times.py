@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray, Sync, straggler_excess
+from rollout_planner.types import FloatArray, Sync, straggler_excess
 
 #: Clocks of a device and of its host differ a little; by more, times cannot be.
 CLOCKS_DIFFER = 0.02

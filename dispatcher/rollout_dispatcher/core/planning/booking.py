@@ -14,7 +14,7 @@ from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import planned
 from rollout_dispatcher.core.totals import Totals
-from rollout_dispatcher.plan import Plan
+from rollout_planner.types import Plan
 
 
 class Booking:

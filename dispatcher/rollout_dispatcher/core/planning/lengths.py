@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollout_dispatcher.plan import IntArray
+from rollout_planner.types import IntArray
 
 BINS_PER_OCTAVE = 8
 OCTAVES = 32

@@ -20,7 +20,7 @@ from rollout_dispatcher.core.planning.selection import Selection
 from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.planning.trigger import MakeCapacity, Wait
 from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.plan import Plan
+from rollout_planner.types import Plan
 
 
 class Planning:

@@ -10,7 +10,7 @@ from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted, StepPlanne
 from rollout_dispatcher.core.planning.trigger import Go
 from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.plan import BoolArray, Plan, Window
+from rollout_planner.types import BoolArray, Plan, Window
 
 
 def request_plan(

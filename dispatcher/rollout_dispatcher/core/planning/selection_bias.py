@@ -20,7 +20,7 @@ import numpy as np
 from rollout_dispatcher.core.planning.lengths import LengthCounts, bins_of, ks_distance
 from rollout_dispatcher.core.planning.step_mix import LONGEST, StepMix
 from rollout_dispatcher.core.totals import Totals
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_planner.types import FloatArray, IntArray
 
 #: Dispatches that are looked at together, as in `simulate`.
 DISPATCHES = 20

@@ -7,7 +7,7 @@ leave together their steps have more of these, so that each of their tokens weig
 from dataclasses import dataclass
 from typing import Self
 
-from rollout_dispatcher.plan import BoolArray, FloatArray
+from rollout_planner.types import BoolArray, FloatArray
 
 #: The longest samples: a hundredth of all.
 LONGEST = 0.01

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray, Window
+from rollout_planner.types import FloatArray, Window
 
 #: What a step's arrivals count for a step later: half after 34.
 KEPT = 0.98

@@ -24,7 +24,7 @@ from rollout_dispatcher.core.ranks.rank_state import RankHello, RankState
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepEvent, StepState
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError
-from rollout_dispatcher.plan import Plan
+from rollout_planner.types import Plan
 
 
 class StepLedger:

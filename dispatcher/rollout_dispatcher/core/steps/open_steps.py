@@ -24,7 +24,7 @@ from rollout_dispatcher.core.steps.step import (
     StepState,
     step_digest,
 )
-from rollout_dispatcher.plan import FloatArray
+from rollout_planner.types import FloatArray
 
 
 class OpenSteps(Mapping[int, OpenStep]):

@@ -22,8 +22,8 @@ from enum import StrEnum
 from rollout_dispatcher.core.buffer.entry import Entry, in_journal
 from rollout_dispatcher.core.facts import Planned
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
-from rollout_dispatcher.plan import FloatArray, digest_of
 from rollout_dispatcher.sample import Sample
+from rollout_planner.types import FloatArray, digest_of
 
 
 class StepState(StrEnum):

@@ -21,7 +21,6 @@ from pydantic import Field as Declared
 from pydantic import model_validator
 
 from rollout_dispatcher.ends import EndReason
-from rollout_dispatcher.plan import UPDATE
 from rollout_dispatcher.protocol.messages.base import (
     Count,
     Extent,
@@ -35,6 +34,7 @@ from rollout_dispatcher.protocol.messages.base import (
 )
 from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
 from rollout_dispatcher.spans import ALIGNMENT
+from rollout_planner.types import UPDATE
 
 #: Segments that one micro-batch may refer to: a rank has their descriptors open meanwhile, and
 #: those of the next, of the 256 or 1,024 that a process may have. And that it keeps from one to the

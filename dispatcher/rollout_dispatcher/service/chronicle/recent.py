@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rollout_dispatcher.core.effects import StepPlanned
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.plan import FloatArray, Plan
+from rollout_planner.types import FloatArray, Plan
 
 MAX_STEPS = 64
 #: Passes over a step of which a rank's times are remembered.

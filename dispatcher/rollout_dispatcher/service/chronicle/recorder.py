@@ -17,10 +17,10 @@ from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlan
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.plan import FloatArray, IntArray, Plan
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import Sample, SamplesByField
 from rollout_dispatcher.service.chronicle.recent import SeenStep
+from rollout_planner.types import FloatArray, IntArray, Plan
 
 #: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
 _TIME_DIGITS = 6

@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from rollout_dispatcher.balance.strategies import looks_ahead
-from rollout_dispatcher.balance.validate import problems as plan_problems
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import Grouping, Layout
 from rollout_dispatcher.service.config.fields import schema_of
 from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.types import Retain
+from rollout_planner.strategies import looks_ahead
+from rollout_planner.types import Grouping, Layout
+from rollout_planner.validate import problems as plan_problems
 
 if TYPE_CHECKING:
     from rollout_dispatcher.service.config.options import ServeConfig

@@ -1,12 +1,12 @@
 """The part of the settings that the core needs, in its own terms."""
 
-from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.core.buffer.limits import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.plan import Grouping, Oversize
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.types import IncompleteGroups, LastBatch
+from rollout_planner.strategies import looks_ahead
+from rollout_planner.types import Grouping, Oversize
 
 
 def core_config(config: ServeConfig) -> DispatchConfig:

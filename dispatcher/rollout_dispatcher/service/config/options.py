@@ -15,10 +15,7 @@ from typing import ClassVar, Self
 
 from pydantic import ValidationInfo, model_validator
 
-from rollout_dispatcher.balance.cost.models import parse_cost
-from rollout_dispatcher.balance.planner import validate_config
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import MicroBatchOrder, PlanConfig, longest_in_budget
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.service.access import Access, open_access
 from rollout_dispatcher.service.config.checks import problems
@@ -42,6 +39,9 @@ from rollout_dispatcher.service.config.themes.place import (
 from rollout_dispatcher.service.config.types import Retain, SharedMemoryUse
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.transport.shared_memory.segments import ARE_SUPPORTED
+from rollout_planner.cost.models import parse_cost
+from rollout_planner.planner import validate_config
+from rollout_planner.types import MicroBatchOrder, PlanConfig, longest_in_budget
 
 #: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
 #: being received.

@@ -1,9 +1,9 @@
 """Whether a DP rank pads micro-batches as they are planned."""
 
 from rollout_dispatcher.errors import RankRefused
-from rollout_dispatcher.plan import Oversize, round_up
 from rollout_dispatcher.protocol.versions import PADDING, Terms
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_planner.types import Oversize, round_up
 
 
 def check_padding(config: ServeConfig, terms: Terms, packed_length: int | None) -> None:

@@ -13,9 +13,9 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import Remembered
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.payload import Reference
-from rollout_dispatcher.plan import Grouping, Oversize, round_up
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_planner.types import Grouping, Oversize, round_up
 
 
 def fit(config: ServeConfig, memory: Remembered) -> None:

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
-from rollout_dispatcher.plan import Grouping, Oversize, Plan, PlanConfig, Window
+from rollout_planner.planner import plan
+from rollout_planner.types import Grouping, Oversize, Plan, PlanConfig, Window
 
 #: A window of up to so many samples is planned on the event loop: that takes a millisecond or two,
 #: less than a slice of deliveries.

@@ -17,7 +17,6 @@ from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.errors import DispatcherError
-from rollout_dispatcher.plan import Plan
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import ADVICE
@@ -36,6 +35,7 @@ from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.status.drops_log import DropsLog
+from rollout_planner.types import Plan
 
 log = logging.getLogger(__name__)
 

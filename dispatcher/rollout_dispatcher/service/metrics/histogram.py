@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
-from rollout_dispatcher.plan import FloatArray, IntArray
+from rollout_planner.types import FloatArray, IntArray
 
 
 class ArrayHistogram:

@@ -24,7 +24,6 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
 from rollout_dispatcher.core.statistics import Statistics
-from rollout_dispatcher.plan import Layout, round_up
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
@@ -41,6 +40,7 @@ from rollout_dispatcher.service.metrics.measured import MeasuredCollector
 from rollout_dispatcher.service.metrics.rank_waits import RankWaits
 from rollout_dispatcher.service.reloading.reloads import OUTCOMES
 from rollout_dispatcher.transport.pending import Pending
+from rollout_planner.types import Layout, round_up
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal

@@ -11,7 +11,6 @@ import numpy as np
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.measuring.times import measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.plan import FloatArray, Plan
 from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.simulate.recorded.arrivals import durations, trace_of, trained_steps
@@ -19,6 +18,7 @@ from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
 from rollout_dispatcher.simulate.report.figures import Figures
 from rollout_dispatcher.simulate.result import Recorded
+from rollout_planner.types import FloatArray, Plan
 
 #: The pass that a step is planned for; of others the one that takes longest stands for it.
 PLANNED_FOR = "update"

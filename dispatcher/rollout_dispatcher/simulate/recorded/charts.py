@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollout_dispatcher.plan import FloatArray
 from rollout_dispatcher.simulate.report.charts import percent_tick
 from rollout_dispatcher.simulate.report.svg import Name, Plot, Scale
+from rollout_planner.types import FloatArray
 
 #: Points of a line; more steps than that are averaged.
 MAX_POINTS = 120

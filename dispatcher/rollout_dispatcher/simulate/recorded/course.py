@@ -6,11 +6,11 @@ import numpy as np
 
 from rollout_dispatcher.core.measuring.speeds import lower_median
 from rollout_dispatcher.core.measuring.times import Pass
-from rollout_dispatcher.plan import FloatArray, Sync
 from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.simulate.recorded.arrivals import durations
 from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of, main_pass
 from rollout_dispatcher.simulate.replay.virtual import Setting
+from rollout_planner.types import FloatArray, Sync
 
 
 @dataclass(frozen=True, slots=True)

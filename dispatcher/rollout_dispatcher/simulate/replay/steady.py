@@ -8,9 +8,9 @@ warm-up, in which the window ages as far as it will.
 from collections.abc import Callable, Iterable
 
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.plan import Oversize, PlanConfig
 from rollout_dispatcher.simulate.epochs import Unit
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualDispatch, VirtualStep
+from rollout_planner.types import Oversize, PlanConfig
 
 #: Nobody waits out bounds on skips that are larger than this.
 MOST_WARM_UP_STEPS = 200

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rollout_dispatcher.balance.planner import plan
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
@@ -29,8 +28,9 @@ from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.plan import IntArray, Plan, PlanConfig, Strategy
 from rollout_dispatcher.sample import Outcome, Sample
+from rollout_planner.planner import plan
+from rollout_planner.types import IntArray, Plan, PlanConfig, Strategy
 
 #: Who pushes every sample.
 PRODUCER = "trace"

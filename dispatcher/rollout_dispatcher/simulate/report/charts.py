@@ -7,10 +7,10 @@ light to dark as they grow.
 import math
 from collections.abc import Sequence
 
-from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.simulate.recommend import percent
 from rollout_dispatcher.simulate.report.svg import Name, Plot, Scale, text_width
 from rollout_dispatcher.simulate.result import Result, Run, Work
+from rollout_planner.strategies import looks_ahead
 
 #: Shares smaller than this are drawn as this on a logarithmic scale.
 _LEAST_SHARE = 1e-4

@@ -9,10 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout_dispatcher.balance.planner import plan
-from rollout_dispatcher.balance.strategies import looks_ahead
 from rollout_dispatcher.core.planning.usual_loss import KEPT
-from rollout_dispatcher.plan import (
+from rollout_dispatcher.simulate.bias import selection_bias, step_mix
+from rollout_dispatcher.simulate.replay.timed import Clockwork
+from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
+from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
+from rollout_dispatcher.simulate.trace import Trace
+from rollout_planner.planner import plan
+from rollout_planner.strategies import looks_ahead
+from rollout_planner.types import (
     FloatArray,
     IntArray,
     Plan,
@@ -21,11 +26,6 @@ from rollout_dispatcher.plan import (
     Window,
     round_up,
 )
-from rollout_dispatcher.simulate.bias import selection_bias, step_mix
-from rollout_dispatcher.simulate.replay.timed import Clockwork
-from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
-from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
-from rollout_dispatcher.simulate.trace import Trace
 
 #: Bars of a length histogram.
 LENGTH_BINS = 48

@@ -3,8 +3,6 @@
 Invariant: it is made from a `Result` alone, so a saved one gives the same page.
 """
 
-from rollout_dispatcher.balance.strategies import looks_ahead
-from rollout_dispatcher.plan import Strategy
 from rollout_dispatcher.simulate.recommend import percent
 from rollout_dispatcher.simulate.report.charts import (
     delay_plot,
@@ -17,6 +15,8 @@ from rollout_dispatcher.simulate.report.charts import (
 from rollout_dispatcher.simulate.report.parts import document, figure, table, tiles
 from rollout_dispatcher.simulate.result import Result, Run
 from rollout_dispatcher.simulate.table import columns_for, headline, rows_of
+from rollout_planner.strategies import looks_ahead
+from rollout_planner.types import Strategy
 
 
 def page(result: Result) -> str:

@@ -6,7 +6,7 @@ from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.open_steps import OpenSteps
 from rollout_dispatcher.core.steps.retained import RetainedSteps
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
-from rollout_dispatcher.plan import FloatArray
+from rollout_planner.types import FloatArray
 from tests.chaos.planted.plant import plant, planted
 
 

@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
-from rollout_dispatcher.plan import Grouping, Oversize, Strategy
 from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS
 from rollout_dispatcher.service.config.fields import DeclaredField
 from rollout_dispatcher.service.config.themes.shared import Options, SelectionOptions, StepOptions
@@ -19,6 +18,7 @@ from rollout_dispatcher.service.config.types import (
     split_commas,
 )
 from rollout_dispatcher.service.config.units import Duration, Size
+from rollout_planner.types import Grouping, Oversize, Strategy
 
 
 class ServedSteps(StepOptions):

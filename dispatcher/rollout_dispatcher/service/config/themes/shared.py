@@ -2,9 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict
 
-from rollout_dispatcher.plan import Layout, MicroBatchOrder, Sync
 from rollout_dispatcher.service.config.types import NotNegative, Positive, Variation
 from rollout_dispatcher.service.config.units import DurationOrNothing
+from rollout_planner.types import Layout, MicroBatchOrder, Sync
 
 
 class Options(BaseModel):

@@ -11,10 +11,10 @@ import asyncio
 from typing import Any
 
 from rollout_dispatcher.core.measuring.times import Pass, measured_excess
-from rollout_dispatcher.plan import Sync, even_time, straggler_excess
 from rollout_dispatcher.service.chronicle.recent import MAX_STEPS, RecentSteps, SeenStep
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.http.guard import dumps
+from rollout_planner.types import Sync, even_time, straggler_excess
 
 
 async def describe_steps(recent: RecentSteps, config: ServeConfig, offset: float) -> str:

@@ -1,0 +1,203 @@
+"""The door to planning: a window and a config in, a plan out.
+
+Invariant: a plan depends on nothing but its arguments. It takes every sample at most once and
+takes exactly what was asked for; all ranks get the same number of micro-batches.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from rollout_planner import tuning
+from rollout_planner.errors import GroupTooLong, PlanError, SampleTooLong
+from rollout_planner.micro_batch_order import in_order
+from rollout_planner.numbers import DEAREST
+from rollout_planner.objective import bound_of
+from rollout_planner.order import among, by_falling_tokens
+from rollout_planner.rank_cap import (
+    fewer,
+    fits_on_ranks,
+    smallest_step,
+    split_under_cap,
+)
+from rollout_planner.select.choose import choose, must_take
+from rollout_planner.select.groups import group_index
+from rollout_planner.select.selection import Selection
+from rollout_planner.split.parts import Batch, Parts, matrix
+from rollout_planner.strategies import STRATEGIES, plain_split, split
+from rollout_planner.types import (
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    Oversize,
+    Plan,
+    PlanConfig,
+    Window,
+    bubble,
+    digest_of,
+    imbalance,
+    round_up,
+    step_time,
+    straggler_excess,
+)
+from rollout_planner.validate import validate_config
+from rollout_planner.work import Work
+
+__all__ = ["plan", "plan_digest", "validate_config"]
+
+
+def plan(
+    window: Window, config: PlanConfig, take: int | None = None, *, whole: bool = False
+) -> Plan:
+    """Choose `take` samples (default: a dispatch batch, or all if fewer) and split them.
+
+    Fewer are chosen where ranks would have more than `rank_tokens`, but for one that has a single
+    sample or group, and as long as nobody is passed over more than `max_skips` times for it;
+    `whole`: all are, whatever ranks have then.
+    Raises SampleTooLong or GroupTooLong for a sample above the token budget, or a group that has to
+    stay in one micro-batch, unless such go alone; and PlanError for a window whose columns disagree
+    or that no group fits, and for a group of more samples than a micro-batch has.
+    """
+    window = _padded(window, config.sample_length_multiple)
+    cost = _checked_cost(window, config)
+    take = min(len(window), config.dispatch_batch_size if take is None else take)
+    if take < 1:
+        raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
+    choice = _choose_and_split(window, cost, config, take, whole=whole)
+    parts = in_order(choice.batch, choice.parts, config)
+    if parts is not choice.parts:
+        choice = replace(choice, parts=parts)
+    plain = matrix(choice.batch, plain_split(choice.batch, config), config.layout)
+    return Plan(
+        chosen=choice.chosen[parts.sequence],
+        counts=parts.counts,
+        cost=choice.costs,
+        sync=config.sync,
+        fifo_imbalance=imbalance(plain),
+        fifo_excess=straggler_excess(plain, config.sync, config.pipeline_stages),
+        lower_bound=bound_of(choice.batch, parts.num_micro_batches, config),
+        pipeline_stages=config.pipeline_stages,
+    )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Ascending positions of the samples, these as a batch, and its parts."""
+
+    chosen: IntArray
+    batch: Batch
+    parts: Parts
+    layout: Layout
+
+    @cached_property
+    def costs(self) -> FloatArray:
+        """What each micro-batch costs, float64[R, M]."""
+        return matrix(self.batch, self.parts, self.layout)
+
+
+def _choose_and_split(
+    window: Window, cost: FloatArray, config: PlanConfig, take: int, *, whole: bool
+) -> _Choice:
+    """Fewer samples until no rank is above its cap, or all that are left have to go."""
+    if whole or config.rank_tokens is None:
+        return _compare(window, cost, config, take)
+    least = min(max(smallest_step(window, config), must_take(window, cost, config, take)), take)
+    if least < take:
+        take = max(fits_on_ranks(window, config, take), least)
+    while True:
+        choice = _compare(window, cost, config, take)
+        parts, kept = split_under_cap(choice.batch, choice.parts, config)
+        if kept or take <= least:
+            return replace(choice, parts=parts)
+        take = max(fewer(take, choice.batch.tokens, config), least)
+
+
+def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> _Choice:
+    """The selection that waits least once it is split.
+
+    They come by what they are thought to wait. The next one is split as well only if the best so
+    far turned out to wait longer than that, and only if there is work left.
+    """
+    strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
+    price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
+
+    mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
+
+    def choice_of(selection: Selection, work: Work) -> _Choice:
+        chosen = selection.keep.nonzero()[0]
+        group = _groups(window.group, chosen, config)
+        batch = Batch(cost[chosen], window.tokens[chosen], group, among(by_cost, selection.keep))
+        return _Choice(chosen, batch, split(batch, config, work), config.layout)
+
+    def waits(choice: _Choice) -> float:
+        stages, M = config.pipeline_stages, choice.parts.num_micro_batches
+        time = step_time(choice.costs, config.sync, stages) / bubble(stages, M)
+        waiting = time * config.dp_size - float(np.add.reduce(choice.batch.cost))
+        return waiting / max(mean * len(choice.chosen), 1e-300)
+
+    first, *others = choose(window, cost, config, take, by_cost=by_cost, ahead=strategy.looks_ahead)
+    another = price.of(take, config.dp_size, 0)
+    left = max(tuning.WORK_ON_FIRST, 1 - another / max(work.left, another))
+    best = choice_of(first, work.share(left) if others else work)
+    least = waits(best) + first.later if others else 0.0
+    for selection in others:
+        if selection.total >= least or not work.affords(another):
+            break
+        choice = choice_of(selection, work)
+        found = waits(choice) + selection.later
+        if found < least:
+            best, least = choice, found
+    return best
+
+
+def plan_digest(plan: Plan) -> str:
+    """Fingerprint of who trains on what and when: equal for equal micro-batches, 32 hex digits."""
+    return digest_of(0, plan.counts.tolist(), plan.chosen.tolist())
+
+
+def _groups(group: IntArray, chosen: IntArray, config: PlanConfig) -> IntArray | None:
+    """Dense group numbers where groups matter to the split, and one has two samples."""
+    if config.grouping in (Grouping.IGNORE, Grouping.STEP) or not (group[chosen] >= 0).any():
+        return None
+    index = group_index(group[chosen])
+    return None if int(index.max()) + 1 == len(index) else index
+
+
+def _padded(window: Window, multiple: int) -> Window:
+    """The window with the tokens that ranks compute for each sample."""
+    if multiple == 1:
+        return window
+    return replace(window, tokens=round_up(window.tokens, multiple))
+
+
+def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
+    n = len(window)
+    if not (len(window.skips) == len(window.group) == len(window.must_go) == n):
+        raise PlanError("the window's columns differ in length; pass one row per sample")
+    budget = config.micro_batch_tokens
+    if budget is not None and config.oversize is not Oversize.ALONE and n:
+        longest = int(window.tokens.max())
+        if longest > budget:
+            raise SampleTooLong(longest, budget)
+        if config.grouping is Grouping.MICRO_BATCH:
+            _check_groups(window, budget)
+    cost = np.asarray(config.cost(window.tokens), dtype=np.float64)
+    if cost.shape != (n,):
+        raise PlanError(f"the cost model gave {cost.shape} costs for {n} samples; check it")
+    cheapest, dearest = np.minimum.reduce(cost, initial=0), np.maximum.reduce(cost, initial=0)
+    if not (cheapest >= 0 and dearest <= DEAREST):
+        raise PlanError(
+            f"the cost model gave a cost that is negative, no number or above {DEAREST:g}; check it"
+        )
+    return cost
+
+
+def _check_groups(window: Window, budget: int) -> None:
+    """Raise GroupTooLong if a group has more tokens than the micro-batch that it has to stay in."""
+    index = group_index(window.group)
+    tokens = np.bincount(index, weights=window.tokens)
+    longest = int(tokens.argmax())
+    if tokens[longest] > budget:
+        raise GroupTooLong(int(np.count_nonzero(index == longest)), int(tokens[longest]), budget)

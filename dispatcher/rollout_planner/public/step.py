@@ -1,0 +1,166 @@
+"""One step: who trains on what, and in which micro-batch, for lengths that are all at hand.
+
+Invariant: every index is in one micro-batch, and every rank has the same number of them, none empty
+if there are samples enough. It is the dispatcher's own planner, with all samples chosen.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rollout_planner.errors import ConfigError, UnequalPartitions
+from rollout_planner.numbers import as_groups, as_lengths
+from rollout_planner.planner import plan
+from rollout_planner.public.arguments import (
+    at_least,
+    check_fillers,
+    check_groups,
+    check_longest,
+    cost_model,
+    costs_of,
+    option,
+    oversize_option,
+    padding,
+    token_budget,
+)
+from rollout_planner.public.equal_counts import with_equal_counts
+from rollout_planner.types import (
+    CostModel,
+    Grouping,
+    IntArray,
+    Layout,
+    Oversize,
+    PlanConfig,
+    Sync,
+    Window,
+    round_up,
+)
+from rollout_planner.validate import validate_config
+
+
+def plan_step(
+    lengths: Any,
+    *,
+    dp_size: int,
+    micro_batch_size: int | None = None,
+    micro_batch_tokens: int | None = None,
+    sync: str = Sync.MICRO_STEP,
+    layout: str = Layout.PACKED,
+    groups: Any = None,
+    grouping: str = Grouping.RANK,
+    multiple: int = 1,
+    minimum: int = 1,
+    cost: CostModel | str | None = None,
+    pad_to: int = 1,
+    oversize: str = Oversize.ERROR,
+    equal_counts: bool = False,
+) -> list[list[list[int]]]:
+    """Indices of `lengths` as `[dp rank][micro-batch][indices]`: as little waiting as can be.
+
+    lengths: tokens of each sample (0 counts as 1): a list, an array or a tensor. Exactly one of
+    micro_batch_size (samples, at most) and micro_batch_tokens (a budget) is given. sync: ranks
+    wait for each other at every `micro-step` (FSDP, ZeRO-3), or once a `step`. layout: `packed`, or
+    `padded` to the longest of a micro-batch. groups: one name a sample (None: in no group); samples
+    of one name share what `grouping` says, a `rank` or a `micro-batch`. multiple, minimum: the
+    number of micro-batches is a multiple of the one (virtual pipeline) and at least the other.
+    cost: work of a length; by default quadratic. pad_to: a sample takes as many tokens as the next
+    multiple of it. oversize: a sample above the budget is an `error` or goes `alone`.
+    equal_counts: every rank has as many samples, as verl needs, of packed ones without groups; of a
+    micro_batch_size they fill all.
+
+    An empty micro-batch is a filler, which is there only if there are fewer samples than
+    micro-batches (or fewer groups, where each stays in one; or fewer on a rank than it has, where
+    groups stay on one): its rank has to take part with something that weighs nothing. Raises
+    SampleTooLong, GroupTooLong, and UnequalPartitions for a group of more samples than a
+    micro-batch has, for no lengths at all, for arguments that ask for more than `MOST_FILLERS` and
+    for others that cannot be (all ValueErrors).
+    """
+    dp_size, multiple, minimum = at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum)
+    pad_to = padding(pad_to)
+    if micro_batch_size is not None:
+        [micro_batch_size] = at_least(1, micro_batch_size=micro_batch_size)
+    if micro_batch_tokens is not None:
+        micro_batch_tokens = token_budget(micro_batch_tokens=micro_batch_tokens)
+    tokens = np.maximum(as_lengths(lengths), 1)
+    n = len(tokens)
+    if not n:
+        raise UnequalPartitions("there are no lengths, so there is no step to plan")
+    within = [kind for kind in Grouping if kind not in (Grouping.IGNORE, Grouping.STEP)]
+    together = option("grouping", grouping, Grouping, *within)
+    if micro_batch_size is not None:
+        micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
+    per_micro_step = dp_size * (micro_batch_size or 1)
+    check_fillers(dp_size * round_up(minimum, multiple), n, "dp_size, minimum and multiple")
+    micro_steps = round_up(max(-(-n // per_micro_step), minimum), multiple)
+    config = PlanConfig(
+        dp_size=dp_size,
+        dispatch_batch_size=per_micro_step * micro_steps,  # if all were full
+        cost=cost_model(cost),
+        micro_batch_size=micro_batch_size,
+        micro_batch_tokens=micro_batch_tokens,
+        sync=option("sync", sync, Sync),
+        layout=option("layout", layout, Layout),
+        grouping=Grouping.IGNORE if groups is None else together,
+        micro_batch_multiple=multiple,
+        min_micro_batches=minimum,
+        sample_length_multiple=pad_to,
+        oversize=oversize_option(oversize),
+    )
+    group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
+    if equal_counts:
+        _check_equal_counts(n, config)
+    if not equal_counts:
+        return _planned(tokens, group, config)
+
+    def freely(least: int) -> list[list[list[int]]]:
+        return _planned(tokens, group, replace(config, min_micro_batches=max(least, minimum)))
+
+    computed = round_up(tokens, pad_to)
+    return with_equal_counts(freely, computed, costs_of(computed, config.cost), config)
+
+
+def _check_equal_counts(n: int, config: PlanConfig) -> None:
+    """Raise UnequalPartitions where ranks cannot, or are not made to, have as many samples."""
+    if config.layout is not Layout.PACKED or config.grouping is not Grouping.IGNORE:
+        raise UnequalPartitions("equal_counts is for packed samples, without groups")
+    size = config.micro_batch_size or 1
+    if n % (config.dp_size * size):
+        by = f"dp_size {config.dp_size}" + (f" x micro_batch_size {size}" if size > 1 else "")
+        raise UnequalPartitions(
+            f"{n} samples do not divide by {by}; pad the batch, or leave equal_counts out"
+        )
+
+
+def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list[list[int]]]:
+    computed = round_up(tokens, config.sample_length_multiple)
+    costs_of(computed, config.cost)
+    if config.micro_batch_tokens is not None and config.oversize is not Oversize.ALONE:
+        check_longest(computed, config.micro_batch_tokens)
+        if config.grouping is Grouping.MICRO_BATCH:
+            check_groups(group, computed, config.micro_batch_tokens)
+    if config.micro_batch_size is not None and config.grouping is Grouping.MICRO_BATCH:
+        _check_sizes(group, config.micro_batch_size)
+    _validate(config)
+    n = len(tokens)
+    window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
+    found = plan(window, config, take=n)
+    return list(map(list, found.laid_out(found.chosen.tolist())))
+
+
+def _check_sizes(group: IntArray, most: int) -> None:
+    """Raise UnequalPartitions for a group that cannot be whole in any micro-batch."""
+    largest = int(np.bincount(group).max())
+    if largest > most:
+        raise UnequalPartitions(
+            f"a group has {largest} samples and micro_batch_size is {most}; raise it to the size "
+            "of a group, or pass grouping='rank'"
+        )
+
+
+def _validate(config: PlanConfig) -> None:
+    """What contradicts itself is a ValueError here, as callers without a service expect."""
+    try:
+        validate_config(config)
+    except ConfigError as error:
+        raise UnequalPartitions(str(error)) from None

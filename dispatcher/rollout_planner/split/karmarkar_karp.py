@@ -1,0 +1,209 @@
+"""Karmarkar-Karp: split numbers into k sets of nearly equal sums, by largest differencing.
+
+Invariant: the sums are those of the textbook method on a heap of k-tuples, ties included.
+
+Karmarkar & Karp 1982. A state is k disjoint sets. The two states with the largest spread
+(largest minus smallest sum) merge: the largest set of one joins the smallest of the other. With
+`equal_size` states start as k neighbours of the sorted list, so counts stay equal (BLDM,
+Michiels et al.); otherwise each state starts as one number and k - 1 empty sets.
+
+Example: [8, 7, 6, 5, 4] into 2: 8|7 -> spread 1, 6|5 -> 1, 4; 4 meets (8|7): 8|11 -> 3;
+then 6|5: 8+6 | 11+5 -> 14 | 16.
+
+What makes it fast: a set is one Python integer, sum then count then first member, so that one
+comparison breaks ties as comparing the sets would; empty sets are not stored, so a lone number
+costs one insertion into a sorted list instead of a pass over k sets; members are recovered at
+the end by replaying the unions backwards.
+"""
+
+import heapq
+from bisect import insort
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_planner.errors import UnequalPartitions
+from rollout_planner.numbers import as_plain
+from rollout_planner.types import IntArray
+
+#: A whole number below this is the same as an int64.
+_EXACT = 2.0**62
+
+
+def get_seqlen_balanced_partitions(
+    seqlen_list: Any, k_partitions: int, equal_size: bool
+) -> list[list[int]]:
+    """Indices of `seqlen_list` in `k_partitions` sets of nearly equal sums, none of them empty.
+
+    A drop-in for the verl function of this name: lists, arrays or tensors in; ascending lists of
+    indices out. Raises UnequalPartitions (an AssertionError) when there are fewer numbers than
+    sets, when `equal_size` cannot be, and when a set would stay empty.
+    """
+    lengths = _integers(seqlen_list)
+    if len(lengths) < k_partitions:
+        raise UnequalPartitions(
+            f"{len(lengths)} items cannot fill {k_partitions} partitions; use fewer partitions"
+        )
+    partitions = _partition(lengths, k_partitions, equal_size)
+    for i, members in enumerate(partitions):
+        if not members:
+            raise UnequalPartitions(
+                f"partition {i} of {k_partitions} is empty: items of length 0 add nothing; "
+                "remove them or ask for equal sizes"
+            )
+    return partitions
+
+
+def karmarkar_karp(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """As `get_seqlen_balanced_partitions`, but sets may be empty. Largest sum first."""
+    return _partition(_integers(seqlen_list), k_partitions, equal_size)
+
+
+def differencing_labels(seqlen_list: Any, k_partitions: int, equal_size: bool) -> IntArray:
+    """The set of each number, int64[n], numbered as `karmarkar_karp` gives them."""
+    return _labels(_integers(seqlen_list), k_partitions, equal_size)
+
+
+def _integers(values: Any) -> list[int]:
+    """Lists, arrays and tensors as Python integers, scaled where they are fractions."""
+    if isinstance(values, np.ndarray) and _are_whole(values):
+        whole: list[int] = values.astype(np.int64).tolist()
+        return whole
+    plain = as_plain(values)
+    if all(isinstance(value, int) for value in plain):
+        return [int(value) for value in plain]
+    ratios = [float(value).as_integer_ratio() for value in plain]
+    scale = max(denominator for _, denominator in ratios)  # powers of two: the largest fits all
+    return [numerator * (scale // denominator) for numerator, denominator in ratios]
+
+
+def _are_whole(values: NDArray[Any]) -> bool:
+    """Whether all are whole numbers, as costs mostly are, and exact as int64."""
+    if values.ndim != 1 or values.dtype.kind != "f" or not len(values):
+        return False
+    least, most = float(values.min()), float(values.max())  # a half has no number like _EXACT
+    return most < _EXACT and least >= 0 and bool((values % 1 == 0).all())
+
+
+def _partition(lengths: list[int], k: int, equal_size: bool) -> list[list[int]]:
+    """Ascending indices of each set, largest set first."""
+    labels = _labels(lengths, k, equal_size)
+    order = np.argsort(labels, kind="stable").tolist()
+    ends = np.cumsum(np.bincount(labels, minlength=k)).tolist()
+    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _labels(lengths: list[int], k: int, equal_size: bool) -> IntArray:
+    n = len(lengths)
+    if k < 1:
+        raise UnequalPartitions(f"k_partitions is {k}; at least one set is needed")
+    if equal_size and n % k:
+        raise UnequalPartitions(f"{n} items do not split into {k} partitions of equal size")
+    if k == 1 or n == 0:
+        return np.zeros(n, dtype=np.int64)
+    differencing = _Differencing(n, k)
+    keys = sorted(differencing.key(length, i) for i, length in enumerate(lengths))
+    if equal_size:
+        heads = differencing.merge_tuples([keys[i : i + k] for i in range(0, n, k)])
+    else:
+        heads = differencing.merge_singles(keys)
+    return differencing.labels(heads)
+
+
+class _Differencing:
+    """Merges states until one is left. A state is the ascending keys of its non-empty sets."""
+
+    def __init__(self, n: int, k: int) -> None:
+        self.n, self.k = n, k
+        bits = max(n, 1).bit_length()
+        self.count_bits, self.sum_shift = bits, 2 * bits
+        self.head_mask = (1 << bits) - 1
+        self.unions: list[tuple[int, int]] = []
+
+    def key(self, length: int, index: int) -> int:
+        """One set of one member: comparing keys compares sum, then count, then first member."""
+        return (length << self.sum_shift) | (1 << self.count_bits) | index
+
+    def priority(self, state: list[int]) -> tuple[int, int]:
+        """Heap order: largest spread first, then the largest set."""
+        low = state[0] >> self.sum_shift if len(state) == self.k else 0
+        return low - (state[-1] >> self.sum_shift), -state[-1]
+
+    def merge(self, first: list[int], second: list[int]) -> list[int]:
+        """`second`, reversed, joins `first`: its largest set meets the smallest or an empty one.
+
+        Where the two fill fewer than k sets nothing meets. Otherwise the smallest sets of both
+        meet crosswise, as many as there are sets too many.
+        """
+        overlap = len(first) + len(second) - self.k
+        if overlap <= 0:
+            return sorted(first + second)
+        if len(second) == 1:
+            joined = self.join(first.pop(0), second[0])
+            insort(first, joined)
+            return first
+        # Ascending, first[i] meets second[overlap - 1 - i]; the others keep to themselves.
+        pairs = zip(first[:overlap], reversed(second[:overlap]), strict=True)
+        return sorted([self.join(a, b) for a, b in pairs] + first[overlap:] + second[overlap:])
+
+    def join(self, a: int, b: int) -> int:
+        """The union of two sets keeps the first member of `a`."""
+        mask = self.head_mask
+        self.unions.append((a & mask, b & mask))
+        return a + b - (b & mask)
+
+    def merge_tuples(self, states: list[list[int]]) -> list[int]:
+        """Merge full states, as with equal sizes; returns the heads of the k sets."""
+        heap = [(self.priority(state), state) for state in states]
+        heapq.heapify(heap)
+        while len(heap) > 1:
+            _, first = heapq.heappop(heap)
+            merged = self.merge(first, heap[0][1])
+            heapq.heapreplace(heap, (self.priority(merged), merged))
+        return heap[0][1]
+
+    def merge_singles(self, keys: list[int]) -> list[int]:
+        """Merge lone numbers, given ascending; they wait in that list, not in the heap.
+
+        A state with an empty set has the spread of its largest number, which nothing later
+        exceeds, so it stays on top and takes the next state again and again until it is full.
+        """
+        heap: list[tuple[tuple[int, int], list[int]]] = []
+        while heap or keys:
+            first = self._pop(heap, keys)
+            if not (heap or keys):
+                return first
+            second = self._pop(heap, keys)
+            merged = self.merge(first, second)
+            if len(merged) < self.k:
+                merged = self._fill(merged, heap, keys)
+            heapq.heappush(heap, (self.priority(merged), merged))
+        return []
+
+    def _pop(self, heap: list[tuple[tuple[int, int], list[int]]], keys: list[int]) -> list[int]:
+        """The state of highest priority, from the heap or from the lone numbers."""
+        if keys and (not heap or (-(keys[-1] >> self.sum_shift), -keys[-1]) < heap[0][0]):
+            return [keys.pop()]
+        return heapq.heappop(heap)[1]
+
+    def _fill(
+        self, state: list[int], heap: list[tuple[tuple[int, int], list[int]]], keys: list[int]
+    ) -> list[int]:
+        """Let a state with empty sets take the states that follow, while nothing would meet."""
+        while len(state) < self.k and (heap or keys):
+            second = self._pop(heap, keys)
+            if len(state) + len(second) > self.k:
+                return self.merge(sorted(state), second)
+            state += second  # in place: nobody else has it, and sets may be many
+        return sorted(state)
+
+    def labels(self, heads: Sequence[int]) -> IntArray:
+        """The set of each number, the largest set being the first, by undoing the unions."""
+        label = [0] * (self.n + 1)
+        for rank, head in enumerate(sorted(heads, reverse=True)):
+            label[head & self.head_mask] = rank
+        for kept, absorbed in reversed(self.unions):
+            label[absorbed] = label[kept]
+        return np.array(label[: self.n], dtype=np.int64)

@@ -1,0 +1,256 @@
+"""Every fitted or chosen number of planning: what it does, what it trades, and where it is from.
+
+Invariant: none of them decides whether a plan is legal, only how good it is and how long it takes.
+
+"By" names the command whose figures a number was chosen by; run it again after changing one, on
+all its rows, as a number that is better for one trace is often worse for another. "Chosen" says
+that it is a sensible value that nothing was fitted to, "chosen by trial" that others were tried on
+real and lognormal lengths and did no better. What any of them trades, in excess and in time, is
+shown by `python -m tests.bench.constants NAME VALUE ...`; where that is named here with values, the
+figures of its cells move between these; others matter to rarer batches than it has. The numbers of
+`LengthBucketSampler` stand beside its order of samples, as no plan depends on them.
+"""
+
+import numpy as np
+
+from rollout_planner.work import Price
+
+# Selection: when to stop, and what skipping costs.
+
+#: Straggler excess below which a better selection is not worth disturbing the order of arrival:
+#: less waits less and lets fewer steps leave as they came. By `tests.bench.windows`.
+GOOD_ENOUGH = 1e-3
+#: Columns of the heaviest that leave together when something is due; with one the next to be due
+#: is left alone, four leave less to choose from. By `tests.bench.windows`.
+TOGETHER = 2
+#: Price of skipping an item again: the share of what its column would wait that it has to bear
+#: once it has been skipped for long; half of that at this age. More spreads delays, and waits
+#: more. By `tests.bench.windows`.
+RIPE, RIPENING = 0.3, 1 / 8
+#: How late the price of an item's age rises, as a power: where micro-steps are columns, and
+#: elsewhere. By `tests.bench.windows`.
+LATE_IN_COLUMNS, LATE = 3, 2
+#: Price of skipping ahead of or behind an even share: where micro-steps are columns; elsewhere if
+#: as many are skipped as are taken, and more if fewer are. More keeps lengths alike, and waits
+#: more. By `tests.bench.windows`, waiting and distance.
+SKIPS_IN_COLUMNS, SKIPS = 3.5, 1.3
+#: How much of the window the column DP may skip ahead or behind its share at any length: where
+#: samples are padded to the longest, where micro-steps are columns, and elsewhere. A wider band
+#: waits less and biases the lengths that leave. By `tests.bench.windows`.
+BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
+
+#: Samples of a padded micro-batch that should be alike where a budget decides how many there are:
+#: of its long ones, which are dear, it holds few. Chosen.
+ALIKE_IN_BUDGET = 2
+
+# The column DP: how finely it looks.
+
+#: States of the program: more are finer and take longer. By `tests.bench.constants STATES 32 128
+#: 1024 --cell fixed-512`: 32 wait up to 0.8 points more.
+STATES = 1024
+#: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
+#: More are finer and take longer. Chosen.
+SINGLE_COLUMNS, RUNS_OF_A_SIZE = 32, 4
+#: The window counts as waiting for this share of its work at least: alike samples wait for nobody
+#: and are to be spread all the same. Chosen.
+LEAST_WAITS = 1 / 128
+
+# The outlier lane: how many of the heaviest wait for company.
+
+#: At most one of so many of a dispatch batch is held: outliers with company, or where ranks wait
+#: once a step; outliers that stand alone; without an outlier, where it is the shape of a packing
+#: that waits, which takes few to mend. More gains little and biases what is left. By
+#: `tests.bench.mix`.
+HELD, HELD_PER_STEP, HELD_ALONE, HELD_FOR_SHAPE = 4, 8, 8, 16
+#: From one count to be held to the next: finer steps are more candidates. Chosen.
+HELD_GROWTH = 2.5
+#: An outlier has company if a sample for every so many-th rank costs at least this part of it. By
+#: `tests.bench.mix`.
+COMPANY_RANKS, COMPANY_COST = 4, 0.6
+#: How many columns' worth of the heaviest leave together, as tried in turn. By
+#: `tests.bench.windows`: 16 would empty the heavy end and make lengths swing.
+COMPANY = (1, 4)
+#: Columns from the heavy end that are watched for running into their deadline. Chosen.
+WATCHED_COLUMNS = 2
+#: Weight of a debt against waiting now. By `tests.bench.windows`.
+DEBT_WEIGHT = 1.5
+# The estimate: what a good split will take.
+
+#: So many micro-steps exchange dear samples for cheap ones until all hold their share. Fitted by
+#: eye to packings of real and lognormal lengths, as are the next two.
+MANY_COLUMNS = 3
+#: That goes well up to this share of the budget; beyond, one of them or two wait, the more the
+#: more samples differ in cost a token.
+EASY_FILL, TIGHT_FILL = 0.94, 3.0
+#: Share of their tokens up to which micro-steps fill well, in packing too. By
+#: `tests.bench.windows`, token budgets.
+WELL_FILLED = 0.97
+
+# Splitting: how evenly, and how long.
+
+#: Loads within this of their mean count as level: finer takes more swaps, and no cost model knows.
+#: Chosen.
+TOLERANCE = 2e-4
+#: Swap candidates a bin; more than this costs time and adds little, as many are alike. By
+#: `tests.bench.constants SWAP_SLOTS 8 16 32`.
+SWAP_SLOTS = 16
+#: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
+#: others have one, and it would take a second. Chosen.
+TOO_MANY_SLOTS = 1 << 20
+#: Up to so many slots all that a fixed number of samples a micro-batch allows are there to be
+#: filled; beyond, twice as many as there are samples, as the rest stay empty. Chosen.
+FEW_SLOTS = 1 << 12
+#: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
+#: it is the budget that stands in the way. By `tests.bench.planner`, times.
+OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
+#: Rows of neighbours that wait no more than this are not worth another construction. Chosen.
+FAIR_COLUMNS = 1.01
+#: Levelling of columns ends when this share of the step is lost to waiting, or after so many
+#: rounds: the error of any cost model is larger. By `tests.bench.planner`, times.
+LEVEL_COLUMNS, COLUMN_ROUNDS = 3e-3, 5
+#: The same under a token budget. By `tests.bench.constants LEVEL_PACKING 1e-4 1e-3 1e-2 --cell
+#: budget-512`, and PACKING_ROUNDS 1 8 16.
+LEVEL_PACKING, PACKING_ROUNDS = 1e-3, 8
+#: How often a level may rise to hold more tokens. Chosen.
+RISES = 8
+
+# The public packer and partition: how long they try.
+
+#: So many bins fewer than sorted fits need are tried: rarely one is enough for a more even method.
+#: Chosen by trial.
+FEWER_BINS = 2
+#: Ways to fill bins are tried until one is this even. Chosen by trial.
+EVEN_BINS = 1e-3
+#: Up to so many items trades between bins may take so many seconds of one core, which are counted.
+#: Chosen by trial.
+TRADED_UP_TO, EVENED = 1024, 5e-4
+
+#: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
+#: by trial.
+EVEN_PARTS = 1e-5
+
+# A cap on the tokens of a rank.
+
+#: What tokens count as work beside cost, where both have the same mean, as tried in turn. Chosen by
+#: trial.
+TOKEN_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
+#: A step that is too much by its parts' unevenness alone has this part of it fewer next. Chosen by
+#: trial.
+CAP_STEPS_DOWN = 16
+
+# Token budgets: how few micro-batches, and ranks that meet once a step.
+
+#: Rounds of swaps between ranks once these have micro-batches. By `tests.bench.constants
+#: RANK_ROUNDS 0 12 48 --cell step-budget`: none wait twice as long.
+RANK_ROUNDS = 48
+
+# Groups that stay on one rank.
+
+#: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
+LAYERS = 12
+#: Swaps of whole groups, and numbers that one of them compares: pairs of groups times layers.
+#: Chosen by trial.
+GROUP_SWAPS, SWAPS_COMPARED = 48, 1 << 14
+#: Of whole groups on ranks, so much longer a step is worth one micro-batch fewer. Chosen by trial.
+WORTH_A_MICRO_BATCH = 1.05
+#: Steps up to this many samples are compared with the greedy split, whatever they wait. Chosen by
+#: trial.
+GROUPS_COMPARED_UP_TO = 1024
+
+#: Micro-batches beyond the fewest that are tried. Chosen.
+MORE_TRIED = 4
+
+# Padded micro-batches.
+
+#: What it costs to begin a micro-step, as a share of a micro-batch that fills the budget: another
+#: one has to save as much. Less is too little for launches and gathered parameters, more pads more:
+#: `tests.bench.constants BEGIN_MICRO_STEP 0.01 0.04 0.16 --cell padded-budget`. Chosen.
+BEGIN_MICRO_STEP = 0.04
+#: Micro-batches tried: up to so many times the fewest that fit, as they are to be worth it. By
+#: `tests.bench.constants TIMES_FEWEST 1 2 3 --cell padded-budget`: 1 pads much more, 3 no less.
+TIMES_FEWEST = 2
+#: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
+#: Chosen by trial.
+ESTIMATE_SHARES, LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6
+#: Levels that are tried first: at least, at most, and entries of a table of them; then around each
+#: level that was found, as many as the table has room for. Chosen by trial.
+LEVELS, LEVEL_TABLE = (24, 96), 3 << 12
+FINE_LEVELS = np.array((1, 0.985, 1.01, 0.97, 1.02, 0.94, 1.05))
+#: Different levels where micro-steps are many, and places of runs that are filled one by one. By
+#: `tests.bench.constants STAGES 4 16 32 --cell padded-budget`, the other chosen by trial.
+STAGES, FILL_STEPS = 16, 32
+#: Tries of each round, only each second where there are so many runs, and so on; the best few that
+#: the next tries are around. More find more, and take longer. Chosen by trial.
+TRIES, ALL_TRIED, KEPT = 64, 128, 3
+#: Of each round, try and level, how far it is off: from half to a fortieth, then closer.
+NOISE = np.random.default_rng(7).standard_normal((3, TRIES, STAGES)) - 0.2
+NOISE *= np.geomspace(1, 1 / 20, TRIES)[:, None] * np.array((0.5, 0.1, 0.05))[:, None, None]
+#: Where ranks meet once a step: what a run may cost at most, in shares of a rank; places tried for
+#: its end, in parts of what is between its neighbours' and beside where it is; and how often.
+#: Chosen by trial.
+LARGEST_RUN, END_SPREAD, END_CLOSE, END_SWEEPS = (
+    (0.6, 1.0),
+    np.arange(1, 8) / 8,
+    np.arange(-2, 3),
+    8,
+)
+#: Where ranks keep their samples: rounds in which all end their runs beside those of the others,
+#: what a run counts below their pace, numbers of micro-batches that are tried, and the splits of
+#: whole groups. Chosen by trial.
+RECUT_ROUNDS, RECUT_OWN, RECUT_COUNTS, RECUT_SPLITS = 4, 1e-3, 4, 2
+
+# Pipelines.
+
+#: Rounds of swaps, pairs of a slow and a fast rank in each, micro-batches of both that are looked
+#: at, and rounds without a gain for the slowest, each with other pairs, after which it ends. Chosen
+#: by trial.
+PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 32, 16, 3
+
+# Comparisons: when other splits are tried, and what they take.
+
+#: Steps up to this many samples are compared with the greedy split even if they wait less than the
+#: target: it adds a tenth of a millisecond. Chosen.
+ALWAYS_COMPARED = 200
+#: Micro-steps of whole groups that take no more than this above their levels are as good as even.
+#: Chosen.
+AS_THOUGHT = 0.01
+#: What the first of several selections may spend of the work at least, so that others are tried; of
+#: a small step all but what it takes to split one other. Chosen.
+WORK_ON_FIRST = 0.75
+#: Operations, a nanosecond of one core each: by the times of each method on lognormal lengths, 64
+#: to 4,096 samples on 4 to 256 ranks, read off by eye.
+GREEDY_BY_COUNT = Price(once=40_000, sample=350, rank=600)
+GREEDY_BY_TOKENS = Price(once=60_000, sample=1400, rank=3000, look=15)
+KK_BY_COUNT = Price(once=60_000, sample=1800)
+KK_BY_TOKENS = Price(once=60_000, sample=3500, rank=3000, look=15)
+#: The same, of any of them where ranks have whole groups.
+GROUPS_BY_COUNT = Price(once=40_000, sample=350, rank=3000)
+GROUPS_BY_TOKENS = Price(once=60_000, sample=1200, rank=6000)
+#: The same, of the splitter itself.
+SPLIT_BY_COUNT = Price(once=400_000, sample=600)
+SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
+#: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as
+#: often as a run may have some. By the times of a round, 60 to 4,000 samples.
+RECUT = Price(once=80_000, sample=4, rank=20_000, look=5)
+
+# Trades between micro-batches under a token budget, and equal counts.
+
+#: Samples of a micro-batch that one turn looks at, and micro-batches that the dearest is compared
+#: with: more find more, and take longer. By `tests.bench.constants TRADED_FROM 2 4 6 --cell small`,
+#: and TRADE_PARTNERS 1 2 8.
+TRADED_FROM, TRADE_PARTNERS = 6, 8
+#: Turns without a gain for each micro-step, with other samples and partners, after which it ends.
+#: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
+TRADE_PATIENCE = 2
+#: Trades end this close to the bound; and what they may spend of the work if a small step waits no
+#: more than the target: more levels it further, and takes as much longer. By `tests.bench.constants
+#: WORK_WITHIN_TARGET 0.2 0.4 0.8 --cell small`, and TRADED_TO 2e-4 2e-3 1e-2.
+TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.4
+#: So little of what a trade takes off counts that it decides between equals only. Chosen.
+BETWEEN_EQUALS = 1e-6
+#: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.
+TRADE = Price(once=60_000, sample=0, look=12)
+#: Shares of a step by which one of equal counts may be longer than an even one, or than the plan
+#: without equal counts, before others are made. By `tests.bench.seams`: 1e-2 leaves azure_conv 0.3
+#: points behind.
+NEAR_EQUAL_COUNTS = 1e-3
