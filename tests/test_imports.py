@@ -7,8 +7,8 @@ planner.
 The package itself leads to the service, which is loaded when it is asked for.
 security (tokens and certificates from files) needs words only; service, cli and workers use it.
 workers stand beside: they may use transport, protocol, security, the planner and words; nothing in
-the dispatcher knows them. Above them are the integrations, each of which knows one framework, and the
-engines of payload stores.
+the dispatcher knows them. Above them are the integrations, each of which knows one framework, and
+the engines of payload stores.
 """
 
 import ast
@@ -239,7 +239,7 @@ def test_the_core_has_no_parts_that_others_see() -> None:
     assert parts == {"config", "run_id"}
 
 
-@pytest.mark.parametrize("name", ["", ".errors", ".sample", ".plan", ".protocol.endpoint"])
+@pytest.mark.parametrize("name", ["", ".errors", ".sample", ".balance", ".protocol.endpoint"])
 def test_a_word_of_ours_costs_no_server(name: str) -> None:
     heavy = "{'aiohttp', 'prometheus_client', 'pydantic', 'asyncio', 'torch'}"
     script = f"import sys, rollout_dispatcher{name}; print({heavy} & sys.modules.keys())"

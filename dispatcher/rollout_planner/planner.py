@@ -11,7 +11,6 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.errors import GroupTooLong, PlanError, SampleTooLong
-from rollout_planner.micro_batch_order import in_order
 from rollout_planner.numbers import DEAREST
 from rollout_planner.objective import bound_of
 from rollout_planner.order import among, by_falling_tokens
@@ -24,6 +23,7 @@ from rollout_planner.rank_cap import (
 from rollout_planner.select.choose import choose, must_take
 from rollout_planner.select.groups import group_index
 from rollout_planner.select.selection import Selection
+from rollout_planner.split.micro_batch_order import in_order
 from rollout_planner.split.parts import Batch, Parts, matrix
 from rollout_planner.strategies import STRATEGIES, plain_split, split
 from rollout_planner.types import (

@@ -20,9 +20,9 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.micro_batch_order import rearranged, tokens_of
 from rollout_planner.select.groups import group_index
 from rollout_planner.split.leveling import spread_columns
+from rollout_planner.split.micro_batch_order import rearranged, tokens_of
 from rollout_planner.split.parts import Batch, Parts
 from rollout_planner.strategies import split
 from rollout_planner.types import Grouping, IntArray, PlanConfig, Window

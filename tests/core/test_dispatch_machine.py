@@ -149,6 +149,8 @@ class DispatchMachine(RuleBasedStateMachine):
                     assert effect.seconds >= 0, "committed before it was planned"
                 case _:
                     self.tell_ranks(effect)
+        if self.core._ledger.generation.failed is not None:  # torchrun starts all of them again
+            self.begin_generation(self.size)
 
     def tell_ranks(self, effect: Effect) -> None:
         match effect:
@@ -199,9 +201,9 @@ class DispatchMachine(RuleBasedStateMachine):
         self.perform(self.core.restore(self.memory.remembered(), self.now))
         assert_same_state(before, self.core)
         self.perform(self.core.tick(self.now))  # as the service does: steps may be unplanned
-        for rank, client in self.clients.items():
+        for rank, client in list(self.clients.items()):
             known = before._ledger.ranks.get(rank)
-            if known is None or known.client_id != client:
+            if known is None or not known.client_id == client == self.clients.get(rank):
                 continue
             begun = known.begun  # before that a client has nothing to say
             hello = RankHello(
@@ -210,6 +212,7 @@ class DispatchMachine(RuleBasedStateMachine):
                 committed=(known.taken if unheard else known.committed) if begun else -1,
                 received=dict.fromkeys(self.holds.get(rank, {}), 1),
                 attempts=dict(self.holds.get(rank, {})),
+                released=max(self.released.get(rank, ()), default=-1),
                 resume=self.resume if begun else None,
             )  # fmt: skip
             uncommitted = self.core._ledger.steps.uncommitted()
@@ -480,12 +483,8 @@ class DispatchMachine(RuleBasedStateMachine):
         trained = before.state is StepState.RELEASED and before.attempt == attempt
         trained &= self.core._ledger.generation.agrees(self.core._ledger.ranks[rank])
         decision = self.core.unresolved(rank, Unresolved(number, attempt, tuple(names)), self.now)
+        assert not trained or any(isinstance(effect, FailRanks) for effect in decision.effects)
         self.perform(decision)
-        failed = any(isinstance(effect, FailRanks) for effect in decision.effects)
-        assert failed or not trained
-        if failed:
-            assert self.core._ledger.generation.failed is not None
-            self.begin_generation(self.size)
 
     @precondition(lambda self: self.clients)
     @rule(steps=st.integers(1, 3), empty=st.booleans(), data=st.data())

@@ -10,7 +10,11 @@ import pytest
 
 from tests.packaging.build import CACHES, Distributions, distributions
 
-PACKAGES = {"rollout_dispatcher": "dispatcher", "rollout_workers": "workers"}
+PACKAGES = {
+    "rollout_dispatcher": "dispatcher",
+    "rollout_planner": "dispatcher",
+    "rollout_workers": "workers",
+}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +64,7 @@ def test_the_sdist_has_no_caches(built: Distributions) -> None:
     assert [name for name in built.sdist if CACHES & set(name.split("/"))] == []
 
 
-def test_the_wheel_has_both_packages_and_nothing_else(
+def test_the_wheel_has_the_packages_and_nothing_else(
     built: Distributions, root: Path, project: dict[str, Any]
 ) -> None:
     expected = set()

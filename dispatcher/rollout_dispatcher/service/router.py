@@ -332,6 +332,7 @@ class Router:
             hungry=message.hungry,
             received=dict(message.received),
             attempts=dict(message.attempts),
+            released=message.released,
             resume=_position(message.resume),
             saved=message.saved,
             run_id=message.run_id,

@@ -3,8 +3,8 @@
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.micro_batch_order import rearranged
 from rollout_planner.objective import micro_batches_for
+from rollout_planner.split.micro_batch_order import rearranged
 from rollout_planner.split.padded.fill import padded_runs
 from rollout_planner.split.padded.levels import Counts, Items
 from rollout_planner.split.padded.runs import (

@@ -1,7 +1,7 @@
 """Samples that a DP rank cannot get: they are dropped, and their step is planned again."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -280,8 +280,11 @@ def test_two_ranks_that_lack_samples_of_one_attempt_are_heard_one_after_the_othe
     assert (ranks.content(), ranks.attempts()) == ({0: "cdef"}, {0: 2})
 
 
-def test_nothing_is_dropped_before_every_rank_has_said_where_it_goes_on() -> None:
-    """After a restart one of them may have begun the step, and nobody else knows."""
+@pytest.mark.parametrize("stands", [{"taken": 0}, {"released": 0, "hungry": True}])
+def test_nothing_is_dropped_before_every_rank_has_said_where_it_goes_on(
+    stands: dict[str, Any],
+) -> None:
+    """After a restart one of them may have begun the step, or may any time; only it knows."""
     ranks = Ranks()
     ranks.store("abcdefgh")
     ranks.prepare(0, 1)
@@ -291,7 +294,7 @@ def test_nothing_is_dropped_before_every_rank_has_said_where_it_goes_on() -> Non
     ranks.perform(ranks.core.demand(1, -1, ranks.now, hungry=True))
     ranks.lose(1, 0, "a")
     assert (ranks.content(), ranks.attempts()) == ({0: "abcd"}, {0: 0})
-    trains = ranks.hello(0, taken=0, received={0: 1}, run_id="run")
+    trains = ranks.hello(0, received={0: 1}, run_id="run", **stands)
     ranks.perform(ranks.core.join(trains, ranks.now))
     (failed,) = ranks.heard(FailRanks)
     assert "other DP ranks may train that step" in str(failed.error)

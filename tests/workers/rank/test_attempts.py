@@ -79,6 +79,7 @@ def test_another_attempt_at_a_step_that_is_released_is_an_error(taken: bool) -> 
     assert held is not None
     if taken:
         core.take(held)
+    assert core.hello().released == 0, "a dispatcher that was restarted knows only from this"
     with pytest.raises(ProtocolError, match="attempt 0, then 1"):
         hear(core, attempt(0, 1))
     with pytest.raises(ProtocolError, match=r"step 0 is withdrawn, and it is (released|taken)"):

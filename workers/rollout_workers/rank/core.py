@@ -109,6 +109,7 @@ class RankCore:
             hungry=self.hungry,
             received=self._steps.received(),
             attempts=self._steps.attempts(),
+            released=self._steps.released,
             policy_version=version.policy_version if version else None,
             policy_step=version.first_step if version else None,
             resume=self._resume,

@@ -158,6 +158,12 @@ class HeldSteps:
         """Whether it is still held, and nothing else came in its place."""
         return self._steps.get(held.header.step) is held
 
+    @property
+    def released(self) -> int:
+        """The last step that the training loop may begin, or has begun; -1 for none."""
+        open_to_it = (n for n, held in self._steps.items() if held.state is not HeldState.PREPARED)
+        return max(open_to_it, default=self.committed)
+
     def attempts(self) -> list[tuple[int, int]]:
         """At every step that is held, where it is not the first."""
         held = ((number, held.header.attempt) for number, held in self._steps.items())

@@ -45,7 +45,7 @@ class RankHello:
     """How a DP rank introduces itself; `generation=None` asks for a new one.
 
     received: open steps that it is prepared for, and how many micro-batches it has of each.
-    attempts: at those, as far as they are not the first.
+    attempts: at those, as far as they are not the first. released: the last step that it may train.
     run_id: of the run that welcomed it last, if any did. resume: the checkpoint that it has loaded.
     saved: the last step of a checkpoint that it has reported saved. finished: the step after which
     it has finished the run, if it has; discards: whether what is not used is to go.
@@ -62,6 +62,7 @@ class RankHello:
     hungry: bool = False
     received: dict[int, int] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
+    released: int = -1
     resume: CheckpointPosition | None = None
     saved: int = -1
     run_id: str | None = None
@@ -106,7 +107,7 @@ class RankHello:
 
     def with_empty_hands(self) -> "RankHello":
         """The same of a rank that was never given a step."""
-        return replace(self, taken=-1, committed=-1, received={}, attempts={})
+        return replace(self, taken=-1, committed=-1, received={}, attempts={}, released=-1)
 
     def of_attempts(self, attempts: Mapping[int, int]) -> "RankHello":
         """The same without what it holds of other attempts than these, by step, and after it."""
@@ -115,7 +116,7 @@ class RankHello:
         if not void:
             return self
         kept = {step: count for step, count in self.received.items() if step < min(void)}
-        return replace(self, received=kept)
+        return replace(self, received=kept, released=min(self.released, min(void) - 1))
 
 
 @dataclass(slots=True)
@@ -123,6 +124,7 @@ class RankState:
     """What one DP rank of the current generation has said; -1 for no step yet.
 
     training: as it has said in its hello.
+    released: the last step that it may have begun, as it said in its hello.
     begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
     handed_out: micro-batches of its open steps that its training loop was given, all passes.
     collectives: that it has begun in process groups of all DP ranks.
@@ -138,6 +140,7 @@ class RankState:
     connected: bool = True
     gone: bool = False
     taken: int = -1
+    released: int = -1
     prepared: int = -1
     committed: int = -1
     hungry: bool = False
@@ -167,6 +170,7 @@ class RankState:
             hello.prefetch_steps,
             now,
             taken=within(hello.taken),
+            released=within(hello.released),
             prepared=within(hello.prepared),
             committed=within(hello.committed),
             hungry=hello.hungry,
@@ -199,6 +203,7 @@ class RankState:
             self.finished, self.discards = hello.finished, hello.discards
         self.committed = max(self.committed, min(hello.committed, self.prepared))
         self.taken = max(self.taken, min(hello.taken, self.prepared))
+        self.released = max(self.released, min(hello.released, self.prepared))
         self.hungry = hello.hungry
         self.begun = hello.begun or self.begun
 

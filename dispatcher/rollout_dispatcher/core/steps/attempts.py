@@ -83,8 +83,8 @@ class Attempts:
             rank.unresolved.clear()
 
     def _may_be_trained(self, step: OpenStep) -> bool:
-        taken = max(rank.taken for rank in self._ledger.ranks.values())
-        return step.state is StepState.RELEASED or taken >= step.number
+        last = max(max(rank.taken, rank.released) for rank in self._ledger.ranks.values())
+        return step.state is StepState.RELEASED or last >= step.number
 
     # -- samples are lost -------------------------------------------------------------------
 

@@ -129,6 +129,8 @@ class HelloRank(Hello):
     received: open steps that it is prepared for, as pairs of step and number of micro-batches
         received.
     attempts: at those, as pairs of step and attempt, where it is not 0.
+    released: last step that it was allowed to train, -1 for none; a dispatcher that was started
+        since plans none of these again.
     policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
@@ -153,6 +155,7 @@ class HelloRank(Hello):
     attempts: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
         default_factory=list, max_length=MAX_OPEN_STEPS
     )
+    released: Watermark = -1
     policy_version: Version | None = None
     policy_step: Count | None = None
     resume: CheckpointPosition | None = None
