@@ -4,8 +4,11 @@ The frameworks are not installed here: small stand-ins have the parts of their d
 seams use. What a seam returns is held to what its framework's own tests ask for.
 """
 
+import asyncio
 import re
 import sys
+import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from rollout_planner import get_seqlen_balanced_partitions
 from rollout_planner.types import Sync, straggler_excess
-from tests.support.seams import DOC, DataProto, padded, seam, select
+from tests.support.seams import DOC, DataProto, at_hand, module, padded, seam, select
 
 LENGTHS = np.clip(np.random.default_rng(7).lognormal(6, 1, 64), 4, 4000).astype(int).tolist()
 
@@ -282,6 +285,65 @@ def test_nemo_rl_s_own_split_goes_on_without_sequence_packing(nemo_rl: Any) -> N
     assert sorted(name for meta in metas for name in meta.sample_ids) == ["a", "b"]
 
 
+class WindowedSampler:
+    """NeMo-RL's base of samplers, as far as which groups it is told to take."""
+
+    def __init__(self, buffer: Any, *, max_staleness_versions: int) -> None:
+        self._buffer, self.max_staleness_versions = buffer, max_staleness_versions
+
+    def _validate_group_bounds(self, least: int, most: int) -> None:
+        assert 0 < least <= most
+
+    async def _finalize_selection(self, taken: list[int], least: int, most: int) -> list[int]:
+        assert len(taken) <= most
+        return taken if len(taken) >= least else []
+
+
+def prompt_groups(sizes: dict[str, tuple[list[int], int, bool]]) -> SimpleNamespace:
+    """A replay buffer: by group, lengths of its answers, version at its start, whether it is ready.
+
+    Its columns are NeMo-RL's.
+    """
+    return SimpleNamespace(
+        meta_list=[KVBatchMeta([name], lengths) for name, (lengths, _, _) in sizes.items()],
+        start_weight_list=[version for _, version, _ in sizes.values()],
+        ready_list=[ready for _, _, ready in sizes.values()],
+    )
+
+
+def taken_by(buffer: SimpleNamespace, versions: int, **bounds: int) -> list[int]:
+    """The groups that NeMo-RL's trainer would get at version 7, that may be so many behind."""
+    found = module("staleness_sampler", WindowedSampler=WindowedSampler)
+    with at_hand({
+        "nemo_rl": module("nemo_rl"),
+        "nemo_rl.algorithms": module("algorithms"),
+        "nemo_rl.algorithms.async_utils": module("async_utils"),
+        "nemo_rl.algorithms.async_utils.staleness_sampler": found,
+    }):  # fmt: skip
+        sampler = seam("BalancedSampler")["BalancedSampler"]
+    made = sampler(buffer, dp_size=4, micro_batch_tokens=1000, max_staleness_versions=versions)
+    taken: list[int] = asyncio.run(made.select(current_train_weight=7, **bounds))
+    return taken
+
+
+def test_nemo_rl_s_sampler_takes_groups_that_balance_and_first_what_would_be_dropped_next() -> None:
+    for behind, goes in ((0, False), (3, True)):
+        groups = {f"g{at}": ([40] * 4, 7, True) for at in range(6)}
+        groups["g1"] = ([900, 30, 40, 50], 7 - behind, True)
+        taken = taken_by(prompt_groups(groups), 3, min_prompt_groups=4, max_prompt_groups=4)
+        assert len(taken) == 4
+        assert (1 in taken) == goes
+
+
+def test_nemo_rl_s_sampler_leaves_what_is_not_ready_or_not_of_its_versions() -> None:
+    given = {"old": 5, "kept": 6, "now": 7, "later": 8}
+    buffer = prompt_groups({name: ([9] * 4, version, True) for name, version in given.items()})
+    assert taken_by(buffer, 1, min_prompt_groups=1, max_prompt_groups=4) == [1, 2]
+    buffer.ready_list[1] = False
+    assert taken_by(buffer, 1, min_prompt_groups=1, max_prompt_groups=4) == [2]
+    assert taken_by(buffer, 1, min_prompt_groups=2, max_prompt_groups=4) == []
+
+
 # -- AReaL ------------------------------------------------------------------------------------
 
 
@@ -375,6 +437,67 @@ def test_openrlhf_s_experiences_are_dealt_to_every_rank(count: int) -> None:
     assert [len(batch) > 0 for batch in batches] == [True] * 4
     assert max(map(len, batches)) == -(-count // 4)
     assert sorted(int(name) for batch in batches for name in batch) == list(range(count))
+
+
+# -- TorchSpec --------------------------------------------------------------------------------
+
+
+class Controller(SimpleNamespace):
+    """TorchSpec's controller: a pool of samples, and a queue for each of 4 ranks."""
+
+    @classmethod
+    def with_samples(cls, lengths: list[int]) -> "Controller":
+        """It trains steps of 32, two samples a rank at a time."""
+        pool = [
+            SimpleNamespace(mooncake_key=str(at), tensor_shapes={"input_ids": (1, length)})
+            for at, length in enumerate(lengths)
+        ]
+        return cls(
+            args=SimpleNamespace(global_batch_size=32, per_dp_rank_batch_size=2),
+            train_queues=[[] for _ in range(4)],
+            sample_pool=deque(pool),
+            _sample_bytes={one.mooncake_key: 8 for one in pool},
+            _pool_bytes=8 * len(pool),
+            _pool_lock=threading.Lock(),
+            _inference_error=None,
+            _training_monitor=SimpleNamespace(record=lambda _count: None),
+            batch_id=0,
+        )
+
+    def _dispatch_to_queues(self, batch: list[Any], queues: list[list[list[int]]]) -> None:
+        """As TorchSpec's: sample by sample, in turn."""
+        for rank, queue in enumerate(queues):
+            queue.append([int(one.mooncake_key) for one in batch[rank :: len(queues)]])
+
+
+def padded_time(lengths: list[int], queues: list[list[list[int]]]) -> float:
+    """What the micro-steps take, each as long as its dearest micro-batch, padded to 256 tokens."""
+    work = [
+        [len(own) * work_of(-(-max(lengths[i] for i in own) // 256) * 256) for own in queue]
+        for queue in queues
+    ]
+    return float(np.array(work).max(axis=0).sum())
+
+
+def test_torchspec_s_dispatches_of_a_step_are_planned_together() -> None:
+    lengths = LENGTHS + LENGTHS[:8]
+    controller = Controller.with_samples(lengths)
+    dispatch = seam("try_dispatch_batch")["try_dispatch_batch"]
+    assert [dispatch(controller) for _ in range(9)] == [True] * 8 + [False]
+    assert (controller.batch_id, len(controller.sample_pool), controller._pool_bytes) == (8, 8, 64)
+    assert all([len(own) for own in queue] == [2] * 8 for queue in controller.train_queues)
+    for step in (0, 4):
+        mine = [queue[step : step + 4] for queue in controller.train_queues]
+        first = 8 * step
+        assert sorted(i for queue in mine for own in queue for i in own) == list(
+            range(first, first + 32)
+        )
+        turns = range(first, first + 32, 8)
+        theirs = [[[at + rank, at + 4 + rank] for at in turns] for rank in range(4)]
+        assert padded_time(lengths, mine) < 0.9 * padded_time(lengths, theirs)
+    controller._inference_error = "out of memory"
+    with pytest.raises(RuntimeError, match="Inference engine failed: out of memory"):
+        dispatch(controller)
 
 
 # -- torchtitan -------------------------------------------------------------------------------
