@@ -5,10 +5,10 @@ a single sample that alone exceeds it, and there are as many on every rank: the 
 way is found.
 
 A whole group is an item with a load, what its samples cost, and a weight, what they take of the
-room of a rank: samples, or tokens. Items go to ranks greedily, by differences, or in turn; swaps level the
-ranks. Then each rank's samples are filled into its micro-batches: dearest first, to levels that
-ranks agree on where they wait at every micro-step. Padded ones are runs of neighbours. The way that
-takes the least time is the plan.
+room of a rank: samples, or tokens. Items go to ranks greedily, by differences, or in turn; swaps
+level the ranks. Then each rank's samples are filled into its micro-batches: dearest first, to
+levels that ranks agree on where they wait at every micro-step. Padded ones are runs of neighbours.
+The way that takes the least time is the plan.
 
 Where ranks wait at every micro-step, they should be alike in their large samples as well. Cut into
 layers of cost, each group has a vector of what its samples reach into each layer; these add up over
