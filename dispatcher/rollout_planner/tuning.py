@@ -194,6 +194,9 @@ LARGEST_RUN, END_SPREAD, END_CLOSE, END_SWEEPS = (
     np.arange(-2, 3),
     8,
 )
+#: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
+#: could be, as tried in turn. Chosen by trial.
+FIT_PARTS = np.linspace(1, 0.3, 8)
 #: Where ranks keep their samples: what a run counts below the pace of the others. Chosen by trial.
 RECUT_OWN = 1e-3
 

@@ -240,7 +240,7 @@ class _Task:
 
         def by_differences(own: FloatArray, s: IntArray) -> IntArray | None:
             labels = differencing_labels(own, M, equal_size=False)
-            return labels if np.bincount(labels, s).max() <= cap else None
+            return labels if np.bincount(labels, s, M).max() <= cap else None
 
         for start in (to_levels, by_differences):
             for r, ids in enumerate(ranks):
