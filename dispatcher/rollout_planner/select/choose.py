@@ -16,7 +16,7 @@ from rollout_planner.select.groups import fill_exactly, group_index, group_max
 from rollout_planner.select.lane import Pool, keep_oldest
 from rollout_planner.select.loss_bound import LossBound
 from rollout_planner.select.selection import Judge, Selection, due, select
-from rollout_planner.split.groups.items import config_of_items, cost_of_groups
+from rollout_planner.split.group_items import config_of_items, cost_of_groups
 from rollout_planner.types import (
     BoolArray,
     FloatArray,

@@ -3,9 +3,9 @@
 A new one is one file here and one line in `splitter_for`.
 """
 
+from rollout_planner.split.groups import split_by_rank
 from rollout_planner.split.parts import Batch, Splitter
 from rollout_planner.splitters.by_count import split_by_count
-from rollout_planner.splitters.by_group import split_by_group
 from rollout_planner.splitters.by_tokens import split_by_tokens
 from rollout_planner.splitters.padded import split_padded, split_padded_groups
 from rollout_planner.types import Layout, PlanConfig
@@ -14,7 +14,7 @@ from rollout_planner.types import Layout, PlanConfig
 def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
     """Who cuts this batch: the first that its limits ask for."""
     if batch.group is not None:
-        return split_by_group
+        return split_by_rank
     if batch.padded is not None:
         return split_padded_groups
     if config.layout is Layout.PADDED and config.micro_batch_size != 1:

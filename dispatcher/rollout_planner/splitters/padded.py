@@ -41,20 +41,25 @@ def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
 def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Groups of several lengths and sizes, under a budget of samples: neighbours if they fit.
 
-    As few micro-batches come first, and for these what shares one may have to be far apart.
+    As few micro-batches come first, and for these what shares one may have to be far apart: first
+    fit, of micro-batches that cost at most a part of what a full one of the longest does.
     """
     assert batch.padded is not None, "see split_padded for samples"
     packed = split_by_tokens(batch, config, work)
     R, M, most = config.dp_size, packed.num_micro_batches, config.micro_batch_tokens or 1
     longest, size, found = batch.padded.longest, batch.padded.size, [packed]
-    by_length = np.argsort(-longest, kind="stable")
+    by_length = np.lexsort((-size, -longest))
     items = Items.of(longest[by_length], np.full(len(size), most), size[by_length])
     starts = padded_runs(items, Counts(R, M, M), per_step=waits_once(config))
     if starts is not None:
         labels = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         found.append(_placed(by_length, labels, M, batch, config))
-    for order in (by_length, batch.dearest_first, np.arange(len(size))):
-        fits = _first_fit(size[order], R * M, most)
+    whatever = batch.dearest_first, np.argsort(-longest, kind="stable"), np.arange(len(size))
+    orders = [(1.0, order) for order in whatever]
+    for part, order in [*orders, *((part, by_length) for part in tuning.FIT_PARTS.tolist())]:
+        level, own = part * most * longest[by_length[0]], np.maximum(longest[order], 1e-300)
+        room = np.maximum(np.minimum(np.rint(level / own), most), size[order]).astype(np.int64)
+        fits = _first_fit(size[order], R * M, room)
         found += [] if fits is None else [_placed(order, fits, M, batch, config)]
     return min(found, key=lambda parts: time_of(batch, parts, config))
 
@@ -75,19 +80,17 @@ def _placed(order: IntArray, labels: IntArray, M: int, batch: Batch, config: Pla
     return rearranged(parts, source.reshape(R, M))
 
 
-def _first_fit(size: IntArray, bins: int, most: int) -> IntArray | None:
+def _first_fit(size: IntArray, bins: int, most: IntArray) -> IntArray | None:
     """Micro-batch of each item, in this order, the first that has room; None if one finds none.
 
-    Rooms only shrink, so that for items of a size no place is looked at twice.
+    most: samples of a micro-batch that begins with this item.
     """
-    room, first = [most] * bins, [0] * (int(size.max()) + 1)
-    place = np.empty(len(size), dtype=np.int64)
-    for i, each in enumerate(size.tolist()):
-        at = first[each]
-        while at < bins and room[at] < each:
-            at += 1
+    room, place = list[int](), list[int]()
+    for each, opened in zip(size.tolist(), most.tolist(), strict=True):
+        at = next((b for b, left in enumerate(room) if left >= each), len(room))
         if at == bins:
             return None
-        first[each] = place[i] = at
+        room += [opened] if at == len(room) else []
         room[at] -= each
-    return place
+        place.append(at)
+    return np.array(place, dtype=np.int64)

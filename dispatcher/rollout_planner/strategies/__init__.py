@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 
-from rollout_planner.split.groups.items import group_items, members_of_items
+from rollout_planner.split.group_items import group_items, members_of_items
 from rollout_planner.split.parts import Batch, Parts
 from rollout_planner.strategies.strategy import PlanningStrategy
 from rollout_planner.types import Grouping, PlanConfig, Strategy

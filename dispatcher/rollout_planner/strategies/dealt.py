@@ -6,8 +6,7 @@ No name in `Strategy`: what plans are compared with, beside the plain methods th
 import numpy as np
 
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.split.groups.ranks import split_plainly
-from rollout_planner.split.groups.share import dearest_in_turn
+from rollout_planner.split.groups import in_turn, split_plainly
 from rollout_planner.split.parts import Batch, Parts, evenly, without_fillers
 from rollout_planner.split.runs import cut_ranks
 from rollout_planner.strategies.strategy import PlanningStrategy
@@ -23,7 +22,7 @@ class Dealt:
     def split(self, batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
         if batch.group is not None:
-            parts = split_plainly(batch, batch.group, config, dearest_in_turn, batch.order)
+            parts = split_plainly(batch, config, in_turn, batch.order)
         else:
             parts = self._alone(batch, config)
         return without_fillers(batch, parts, config)

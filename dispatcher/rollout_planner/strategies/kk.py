@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rollout_planner.split.groups.share import by_neighbours
+from rollout_planner.split.groups import by_neighbours
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.strategies.rank_by_rank import RankByRank
 from rollout_planner.strategies.strategy import PlanningStrategy

@@ -10,8 +10,7 @@ import numpy as np
 
 from rollout_planner.objective import micro_batches_for
 from rollout_planner.order import by_label
-from rollout_planner.split.groups.ranks import split_plainly
-from rollout_planner.split.groups.share import Share
+from rollout_planner.split.groups import Share, split_plainly
 from rollout_planner.split.parts import Batch, Parts, slots_of_each, without_fillers
 from rollout_planner.split.runs import cut_ranks
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, cut
@@ -35,7 +34,7 @@ class RankByRank:
     def split(self, batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
         if batch.group is not None:
-            parts = split_plainly(batch, batch.group, config, self.share, batch.order)
+            parts = split_plainly(batch, config, self.share, batch.order)
         elif config.micro_batch_size is None:
             parts = self._by_tokens(batch, config)
         else:

@@ -3,8 +3,7 @@
 import numpy as np
 
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.split.groups.ranks import split_plainly
-from rollout_planner.split.groups.share import in_turn
+from rollout_planner.split.groups import in_turn, split_plainly
 from rollout_planner.split.parts import Batch, Parts, without_fillers
 from rollout_planner.split.runs import cut_ranks, next_fit
 from rollout_planner.strategies.strategy import PlanningStrategy
@@ -27,7 +26,7 @@ class RoundRobin:
     def _as_they_came(batch: Batch, config: PlanConfig) -> Parts:
         if batch.group is not None:
             arrival = np.arange(len(batch))
-            return split_plainly(batch, batch.group, config, in_turn, arrival)
+            return split_plainly(batch, config, in_turn, arrival)
         if config.micro_batch_size is None:
             return _by_tokens(batch, config)
         R, m, n = config.dp_size, config.micro_batch_size, len(batch)

@@ -16,6 +16,7 @@ import heapq
 
 import numpy as np
 
+from rollout_planner.split.assign import lpt
 from rollout_planner.types import FloatArray, IntArray, cut
 
 #: The samples of each micro-batch.
@@ -32,95 +33,61 @@ def fill_empty(
     """
     if counts.min() > 0 or counts.max() <= 1:
         return sequence, counts
-    sizes = counts.sum(axis=1)
-    if across and sizes.min() < counts.shape[1] < sizes.max():
-        sequence, counts = _share(sequence, counts, cost)
-    sequence, filled = sequence.copy(), counts.copy()
-    ends = counts.sum(axis=1).cumsum().tolist()
-    is_empty = counts == 0
-    levels = {} if halve else _levels(sequence, counts, cost, is_empty.any(axis=0).nonzero()[0])
-    for r in is_empty.any(axis=1).nonzero()[0].tolist():  # the others stay as they are
-        own = slice(ends[r - 1] if r else 0, ends[r])
-        rank = cut(sequence[own].tolist(), counts[r].tolist())
-        empty = is_empty[r].nonzero()[0].tolist()
-        if halve:
-            _halve(rank, empty, cost)
-        else:
-            _move_cheapest(rank, sorted(empty, key=levels.__getitem__), sequence[own], cost)
-        sequence[own], filled[r] = [i for part in rank for i in part], list(map(len, rank))
-    return sequence, filled
-
-
-def _share(sequence: IntArray, counts: IntArray, cost: FloatArray) -> tuple[IntArray, IntArray]:
-    """Ranks with fewer samples than micro-batches get the cheapest that others can spare."""
     R, M = counts.shape
+    labels = np.repeat(np.arange(R * M), counts.ravel())
+    if across:
+        labels = _shared(labels, counts, cost[sequence])
+        sequence = sequence[np.argsort(labels, kind="stable")]
+        counts = np.bincount(labels, minlength=R * M).reshape(R, M)
+        labels.sort()
+    load = np.bincount(labels, weights=cost[sequence], minlength=R * M).reshape(R, M)
+    cheapest_first = np.argsort(load.max(axis=0), kind="stable")
     parts = cut(sequence.tolist(), counts.ravel().tolist())
-    sizes = counts.sum(axis=1).tolist()
-    wanted = [b for b, part in enumerate(parts) if not part and sizes[b // M] < M]
-    costs = cost.tolist()
-    spare = [(costs[i], i, b) for b, part in enumerate(parts) if sizes[b // M] > M for i in part]
-    for _, i, b in sorted(spare):
-        while wanted and sizes[wanted[-1] // M] >= M:
-            wanted.pop()
-        if not wanted:
-            break
-        if sizes[b // M] > M:
-            to = wanted.pop()
-            parts[b].remove(i)
-            parts[to].append(i)
-            sizes[b // M] -= 1
-            sizes[to // M] += 1
-    counts = np.array(list(map(len, parts)), dtype=np.int64).reshape(R, M)
-    return np.array([i for part in parts for i in part], dtype=np.int64), counts
+    for r in np.flatnonzero(counts.min(axis=1) == 0).tolist():  # the others stay as they are
+        rank = parts[r * M : (r + 1) * M]
+        if halve:
+            _halve(rank, cost)
+        else:
+            _move_cheapest(rank, cheapest_first[counts[r, cheapest_first] == 0].tolist(), cost)
+        parts[r * M : (r + 1) * M] = rank
+    filled = np.array(list(map(len, parts)), dtype=np.int64).reshape(R, M)
+    return np.array([i for part in parts for i in part], dtype=np.int64), filled
 
 
-def _levels(
-    sequence: IntArray, counts: IntArray, cost: FloatArray, columns: IntArray
-) -> dict[int, float]:
-    """The largest micro-batch of these micro-steps."""
-    ends = counts.cumsum().reshape(counts.shape)
-    starts = ends - counts
-    return {
-        j: max(
-            float(cost[sequence[start:end]].sum())
-            for start, end in zip(starts[:, j].tolist(), ends[:, j].tolist(), strict=True)
-        )
-        for j in columns.tolist()
-    }
+def _shared(labels: IntArray, counts: IntArray, cost: FloatArray) -> IntArray:
+    """Ranks with fewer samples than micro-batches get the cheapest that others can spare."""
+    (R, M), sizes, labels = counts.shape, counts.sum(axis=1), labels.copy()
+    by_rank = np.lexsort((cost, labels // M))
+    place = np.arange(len(labels)) - np.repeat(sizes.cumsum() - sizes, sizes)
+    spare = by_rank[place < np.repeat(np.maximum(sizes - M, 0), sizes)]
+    empty = [np.flatnonzero(counts[r] == 0)[: max(M - sizes[r], 0)] + r * M for r in range(R)]
+    wanted = np.concatenate(empty)[: len(spare)]
+    labels[spare[np.argsort(cost[spare], kind="stable")][: len(wanted)]] = wanted
+    return labels
 
 
-def _halve(rank: _Parts, empty: list[int], cost: FloatArray) -> None:
+def _halve(rank: _Parts, cost: FloatArray) -> None:
+    """The dearest of two samples or more for each that has none, by LPT."""
     heap = [(-float(cost[part].sum()), j) for j, part in enumerate(rank) if len(part) > 1]
     heapq.heapify(heap)
-    for j in empty:
+    for j in [j for j, part in enumerate(rank) if not part]:
         if not heap:
             return
         _, source = heapq.heappop(heap)
-        rank[source], rank[j] = _halves(rank[source], cost)
-        for half in (source, j):
+        part = sorted(rank[source], key=lambda i: (-cost[i], i))
+        halves = lpt(cost[part], 2, len(part) - 1)
+        for side, half in enumerate((source, j)):
+            rank[half] = [i for i, label in zip(part, halves, strict=True) if label == side]
             if len(rank[half]) > 1:
                 heapq.heappush(heap, (-float(cost[rank[half]].sum()), half))
 
 
-def _halves(part: list[int], cost: FloatArray) -> tuple[list[int], list[int]]:
-    """LPT, of which neither is empty."""
-    costs = cost[part].tolist()
-    halves: tuple[list[int], list[int]] = ([], [])
-    loads = [0.0, 0.0]
-    for dear, i in sorted(zip((-each for each in costs), part, strict=True)):
-        side = int(loads[1] < loads[0] or len(halves[0]) == len(part) - 1)
-        halves[side].append(i)
-        loads[side] -= dear
-    return halves
-
-
-def _move_cheapest(rank: _Parts, empty: list[int], samples: IntArray, cost: FloatArray) -> None:
+def _move_cheapest(rank: _Parts, empty: list[int], cost: FloatArray) -> None:
     """Samples by rising cost, each from its micro-batch as long as that has another."""
-    of = {i: j for j, part in enumerate(rank) for i in part}
-    cheapest = iter(samples[np.lexsort((samples, cost[samples]))].tolist())
+    cheapest = iter(sorted((cost[i], i, j) for j, part in enumerate(rank) for i in part))
     for j in empty:
-        found = next((i for i in cheapest if len(rank[of[i]]) > 1), None)
+        found = next(((i, k) for _, i, k in cheapest if len(rank[k]) > 1), None)
         if found is None:
             return
-        rank[of[found]].remove(found)
-        rank[j].append(found)
+        rank[found[1]].remove(found[0])
+        rank[j].append(found[0])

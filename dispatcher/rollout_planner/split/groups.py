@@ -1,0 +1,344 @@
+"""Splitting when a group has to stay on one DP rank: groups onto ranks, then micro-batches.
+
+Invariant: all samples of a group are on the same rank; micro-batches hold at most what they may, or
+a single sample that alone exceeds it, and there are as many on every rank: the fewest for which a
+way is found.
+
+A whole group is an item with a load, what its samples cost, and a weight, what they take of the
+room of a rank: samples, or tokens. Items go to ranks greedily, by differences, or in turn; swaps
+level the ranks. Then each rank's samples are filled into its micro-batches: dearest first, to
+levels that ranks agree on where they wait at every micro-step. Padded ones are runs of neighbours.
+The way that takes the least time is the plan.
+
+Where ranks wait at every micro-step, they should be alike in their large samples as well. Cut into
+layers of cost, each group has a vector of what its samples reach into each layer; these add up over
+a rank's groups, and the sum over layers of the largest is what single samples take, sorted. With
+one layer it is the load of the most loaded rank.
+
+Example, R = 2, M = 2: ranks with costs 9 2 1 and 6 3 3 agree on 9 and 3, so they have 9 | 2 1 and
+6 3 | 3. Groups 9 8, 9 8, 2 1 and 2 1: 9 9 8 8 beside 2 2 1 1 takes 34, 9 8 2 1 on both takes 20.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from rollout_planner import tuning
+from rollout_planner.bounds import levels
+from rollout_planner.objective import micro_batches_for
+from rollout_planner.order import by_label
+from rollout_planner.split.assign import best_fit, lpt_budget
+from rollout_planner.split.karmarkar_karp import differencing_labels
+from rollout_planner.split.leveling import swap_level
+from rollout_planner.split.packing import bin_of_each, fewest_micro_batches, members
+from rollout_planner.split.padded.recut import recut
+from rollout_planner.split.padded.runs import begin_cost
+from rollout_planner.split.parts import Batch, Parts, time_of
+from rollout_planner.split.runs import cut_ranks
+from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, cut, step_time
+from rollout_planner.work import Work
+
+#: Falling load of each group, what it weighs, R, cap -> rank of each; None: no room.
+Share = Callable[[FloatArray, IntArray, int, int], IntArray | None]
+
+
+def by_neighbours(load: FloatArray, _weight: IntArray, R: int, _cap: int) -> IntArray:
+    """Equal-count KK; groups without cost fill the count up."""
+    labels = differencing_labels(np.append(load, np.zeros(-len(load) % R)), R, equal_size=True)
+    return labels[: len(load)]
+
+
+def by_differences(load: FloatArray, _weight: IntArray, R: int, _cap: int) -> IntArray:
+    """Unequal KK."""
+    return differencing_labels(load, R, equal_size=False)
+
+
+def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray | None:
+    """Each to the next rank that has room."""
+    room, ranks = [cap] * R, []
+    for g, count in enumerate(weight.tolist()):
+        turn = next((r % R for r in range(g, g + R) if room[r % R] >= count), None)
+        if turn is None:
+            return None
+        room[turn] -= count
+        ranks.append(turn)
+    return np.array(ranks, dtype=np.int64)
+
+
+def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
+    """Micro-batches of ranks that hold whole groups. work: pays for cutting padded ones anew."""
+    task = _Task.of(batch, config)
+    begin = 0.0 if task.counts else begin_cost(batch.x, batch.s, task.cap)
+
+    def rating(parts: Parts) -> float:
+        return time_of(batch, parts, config) + begin * parts.num_micro_batches
+
+    M = task.fewest()
+    while not (found := task.found(M, work)):
+        M += config.micro_batch_multiple
+    if not task.cuts and (enough := task.enough()) > M:
+        found += task.found(enough, work)
+    found.sort(key=rating)
+    if task.pads:
+        found += [recut(batch, parts, config, work) for parts in found[:2]]
+    return min(found, key=rating)
+
+
+def split_plainly(batch: Batch, config: PlanConfig, share: Share, sequence: IntArray) -> Parts:
+    """The same as methods to compare with have it: ranks cut their samples, in this sequence.
+
+    Groups go by falling load, or in the sequence of their samples if that is as they came.
+    """
+    task = _Task.of(batch, config)
+    as_came = bool((np.diff(sequence) > 0).all())
+    order = np.arange(len(task.load)) if as_came else np.argsort(-task.load, kind="stable")
+    M = task.fewest() if config.micro_batch_size else len(batch)
+    while (way := task.shared(share, order, M * task.cap)) is None:
+        M += config.micro_batch_multiple
+    return cut_ranks(task.samples(way, sequence), M, batch, config)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is to be split. weight: what each sample takes of its micro-batch, at most `cap`; load
+    and held: what the samples of each group cost and take together.
+    """
+
+    batch: Batch
+    group: IntArray
+    config: PlanConfig
+    weight: IntArray
+    cap: int
+    load: FloatArray
+    held: IntArray
+
+    @classmethod
+    def of(cls, batch: Batch, config: PlanConfig) -> "_Task":
+        budget, group = config.micro_batch_tokens, batch.group
+        assert group is not None, "there are no groups to keep"
+        cap, weight = config.micro_batch_size or 1, np.ones(len(batch), dtype=np.int64)
+        if budget is not None:
+            cap, weight = budget, np.minimum(batch.tokens, budget)
+        load = np.bincount(group, weights=batch.cost).astype(np.float64)
+        held = np.bincount(group, weights=weight).astype(np.int64)
+        return cls(batch, group, config, weight, cap, load, held)
+
+    @property
+    def waits_often(self) -> bool:
+        """Whether ranks wait for each other at every micro-step."""
+        return self.config.sync is Sync.MICRO_STEP
+
+    @property
+    def counts(self) -> bool:
+        """Whether micro-batches have room for so many samples, whatever their tokens."""
+        return self.config.micro_batch_tokens is None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a rank's micro-batches are runs of neighbours: they may be any, or pad."""
+        config = self.config
+        alone = config.layout is Layout.PADDED or config.micro_batch_size == 1
+        return alone or (self.counts and not self.waits_often and config.pipeline_stages == 1)
+
+    @property
+    def pads(self) -> bool:
+        """Whether it matters who shares a micro-batch with a long sample."""
+        return self.config.layout is Layout.PADDED and self.config.micro_batch_size != 1
+
+    def fewest(self) -> int:
+        """Bound on the micro-batches of a rank: of the whole batch, and of its largest group."""
+        config = self.config
+        if self.counts:
+            M = micro_batches_for(len(self.batch), config)
+        else:
+            M = fewest_micro_batches(self.batch.tokens, config.dp_size, self.cap)
+        return config.micro_batches(max(M, -(-int(self.held.max()) // self.cap)))
+
+    def enough(self) -> int:
+        """Micro-batches that have room for ranks that are level, whatever they hold."""
+        if self.counts:
+            return 0
+        way = self.ways(len(self.batch))[0]
+        return self.config.micro_batches(-(-int(np.bincount(way, self.held).max()) // self.cap))
+
+    def found(self, M: int, work: Work) -> list[Parts]:
+        """M micro-batches of each rank, by each way that finds room for all."""
+        ways, found = self.ways(M), list[Parts]()
+        price = tuning.GROUPS_BY_COUNT if self.counts else tuning.GROUPS_BY_TOKENS
+        operations = price.of(len(self.batch), self.config.dp_size, M)
+        for way in ways[: None if self.waits_often or self.cuts else 1]:
+            if found and not (self.cuts or work.affords(operations)):
+                break
+            parts = self.split(way, M, work)
+            found += [] if parts is None else [parts]
+        if found and self.cuts and self.counts and self.waits_often:
+            times = [time_of(self.batch, parts, self.config) for parts in found]
+            layers = layers_of(self.batch.cost, self.group)
+            way = alike(
+                ways[int(np.argmin(times))], layers, self.held, self.config.dp_size, M * self.cap
+            )
+            found.append(self.cut(way, M))
+        return found
+
+    def ways(self, M: int) -> list[IntArray]:
+        """Rank of each group, int64[groups], by each way that finds room for all."""
+        R, order = self.config.dp_size, np.argsort(-self.load, kind="stable")
+        room = (len(self.batch) if self.config.pads_to_budget else M) * self.cap
+        found = []
+        for share in (lpt_budget, by_neighbours, by_differences):
+            way = self.shared(share, order, room)
+            if way is not None:
+                ids = members(way, R)
+                swap_level(ids[None], np.append(self.load, 0.0), np.append(self.held, 0), room)
+                way = bin_of_each(ids, len(self.load))
+                found.append(alike(way, self.load[:, None], self.held, R, room))
+        return sorted(found, key=lambda way: np.bincount(way, self.load).max())
+
+    def shared(self, share: Share, order: IntArray, room: int) -> IntArray | None:
+        """Rank of each group, which are shared out in this order; evenly by weight if need be."""
+        load, held, R = self.load, self.held, self.config.dp_size
+        ranks = share(load[order], held[order], R, room)
+        if ranks is None or np.bincount(ranks, weights=held[order]).max() > room:
+            order = np.lexsort((-load, -held))
+            ranks = _fitted(None, held[order], R, room)
+        if ranks is None:
+            return None
+        way = np.empty_like(ranks)
+        way[order] = ranks
+        return way
+
+    def samples(self, way: IntArray, sequence: IntArray) -> list[IntArray]:
+        """Samples of each rank, in this sequence, for a way to share groups out."""
+        of, R = way[self.group[sequence]], self.config.dp_size
+        return cut(sequence[by_label(of, R)], np.bincount(of, minlength=R).tolist())
+
+    def split(self, way: IntArray, M: int, work: Work) -> Parts | None:
+        """Micro-batches of ranks that have these groups; None if one finds no room."""
+        return (
+            self.cut(way, M)
+            if self.cuts
+            else self.filled(self.samples(way, self.batch.order), M, work)
+        )
+
+    def cut(self, way: IntArray, M: int) -> Parts:
+        """Runs of neighbours on each rank, as full as can be."""
+        return cut_ranks(self.samples(way, self.batch.order), M, self.batch, self.config)
+
+    def filled(self, ranks: list[IntArray], M: int, work: Work) -> Parts | None:
+        """M micro-batches of each of these ranks, falling by cost, as level as may be.
+
+        work: pays for unequal KK on each rank, where all micro-batches should be alike.
+        """
+        cost, weight, cap, sync = self.batch.cost, self.weight, self.cap, self.config.sync
+        level, x, w = self.levels(ranks, M), np.append(cost, 0.0), np.append(weight, 0)
+        place, best, least = np.full(len(cost), -1), None, np.inf
+
+        def to_levels(own: FloatArray, s: IntArray) -> IntArray | None:
+            return _fitted(lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
+
+        def by_differences(own: FloatArray, s: IntArray) -> IntArray | None:
+            labels = differencing_labels(own, M, equal_size=False)
+            return labels if np.bincount(labels, s, M).max() <= cap else None
+
+        for start in (to_levels, by_differences):
+            for r, ids in enumerate(ranks):
+                labels = start(cost[ids], weight[ids])
+                if labels is not None:
+                    place[ids] = labels + r * M
+            if place.min() < 0:
+                return None
+            bins = members(place, len(ranks) * M).reshape(len(ranks), M, -1)
+            targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
+            for target in (None, *targets):
+                if target is not None:
+                    base, near = (
+                        np.broadcast_to(target[0] - target, bins.shape[:2]),
+                        tuning.LEVEL_PACKING,
+                    )
+                    swap_level(
+                        bins, x, w, cap, base=base, enough=near, rounds=tuning.PACKING_ROUNDS
+                    )
+                falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
+                bins = np.take_along_axis(bins, falling[:, :, None], 1)
+                time = step_time(x[bins].sum(axis=2), sync)
+                if time < least:
+                    best, least = bins.copy(), time
+            near = least <= level.sum() * (1 + tuning.LEVEL_PACKING)
+            if near or not (self.waits_often and np.isclose(level[0], level[-1])):
+                break
+            if not work.affords(tuning.KK_BY_COUNT.of(len(cost), len(ranks), M)):
+                break
+        return None if best is None else Parts.of_slots(best, len(cost))
+
+    def levels(self, ranks: list[IntArray], M: int) -> FloatArray:
+        """What each of M micro-steps should cost, falling: the largest sample that any rank has
+        left, or an even share of what the most loaded rank has left.
+        """
+        cost, largest = self.batch.cost, np.zeros(M)
+        most = max(float(cost[ids].sum()) for ids in ranks)
+        for ids in ranks if self.waits_often else []:
+            first = cost[ids[:M]]
+            np.maximum(largest[: len(first)], first, out=largest[: len(first)])
+        return levels(np.append(largest, most - largest.sum()), 1, M)
+
+
+def _fitted(labels: IntArray | None, w: IntArray, bins: int, cap: int) -> IntArray | None:
+    """These, or bins that are filled evenly by weight, or tightly; None if there is no room."""
+    if labels is None:
+        labels = lpt_budget(w.astype(np.float64), w, bins, cap)
+    if labels is None:
+        labels = best_fit(w, np.full(bins, cap), cap)
+    return None if labels.min(initial=0) < 0 else labels
+
+
+def layers_of(cost: FloatArray, group: IntArray) -> FloatArray:
+    """What the samples of each group reach into each layer of cost, float64[groups, layers]."""
+    falling = -np.sort(-cost)
+    places = np.linspace(0, 1, tuning.LAYERS + 1)[1:] ** 2 * (len(falling) - 1)
+    edges = np.unique(np.concatenate((falling[places.astype(np.int64)], [0.0, falling[0]])))
+    reach = [
+        np.bincount(group, weights=np.clip(cost, low, high) - low) for low, high in pairwise(edges)
+    ]
+    return np.array(reach, dtype=np.float64).reshape(len(reach), int(group.max()) + 1).T
+
+
+def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray:
+    """Rank of each group after swaps that lower the sum over layers of the largest rank.
+
+    layers: float64[groups, layers]. Each is the best of the rank that adds most to the measure; a
+    rank has an empty group besides, so that a swap with it is a move.
+    """
+    (G, L), own = layers.shape, np.arange(R)
+    if R == 1 or not L or G * (G // R + 1) * L > tuning.SWAPS_COMPARED:
+        return way  # ranks of many groups are alike
+    reach, held = np.vstack((layers, np.zeros((R, L)))), np.append(weight, np.zeros_like(own))
+    way, done = np.append(way, own), np.zeros(R, dtype=bool)
+    ranks = np.array([reach[way == r].sum(axis=0) for r in range(R)])
+    for _ in range(tuning.GROUP_SWAPS):
+        second, most = np.sort(ranks, axis=0)[-2:]
+        alone = np.where(ranks == most, most - second, 0.0).sum(axis=1)
+        high = int(np.where(done, 0.0, alone).argmax())
+        if done[high] or not alone[high] or most.sum() * R <= ranks.sum() * (1 + tuning.TOLERANCE):
+            break
+        mine, theirs = np.flatnonzero(way == high), np.flatnonzero(way != high)
+        to, room = way[theirs], cap - np.bincount(way, weights=held)
+        others = ranks.copy()
+        others[high] = 0.0
+        second, largest = np.sort(others, axis=0)[-2:]
+        rest = np.where(ranks == largest, second, largest)[to]
+        less = reach[mine, None] - reach[theirs]
+        after = np.maximum(ranks[high] - less, ranks[to] + less)
+        time = np.maximum(after, rest, out=after).sum(axis=2)
+        more = held[mine, None] - held[theirs]
+        time[(more > room[to]) | (-more > room[high])] = np.inf
+        i, j = np.unravel_index(int(time.argmin()), time.shape)
+        done[high] = time[i, j] >= float(most.sum()) * (1 - tuning.TOLERANCE)
+        if not done[high]:
+            done[:] = False
+            way[mine[i]], way[theirs[j]] = to[j], high
+            way[G:] = own
+            for r in (high, to[j]):
+                ranks[r] = reach[way == r].sum(axis=0)
+    return way[:G]

@@ -1,1 +1,0 @@
-"""Splitting where groups stay together: on one rank, or in one micro-batch."""
