@@ -9,7 +9,6 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.bounds import (
     column_bound,
-    crowded_rank,
     pigeonhole_bound,
     rank_bound,
 )
@@ -110,8 +109,6 @@ def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
             M, budget = 1, M * budget
         return max(packed_time(x, s, R, M, budget), pigeonhole_bound(x, R))
     M = micro_batches_for(len(x), config)
-    if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
-        return crowded_rank(x, R, M * m)
     if config.sync is Sync.STEP or m == 1 or config.layout is Layout.PADDED:
         return _sum_bound(x, M, config)
     if len(x) < R * M * m:

@@ -35,8 +35,8 @@ ALIKE_IN_BUDGET = 2
 # The column DP: how finely it looks.
 
 #: States of the program; and columns of each size of runs, of one column, of two, and so on. More
-#: are finer and take longer.
-STATES, SINGLE_COLUMNS = 1024, 32
+#: are finer and take longer: `tests.bench.constants STATES 256 1024 --cell fixed-4096`.
+STATES, SINGLE_COLUMNS = 256, 32
 
 # The outlier lane: how many of the heaviest wait for company.
 
@@ -50,12 +50,6 @@ COMPANY = (1, 4)
 WATCHED = 2
 #: Weight of a debt against waiting now. By `tests.bench.windows`.
 DEBT = 1.5
-
-# The estimate: what a good split will take.
-
-#: Share of their tokens up to which micro-steps fill well, in packing too. By
-#: `tests.bench.windows`, token budgets.
-WELL_FILLED = 0.97
 
 # Splitting: how evenly, and how long.
 

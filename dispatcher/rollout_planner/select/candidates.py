@@ -101,7 +101,7 @@ def select(pool: Pool, take: int, judge: Judge, bound: LossBound | None = None) 
         found.append(Selection(keep, judge(keep), debt(pool, keep)))
         if found[-1].total <= tuning.GOOD_ENOUGH:
             break
-    best = min(found, key=lambda each: round(each.total, 9))
+    best = min(found, key=lambda each: each.total)
     return [best] if best is found[0] else [best, found[0]]
 
 
@@ -133,7 +133,7 @@ def debt(pool: Pool, keep: BoolArray) -> float:
     if not pool.forced[watched].any():
         return 0.0
     less = pool.cost[watched] - pool.cost[heavy[pool.neighbours :]]
-    charge = tuning.DEBT * pool.age[watched] * less / max(pool.share, 1e-300)
+    charge = tuning.DEBT * pool.age[watched] * less / (pool.share or 1.0)
     return float(charge[~keep[watched]].max(initial=0.0))
 
 

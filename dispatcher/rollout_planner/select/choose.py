@@ -164,7 +164,7 @@ def _judge(
         time = estimate(x[kept], s[kept], own)
         if grouping is Grouping.RANK:
             time = max(time, rank_bound(-np.sort(-by_item[keep]), config.dp_size))
-        return (time * config.dp_size - float(x[kept].sum())) / max(work, 1e-300)
+        return (time * config.dp_size - float(x[kept].sum())) / (work or 1.0)
 
     return judge
 
