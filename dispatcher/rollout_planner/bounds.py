@@ -74,16 +74,3 @@ def levels(x: FloatArray, R: int, M: int, company: float = 0.0) -> FloatArray:
         out[j] = max(largest, left / (R * (M - j)))
         left = max(left - R * out[j], 0.0)
     return out
-
-
-def crowded_rank(x: FloatArray, R: int, p: int) -> float:
-    """What the largest rank will hold when several samples are each half a rank's share or more.
-
-    Each of k such samples needs p - 1 companions, and the k*(p-1) smallest are the lightest there
-    are, so the mean of these ranks is known. Not a bound: two of them might share a rank.
-    """
-    mean = float(x.sum()) / R
-    k = np.arange(1, max(min(int(np.searchsorted(-x, -mean / 2, "right")), R), 1) + 1)
-    sums = running_sums(x)
-    company = sums[-1] - sums[len(x) - k * (p - 1)]
-    return max(mean, float(((sums[k] + company) / k).max()))

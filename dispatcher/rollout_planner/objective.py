@@ -9,7 +9,6 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.bounds import (
     column_bound,
-    crowded_rank,
     pigeonhole_bound,
     rank_bound,
 )
@@ -25,16 +24,6 @@ def micro_batches_for(n: int, config: PlanConfig) -> int:
     """Micro-batches a rank that n samples need at a fixed micro-batch size."""
     per_step = config.dp_size * (config.micro_batch_size or 1)
     return config.micro_batches(max(-(-n // per_step), 1))
-
-
-def ruling_cost(cost: FloatArray, tokens: IntArray, take: float, config: PlanConfig) -> float:
-    """What a sample has to cost to rule a rank, whatever else that has, in a step of `take`."""
-    share = float(np.add.reduce(cost)) / len(cost) * take / config.dp_size
-    if config.pipeline_stages == 1:
-        return share
-    typical = np.full(round(take), tokens.mean(), dtype=np.int64)
-    M = _micro_batches(typical, config)
-    return share * bubble(config.pipeline_stages, M) / config.pipeline_stages
 
 
 def bound_of(batch: Batch, M: int, config: PlanConfig) -> float:
@@ -120,8 +109,6 @@ def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
             M, budget = 1, M * budget
         return max(packed_time(x, s, R, M, budget), pigeonhole_bound(x, R))
     M = micro_batches_for(len(x), config)
-    if config.sync is Sync.STEP and config.layout is Layout.PACKED and len(x) == R * M * m:
-        return crowded_rank(x, R, M * m)
     if config.sync is Sync.STEP or m == 1 or config.layout is Layout.PADDED:
         return _sum_bound(x, M, config)
     if len(x) < R * M * m:
@@ -148,19 +135,15 @@ def packed_time(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> floa
         if left <= 0 or tokens <= 0:
             break
         share, level = left / (R * (M - column)), x.item(first)
-        shared = level <= share or column == M - 1
-        if shared and M - column >= tuning.MANY_COLUMNS:
-            spread = 1 - cheapest * tokens / left  # of the cost a token
-            tight = max(tokens / (R * (M - column) * budget) - tuning.EASY_FILL, 0.0)
-            return time + share * (M - column + tuning.TIGHT_FILL * tight * spread**2)
-        end = min(first + R * (M - column if shared else 1), n)
-        seeds = slice(first, end)
-        rest = max(tokens - (held.item(end) - held.item(first)), 1.0)
-        price = max((left - (cost.item(end) - cost.item(first))) / rest, 0.0) or left / tokens
-        if shared:
+        last = column == M - 1
+        if level <= share and not last:
+            return time + share * (M - column)
+        seeds = slice(first, min(first + R, n))
+        rest = max(tokens - float(np.add.reduce(s[seeds])), 1.0)
+        price = max((left - float(np.add.reduce(x[seeds]))) / rest, 0.0) or left / tokens
+        if last:
             level = max(share, level)
-            level = _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)
-            return time + level * (M - column)
+            return time + _level_with_room(x[seeds], s[seeds], level, (tokens, price), budget)
         room = np.minimum(budget, s[seeds] + (level - x[seeds]) / price)
         by_tokens = held.searchsorted(held.item(first) + np.add.reduce(room), "right")
         by_cost = cost.searchsorted(cost.item(first) + R * level, "right")
@@ -181,7 +164,7 @@ def _level_with_room(
     needed: the tokens, and the price of each: below its level a bin takes them, up to the budget.
     """
     tokens, price = needed
-    for _ in range(4):
+    for _ in range(tuning.RISES):
         room = np.minimum(budget, s + (level - x) / price)
         lack = tokens - float(np.add.reduce(room))
         if lack <= 0:

@@ -20,9 +20,9 @@ from rollout_planner.rank_cap import (
     smallest_step,
     split_under_cap,
 )
+from rollout_planner.select.candidates import Selection
 from rollout_planner.select.choose import choose, must_take
 from rollout_planner.select.groups import group_index
-from rollout_planner.select.selection import Selection
 from rollout_planner.split.micro_batch_order import in_order
 from rollout_planner.split.parts import Batch, Parts, matrix
 from rollout_planner.strategies import STRATEGIES, plain_split, split

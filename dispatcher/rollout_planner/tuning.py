@@ -20,24 +20,13 @@ from rollout_planner.work import Price
 #: Straggler excess below which a better selection is not worth disturbing the order of arrival:
 #: less waits less and lets fewer steps leave as they came. By `tests.bench.windows`.
 GOOD_ENOUGH = 1e-3
-#: Columns of the heaviest that leave together when something is due; with one the next to be due
-#: is left alone, four leave less to choose from. By `tests.bench.windows`.
-TOGETHER = 2
-#: Price of skipping an item again: the share of what its column would wait that it has to bear
-#: once it has been skipped for long; half of that at this age. More spreads delays, and waits
-#: more. By `tests.bench.windows`.
-RIPE, RIPENING = 0.3, 1 / 8
-#: How late the price of an item's age rises, as a power: where micro-steps are columns, and
-#: elsewhere. By `tests.bench.windows`.
-LATE_IN_COLUMNS, LATE = 3, 2
-#: Price of skipping ahead of or behind an even share: where micro-steps are columns; elsewhere if
-#: as many are skipped as are taken, and more if fewer are. More keeps lengths alike, and waits
-#: more. By `tests.bench.windows`, waiting and distance.
-SKIPS_IN_COLUMNS, SKIPS = 3.5, 1.3
-#: How much of the window the column DP may skip ahead or behind its share at any length: where
-#: samples are padded to the longest, where micro-steps are columns, and elsewhere. A wider band
-#: waits less and biases the lengths that leave. By `tests.bench.windows`.
-BAND_OF_PADDED, BAND_OF_COLUMNS, BAND = 0.2, 0.12, 0.06
+#: Price of skipping an item again: the share of what its column would wait that it has to bear once
+#: its skips reach their bound. More spreads delays, and waits more. By `tests.bench.windows`.
+RIPE = 0.3
+#: Price of skipping ahead of or behind an even share, and how much of the window may be, at any
+#: length. More of the price keeps lengths alike, and waits more; a wider band waits less and biases
+#: the lengths that leave. By `tests.bench.windows`, waiting and distance.
+SKIPS, BAND = 3.5, 0.2
 
 #: Samples of a padded micro-batch that should be alike where a budget decides how many there are:
 #: of its long ones, which are dear, it holds few. Chosen.
@@ -45,46 +34,22 @@ ALIKE_IN_BUDGET = 2
 
 # The column DP: how finely it looks.
 
-#: States of the program: more are finer and take longer. By `tests.bench.constants STATES 32 128
-#: 1024 --cell fixed-512`: 32 wait up to 0.8 points more.
-STATES = 1024
-#: Columns taken one by one from the heavy end before runs grow; then this many runs of each size.
-#: More are finer and take longer. Chosen.
-SINGLE_COLUMNS, RUNS_OF_A_SIZE = 32, 4
-#: The window counts as waiting for this share of its work at least: alike samples wait for nobody
-#: and are to be spread all the same. Chosen.
-LEAST_WAITS = 1 / 128
+#: States of the program; and columns of each size of runs, of one column, of two, and so on. More
+#: are finer and take longer: `tests.bench.constants STATES 256 1024 --cell fixed-4096`.
+STATES, SINGLE_COLUMNS = 256, 32
 
 # The outlier lane: how many of the heaviest wait for company.
 
-#: At most one of so many of a dispatch batch is held: outliers with company, or where ranks wait
-#: once a step; outliers that stand alone; without an outlier, where it is the shape of a packing
-#: that waits, which takes few to mend. More gains little and biases what is left. By
+#: At most one of so many of a dispatch batch is held: more gains little and biases what is left. By
 #: `tests.bench.mix`.
-HELD, HELD_PER_STEP, HELD_ALONE, HELD_FOR_SHAPE = 4, 8, 8, 16
-#: From one count to be held to the next: finer steps are more candidates. Chosen.
-HELD_GROWTH = 2.5
-#: An outlier has company if a sample for every so many-th rank costs at least this part of it. By
-#: `tests.bench.mix`.
-COMPANY_RANKS, COMPANY_COST = 4, 0.6
+HELD = 8
 #: How many columns' worth of the heaviest leave together, as tried in turn. By
 #: `tests.bench.windows`: 16 would empty the heavy end and make lengths swing.
 COMPANY = (1, 4)
 #: Columns from the heavy end that are watched for running into their deadline. Chosen.
-WATCHED_COLUMNS = 2
+WATCHED = 2
 #: Weight of a debt against waiting now. By `tests.bench.windows`.
-DEBT_WEIGHT = 1.5
-# The estimate: what a good split will take.
-
-#: So many micro-steps exchange dear samples for cheap ones until all hold their share. Fitted by
-#: eye to packings of real and lognormal lengths, as are the next two.
-MANY_COLUMNS = 3
-#: That goes well up to this share of the budget; beyond, one of them or two wait, the more the
-#: more samples differ in cost a token.
-EASY_FILL, TIGHT_FILL = 0.94, 3.0
-#: Share of their tokens up to which micro-steps fill well, in packing too. By
-#: `tests.bench.windows`, token budgets.
-WELL_FILLED = 0.97
+DEBT = 1.5
 
 # Splitting: how evenly, and how long.
 

@@ -2,10 +2,10 @@
 
     python -m tests.bench.plain [--steps 100] [--seeds 3] [--json FILE]
 
-Plain is the program of column_dp.py with nothing around it: the oldest; then the DP in a band of 3,
-6 and 10 % of the window, with a penalty that grows with the square of the age, until the step
-waits no more than 1 %; of these the one that waits least. No samples gather company, there is no
-debt, and no price on what is held. Each window is refilled before each dispatch, and epochs are
+Plain is the program of columns.py with nothing around it: the oldest; then the DP, at three prices
+of skips that lead or lag their share, with a penalty that grows with the square of the age, until
+the step waits no more than 1 %; of these the one that waits least. No samples gather company, and
+there is no debt. Each window is refilled before each dispatch, and epochs are
 permutations.
 
 Printed is the straggler excess in %, and in brackets the Kolmogorov-Smirnov distance of the lengths
@@ -25,7 +25,7 @@ import numpy as np
 from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_planner.order import by_falling_tokens
 from rollout_planner.planner import plan
-from rollout_planner.select.column_dp import column_dp
+from rollout_planner.select.columns import tightest
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Strategy, Window
 from tests.bench.cells import Cell, lengths_of, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, refilled
@@ -64,7 +64,7 @@ CELLS = tuple(
     for batch, ranks in sizes
     for multiple in (1.25, 2.0)
 )
-_BANDS, _GOOD_ENOUGH = (0.03, 0.06, 0.1), 0.01
+_PRICES, _GOOD_ENOUGH = (30.0, 3.0, 0.3), 0.01
 
 
 def ours(window: Window, config: PlanConfig) -> IntArray:
@@ -81,10 +81,11 @@ def plain(window: Window, config: PlanConfig) -> IntArray:
     penalty = x.mean() * (np.minimum(age, 1.0) ** 2 + 1000.0 * forced)
     best = order < take  # the oldest
     least = _waits(x[best], ranks)
-    for band in _BANDS:
+    for price in _PRICES:
         if least <= _GOOD_ENOUGH:
             break
-        keep = column_dp(x, penalty, forced, take=take, G=ranks, band=band, price=0.0)
+        keep = np.zeros(len(order), dtype=bool)
+        keep[tightest(x, penalty, take, ranks, price)] = True
         if _waits(x[keep], ranks) < least:
             best, least = keep, _waits(x[keep], ranks)
     return np.sort(order[best])

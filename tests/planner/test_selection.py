@@ -2,7 +2,6 @@
 
 import tracemalloc
 from dataclasses import replace
-from functools import partial
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -10,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_planner import Quadratic, plan, tuning
+from rollout_planner import Quadratic, plan
 from rollout_planner.order import among, by_falling_tokens
-from rollout_planner.select.column_dp import column_dp
+from rollout_planner.select import candidates
+from rollout_planner.select.candidates import Pool, due, keep_oldest
+from rollout_planner.select.columns import tightest
 from rollout_planner.select.groups import fill_exactly, group_index, group_max
-from rollout_planner.select.lane import Lane, Pool, keep_oldest
-from rollout_planner.select.selection import due, select
 from rollout_planner.types import (
     BoolArray,
     FloatArray,
@@ -28,27 +27,31 @@ from rollout_planner.types import (
 
 
 def test_due_counts_the_steps_that_remain() -> None:
-    none = np.zeros(4, dtype=bool)
-    assert due(np.array([0, 1, 1, 1]), none, 2).tolist() == [True, True, False, False]
-    assert due(np.array([3, 3, 3, 3]), none, 2).tolist() == [False] * 4
-    assert due(np.array([1, 0, 1, 2]), none, 1).tolist() == [False, True, False, False]
+    none, one = np.zeros(4, dtype=bool), np.ones(4, dtype=np.int64)
+    assert due(np.array([0, 1, 1, 1]), none, 2, one).tolist() == [True, True, False, False]
+    assert due(np.array([3, 3, 3, 3]), none, 2, one).tolist() == [False] * 4
+    assert due(np.array([1, 0, 1, 2]), none, 1, one).tolist() == [False, True, False, False]
 
 
 def test_a_must_go_flag_comes_before_every_deadline() -> None:
     flags = np.array([False, False, True])
-    assert due(np.array([0, 9, 9]), flags, 1).tolist() == [False, False, True]
+    assert due(np.array([0, 9, 9]), flags, 1, np.ones(3, dtype=np.int64)).tolist() == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_where_the_first_deadline_leaves_room_for_all_nothing_is_sorted() -> None:
     n = 100_000
-    left, must_go = np.full(n, 5), np.zeros(n, dtype=bool)
+    left, must_go, size = np.full(n, 5), np.zeros(n, dtype=bool), np.ones(n, dtype=np.int64)
     tracemalloc.start()
-    forced = due(left, must_go, n // 5)
+    forced = due(left, must_go, n // 5, size)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert not forced.any()
     assert most < 2 * n
-    assert due(left, must_go, n // 5 - 1).sum() == 5
+    assert due(left, must_go, n // 5 - 1, size).sum() == 5
 
 
 @given(
@@ -71,13 +74,15 @@ def test_so_many_are_due_as_no_later_step_can_take(
     for i in np.lexsort((np.arange(len(left)), ~must_go, urgency)):
         goes[i] = held < min(need, take)
         held += size[i]
-    forced = due(left, must_go, take, size if in_groups else None)
+    forced = due(left, must_go, take, size)
     assert forced.tolist() == goes.tolist()
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 8))
 def test_what_is_due_leaves_a_schedule_that_can_be_kept(left: list[int], take: int) -> None:
-    forced = due(np.array(left), np.zeros(len(left), dtype=bool), take)
+    forced = due(
+        np.array(left), np.zeros(len(left), dtype=bool), take, np.ones(len(left), dtype=np.int64)
+    )
     feasible = all(sum(v <= j for v in left) <= (j + 1) * take for j in range(5))
     assert forced.sum() <= take
     if feasible:
@@ -114,80 +119,54 @@ def test_who_is_forced_goes_first_then_who_is_wanted_then_the_oldest_and_the_hel
     assert np.flatnonzero(found).tolist() == sorted(sorted(range(n), key=turn)[:take])
 
 
-@given(st.integers(1, 60), st.integers(1, 9), st.floats(0, 0.5), st.data())
-def test_the_column_dp_keeps_the_count_and_what_is_forced(
-    items: int, neighbours: int, band: float, data: st.DataObject
+@given(st.integers(1, 60), st.integers(1, 9), st.floats(0, 9), st.data())
+def test_the_column_dp_keeps_the_count(
+    items: int, neighbours: int, price: float, data: st.DataObject
 ) -> None:
     take = data.draw(st.integers(1, items))
     costs = data.draw(st.lists(st.integers(0, 99), min_size=items, max_size=items))
     x = np.sort(np.array(costs))[::-1].astype(float)
-    forced = np.zeros(items, dtype=bool)
-    forced[data.draw(st.lists(st.integers(0, items - 1), max_size=take, unique=True))] = True
-    keep = column_dp(x, 1000.0 * forced, forced, take=take, G=neighbours, band=band, price=1)
-    assert keep.sum() == take
-    assert keep[forced].all()
+    kept = tightest(x, np.zeros(items), take, neighbours, price)
+    assert len(kept) == take
+    assert kept.tolist() == sorted(set(kept.tolist()) & set(range(items)))
 
 
 def test_the_column_dp_skips_what_makes_a_column_uneven() -> None:
     x = np.array([9.0, 5, 5, 1, 1])
-    none = np.zeros(5, dtype=bool)
-    keep = column_dp(x, np.zeros(5), none, take=4, G=2, band=0.5, price=1)
-    assert keep.tolist() == [False, True, True, True, True]
+    assert tightest(x, np.zeros(5), 4, 2).tolist() == [1, 2, 3, 4]
 
 
 def test_what_the_column_dp_skips_is_spread_where_it_costs_nothing() -> None:
-    keep = column_dp(
-        np.ones(100), np.zeros(100), np.zeros(100, bool), take=80, G=4, band=0.5, price=1
-    )
-    ahead = np.cumsum(~keep) - np.arange(1, 101) / 5
+    kept = tightest(np.ones(100), np.zeros(100), 80, 4)
+    ahead = np.cumsum(~np.isin(np.arange(100), kept)) - np.arange(1, 101) / 5
     assert np.abs(ahead).max() <= 4  # of 20; any order would do without a price
 
 
-def test_the_column_dp_takes_skips_in_quanta_when_there_are_many() -> None:
+def test_the_column_dp_skips_several_at_a_time_when_there_are_many() -> None:
     x = np.arange(5000.0)[::-1]
-    keep = column_dp(
-        x, np.ones(5000), np.zeros(5000, dtype=bool), take=2000, G=8, band=0.1, price=1
-    )
-    assert keep.sum() == 2000
+    assert len(tightest(x, np.ones(5000), 2000, 8)) == 2000
 
 
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=9), st.integers(1, 4), st.data())
-def test_the_column_dp_finds_what_waits_least_in_a_wide_band(
+def test_the_column_dp_finds_what_waits_least(
     costs: list[int], neighbours: int, data: st.DataObject
 ) -> None:
     x = -np.sort(-np.array(costs, dtype=np.float64))
     take = data.draw(st.integers(1, len(x) - 1))
     penalty = np.array(data.draw(st.lists(st.integers(0, 9), min_size=len(x), max_size=len(x))))
-    none = np.zeros(len(x), dtype=bool)
 
     def price(kept: list[int]) -> float:
         skipped = float(penalty.sum() - penalty[kept].sum())
         return neighbours * float(x[kept[::neighbours]].sum()) - float(x[kept].sum()) + skipped
 
-    keep = column_dp(x, penalty * 1.0, none, take=take, G=neighbours, band=1.0, price=0)
+    kept = tightest(x, penalty * 1.0, take, neighbours, 0.0)
     columns = [range(at, min(at + neighbours, take)) for at in range(0, take, neighbours)]
     ways = combinations_with_replacement(range(len(x) - take + 1), len(columns))
     least = min(
         price([at + skipped for column, skipped in zip(columns, way, strict=True) for at in column])
         for way in ways  # skips before each column
     )
-    assert price(np.flatnonzero(keep).tolist()) == least
-
-
-def test_the_column_dp_looks_as_finely_as_its_constants_say(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x = -np.sort(-heavy_tail(300).astype(np.float64))
-    find = partial(column_dp, x, np.zeros(300), np.zeros(300, bool), take=240, G=4, band=0.5)
-
-    def waits(keep: BoolArray) -> float:
-        return 4 * float(x[keep][::4].sum()) - float(x[keep].sum())
-
-    fine = waits(find(price=0))
-    with monkeypatch.context() as coarse:
-        coarse.setattr(tuning, "SINGLE_COLUMNS", 1)
-        assert waits(find(price=0)) > fine
-    assert waits(find(price=0)) == fine
+    assert price(kept.tolist()) == least
 
 
 def steady(
@@ -273,24 +252,8 @@ def pool_of(cost: FloatArray, forced: BoolArray | None = None) -> Pool:
         forced=np.zeros(n, dtype=bool) if forced is None else forced,
         neighbours=8,
         columns=False,
-        band=0.06,
         share=10.0,
     )
-
-
-@given(st.lists(st.integers(1, 99), min_size=4, max_size=40), st.data())
-def test_how_much_what_is_lost_waits_does_not_matter(costs: list[int], data: st.DataObject) -> None:
-    forced = np.array(data.draw(st.lists(st.booleans(), min_size=len(costs), max_size=len(costs))))
-    pool, take = pool_of(np.array(costs, dtype=np.float64), forced), len(costs) * 3 // 4
-
-    def waits(keep: BoolArray) -> float:
-        kept = pool.cost[keep]
-        return float(kept.max() * 2 / kept.sum())
-
-    told = select(pool, take, lambda keep, _: waits(keep))
-    cut_short = select(pool, take, lambda keep, lost: min(waits(keep), lost))
-    assert [each.keep.tolist() for each in told] == [each.keep.tolist() for each in cut_short]
-    assert [each.total for each in told] == [each.total for each in cut_short]
 
 
 @given(st.lists(st.sampled_from([1, 2, 2**16, 2**16 + 1, 2**17, 2**32, 2**32 + 1, 2**61])))
@@ -306,20 +269,16 @@ def test_the_chosen_keep_the_order_of_their_window(samples: list[tuple[int, bool
     assert among(by_falling_tokens(tokens), keep).tolist() == expected.tolist()
 
 
-def first_held(cost: FloatArray, take: int) -> list[int]:
-    """How many of the heaviest each candidate leaves behind, where it takes the oldest else."""
-    pool = pool_of(cost)
-    light = len(cost) - take
-    masks = list(Lane.of(pool).candidates(take))[2:]  # the first two let them leave together
-    return [int((~keep[pool.order[:light]]).sum()) for keep in masks]
+def test_outliers_are_held_many_before_few_and_nothing_where_there_is_none() -> None:
+    def held(heaviest: float) -> list[int]:
+        """How many of the heaviest each candidate of the lane leaves behind."""
+        pool = pool_of(np.concatenate((np.ones(70), np.full(3, heaviest), np.ones(27))))
+        masks = list(candidates.of(pool, 64))[1:-1]  # between the oldest and the DP
+        behind = [np.argmax(keep[pool.order]) for keep in masks]
+        return [int(count) for count in behind]
 
-
-def test_outliers_with_company_are_held_as_few_as_help_and_lone_ones_with_many() -> None:
-    crowd = np.concatenate((np.ones(70), np.full(3, 12.0), np.ones(27)))
-    lone = np.concatenate((np.ones(70), [12.0], np.ones(29)))
-    held_of_crowd, held_of_lone = first_held(crowd, 64), first_held(lone, 64)
-    assert held_of_crowd == sorted(held_of_crowd)
-    assert held_of_lone == sorted(held_of_lone, reverse=True)
+    assert held(12.0) == [0, 0, 8, 3]  # the fourth heaviest is the oldest
+    assert held(9.0) == [0, 0]
 
 
 def test_to_hold_what_has_a_column_of_company_is_no_debt() -> None:
@@ -327,16 +286,16 @@ def test_to_hold_what_has_a_column_of_company_is_no_debt() -> None:
         """Of holding the first of the heavy while another sample in the lane is due."""
         cost = np.concatenate((np.full(heavy, 20.0), np.ones(100 - heavy)))
         pool = replace(pool_of(cost, np.arange(100) == 12), age=np.full(100, age))
-        return Lane.of(pool).debt(np.arange(100) != 0)
+        return candidates.debt(pool, np.arange(100) != 0)
 
     assert debt(heavy=9, age=0.5) == debt(heavy=8, age=0.0) == 0  # a column has 8 places
     assert debt(heavy=8, age=1.0) > debt(heavy=8, age=0.5) > 0
 
 
-def test_every_candidate_of_the_lane_takes_what_is_forced_and_the_right_number() -> None:
+def test_every_candidate_takes_what_is_forced_and_the_right_number() -> None:
     cost = np.random.default_rng(2).lognormal(1, 1, 100)
     forced = np.arange(100) % 9 == 0
-    for keep in Lane.of(pool_of(cost, forced)).candidates(64):
+    for keep in candidates.of(pool_of(cost, forced), 64):
         assert keep.sum() == 64
         assert keep[forced].all()
 

@@ -22,8 +22,8 @@ from rollout_planner.types import FloatArray, IntArray
 
 
 def well_filled(tokens: float, room: float) -> float:
-    """Share of its room that a micro-step may fill: halfway to full where tokens are many."""
-    return max(tuning.WELL_FILLED, (1 + tokens / room) / 2)
+    """Share of its room that a micro-step may fill: halfway to full."""
+    return (1 + tokens / room) / 2
 
 
 def is_ruled(x: FloatArray, R: int, M: int) -> bool:

@@ -40,7 +40,7 @@ class LossBound:
             return None
         usual = window.usual_loss_tokens
         mean, deviation = usual or (float(tokens.mean()), float(tokens.std()))
-        most = max(share * mean * take, deviation * take**0.5)
+        most = max(share * mean * take, deviation * float(np.sqrt(take)))
         above = tokens.astype(np.float64) - mean
         held = above if index is None else np.bincount(index, weights=above).astype(np.float64)
         return cls(held, most)
