@@ -22,7 +22,6 @@ from rollout_planner.rank_cap import (
 )
 from rollout_planner.select.choose import choose, must_take
 from rollout_planner.select.groups import group_index
-from rollout_planner.select.selection import Selection
 from rollout_planner.split.micro_batch_order import in_order
 from rollout_planner.split.parts import Batch, Parts, matrix
 from rollout_planner.strategies import STRATEGIES, plain_split, split
@@ -43,7 +42,6 @@ from rollout_planner.types import (
     straggler_excess,
 )
 from rollout_planner.validate import validate_config
-from rollout_planner.work import Work
 
 __all__ = ["plan", "plan_digest", "validate_config"]
 
@@ -117,38 +115,25 @@ def _choose_and_split(
 def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> _Choice:
     """The selection that waits least once it is split.
 
-    They come by what they are thought to wait. The next one is split as well only if the best so
-    far turned out to wait longer than that, and only if there is work left.
+    They come by what they are thought to wait. Of steps that are not too large the next one is
+    split as well while the best so far turned out to wait longer than that.
     """
-    strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
-    price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
-
+    ahead, best, least = STRATEGIES[config.strategy].looks_ahead, None, np.inf
     mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
-
-    def choice_of(selection: Selection, work: Work) -> _Choice:
+    for selection in choose(window, cost, config, take, by_cost=by_cost, ahead=ahead):
+        if best and (selection.total >= least or take > tuning.COMPARED_UP_TO):
+            break
         chosen = selection.keep.nonzero()[0]
         group = _groups(window.group, chosen, config)
         batch = Batch(cost[chosen], window.tokens[chosen], group, among(by_cost, selection.keep))
-        return _Choice(chosen, batch, split(batch, config, work), config.layout)
-
-    def waits(choice: _Choice) -> float:
+        choice = _Choice(chosen, batch, split(batch, config), config.layout)
         stages, M = config.pipeline_stages, choice.parts.num_micro_batches
         time = step_time(choice.costs, config.sync, stages) / bubble(stages, M)
-        waiting = time * config.dp_size - float(np.add.reduce(choice.batch.cost))
-        return waiting / max(mean * len(choice.chosen), 1e-300)
-
-    first, *others = choose(window, cost, config, take, by_cost=by_cost, ahead=strategy.looks_ahead)
-    another = price.of(take, config.dp_size, 0)
-    left = max(tuning.WORK_ON_FIRST, 1 - another / max(work.left, another))
-    best = choice_of(first, work.share(left) if others else work)
-    least = waits(best) + first.later if others else 0.0
-    for selection in others:
-        if selection.total >= least or not work.affords(another):
-            break
-        choice = choice_of(selection, work)
-        found = waits(choice) + selection.later
-        if found < least:
-            best, least = choice, found
+        waiting = time * config.dp_size - float(np.add.reduce(batch.cost))
+        waits = waiting / max(mean * len(chosen), 1e-300) + selection.later
+        if best is None or waits < least:
+            best, least = choice, waits
+    assert best is not None, "there is a selection"
     return best
 
 

@@ -26,7 +26,6 @@ from rollout_planner.split.micro_batch_order import rearranged, tokens_of
 from rollout_planner.split.parts import Batch, Parts
 from rollout_planner.strategies import split
 from rollout_planner.types import Grouping, IntArray, PlanConfig, Window
-from rollout_planner.work import Work
 
 
 def split_under_cap(batch: Batch, plain: Parts, config: PlanConfig) -> tuple[Parts, bool]:
@@ -66,15 +65,14 @@ def _units(batch: Batch, parts: Parts) -> IntArray:
 
 
 def _candidates(batch: Batch, plain: Parts, config: PlanConfig) -> Iterator[Parts]:
-    """By rising price in waiting; one budget of work for all."""
-    work_left = Work(config.planning_budget)
+    """By rising price in waiting."""
     yield from _dealt_anew(batch, plain, config)
     dear = float(batch.cost.mean())
     for weight in tuning.TOKEN_WEIGHTS if dear > 0 else tuning.TOKEN_WEIGHTS[-1:]:
         work = batch.tokens.astype(np.float64)
         if weight < np.inf:
             work = batch.cost / dear + weight * work / work.mean()
-        parts = split(replace(batch, cost=work), config, work_left)
+        parts = split(replace(batch, cost=work), config)
         yield parts
         yield from _dealt_anew(batch, parts, config)
 
