@@ -31,6 +31,7 @@ from rollout_planner.types import (
     IntArray,
     Layout,
     Oversize,
+    Plan,
     PlanConfig,
     Sync,
     Window,
@@ -108,15 +109,16 @@ def plan_step(
         oversize=oversize_option(oversize),
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
-    if equal_counts:
-        _check_equal_counts(n, config)
     if not equal_counts:
-        return _planned(tokens, group, config)
+        found = _planned(tokens, group, config)
+        return list(map(list, found.laid_out(found.chosen.tolist())))
+    _check_equal_counts(n, config)
+    _check(tokens, group, config)
+    computed = round_up(tokens, pad_to)
 
-    def freely(least: int) -> list[list[list[int]]]:
+    def freely(least: int) -> Plan:
         return _planned(tokens, group, replace(config, min_micro_batches=max(least, minimum)))
 
-    computed = round_up(tokens, pad_to)
     return with_equal_counts(freely, computed, costs_of(computed, config.cost), config)
 
 
@@ -132,7 +134,15 @@ def _check_equal_counts(n: int, config: PlanConfig) -> None:
         )
 
 
-def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list[list[int]]]:
+def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> Plan:
+    _check(tokens, group, config)
+    n = len(tokens)
+    window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
+    return plan(window, config, take=n)
+
+
+def _check(tokens: IntArray, group: IntArray, config: PlanConfig) -> None:
+    """Raise what `plan_step` does for lengths, costs and settings that cannot be."""
     computed = round_up(tokens, config.sample_length_multiple)
     costs_of(computed, config.cost)
     if config.micro_batch_tokens is not None and config.oversize is not Oversize.ALONE:
@@ -142,10 +152,6 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list
     if config.micro_batch_size is not None and config.grouping is Grouping.MICRO_BATCH:
         _check_sizes(group, config.micro_batch_size)
     _validate(config)
-    n = len(tokens)
-    window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
-    found = plan(window, config, take=n)
-    return list(map(list, found.laid_out(found.chosen.tolist())))
 
 
 def _check_sizes(group: IntArray, most: int) -> None:
