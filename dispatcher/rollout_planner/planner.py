@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.cost import DEAREST
 from rollout_planner.errors import GroupTooLong, PlanError, SampleTooLong
-from rollout_planner.numbers import DEAREST
 from rollout_planner.objective import bound_of
 from rollout_planner.order import among, by_falling_tokens
 from rollout_planner.rank_cap import (

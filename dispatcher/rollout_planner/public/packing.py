@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.errors import UnequalPartitions
-from rollout_planner.numbers import as_groups, as_lengths
-from rollout_planner.public.arguments import (
+from rollout_planner.arguments import (
+    as_groups,
+    as_lengths,
     at_least,
     check_fillers,
     check_groups,
     check_longest,
     costs_of,
     option,
-    oversize_option,
-    padding,
     token_budget,
 )
+from rollout_planner.cost import LONGEST
+from rollout_planner.errors import UnequalPartitions
 from rollout_planner.public.partition import by_falling_sum, fill_empty
 from rollout_planner.split.assign import Labels, best_fit, lpt_budget
 from rollout_planner.split.budgets.fewest import least_bins, num_bins
@@ -83,12 +83,11 @@ def pack(
     Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
     ValueErrors).
     """
-    budget, pad_to = token_budget(budget=budget), padding(pad_to)
-    [multiple] = at_least(1, multiple=multiple)
-    [minimum] = at_least(0, minimum=minimum)
-    peak_first, ends_small = MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL
-    turns = option("order", order, MicroBatchOrder, peak_first, ends_small)
-    alone = oversize_option(oversize) is Oversize.ALONE
+    budget, [pad_to] = token_budget(budget=budget), at_least(1, LONGEST, pad_to=pad_to)
+    [multiple], [minimum] = at_least(1, multiple=multiple), at_least(0, minimum=minimum)
+    peak_first = MicroBatchOrder.PEAK_FIRST
+    turns = option("order", order, peak_first, MicroBatchOrder.ENDS_SMALL)
+    alone = option("oversize", oversize, Oversize.ERROR, Oversize.ALONE) is Oversize.ALONE
     tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
     costs, n = costs_of(tokens, cost), len(tokens)
     check_fillers(round_up(max(minimum, min(n, 1)), multiple), n, "minimum and multiple")

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rollout_planner.errors import ConfigError, UnequalPartitions
-from rollout_planner.numbers import as_groups, as_lengths
-from rollout_planner.planner import plan
-from rollout_planner.public.arguments import (
+from rollout_planner.arguments import (
+    as_groups,
+    as_lengths,
     at_least,
     check_fillers,
     check_groups,
@@ -20,10 +19,11 @@ from rollout_planner.public.arguments import (
     cost_model,
     costs_of,
     option,
-    oversize_option,
-    padding,
     token_budget,
 )
+from rollout_planner.cost import LONGEST
+from rollout_planner.errors import ConfigError, UnequalPartitions
+from rollout_planner.planner import plan
 from rollout_planner.public.equal_counts import with_equal_counts
 from rollout_planner.types import (
     CostModel,
@@ -78,7 +78,7 @@ def plan_step(
     for others that cannot be (all ValueErrors).
     """
     dp_size, multiple, minimum = at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum)
-    pad_to = padding(pad_to)
+    [pad_to] = at_least(1, LONGEST, pad_to=pad_to)
     if micro_batch_size is not None:
         [micro_batch_size] = at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:
@@ -87,8 +87,7 @@ def plan_step(
     n = len(tokens)
     if not n:
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
-    within = [kind for kind in Grouping if kind not in (Grouping.IGNORE, Grouping.STEP)]
-    together = option("grouping", grouping, Grouping, *within)
+    together = option("grouping", grouping, Grouping.RANK, Grouping.MICRO_BATCH)
     if micro_batch_size is not None:
         micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
@@ -100,13 +99,13 @@ def plan_step(
         cost=cost_model(cost),
         micro_batch_size=micro_batch_size,
         micro_batch_tokens=micro_batch_tokens,
-        sync=option("sync", sync, Sync),
-        layout=option("layout", layout, Layout),
+        sync=option("sync", sync, *Sync),
+        layout=option("layout", layout, *Layout),
         grouping=Grouping.IGNORE if groups is None else together,
         micro_batch_multiple=multiple,
         min_micro_batches=minimum,
         sample_length_multiple=pad_to,
-        oversize=oversize_option(oversize),
+        oversize=option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
     if not equal_counts:
