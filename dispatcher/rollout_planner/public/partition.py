@@ -40,8 +40,11 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     UnequalPartitions (a ValueError, and an AssertionError) if there are fewer items than parts, if
     equal sizes cannot be, and for a cost that is negative or not finite.
     """
-    given = as_costs(costs)
-    k = check_parts(len(given), k, equal_size)
+    given, [k] = as_costs(costs), at_least(1, k=k)
+    if len(given) < k:
+        raise UnequalPartitions(f"{len(given)} items cannot fill {k} parts; use fewer parts")
+    if equal_size and len(given) % k:
+        raise UnequalPartitions(f"{len(given)} items do not split into {k} parts of equal size")
     order = np.argsort(-given, kind="stable")
     x = given[order]
     labels = np.empty(len(x), dtype=np.int64)
@@ -83,16 +86,6 @@ def log_seqlen_unbalance(
         "mean": sum(before) / k,
     }
     return {f"{prefix}/{name}": value for name, value in figures.items()}
-
-
-def check_parts(n: int, k: int, equal_size: bool) -> int:
-    """The integer k; UnequalPartitions where n items do not make k parts, none of them empty."""
-    [k] = at_least(1, k=k)
-    if n < k:
-        raise UnequalPartitions(f"{n} items cannot fill {k} parts; use fewer parts")
-    if equal_size and n % k:
-        raise UnequalPartitions(f"{n} items do not split into {k} parts of equal size")
-    return k
 
 
 def by_falling_sum(labels: IntArray, costs: FloatArray, k: int) -> list[list[int]]:

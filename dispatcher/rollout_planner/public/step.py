@@ -22,11 +22,12 @@ from rollout_planner.arguments import (
     token_budget,
 )
 from rollout_planner.cost import LONGEST
-from rollout_planner.errors import ConfigError, UnequalPartitions
+from rollout_planner.errors import UnequalPartitions
 from rollout_planner.planner import plan
 from rollout_planner.public.equal_counts import with_equal_counts
 from rollout_planner.types import (
     CostModel,
+    FloatArray,
     Grouping,
     IntArray,
     Layout,
@@ -37,7 +38,7 @@ from rollout_planner.types import (
     Window,
     round_up,
 )
-from rollout_planner.validate import validate_config
+from rollout_planner.validate import problems
 
 
 def plan_step(
@@ -108,17 +109,18 @@ def plan_step(
         oversize=option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
+    if equal_counts:
+        _check_equal_counts(n, config)
+    computed = round_up(tokens, pad_to)
+    costs = _checked_costs(computed, group, config)
     if not equal_counts:
         found = _planned(tokens, group, config)
         return list(map(list, found.laid_out(found.chosen.tolist())))
-    _check_equal_counts(n, config)
-    _check(tokens, group, config)
-    computed = round_up(tokens, pad_to)
 
     def freely(least: int) -> Plan:
         return _planned(tokens, group, replace(config, min_micro_batches=max(least, minimum)))
 
-    return with_equal_counts(freely, computed, costs_of(computed, config.cost), config)
+    return with_equal_counts(freely, computed, costs, config)
 
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
@@ -134,38 +136,26 @@ def _check_equal_counts(n: int, config: PlanConfig) -> None:
 
 
 def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> Plan:
-    _check(tokens, group, config)
     n = len(tokens)
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
     return plan(window, config, take=n)
 
 
-def _check(tokens: IntArray, group: IntArray, config: PlanConfig) -> None:
-    """Raise what `plan_step` does for lengths, costs and settings that cannot be."""
-    computed = round_up(tokens, config.sample_length_multiple)
-    costs_of(computed, config.cost)
-    if config.micro_batch_tokens is not None and config.oversize is not Oversize.ALONE:
-        check_longest(computed, config.micro_batch_tokens)
-        if config.grouping is Grouping.MICRO_BATCH:
-            check_groups(group, computed, config.micro_batch_tokens)
-    if config.micro_batch_size is not None and config.grouping is Grouping.MICRO_BATCH:
-        _check_sizes(group, config.micro_batch_size)
-    _validate(config)
-
-
-def _check_sizes(group: IntArray, most: int) -> None:
-    """Raise UnequalPartitions for a group that cannot be whole in any micro-batch."""
-    largest = int(np.bincount(group).max())
-    if largest > most:
+def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> FloatArray:
+    """Of each sample; raises what `plan_step` does for lengths and settings that cannot be."""
+    costs, budget, most = costs_of(tokens, config.cost), config.micro_batch_tokens, 0
+    together = config.grouping is Grouping.MICRO_BATCH
+    if budget is not None and config.oversize is not Oversize.ALONE:
+        check_longest(tokens, budget)
+        if together:
+            check_groups(group, tokens, budget)
+    if config.micro_batch_size is not None and together:
+        most = int(np.bincount(group).max())
+    if most > (config.micro_batch_size or 0):
         raise UnequalPartitions(
-            f"a group has {largest} samples and micro_batch_size is {most}; raise it to the size "
-            "of a group, or pass grouping='rank'"
+            f"a group has {most} samples and micro_batch_size is {config.micro_batch_size}; raise "
+            "it to the size of a group, or pass grouping='rank'"
         )
-
-
-def _validate(config: PlanConfig) -> None:
-    """What contradicts itself is a ValueError here, as callers without a service expect."""
-    try:
-        validate_config(config)
-    except ConfigError as error:
-        raise UnequalPartitions(str(error)) from None
+    if wrong := next(problems(config), None):
+        raise UnequalPartitions(wrong)
+    return costs
