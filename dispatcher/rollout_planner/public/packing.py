@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.arguments import (
+from rollout_planner.cost import LONGEST
+from rollout_planner.errors import UnequalPartitions
+from rollout_planner.public.arguments import (
     as_groups,
     as_lengths,
     at_least,
@@ -27,8 +29,6 @@ from rollout_planner.arguments import (
     option,
     token_budget,
 )
-from rollout_planner.cost import LONGEST
-from rollout_planner.errors import UnequalPartitions
 from rollout_planner.public.partition import by_falling_sum, fill_empty
 from rollout_planner.split.assign import Labels, best_fit, lpt_budget
 from rollout_planner.split.budgets.fewest import least_bins, num_bins

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.arguments import as_costs, as_plain, at_least
 from rollout_planner.bounds import rank_bound
 from rollout_planner.errors import UnequalPartitions
+from rollout_planner.public.arguments import as_costs, as_plain, at_least
 from rollout_planner.split.assign import lpt
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.leveling import swap_level

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from rollout_planner.arguments import (
+from rollout_planner.cost import LONGEST
+from rollout_planner.errors import UnequalPartitions
+from rollout_planner.planner import plan
+from rollout_planner.public.arguments import (
     as_groups,
     as_lengths,
     at_least,
@@ -21,9 +24,6 @@ from rollout_planner.arguments import (
     option,
     token_budget,
 )
-from rollout_planner.cost import LONGEST
-from rollout_planner.errors import UnequalPartitions
-from rollout_planner.planner import plan
 from rollout_planner.public.equal_counts import with_equal_counts
 from rollout_planner.types import (
     CostModel,
