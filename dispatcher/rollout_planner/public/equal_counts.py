@@ -44,7 +44,7 @@ def with_equal_counts(
 
     tokens: int64[n], x: float64[n], cost of each. freely: the plan without that demand, of so many
     micro-batches a rank at least, packed under a budget or all full. Raises UnequalPartitions if a
-    rank has fewer samples than micro-batches.
+    rank has fewer samples than micro-batches and some cannot be fillers.
     """
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     task = _Task(freely, tokens, x, config)
@@ -67,7 +67,7 @@ def with_equal_counts(
             f"{len(tokens) // R} samples of a rank cannot fill {fewest} micro-batches; lower "
             "minimum or multiple, or leave equal_counts out"
         )
-    M = int(best[1].max()) + 1
+    M = task.count(best)
     return cut(as_lists(best[0] * M + best[1], R * M), [M] * R)
 
 
@@ -77,13 +77,18 @@ class _Task:
     def __init__(
         self, freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
     ) -> None:
-        self.freely, self.tokens, self.x, self.config = freely, tokens, x, config
+        self.freely, self.x, self.config = freely, x, config
         self.R, self.budget = config.dp_size, config.micro_batch_tokens or 1
+        self.tokens = np.minimum(tokens, self.budget)  # what is longer goes alone
         self.each, self.begin = len(x) // self.R, begin_cost(x, tokens, self.budget)
+
+    def count(self, place: IntArray) -> int:
+        """Micro-batches of a rank; the last ones are empty where it has fewer samples than that."""
+        return self.config.micro_batches(int(place[1].max()) + 1)
 
     def summed(self, place: IntArray, of: FloatArray | IntArray) -> FloatArray:
         """Sum over each micro-batch, float64[R, M]."""
-        M = int(place[1].max()) + 1
+        M = self.count(place)
         sums = np.bincount(place[0] * M + place[1], of, self.R * M).astype(np.float64)
         return sums.reshape(self.R, M)
 
@@ -126,7 +131,7 @@ class _Task:
         place = self._filled(ranks, _by_lpt)
         if place is None:
             return None
-        M = int(place[1].max()) + 1
+        M = self.count(place)
         ids = members(place[0] * M + place[1], self.R * M).reshape(self.R, M, -1)
         swap_level(
             ids, np.append(self.x, 0.0), np.append(self.tokens, 0), self.budget,
@@ -155,7 +160,7 @@ class _Task:
     def moved(self) -> IntArray | None:
         """The plan, or one of a micro-batch more, which may have room where that has too little."""
         free = self.planned(1)
-        found, M = self._moved(free), int(free[1].max()) + 2
+        found, M = self._moved(free), self.count(free) + 1
         if found is None or self.time(found) > self.time(free) + self.begin:
             more = self._moved(self.planned(M)) if self.each >= M else None
             if found is None or (more is not None and self.time(more) < self.time(found)):
