@@ -166,9 +166,9 @@ def test_nothing_unpickles(path: Path) -> None:
     ("module", "text"),
     [
         ("rollout_planner.types", "from rollout_dispatcher.sample import DType"),
-        ("rollout_planner.cost.models", "from rollout_dispatcher.core import buffer"),
-        ("rollout_planner.cost.models", "import time"),
-        ("rollout_planner.cost.models", "import scipy"),
+        ("rollout_planner.cost", "from rollout_dispatcher.core import buffer"),
+        ("rollout_planner.cost", "import time"),
+        ("rollout_planner.cost", "import scipy"),
         ("rollout_dispatcher.core.dispatch", "def f():\n    import asyncio"),
         ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher.protocol.frame import Frame"),
         ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher import Dispatcher"),

@@ -2,28 +2,34 @@
 
 Invariant: a plan depends on nothing but its arguments. It takes every sample at most once and
 takes exactly what was asked for; all ranks get the same number of micro-batches.
+
+A rank may have a cap on its tokens, as what it stores grows with them. Ranks of equal work differ
+in tokens where work grows faster than these: a rank of short samples has more. Where the split of
+least waiting is above the cap, its micro-batches are dealt anew, each in its own micro-step, which
+costs nothing where ranks meet at every one of them; then tokens count as work too, more and more,
+until ranks have about equally many of them; then fewer samples are taken. A sample, or a group that
+stays on one rank, may exceed the cap by itself: no smaller step would help it, so that a rank which
+has nothing besides is within.
+
+Example, R = 2, cost s * s, samples of 4 2 2 2 2: 4 | 2 2 2 2 is level, with 4 and 8 tokens. Under
+a cap of 6 it is 4 2 | 2 2 2; with a 9 instead of the 4 it is 9 | 2 2 2, and the last 2 goes later.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.cost import DEAREST
 from rollout_planner.errors import GroupTooLong, PlanError, SampleTooLong
-from rollout_planner.numbers import DEAREST
 from rollout_planner.objective import bound_of
 from rollout_planner.order import among, by_falling_tokens
-from rollout_planner.rank_cap import (
-    fewer,
-    fits_on_ranks,
-    smallest_step,
-    split_under_cap,
-)
-from rollout_planner.select.candidates import Selection
 from rollout_planner.select.choose import choose, must_take
 from rollout_planner.select.groups import group_index
-from rollout_planner.split.micro_batch_order import in_order
+from rollout_planner.split.leveling import spread_columns
+from rollout_planner.split.micro_batch_order import in_order, rearranged, tokens_of
 from rollout_planner.split.parts import Batch, Parts, matrix
 from rollout_planner.strategies import STRATEGIES, plain_split, split
 from rollout_planner.types import (
@@ -43,7 +49,6 @@ from rollout_planner.types import (
     straggler_excess,
 )
 from rollout_planner.validate import validate_config
-from rollout_planner.work import Work
 
 __all__ = ["plan", "plan_digest", "validate_config"]
 
@@ -103,52 +108,114 @@ def _choose_and_split(
     """Fewer samples until no rank is above its cap, or all that are left have to go."""
     if whole or config.rank_tokens is None:
         return _compare(window, cost, config, take)
-    least = min(max(smallest_step(window, config), must_take(window, cost, config, take)), take)
-    if least < take:
-        take = max(fits_on_ranks(window, config, take), least)
+    least = must_take(window, cost, config, take)
+    if config.grouping is not Grouping.IGNORE and not config.by_groups:
+        least = max(least, int(np.bincount(group_index(window.group)).min()))
+    if (least := max(least, 1)) < take:
+        take = max(_fits_on_ranks(window, config, take, config.rank_tokens), least)
     while True:
         choice = _compare(window, cost, config, take)
-        parts, kept = split_under_cap(choice.batch, choice.parts, config)
+        parts, kept = _split_under_cap(choice.batch, choice.parts, config, config.rank_tokens)
         if kept or take <= least:
             return replace(choice, parts=parts)
-        take = max(fewer(take, choice.batch.tokens, config), least)
+        held = int(np.minimum(choice.batch.tokens, config.rank_tokens).sum())
+        room = config.rank_tokens * config.dp_size / max(held, 1)
+        less = take - max(1, take // tuning.CAP_STEPS_DOWN)
+        take = max(_full(min(int(take * room), less), config), least)
+
+
+def _fits_on_ranks(window: Window, config: PlanConfig, take: int, cap: int) -> int:
+    """How many of a window's samples, or groups, a step has room for if they are of mean length.
+
+    As many as there are ranks at least: each may go to one of its own. A sample that exceeds the
+    cap takes a rank, whatever it has.
+    """
+    per_group = 1.0
+    if config.by_groups or config.grouping in (Grouping.RANK, Grouping.MICRO_BATCH):
+        per_group = len(window) / (int(group_index(window.group).max()) + 1)
+    samples = take * per_group if config.by_groups else float(take)
+    mean = float(np.minimum(window.tokens, cap).mean())
+    room = max(cap / mean, per_group) * config.dp_size
+    return take if samples <= room else _full(int(take * room / samples), config)
+
+
+def _full(take: int, config: PlanConfig) -> int:
+    """So many, or a few fewer that leave no micro-batch half empty; at least one."""
+    unit = config.dp_size * (config.micro_batch_size or 1) * config.micro_batch_multiple
+    if config.micro_batch_size is None or config.by_groups or take < unit:
+        return max(take, 1)
+    return take - take % unit
+
+
+def _split_under_cap(
+    batch: Batch, plain: Parts, config: PlanConfig, cap: int
+) -> tuple[Parts, bool]:
+    """The first split that keeps the cap, and True; else the one nearest to it.
+
+    plain: the split of least waiting.
+    """
+    best, least = plain, np.inf
+    for parts in _by_rising_wait(batch, plain, config):
+        held = tokens_of(batch, parts, config).sum(axis=1)
+        most = float(held[_units(batch, parts) > 1].max(initial=0.0))
+        if most < least:
+            best, least = parts, most
+        if least <= cap:
+            return best, True
+    return best, False
+
+
+def _units(batch: Batch, parts: Parts) -> IntArray:
+    """How many samples each rank has, or groups where these stay on one, int64[R]."""
+    rank_of = np.repeat(np.arange(len(parts.counts)), parts.counts.sum(axis=1))
+    if batch.group is not None:
+        rank_of = rank_of[np.unique(batch.group[parts.sequence], return_index=True)[1]]
+    return np.bincount(rank_of, minlength=len(parts.counts))
+
+
+def _by_rising_wait(batch: Batch, parts: Parts, config: PlanConfig) -> Iterator[Parts]:
+    """Splits with less and less for the rank of most tokens, each dealt anew as well.
+
+    Dealt by tokens in each micro-step, unless groups tie micro-batches to a rank.
+    """
+    mean = float(batch.cost.mean())
+    for weight in (0.0, *(tuning.TOKEN_WEIGHTS if mean > 0 else tuning.TOKEN_WEIGHTS[-1:])):
+        if weight:
+            work = batch.tokens.astype(np.float64)
+            if weight < np.inf:
+                work = batch.cost / mean + weight * work / work.mean()
+            parts = split(replace(batch, cost=work), config)
+        yield parts
+        if batch.group is None:
+            R, M = parts.counts.shape
+            rank_of = spread_columns(tokens_of(batch, parts, config).T)
+            source = np.empty((R, M), dtype=np.int64)
+            source[rank_of, np.arange(M)[:, None]] = np.arange(R * M).reshape(R, M).T
+            yield rearranged(parts, source)
 
 
 def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> _Choice:
     """The selection that waits least once it is split.
 
-    They come by what they are thought to wait. The next one is split as well only if the best so
-    far turned out to wait longer than that, and only if there is work left.
+    They come by what they are thought to wait. Of steps that are not too large the next one is
+    split as well while the best so far turned out to wait longer than that.
     """
-    strategy, work = STRATEGIES[config.strategy], Work(config.planning_budget)
-    price = tuning.SPLIT_BY_COUNT if config.micro_batch_size else tuning.SPLIT_BY_TOKENS
-
+    ahead, best, least = STRATEGIES[config.strategy].looks_ahead, None, np.inf
     mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
-
-    def choice_of(selection: Selection, work: Work) -> _Choice:
+    for selection in choose(window, cost, config, take, by_cost=by_cost, ahead=ahead):
+        if best and (selection.total >= least or take > tuning.COMPARED_UP_TO):
+            break
         chosen = selection.keep.nonzero()[0]
         group = _groups(window.group, chosen, config)
         batch = Batch(cost[chosen], window.tokens[chosen], group, among(by_cost, selection.keep))
-        return _Choice(chosen, batch, split(batch, config, work), config.layout)
-
-    def waits(choice: _Choice) -> float:
+        choice = _Choice(chosen, batch, split(batch, config), config.layout)
         stages, M = config.pipeline_stages, choice.parts.num_micro_batches
         time = step_time(choice.costs, config.sync, stages) / bubble(stages, M)
-        waiting = time * config.dp_size - float(np.add.reduce(choice.batch.cost))
-        return waiting / max(mean * len(choice.chosen), 1e-300)
-
-    first, *others = choose(window, cost, config, take, by_cost=by_cost, ahead=strategy.looks_ahead)
-    another = price.of(take, config.dp_size, 0)
-    left = max(tuning.WORK_ON_FIRST, 1 - another / max(work.left, another))
-    best = choice_of(first, work.share(left) if others else work)
-    least = waits(best) + first.later if others else 0.0
-    for selection in others:
-        if selection.total >= least or not work.affords(another):
-            break
-        choice = choice_of(selection, work)
-        found = waits(choice) + selection.later
-        if found < least:
-            best, least = choice, found
+        waiting = time * config.dp_size - float(np.add.reduce(batch.cost))
+        waits = waiting / max(mean * len(chosen), 1e-300) + selection.later
+        if best is None or waits < least:
+            best, least = choice, waits
+    assert best is not None, "there is a selection"
     return best
 
 

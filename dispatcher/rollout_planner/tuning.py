@@ -118,10 +118,6 @@ LAYERS = 12
 GROUP_SWAPS, SWAPS_COMPARED = 48, 1 << 16
 #: Of whole groups on ranks, so much longer a step is worth one micro-batch fewer. Chosen by trial.
 WORTH_A_MICRO_BATCH = 1.05
-#: Steps up to this many samples are compared with the greedy split, whatever they wait. Chosen by
-#: trial.
-GROUPS_COMPARED_UP_TO = 1024
-
 #: Micro-batches beyond the fewest that are tried. Chosen.
 MORE_TRIED = 4
 
@@ -174,24 +170,16 @@ PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 3
 
 # Comparisons: when other splits are tried, and what they take.
 
-#: Steps up to this many samples are compared with the greedy split even if they wait less than the
-#: target: it adds a tenth of a millisecond. Chosen.
-ALWAYS_COMPARED = 200
-#: What the first of several selections may spend of the work at least, so that others are tried; of
-#: a small step all but what it takes to split one other. Chosen.
-WORK_ON_FIRST = 0.75
+#: Steps of up to so many samples are compared with other selections and plain methods. Chosen.
+COMPARED_UP_TO = 1024
+#: Up to so many trade samples under a budget, and padded ones are compared: of more samples single
+#: ones hardly matter. Chosen.
+SMALL_STEP = 200
 #: Operations, a nanosecond of one core each: by the times of each method on lognormal lengths, 64
 #: to 4,096 samples on 4 to 256 ranks, read off by eye.
-GREEDY_BY_COUNT = Price(once=40_000, sample=350, rank=600)
-GREEDY_BY_TOKENS = Price(once=60_000, sample=1400, rank=3000, look=15)
 KK_BY_COUNT = Price(once=60_000, sample=1800)
-KK_BY_TOKENS = Price(once=60_000, sample=3500, rank=3000, look=15)
 #: The same, of any of them where ranks have whole groups.
-GROUPS_BY_COUNT = Price(once=40_000, sample=350, rank=3000)
-GROUPS_BY_TOKENS = Price(once=60_000, sample=1200, rank=6000)
-#: The same, of the splitter itself.
-SPLIT_BY_COUNT = Price(once=400_000, sample=600)
-SPLIT_BY_TOKENS = Price(once=250_000, sample=1500)
+WHOLE_GROUPS = Price(once=60_000, sample=1200, rank=6000)
 #: The same, of ranks whose padded runs end elsewhere: for each micro-step, and each number of a
 #: table of what runs cost. By the times of a round, 60 to 4,000 samples.
 RECUT = Price(once=80_000, sample=20_000, look=5)
@@ -205,10 +193,9 @@ TRADED_FROM, TRADE_PARTNERS = 6, 8
 #: Turns without a gain for each micro-step, with other samples and partners, after which it ends.
 #: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
 TRADE_PATIENCE = 2
-#: Trades end this close to the bound; and what they may spend of the work if a small step waits no
-#: more than the target: more levels it further, and takes as much longer. By `tests.bench.constants
-#: WORK_WITHIN_TARGET 0.2 0.4 0.8 --cell small`, and TRADED_TO 2e-4 2e-3 1e-2.
-TRADED_TO, WORK_WITHIN_TARGET = 2e-4, 0.4
+#: Trades end this close to the bound. By `tests.bench.constants TRADED_TO 2e-4 2e-3 1e-2 --cell
+#: small`.
+TRADED_TO = 2e-4
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
 BETWEEN_EQUALS = 1e-6
 #: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.

@@ -100,9 +100,10 @@ class PlanConfig:
     and leave together, as far as `max_step_variation` lets them: the loss tokens of a step stray
     from those of as many mean arrivals by no more than this share of them, or by a standard
     deviation of what arrivals have; None: as far as balance has it.
-    A plan whose excess is above `compared_above` is compared with other selections and splits, as
-    many as fit in `planning_budget`, seconds of one core: they are counted, not timed. It says how
-    good a plan may well be; serve's --target-excess says when one is good enough to go early.
+    A plan whose excess is above `compared_above` is compared with other selections and splits; it
+    says how good a plan may well be, serve's --target-excess when one is good enough to go early.
+    What a split tries to wait less has to fit in `planning_budget`, seconds of one core, which are
+    counted in operations, not timed.
     """
 
     dp_size: int

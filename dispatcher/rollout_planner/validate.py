@@ -13,6 +13,10 @@ from rollout_planner.types import Grouping, PlanConfig, round_up
 #: Each costs a rank a forward and backward pass for nothing: more are a mistake, which would take a
 #: while to plan, or all memory.
 MOST_FILLERS: Final = 2**16
+_AT_LEAST_ONE = (
+    "dp_size", "dispatch_batch_size", "micro_batch_multiple", "min_micro_batches",
+    "sample_length_multiple", "pipeline_stages", "micro_batch_size", "micro_batch_tokens",
+)  # fmt: skip
 
 
 def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
@@ -26,15 +30,20 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
 
 def problems(config: PlanConfig, window_multiple: float = 1.0) -> Iterator[str]:
     """Everything that is wrong with these settings together, and what to change."""
-    numbers = (
-        "dp_size", "dispatch_batch_size", "micro_batch_multiple", "min_micro_batches",
-        "sample_length_multiple", "pipeline_stages",
-    )  # fmt: skip
-    low = [found for name in numbers if (found := _not_positive(name, getattr(config, name)))]
+    m, budget = config.micro_batch_size, config.micro_batch_tokens
+    low = []
+    for name in _AT_LEAST_ONE:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            low.append(f"{name} is {value}; it must be at least 1")
     yield from low
-    wrong = list(_micro_batches(config))
-    yield from wrong
-    if not low and not wrong:
+    if (m is None) == (budget is None):
+        found = "neither is" if m is None else "both are"
+        yield (
+            f"a micro-batch has a fixed size or a token budget, and {found} set; "
+            "set exactly one of micro_batch_size and micro_batch_tokens"
+        )
+    elif not low:
         yield from _sizes(config)
     yield from _skips(config, window_multiple)
     if config.pads_to_budget and config.grouping is Grouping.MICRO_BATCH:
@@ -60,27 +69,8 @@ def too_many_fillers(
     )
 
 
-def _not_positive(name: str, value: int) -> str | None:
-    return f"{name} is {value}; it must be at least 1" if value < 1 else None
-
-
-def _micro_batches(config: PlanConfig) -> Iterator[str]:
-    m, budget = config.micro_batch_size, config.micro_batch_tokens
-    if (m is None) == (budget is None):
-        found = "neither is" if m is None else "both are"
-        yield (
-            f"a micro-batch has a fixed size or a token budget, and {found} set; "
-            "set exactly one of micro_batch_size and micro_batch_tokens"
-        )
-    for name, value in (("micro_batch_size", m), ("micro_batch_tokens", budget)):
-        if value is not None and (low := _not_positive(name, value)):
-            yield low
-
-
 def _sizes(config: PlanConfig) -> Iterator[str]:
-    budget, m, multiple = (
-        config.micro_batch_tokens, config.micro_batch_size, config.sample_length_multiple,
-    )  # fmt: skip
+    budget, multiple = config.micro_batch_tokens, config.sample_length_multiple
     if budget is not None and budget < multiple:
         yield (
             f"micro_batch_tokens is {budget}, and every sample is padded to a multiple of "
@@ -93,14 +83,9 @@ def _sizes(config: PlanConfig) -> Iterator[str]:
             f"rank_tokens is {config.rank_tokens}, and one micro-batch may have {least}; raise it "
             f"to {least} or more, or lower micro_batch_tokens"
         )
-    if m is None or config.by_groups:
-        yield from _too_many(config)
-    else:
-        indivisible = list(_indivisible(config, m))
-        yield from indivisible or _too_few(config, m)
-
-
-def _too_many(config: PlanConfig) -> Iterator[str]:
+    if config.micro_batch_size is not None and not config.by_groups:
+        yield from _full_micro_batches(config, config.micro_batch_size)
+        return
     B, asked = config.dispatch_batch_size, config.dp_size * config.micro_batches(1)
     asked_by = (
         f"dp_size {config.dp_size}, min_micro_batches {config.min_micro_batches} and "
@@ -110,33 +95,27 @@ def _too_many(config: PlanConfig) -> Iterator[str]:
         yield found
 
 
-def _indivisible(config: PlanConfig, m: int) -> Iterator[str]:
-    multiple = config.micro_batch_multiple
-    unit = config.dp_size * m * multiple
-    B = config.dispatch_batch_size
+def _full_micro_batches(config: PlanConfig, m: int) -> Iterator[str]:
+    """Of a fixed size, so that micro-batches are full whenever the batch is."""
+    R, B, multiple = config.dp_size, config.dispatch_batch_size, config.micro_batch_multiple
+    unit, M, least = R * m * multiple, B // (R * m), config.min_micro_batches
     if B % unit:
-        below, above = B // unit * unit, (B // unit + 1) * unit
-        near = f"{below} or {above}" if below else f"{above}"
-        if sizes := _sizes_near(config.dp_size, B, m * multiple):
+        below = B // unit * unit
+        near = f"{below} or {below + unit}" if below else f"{unit}"
+        if sizes := _sizes_near(R, B, m * multiple):
             near += f", or dp_size {sizes}"
         yield (
-            f"dispatch_batch_size {B} is not a multiple of {unit} = dp_size {config.dp_size}"
+            f"dispatch_batch_size {B} is not a multiple of {unit} = dp_size {R}"
             f" x micro_batch_size {m}"
             + (f" x micro_batch_multiple {multiple}" if multiple > 1 else "")
             + f"; use {near}"
         )
-
-
-def _too_few(config: PlanConfig, m: int) -> Iterator[str]:
-    """Of a fixed size, so that micro-batches are full whenever the batch is."""
-    R, B, least = config.dp_size, config.dispatch_batch_size, config.min_micro_batches
-    M = B // (R * m)
-    if least > M:
-        enough = R * m * round_up(least, config.micro_batch_multiple)
+    elif least > M:
         yield (
             f"dispatch_batch_size {B} makes {M} micro-batches of micro_batch_size {m} for each of "
-            f"{R} ranks, and min_micro_batches is {least}; use dispatch_batch_size {enough} or "
-            f"more, a smaller micro_batch_size, or lower min_micro_batches to {M}"
+            f"{R} ranks, and min_micro_batches is {least}; use dispatch_batch_size "
+            f"{R * m * round_up(least, multiple)} or more, a smaller micro_batch_size, or lower "
+            f"min_micro_batches to {M}"
         )
 
 

@@ -1,8 +1,8 @@
-"""A budget of work: what planning may spend on comparing, counted in operations, not by a clock.
+"""A budget of work: what a split may spend to wait less, counted in operations, not by a clock.
 
-Invariant: a plan depends on nothing but its arguments, so the same comparisons are made on a fast
-machine and on a slow one. An operation is about a nanosecond of one core; how many a method takes
-was fitted to its time (`tuning.py`).
+Invariant: a plan depends on nothing but its arguments, so the same ways are tried on a fast machine
+and on a slow one. An operation is about a nanosecond of one core; how many a method takes was
+fitted to its time (`tuning.py`).
 """
 
 from dataclasses import dataclass
@@ -39,10 +39,3 @@ class Work:
             return False
         self.left -= operations
         return True
-
-    def share(self, part: float) -> "Work":
-        """This part of what is left, as a budget of its own; it is spent here."""
-        given = Work(0.0)
-        given.left = part * self.left
-        self.left -= given.left
-        return given

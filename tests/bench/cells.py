@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 from rollout_planner.types import Grouping, IntArray, Layout, Oversize, PlanConfig, Strategy, Sync
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"

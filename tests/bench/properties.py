@@ -21,7 +21,7 @@ from time import process_time
 import numpy as np
 
 from rollout_planner import get_seqlen_balanced_partitions, tuning
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 from rollout_planner.planner import plan
 from rollout_planner.types import (
     FloatArray,

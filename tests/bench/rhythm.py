@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 from rollout_planner.types import FloatArray, IntArray
 from tests.bench.cells import TRACES, read_trace
 

@@ -10,10 +10,10 @@ CELL = Cell("short", 64, 8, 1.0, "lognormal", {"micro_batch_tokens": 65536})
 
 
 def test_a_constant_has_a_value_for_as_long_as_it_is_measured() -> None:
-    before = tuning.WORK_WITHIN_TARGET
-    with set_to("WORK_WITHIN_TARGET", 0.0):
-        assert tuning.WORK_WITHIN_TARGET == 0.0
-    assert before == tuning.WORK_WITHIN_TARGET > 0
+    before = tuning.TRADED_TO
+    with set_to("TRADED_TO", 0.0):
+        assert tuning.TRADED_TO == 0.0
+    assert before == tuning.TRADED_TO > 0
 
 
 @pytest.mark.parametrize("name", ["NO_SUCH_CONSTANT", "np"])

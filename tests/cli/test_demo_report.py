@@ -9,7 +9,7 @@ import pytest
 
 from rollout_dispatcher.cli.demo.load import BATCH, STEPS_BETWEEN, Timings, fit, make_load
 from rollout_dispatcher.cli.demo.report import quantile, summarise, table, verdict
-from rollout_planner.cost.models import parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.types import Strategy
 
 METRICS = """\

@@ -46,7 +46,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.payload import InJournal
 from rollout_dispatcher.sample import Outcome, Sample
-from rollout_planner.cost.models import parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import Grouping, PlanConfig
 from tests.support.core.memory import Memory

@@ -30,7 +30,7 @@ from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
-from rollout_planner.cost.models import parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import PlanConfig
 from tests.support.core.rules import Rules

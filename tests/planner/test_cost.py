@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_planner import Quadratic, parse_cost, tokens, transformer_cost
-from rollout_planner.cost.transformer import Config
+from rollout_planner.cost import Config
 from rollout_planner.types import CostModel
 
 DENSE: dict[str, object] = {

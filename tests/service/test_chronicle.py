@@ -26,7 +26,7 @@ from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.http.probes.steps import describe_steps
 from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of
 from rollout_dispatcher.simulate.replay.virtual import Setting
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 from rollout_planner.planner import plan
 from rollout_planner.types import Plan, PlanConfig, Strategy, Window
 from tests.support.core.cores import Bench

@@ -11,7 +11,7 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.simulate.replay.virtual import Setting
 from rollout_dispatcher.simulate.trace import Trace
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 from rollout_planner.types import Grouping, Oversize, PlanConfig, Strategy, Sync
 
 HEADER = "arrival_s,group,run,prompt_tokens,response_tokens,truncated"

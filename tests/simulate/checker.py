@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 
 Key = tuple[float, str]
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from rollout_dispatcher.errors import PeerFailed
 from rollout_planner import pack
-from rollout_planner.numbers import as_groups, as_lengths
+from rollout_planner.public.arguments import as_groups, as_lengths
 from rollout_planner.types import CostModel, IntArray, MicroBatchOrder, Oversize
 from rollout_workers.process_group import device_of, initialised
 

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from rollout_planner.errors import UnequalPartitions
-from rollout_planner.numbers import as_lengths
-from rollout_planner.public.arguments import costs_of
+from rollout_planner.public.arguments import as_lengths, costs_of
 from rollout_planner.public.partition import balanced_partition
 from rollout_planner.types import CostModel, IntArray
 

@@ -3,177 +3,222 @@
 Invariant: every rank has n / R samples, and every micro-batch keeps to the budget, or has its fixed
 size; no step is longer than with ranks by Karmarkar-Karp, as verl makes them.
 
-With a fixed size it is the plan without that demand, or else Karmarkar-Karp's ranks, cut as
-verl cuts them. Under a budget it begins with that plan: bins stay in their micro-step and
-go to ranks by how many samples they have, the most to the rank with fewest. What is then missing on
-a rank are single samples, taken from ranks that have too many: the cheapest of its micro-step, into
-whichever it lengthens least. Unless that is level, ranks by Karmarkar-Karp are made as well; and
-where the better one is not near the plan without the demand, ranks of nearly equal sums that pack
-their samples by themselves, and the first plan with one more micro-batch. The shortest step is
-taken, with what it costs to begin each micro-batch.
+With a fixed size it is the plan without that demand, or else Karmarkar-Karp's ranks, cut as verl
+cuts them. Under a budget there are three ways, of which the shortest step is taken, with what it
+costs to begin each micro-batch; one that is level ends the search. Ranks of nearly equal sums fill
+their micro-batches by LPT, or tightly, and swap samples between these; that plan, or one with a
+micro-batch more, is moved until counts are equal; or Karmarkar-Karp shares out samples over ranks
+and within each, as in verl.
+
+To move a plan, bins stay in their micro-step and go to ranks by how many samples they have, the
+most to the rank with fewest. What is then missing on a rank are single samples, taken from ranks
+that have too many: the cheapest of its micro-step, into whichever it lengthens least.
 
 Example, R = 2, cost = tokens, budget 10, lengths 8 7 1 1 1 2: 8 1 1 | 7 2 1 is level and has three
 on each; of 8 2 | 7 1 1 1 the last 1 would go to the first rank if the budget let it.
 """
 
 from collections.abc import Callable
+from itertools import takewhile
 
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.public.packing import pack
-from rollout_planner.public.partition import (
-    as_lists,
-    balanced_partition,
-    by_falling_sum,
-)
+from rollout_planner.errors import UnequalPartitions
+from rollout_planner.public.partition import as_lists, balanced_partition, fill_empty, labels_of
+from rollout_planner.split.assign import best_fit, lpt_budget
 from rollout_planner.split.karmarkar_karp import differencing_labels
+from rollout_planner.split.leveling import swap_level
+from rollout_planner.split.packing import bin_of_each, members
 from rollout_planner.split.padded.runs import begin_cost
-from rollout_planner.types import FloatArray, IntArray, PlanConfig, step_time
+from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, cut, step_time
 
-#: [dp rank][micro-batch][indices].
-Step = list[list[list[int]]]
+#: Micro-batch of each of one rank's samples, of their cost, tokens and how many there are.
+_Fill = Callable[[FloatArray, IntArray, int, int], IntArray | None]
 
 
 def with_equal_counts(
-    freely: Callable[[int], Step], tokens: IntArray, x: FloatArray, config: PlanConfig
-) -> Step:
-    """tokens: int64[n], x: float64[n], cost of each; n is a multiple of the ranks.
+    freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
+) -> list[list[list[int]]]:
+    """Indices as [dp rank][micro-batch]; n is a multiple of the ranks.
 
-    freely: the plan without that demand, of so many micro-batches a rank at least, packed under a
-    budget or all full. Raises UnequalPartitions if a rank has fewer samples than micro-batches.
+    tokens: int64[n], x: float64[n], cost of each. freely: the plan without that demand, of so many
+    micro-batches a rank at least, packed under a budget or all full. Raises UnequalPartitions if a
+    rank has fewer samples than micro-batches and some cannot be fillers.
     """
     R, budget = config.dp_size, config.micro_batch_tokens or 1
-    begun, share = begin_cost(x, tokens, budget), float(x.sum()) / R
+    task = _Task(freely, tokens, x, config)
     fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
-
-    def time(step: Step | None) -> float:
-        if step is None:
-            return np.inf
-        load = np.array([[float(x[part].sum()) for part in rank] for rank in step])
-        return step_time(load, config.sync) + begun * len(step[0])
-
-    def moves(step: Step) -> Step | None:
-        return _Moves(step, tokens, x, budget).made()
-
+    enough = (1 + tuning.NEAR_EQUAL_COUNTS) * float(x.sum()) / R + task.begin * fewest
+    ways: list[Callable[[], IntArray | None]] = [task.moved, task.by_lpt, task.by_differences]
     if config.micro_batch_size is not None:
-        return min(freely(1), _runs(x, R, config.micro_batch_size), key=time)
-    free, enough = freely(1), (1 + tuning.NEAR_EQUAL_COUNTS) * share + begun * fewest
-    best = moves(free)
-    if time(best) > enough:
-        best = min(best, _differenced(tokens, x, config), key=time)
-    if time(best) > max(enough, time(free) + tuning.NEAR_EQUAL_COUNTS * share):
-        more, each = len(free[0]) + 1, len(tokens) // R
-        best = min(best, moves(freely(more)) if more <= each else None, key=time)
-        best = min(best, _packed(tokens, x, config, required=best is None), key=time)
-    assert best is not None, "what is required is made"
-    return best
+        ways, enough = [lambda: task.planned(1), task.in_runs], 0.0
+    elif config.sync is Sync.STEP:  # sums are all that counts, and these ranks have nothing else
+        ways[:2] = ways[1::-1]
+    best, least = None, np.inf
+    for way in ways:
+        found = way()
+        if found is not None and task.time(found) < least:
+            best, least = found, task.time(found)
+        if least <= enough:
+            break
+    if best is None:
+        raise UnequalPartitions(
+            f"{len(tokens) // R} samples of a rank cannot fill {fewest} micro-batches; lower "
+            "minimum or multiple, or leave equal_counts out"
+        )
+    M = task.count(best)
+    return cut(as_lists(best[0] * M + best[1], R * M), [M] * R)
 
 
-def _runs(x: FloatArray, R: int, size: int) -> Step:
-    """Ranks by Karmarkar-Karp, cut into micro-batches of one size, the cheap ones at both ends."""
-    step = []
-    for rank in as_lists(differencing_labels(x, R, equal_size=True), R):
-        rising = sorted(rank, key=lambda i: x[i])
-        ends = rising[::2] + rising[1::2][::-1]
-        step.append([ends[at : at + size] for at in range(0, len(ends), size)])
-    return step
+class _Task:
+    """Ways to such a step: the rank and the micro-batch of each sample, int64[2, n], or None."""
 
+    def __init__(
+        self, freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
+    ) -> None:
+        self.freely, self.x, self.config = freely, x, config
+        self.R, self.budget = config.dp_size, config.micro_batch_tokens or 1
+        self.tokens = np.minimum(tokens, self.budget)  # what is longer goes alone
+        self.each, self.begin = len(x) // self.R, begin_cost(x, tokens, self.budget)
 
-def _packed(tokens: IntArray, x: FloatArray, config: PlanConfig, *, required: bool) -> Step | None:
-    """Ranks of nearly equal sums, packed one by one into as many micro-batches as any needs.
+    def count(self, place: IntArray) -> int:
+        """Micro-batches of a rank; the last ones are empty where it has fewer samples than that."""
+        return self.config.micro_batches(int(place[1].max()) + 1)
 
-    Where a rank has fewer samples than that: UnequalPartitions if it is required, or else None.
-    """
-    ranks = balanced_partition(x, config.dp_size, equal_size=True)
-    most, needed = 0, config.micro_batches(1)
-    while needed > most:
-        if needed > len(ranks[0]) and not required:
+    def summed(self, place: IntArray, of: FloatArray | IntArray) -> FloatArray:
+        """Sum over each micro-batch, float64[R, M]."""
+        M = self.count(place)
+        sums = np.bincount(place[0] * M + place[1], of, self.R * M).astype(np.float64)
+        return sums.reshape(self.R, M)
+
+    def time(self, place: IntArray) -> float:
+        """What it takes, with what it costs to begin each micro-batch."""
+        load = self.summed(place, self.x)
+        return step_time(load, self.config.sync) + self.begin * int(load.shape[1])
+
+    def falling(self, place: IntArray) -> IntArray:
+        """Each rank's micro-batches by falling cost."""
+        turn = np.argsort(np.argsort(-self.summed(place, self.x), axis=1, kind="stable"), axis=1)
+        return np.array((place[0], turn[place[0], place[1]]))
+
+    def planned(self, least: int) -> IntArray:
+        """The plan without the demand, of so many micro-batches at least."""
+        plan = self.freely(least)
+        place = np.empty((2, len(self.x)), dtype=np.int64)
+        place[:, plan.chosen] = (
+            np.indices(plan.counts.shape).reshape(2, -1).repeat(plan.counts.ravel(), axis=1)
+        )
+        return place
+
+    def in_runs(self) -> IntArray:
+        """Karmarkar-Karp's ranks in micro-batches of one size, the cheap ones at both ends."""
+        rank_of = differencing_labels(self.x, self.R, equal_size=True)
+        rising = np.lexsort((self.x, rank_of)).reshape(self.R, -1)
+        ends = np.hstack((rising[:, ::2], rising[:, 1::2][:, ::-1]))
+        step_of = np.empty_like(rank_of)
+        step_of[ends] = np.arange(self.each) // (self.config.micro_batch_size or 1)
+        return np.array((rank_of, step_of))
+
+    def by_differences(self) -> IntArray | None:
+        """Karmarkar-Karp over ranks and in each, as verl has it."""
+        ranks = differencing_labels(self.x, self.R, equal_size=True)
+        return self._filled(ranks, _by_differences)
+
+    def by_lpt(self) -> IntArray | None:
+        """Ranks of nearly equal sums, filled by LPT, after swaps between micro-batches of each."""
+        ranks = labels_of(balanced_partition(self.x, self.R, equal_size=True), len(self.x))
+        place = self._filled(ranks, _by_lpt)
+        if place is None:
             return None
-        most, step = needed, []
-        for rank in ranks:
-            bins = pack(
-                tokens[rank], config.micro_batch_tokens or 1, cost=config.cost, minimum=most,
-                multiple=config.micro_batch_multiple, fillers=False, oversize=config.oversize,
-            )  # fmt: skip
-            step.append([[rank[i] for i in part] for part in bins])
-        needed = max(map(len, step))
-    return step
+        M = self.count(place)
+        ids = members(place[0] * M + place[1], self.R * M).reshape(self.R, M, -1)
+        swap_level(
+            ids, np.append(self.x, 0.0), np.append(self.tokens, 0), self.budget,
+            enough=tuning.LEVEL_PACKING, rounds=tuning.PACKING_ROUNDS,
+        )  # fmt: skip
+        own = bin_of_each(ids.reshape(self.R * M, -1), len(self.x)) % M
+        return self.falling(np.array((ranks, own)))
 
+    def _filled(self, rank_of: IntArray, fill: _Fill) -> IntArray | None:
+        """As many micro-batches as the rank that needs most, if ranks have so many samples."""
+        ids, step_of = (
+            np.argsort(rank_of, kind="stable").reshape(self.R, -1),
+            np.empty_like(rank_of),
+        )
+        x, s = self.x[ids], self.tokens[ids]
+        M = int(-(-s.sum(axis=1).max() // self.budget))
+        while (M := self.config.micro_batches(M)) <= self.each:
+            each = (fill(*own, M, self.budget) for own in zip(x, s, strict=True))
+            found = list(takewhile(lambda labels: labels is not None, each))
+            if len(found) == self.R:
+                step_of[ids] = np.array(found)
+                return self.falling(np.array((rank_of, step_of)))
+            M += 1
+        return None
 
-def _differenced(tokens: IntArray, x: FloatArray, config: PlanConfig) -> Step | None:
-    """As verl does it: Karmarkar-Karp over ranks, then within each; None if that is no legal step.
+    def moved(self) -> IntArray | None:
+        """The plan, or one of a micro-batch more, which may have room where that has too little."""
+        free = self.planned(1)
+        found, M = self._moved(free), self.count(free) + 1
+        if found is None or self.time(found) > self.time(free) + self.begin:
+            more = self._moved(self.planned(M)) if self.each >= M else None
+            if found is None or (more is not None and self.time(more) < self.time(found)):
+                return more
+        return found
 
-    As many micro-batches as the rank that needs most, and each rank's by falling cost.
-    """
-    budget = config.micro_batch_tokens or 1
-    ranks = as_lists(differencing_labels(x, config.dp_size, equal_size=True), config.dp_size)
-    M = max(-(-int(tokens[rank].sum()) // budget) for rank in ranks)
-    while (M := config.micro_batches(M)) <= len(ranks[0]):
-        step = []
-        for rank in ranks:
-            own = x[rank]
-            parts = by_falling_sum(differencing_labels(own, M, equal_size=False), own, M)
-            step.append([[rank[i] for i in part] for part in parts])
-            if any(len(part) != 1 and not 0 < tokens[part].sum() <= budget for part in step[-1]):
-                break
-        else:
-            return step
-        M += 1
-    return None
-
-
-class _Moves:
-    """Micro-batches [rank, micro-step] as they are changed: loads, tokens, and their samples."""
-
-    def __init__(self, free: Step, tokens: IntArray, x: FloatArray, budget: int) -> None:
-        self._tokens, self._x, self._budget = tokens, x, budget
-        R, M = len(free), len(free[0])
-        self._bins: Step = [[[] for _ in range(M)] for _ in range(R)]
-        held = np.zeros(R, dtype=np.int64)
-        columns = [[rank[at] for rank in free] for at in range(M)]
-        for at in sorted(range(M), key=lambda at: -np.ptp(list(map(len, columns[at])))):
-            dealt = sorted(columns[at], key=len, reverse=True)
-            for rank, part in zip(np.argsort(held, kind="stable").tolist(), dealt, strict=True):
-                self._bins[rank][at] = sorted(part, key=lambda i: -tokens[i])
-                held[rank] += len(part)
-        self._lacks = len(tokens) // R - held
-        shape = (R, M)
-        self._load, self._full = np.zeros(shape), np.zeros(shape, dtype=np.int64)
-        self._least = np.full(shape, -1)  # the cheapest sample, where there is another
-        for rank in range(R):
-            for at in range(M):
-                self._sum_up(rank, at)
-
-    def made(self) -> Step | None:
-        """With as many samples on each rank; None if no micro-batch has room for one any more."""
-        while self._lacks.any():
-            giving, taking = np.flatnonzero(self._lacks < 0), np.flatnonzero(self._lacks > 0)
-            least, steps = self._least[giving], np.arange(self._load.shape[1])
-            cheapest = np.where(least < 0, np.inf, self._x[least])
-            giver = cheapest.argmin(axis=0)
-            sample, cost = least[giver, steps], cheapest[giver, steps]
-            fits = self._full[taking] + self._tokens[sample] <= self._budget
-            after = np.where(fits, self._load[taking] + cost, np.inf)
-            taker = after.argmin(axis=0)
-            longer = np.maximum(after[taker, steps] - self._load.max(axis=0), 0.0)
-            at = int(np.lexsort((cost, longer))[0])
-            if not np.isfinite(longer[at]):
+    def _moved(self, place: IntArray) -> IntArray | None:
+        """As many samples on each rank; None if no micro-batch has room for one more."""
+        size, held = self.summed(place, np.ones_like(self.tokens)), np.zeros(self.R)
+        rank_of, step_of = place
+        to = np.empty(size.shape, dtype=np.int64)
+        for at in np.argsort(-np.ptp(size, axis=0), kind="stable"):
+            fullest = np.argsort(-size[:, at], kind="stable")
+            to[fullest, at] = fewest = np.argsort(held, kind="stable")
+            held[fewest] += size[fullest, at]
+        rank_of = to[rank_of, step_of]
+        place = np.array((rank_of, step_of))
+        rank_of, lacks, rising = place[0], self.each - held, np.argsort(self.x, kind="stable")
+        size, load, full = (
+            self.summed(place, of) for of in (np.ones_like(self.tokens), self.x, self.tokens)
+        )
+        while lacks.any():
+            rank, step, taking = rank_of[rising], step_of[rising], np.flatnonzero(lacks > 0)
+            gives = rising[(lacks[rank] < 0) & (size[rank, step] > 1)]
+            steps, first = np.unique(step_of[gives], return_index=True)
+            cheapest = gives[first]  # of each micro-step
+            after = load[taking][:, steps] + self.x[cheapest]
+            after[full[taking][:, steps] + self.tokens[cheapest] > self.budget] = np.inf
+            longer = np.maximum(after.min(axis=0) - load.max(axis=0)[steps], 0.0)
+            if not np.isfinite(longer).any():
                 return None
-            self._move(int(giving[giver[at]]), int(taking[taker[at]]), at)
-        return self._bins
+            best = int(np.lexsort((self.x[cheapest], longer))[0])
+            sample, taker = int(cheapest[best]), int(taking[after[:, best].argmin()])
+            for where, sign in ((int(rank_of[sample]), -1), (taker, 1)):
+                lacks[where] -= sign
+                size[where, steps[best]] += sign
+                load[where, steps[best]] += sign * self.x[sample]
+                full[where, steps[best]] += sign * self.tokens[sample]
+            rank_of[sample] = taker
+        return place
 
-    def _move(self, giver: int, taker: int, at: int) -> None:
-        sample = self._bins[giver][at].pop()
-        own = self._bins[taker][at]
-        own.append(sample)
-        own.sort(key=lambda i: -self._tokens[i])
-        self._lacks[giver] += 1
-        self._lacks[taker] -= 1
-        self._sum_up(giver, at)
-        self._sum_up(taker, at)
 
-    def _sum_up(self, rank: int, at: int) -> None:
-        own = self._bins[rank][at]
-        self._load[rank, at], self._full[rank, at] = self._x[own].sum(), self._tokens[own].sum()
-        self._least[rank, at] = own[-1] if len(own) > 1 else -1
+def _by_differences(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+    """Unequal KK, if that leaves none empty and keeps to the budget."""
+    labels = differencing_labels(x, M, equal_size=False)
+    held, counts = np.bincount(labels, s, M), np.bincount(labels, minlength=M)
+    return labels if ((counts > 0) & ((held <= budget) | (counts == 1))).all() else None
+
+
+def _by_lpt(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+    """The dearest first into the cheapest; or else tightly, by tokens."""
+    order = np.argsort(-x, kind="stable")
+    found = lpt_budget(x[order], s[order], M, budget)
+    if found is None:
+        found = _by_differences(s[order].astype(np.float64), s[order], M, budget)
+    if found is None:
+        order = np.argsort(-s, kind="stable")
+        found = best_fit(s[order], np.full(M, budget), budget)
+    labels = np.empty_like(found)
+    labels[order] = fill_empty(found, M) if found.min() >= 0 else found
+    return labels if labels.min() >= 0 else None

@@ -11,23 +11,22 @@ Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.cost import LONGEST
 from rollout_planner.errors import UnequalPartitions
-from rollout_planner.numbers import as_groups, as_lengths
 from rollout_planner.public.arguments import (
+    as_groups,
+    as_lengths,
     at_least,
     check_fillers,
     check_groups,
     check_longest,
     costs_of,
     option,
-    oversize_option,
-    padding,
     token_budget,
 )
 from rollout_planner.public.partition import by_falling_sum, fill_empty
@@ -44,14 +43,6 @@ from rollout_planner.types import (
     Oversize,
     round_up,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Items:
-    """Samples, or groups of them, by falling tokens: float64[n], cost, and int64[n], tokens."""
-
-    x: FloatArray
-    s: IntArray
 
 
 def pack(
@@ -83,12 +74,11 @@ def pack(
     Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
     ValueErrors).
     """
-    budget, pad_to = token_budget(budget=budget), padding(pad_to)
-    [multiple] = at_least(1, multiple=multiple)
-    [minimum] = at_least(0, minimum=minimum)
-    peak_first, ends_small = MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL
-    turns = option("order", order, MicroBatchOrder, peak_first, ends_small)
-    alone = oversize_option(oversize) is Oversize.ALONE
+    budget, [pad_to] = token_budget(budget=budget), at_least(1, LONGEST, pad_to=pad_to)
+    [multiple], [minimum] = at_least(1, multiple=multiple), at_least(0, minimum=minimum)
+    peak_first = MicroBatchOrder.PEAK_FIRST
+    turns = option("order", order, peak_first, MicroBatchOrder.ENDS_SMALL)
+    alone = option("oversize", oversize, Oversize.ERROR, Oversize.ALONE) is Oversize.ALONE
     tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
     costs, n = costs_of(tokens, cost), len(tokens)
     check_fillers(round_up(max(minimum, min(n, 1)), multiple), n, "minimum and multiple")
@@ -100,8 +90,7 @@ def pack(
         check_groups(item, tokens, budget)
     falling = np.lexsort((-x, -s))
     labels = np.empty(len(s), dtype=np.int64)
-    items = _Items(x[falling], s[falling])
-    labels[falling], bins = _packed(items, budget, minimum, multiple)
+    labels[falling], bins = _packed(x[falling], s[falling], budget, minimum, multiple)
     if bins > len(s) and not fillers:
         raise UnequalPartitions(
             f"{len(s)} samples or groups cannot fill {bins} bins; lower minimum or multiple, or "
@@ -111,9 +100,10 @@ def pack(
     return found if turns is peak_first else found[::2][::-1] + found[1::2]
 
 
-def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[Labels, int]:
-    """Bin of each item, and how many bins."""
-    s = items.s
+def _packed(
+    x: FloatArray, s: IntArray, budget: int, minimum: int, multiple: int
+) -> tuple[Labels, int]:
+    """Bin of each item of these costs and falling tokens, and how many bins."""
     fit = best_fit(s, np.full(len(s), budget), budget)
     least, most = least_bins(s, budget), num_bins(fit)
     for bins in range(max(least, most - tuning.FEWER_BINS), most + 1):
@@ -122,20 +112,20 @@ def _packed(items: _Items, budget: int, minimum: int, multiple: int) -> tuple[La
             return np.arange(len(s)), count
         # Largest onto least loaded may fail with a bin more than it needs. What it fits into fewer
         # is good for more, so that nobody who asks for as many as are needed gets others.
-        tried = (_most_even(items, each, budget, fit) for each in dict.fromkeys((count, bins)))
+        tried = (_most_even(x, s, each, budget, fit) for each in dict.fromkeys((count, bins)))
         labels = next((labels for labels in tried if labels is not None), None)
         if labels is not None:
             return fill_empty(labels, count), count
     raise AssertionError("what was fitted keeps to the budget")
 
 
-def _most_even(items: _Items, bins: int, budget: int, fit: Labels) -> Labels | None:
+def _most_even(x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels) -> Labels | None:
     """The start whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
-    x, s = items.x, items.s
     best, least = None, np.inf
     enough = float(x.sum()) / bins * (1 + tuning.EVEN_BINS)
-    for start in _starts(items, bins, budget, fit):
-        if not _is_legal(start, s, bins, budget):
+    for start in _starts(x, s, bins, budget, fit):
+        held, counts = np.bincount(start, s, bins), np.bincount(start, minlength=bins)
+        if not ((held <= budget) | (counts == 1)).all():
             continue
         labels = level_columns(fill_empty(start.copy(), bins), x, s, R=bins, M=1, budget=budget)
         dearest = float(np.bincount(labels, weights=x).max())
@@ -147,9 +137,8 @@ def _most_even(items: _Items, bins: int, budget: int, fit: Labels) -> Labels | N
     return best if best is None or many else traded_bins(x, s, best, budget)
 
 
-def _starts(items: _Items, bins: int, budget: int, fit: Labels) -> Iterator[Labels]:
+def _starts(x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels) -> Iterator[Labels]:
     """Ways to fill so many bins, some of them above the budget perhaps."""
-    x, s = items.x, items.s
     by_tokens = s.astype(np.float64)
     dearest_first = np.argsort(-x, kind="stable")
     for weight, sequence in ((x, dearest_first), (by_tokens, np.arange(len(s)))):
@@ -162,9 +151,3 @@ def _starts(items: _Items, bins: int, budget: int, fit: Labels) -> Iterator[Labe
         yield fit
     yield differencing_labels(x, bins, equal_size=False)
     yield differencing_labels(s, bins, equal_size=False)
-
-
-def _is_legal(labels: Labels, s: IntArray, bins: int, budget: int) -> bool:
-    """Whether no bin is above the budget, but for one item alone."""
-    held = np.bincount(labels, weights=s, minlength=bins)
-    return bool(((held <= budget) | (np.bincount(labels, minlength=bins) == 1)).all())

@@ -12,8 +12,9 @@ Example, 8 7 6 5 4 into 2: LPT makes 8 5 4 | 7 6, which is 17 and 13; KK 8 6 | 7
 with 6 and 7 swapped that is 8 7 | 6 5 4, 15 each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapreplace
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.bounds import rank_bound
 from rollout_planner.errors import UnequalPartitions
-from rollout_planner.numbers import as_costs
-from rollout_planner.public.arguments import at_least
+from rollout_planner.public.arguments import as_costs, as_plain, at_least
 from rollout_planner.split.assign import lpt
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.leveling import swap_level
@@ -40,8 +40,11 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     UnequalPartitions (a ValueError, and an AssertionError) if there are fewer items than parts, if
     equal sizes cannot be, and for a cost that is negative or not finite.
     """
-    given = as_costs(costs)
-    k = check_parts(len(given), k, equal_size)
+    given, [k] = as_costs(costs), at_least(1, k=k)
+    if len(given) < k:
+        raise UnequalPartitions(f"{len(given)} items cannot fill {k} parts; use fewer parts")
+    if equal_size and len(given) % k:
+        raise UnequalPartitions(f"{len(given)} items do not split into {k} parts of equal size")
     order = np.argsort(-given, kind="stable")
     x = given[order]
     labels = np.empty(len(x), dtype=np.int64)
@@ -49,14 +52,40 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     return by_falling_sum(labels, given, k)
 
 
-def check_parts(n: int, k: int, equal_size: bool) -> int:
-    """The integer k; UnequalPartitions where n items do not make k parts, none of them empty."""
-    [k] = at_least(1, k=k)
-    if n < k:
-        raise UnequalPartitions(f"{n} items cannot fill {k} parts; use fewer parts")
-    if equal_size and n % k:
-        raise UnequalPartitions(f"{n} items do not split into {k} parts of equal size")
-    return k
+def log_seqlen_unbalance(
+    seqlen_list: Any, partitions: Sequence[Sequence[int]], prefix: str
+) -> dict[str, float]:
+    """How far sums of lengths differ: as the batch came, cut in order, and as it is split.
+
+    For a batch that divides by the number of parts the figures are those of verl's function.
+
+    seqlen_list: tokens of each sample. partitions: indices of each part, as `balanced_partition` or
+    `get_seqlen_balanced_partitions` give them. Returns, each with `prefix/` before it: `min`, `max`
+    and `minmax_diff` of the parts that the batch falls into if it is cut in order, `balanced_min`
+    and `balanced_max` of `partitions`, and the `mean` of both. It returns and logs nothing itself:
+    trainers update their metrics with it. Raises UnequalPartitions if there are no parts, or
+    an index is none of a length's.
+    """
+    lengths, k = as_plain(seqlen_list), len(partitions)
+    if not k:
+        raise UnequalPartitions("there are no partitions to describe")
+    for i in chain.from_iterable(partitions):
+        if not 0 <= i < len(lengths):
+            raise UnequalPartitions(
+                f"a partition has index {i}, and there are {len(lengths)} lengths"
+            )
+    cuts = [len(lengths) * i // k for i in range(k + 1)]
+    before = [sum(lengths[a:b]) for a, b in pairwise(cuts)]
+    after = [sum(lengths[i] for i in part) for part in partitions]
+    figures = {
+        "min": min(before),
+        "max": max(before),
+        "minmax_diff": max(before) - min(before),
+        "balanced_min": min(after),
+        "balanced_max": max(after),
+        "mean": sum(before) / k,
+    }
+    return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 
 def by_falling_sum(labels: IntArray, costs: FloatArray, k: int) -> list[list[int]]:

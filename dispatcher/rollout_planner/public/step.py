@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from rollout_planner.errors import ConfigError, UnequalPartitions
-from rollout_planner.numbers import as_groups, as_lengths
+from rollout_planner.cost import LONGEST
+from rollout_planner.errors import UnequalPartitions
 from rollout_planner.planner import plan
 from rollout_planner.public.arguments import (
+    as_groups,
+    as_lengths,
     at_least,
     check_fillers,
     check_groups,
@@ -20,23 +22,23 @@ from rollout_planner.public.arguments import (
     cost_model,
     costs_of,
     option,
-    oversize_option,
-    padding,
     token_budget,
 )
 from rollout_planner.public.equal_counts import with_equal_counts
 from rollout_planner.types import (
     CostModel,
+    FloatArray,
     Grouping,
     IntArray,
     Layout,
     Oversize,
+    Plan,
     PlanConfig,
     Sync,
     Window,
     round_up,
 )
-from rollout_planner.validate import validate_config
+from rollout_planner.validate import problems
 
 
 def plan_step(
@@ -77,7 +79,7 @@ def plan_step(
     for others that cannot be (all ValueErrors).
     """
     dp_size, multiple, minimum = at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum)
-    pad_to = padding(pad_to)
+    [pad_to] = at_least(1, LONGEST, pad_to=pad_to)
     if micro_batch_size is not None:
         [micro_batch_size] = at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:
@@ -86,8 +88,7 @@ def plan_step(
     n = len(tokens)
     if not n:
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
-    within = [kind for kind in Grouping if kind not in (Grouping.IGNORE, Grouping.STEP)]
-    together = option("grouping", grouping, Grouping, *within)
+    together = option("grouping", grouping, Grouping.RANK, Grouping.MICRO_BATCH)
     if micro_batch_size is not None:
         micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
@@ -99,25 +100,27 @@ def plan_step(
         cost=cost_model(cost),
         micro_batch_size=micro_batch_size,
         micro_batch_tokens=micro_batch_tokens,
-        sync=option("sync", sync, Sync),
-        layout=option("layout", layout, Layout),
+        sync=option("sync", sync, *Sync),
+        layout=option("layout", layout, *Layout),
         grouping=Grouping.IGNORE if groups is None else together,
         micro_batch_multiple=multiple,
         min_micro_batches=minimum,
         sample_length_multiple=pad_to,
-        oversize=oversize_option(oversize),
+        oversize=option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
     if equal_counts:
         _check_equal_counts(n, config)
+    computed = round_up(tokens, pad_to)
+    costs = _checked_costs(computed, group, config)
     if not equal_counts:
-        return _planned(tokens, group, config)
+        found = _planned(tokens, group, config)
+        return list(map(list, found.laid_out(found.chosen.tolist())))
 
-    def freely(least: int) -> list[list[list[int]]]:
+    def freely(least: int) -> Plan:
         return _planned(tokens, group, replace(config, min_micro_batches=max(least, minimum)))
 
-    computed = round_up(tokens, pad_to)
-    return with_equal_counts(freely, computed, costs_of(computed, config.cost), config)
+    return with_equal_counts(freely, computed, costs, config)
 
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
@@ -132,35 +135,27 @@ def _check_equal_counts(n: int, config: PlanConfig) -> None:
         )
 
 
-def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> list[list[list[int]]]:
-    computed = round_up(tokens, config.sample_length_multiple)
-    costs_of(computed, config.cost)
-    if config.micro_batch_tokens is not None and config.oversize is not Oversize.ALONE:
-        check_longest(computed, config.micro_batch_tokens)
-        if config.grouping is Grouping.MICRO_BATCH:
-            check_groups(group, computed, config.micro_batch_tokens)
-    if config.micro_batch_size is not None and config.grouping is Grouping.MICRO_BATCH:
-        _check_sizes(group, config.micro_batch_size)
-    _validate(config)
+def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> Plan:
     n = len(tokens)
     window = Window(tokens, np.zeros(n, dtype=np.int64), group, np.zeros(n, dtype=np.bool_))
-    found = plan(window, config, take=n)
-    return list(map(list, found.laid_out(found.chosen.tolist())))
+    return plan(window, config, take=n)
 
 
-def _check_sizes(group: IntArray, most: int) -> None:
-    """Raise UnequalPartitions for a group that cannot be whole in any micro-batch."""
-    largest = int(np.bincount(group).max())
-    if largest > most:
+def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> FloatArray:
+    """Of each sample; raises what `plan_step` does for lengths and settings that cannot be."""
+    costs, budget, most = costs_of(tokens, config.cost), config.micro_batch_tokens, 0
+    together = config.grouping is Grouping.MICRO_BATCH
+    if budget is not None and config.oversize is not Oversize.ALONE:
+        check_longest(tokens, budget)
+        if together:
+            check_groups(group, tokens, budget)
+    if config.micro_batch_size is not None and together:
+        most = int(np.bincount(group).max())
+    if most > (config.micro_batch_size or 0):
         raise UnequalPartitions(
-            f"a group has {largest} samples and micro_batch_size is {most}; raise it to the size "
-            "of a group, or pass grouping='rank'"
+            f"a group has {most} samples and micro_batch_size is {config.micro_batch_size}; raise "
+            "it to the size of a group, or pass grouping='rank'"
         )
-
-
-def _validate(config: PlanConfig) -> None:
-    """What contradicts itself is a ValueError here, as callers without a service expect."""
-    try:
-        validate_config(config)
-    except ConfigError as error:
-        raise UnequalPartitions(str(error)) from None
+    if wrong := next(problems(config), None):
+        raise UnequalPartitions(wrong)
+    return costs

@@ -166,8 +166,7 @@ class _Task:
     def found(self, M: int, work: Work) -> list[Parts]:
         """M micro-batches of each rank, by each way that finds room for all."""
         ways, found = self.ways(M), list[Parts]()
-        price = tuning.GROUPS_BY_COUNT if self.counts else tuning.GROUPS_BY_TOKENS
-        operations = price.of(len(self.batch), self.config.dp_size, M)
+        operations = tuning.WHOLE_GROUPS.of(len(self.batch), self.config.dp_size, M)
         for way in ways[: None if self.waits_often or self.cuts else 1]:
             if found and not (self.cuts or work.affords(operations)):
                 break

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_planner.errors import UnequalPartitions
-from rollout_planner.numbers import as_plain
+from rollout_planner.public.arguments import as_plain
 from rollout_planner.types import IntArray
 
 #: A whole number below this is the same as an int64.

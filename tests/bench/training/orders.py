@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollout_planner.cost.models import parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.split.packing import pack
 from rollout_planner.types import CostModel, IntArray
 from tests.peers.adapters.verl import load_karmarkar_karp

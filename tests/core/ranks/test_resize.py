@@ -16,7 +16,7 @@ from rollout_dispatcher.core.effects import (
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_planner.cost.models import parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import PlanConfig
 from tests.support.core.memory import Memory

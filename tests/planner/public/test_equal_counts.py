@@ -110,6 +110,27 @@ def test_no_step_of_one_size_is_longer_than_verl_s(
     assert time(ours, lengths, sync, 1) <= time(cut, lengths, sync, 1) * (1 + 1e-9)
 
 
+@given(
+    st.integers(1, 4), st.integers(1, 6), st.tuples(st.integers(1, 4), st.integers(1, 3)),
+    st.sampled_from(Sync), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_there_are_as_many_micro_batches_as_asked_for_and_what_is_too_long_goes_alone(
+    ranks: int, each: int, asked: tuple[int, int], sync: Sync, seed: int
+) -> None:
+    lengths, (minimum, multiple) = np.random.default_rng(seed).integers(1, 150, ranks * each), asked
+    step = plan_step(
+        lengths, dp_size=ranks, micro_batch_tokens=100, sync=sync, equal_counts=True,
+        minimum=minimum, multiple=multiple, oversize="alone",
+    )  # fmt: skip
+    (count,) = {len(rank) for rank in step}
+    assert count >= minimum
+    assert count % multiple == 0
+    assert {sum(map(len, rank)) for rank in step} == {each}
+    parts = [part for rank in step for part in rank]
+    assert all(len(part) < 2 or lengths[part].sum() <= 100 for part in parts)
+    assert count > each or all(parts)
+
+
 def test_what_cannot_be_equal_is_refused() -> None:
     with pytest.raises(UnequalPartitions, match="7 samples do not divide by dp_size 2"):
         plan_step([5] * 7, dp_size=2, micro_batch_tokens=10, equal_counts=True)

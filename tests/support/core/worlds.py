@@ -12,7 +12,7 @@ from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.sample import Sample
-from rollout_planner.cost.models import parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import PlanConfig, Strategy
 from tests.support.samples import make_sample

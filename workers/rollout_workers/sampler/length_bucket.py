@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Sampler
 
 from rollout_dispatcher.errors import ConfigError, UnequalPartitions
-from rollout_planner.numbers import as_lengths
+from rollout_planner.public.arguments import as_lengths
 from rollout_planner.types import IntArray
 from rollout_workers.process_group import find_place
 from rollout_workers.replica.places import place_in, refuse_contradiction

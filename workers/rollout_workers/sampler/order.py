@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 from rollout_planner.types import FloatArray, IntArray
 
 #: How far shuffling moves a sample at most in the sorted data, in runs, and two places more: what

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_dispatcher.simulate.profiles import sample_lengths
-from rollout_planner.cost.models import Quadratic
+from rollout_planner.cost import Quadratic
 
 RANKS = 2
 #: Eight samples a rank and step, two at a time: what ranks get differs a lot, steps are short.

@@ -39,7 +39,7 @@ from rollout_dispatcher.service.config.themes.place import (
 from rollout_dispatcher.service.config.types import Retain, SharedMemoryUse
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.transport.shared_memory.segments import ARE_SUPPORTED
-from rollout_planner.cost.models import parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.planner import validate_config
 from rollout_planner.types import MicroBatchOrder, PlanConfig, longest_in_budget
 

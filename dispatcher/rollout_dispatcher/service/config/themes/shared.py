@@ -67,6 +67,6 @@ class SelectionOptions(Options):
     under token-mean no sample weighs much less or more for its neighbours; more where arrivals
     stray as far by themselves; off: as far as balance has it"""
     planning_budget: DurationOrNothing = 0.005
-    """what a plan that wastes more than 1 % may spend on comparing other selections and splits, on
-    one core; counted in operations, not timed, so that plans do not depend on the machine; 0s
-    compares nothing"""
+    """what a split may spend to wait less, on one core: trades between micro-batches, further ways
+    to share whole groups out, padded runs cut anew; counted in operations, not timed, so that plans
+    do not depend on the machine; 0s tries none of these"""
