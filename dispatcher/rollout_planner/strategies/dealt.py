@@ -22,7 +22,7 @@ class Dealt:
     def split(self, batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
         if batch.group is not None:
-            parts = split_plainly(batch, config, in_turn, batch.order)
+            parts = split_plainly(batch, config, in_turn)
         else:
             parts = self._alone(batch, config)
         return without_fillers(batch, parts, config)

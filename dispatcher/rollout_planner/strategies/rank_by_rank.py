@@ -34,7 +34,7 @@ class RankByRank:
     def split(self, batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         """See `PlanningStrategy`."""
         if batch.group is not None:
-            parts = split_plainly(batch, config, self.share, batch.order)
+            parts = split_plainly(batch, config, self.share)
         elif config.micro_batch_size is None:
             parts = self._by_tokens(batch, config)
         else:

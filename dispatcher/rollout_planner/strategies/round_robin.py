@@ -25,8 +25,7 @@ class RoundRobin:
     @staticmethod
     def _as_they_came(batch: Batch, config: PlanConfig) -> Parts:
         if batch.group is not None:
-            arrival = np.arange(len(batch))
-            return split_plainly(batch, config, in_turn, arrival)
+            return split_plainly(batch, config, in_turn, as_came=True)
         if config.micro_batch_size is None:
             return _by_tokens(batch, config)
         R, m, n = config.dp_size, config.micro_batch_size, len(batch)
