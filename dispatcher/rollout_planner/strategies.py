@@ -81,7 +81,7 @@ def _by_rank(
     R, n, m, came = config.dp_size, len(batch), config.micro_batch_size, np.arange(len(batch))
     first, sequence = (came, came) if arrival else (batch.dearest_first, batch.order)
     if batch.group is not None:
-        return split_plainly(batch, config, share, sequence)
+        return split_plainly(batch, config, share, as_came=arrival)
     M, rank_of = micro_batches_for(n, config), np.empty(n, dtype=np.int64)
     rank_of[first] = assign(batch.cost[first], R, n if m is None else M * m)
     sequence, sizes = sequence[by_label(rank_of[sequence], R)], np.bincount(rank_of, minlength=R)

@@ -113,9 +113,8 @@ RANK_ROUNDS = 48
 
 #: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
 LAYERS = 12
-#: Swaps of whole groups, and numbers that one of them may compare: pairs of groups times layers.
-#: Chosen by trial.
-GROUP_SWAPS, SWAPS_COMPARED = 48, 1 << 16
+#: Numbers that one swap of whole groups may compare: pairs of groups times layers. Chosen by trial.
+SWAPS_COMPARED = 1 << 16
 #: Of whole groups on ranks, so much longer a step is worth one micro-batch fewer. Chosen by trial.
 WORTH_A_MICRO_BATCH = 1.05
 #: Micro-batches beyond the fewest that are tried. Chosen.
@@ -158,8 +157,9 @@ LARGEST_RUN, END_SPREAD, END_CLOSE, END_SWEEPS = (
 #: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
 #: could be, as tried in turn. Chosen by trial.
 FIT_PARTS = np.linspace(1, 0.3, 8)
-#: Where ranks keep their samples: what a run counts below the pace of the others. Chosen by trial.
-RECUT_OWN = 1e-3
+#: Where ranks keep their samples: what a run counts below the pace of the others, and how many
+#: numbers of micro-batches are looked at closer. Chosen by trial.
+RECUT_OWN, RECUT_COUNTS = 1e-3, 4
 
 # Pipelines.
 

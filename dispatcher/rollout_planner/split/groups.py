@@ -86,13 +86,14 @@ def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     return min(found, key=rating)
 
 
-def split_plainly(batch: Batch, config: PlanConfig, share: Share, sequence: IntArray) -> Parts:
-    """The same as methods to compare with have it: ranks cut their samples, in this sequence.
+def split_plainly(
+    batch: Batch, config: PlanConfig, share: Share, *, as_came: bool = False
+) -> Parts:
+    """The same as methods to compare with have it: each rank cuts its own samples.
 
-    Groups go by falling load, or in the sequence of their samples if that is as they came.
+    Groups go by falling load and samples by falling tokens, or both as they came.
     """
-    task = _Task.of(batch, config)
-    as_came = bool((np.diff(sequence) > 0).all())
+    task, sequence = _Task.of(batch, config), np.arange(len(batch)) if as_came else batch.order
     order = np.arange(len(task.load)) if as_came else np.argsort(-task.load, kind="stable")
     M = task.fewest() if config.micro_batch_size else len(batch)
     while (way := task.shared(share, order, M * task.cap)) is None:
@@ -215,11 +216,9 @@ class _Task:
 
     def split(self, way: IntArray, M: int, work: Work) -> Parts | None:
         """Micro-batches of ranks that have these groups; None if one finds no room."""
-        return (
-            self.cut(way, M)
-            if self.cuts
-            else self.filled(self.samples(way, self.batch.order), M, work)
-        )
+        if self.cuts:
+            return self.cut(way, M)
+        return self.filled(self.samples(way, self.batch.order), M, work)
 
     def cut(self, way: IntArray, M: int) -> Parts:
         """Runs of neighbours on each rank, as full as can be."""
@@ -252,12 +251,15 @@ class _Task:
             targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
             for target in (None, *targets):
                 if target is not None:
-                    base, near = (
-                        np.broadcast_to(target[0] - target, bins.shape[:2]),
-                        tuning.LEVEL_PACKING,
-                    )
+                    base = np.broadcast_to(target[0] - target, bins.shape[:2])
                     swap_level(
-                        bins, x, w, cap, base=base, enough=near, rounds=tuning.PACKING_ROUNDS
+                        bins,
+                        x,
+                        w,
+                        cap,
+                        base=base,
+                        enough=tuning.LEVEL_PACKING,
+                        rounds=tuning.PACKING_ROUNDS,
                     )
                 falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
                 bins = np.take_along_axis(bins, falling[:, :, None], 1)
@@ -315,7 +317,7 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
     reach, held = np.vstack((layers, np.zeros((R, L)))), np.append(weight, np.zeros_like(own))
     way, done = np.append(way, own), np.zeros(R, dtype=bool)
     ranks = np.array([reach[way == r].sum(axis=0) for r in range(R)])
-    for _ in range(tuning.GROUP_SWAPS):
+    for _ in range(G):
         second, most = np.sort(ranks, axis=0)[-2:]
         alone = np.where(ranks == most, most - second, 0.0).sum(axis=1)
         high = int(np.where(done, 0.0, alone).argmax())

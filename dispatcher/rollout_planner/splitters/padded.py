@@ -57,7 +57,10 @@ def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Part
     whatever = batch.dearest_first, np.argsort(-longest, kind="stable"), np.arange(len(size))
     orders = [(1.0, order) for order in whatever]
     for part, order in [*orders, *((part, by_length) for part in tuning.FIT_PARTS.tolist())]:
-        level, own = part * most * longest[by_length[0]], np.maximum(longest[order], 1e-300)
+        level, own = (
+            part * most * longest[by_length[0]],
+            np.maximum(longest[order], np.finfo(float).tiny),
+        )
         room = np.maximum(np.minimum(np.rint(level / own), most), size[order]).astype(np.int64)
         fits = _first_fit(size[order], R * M, room)
         found += [] if fits is None else [_placed(order, fits, M, batch, config)]

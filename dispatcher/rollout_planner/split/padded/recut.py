@@ -65,9 +65,9 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
         return parts
     rest = _rests(table, sizes, np.zeros((R, max(M, last))))
     allowed = [count for count in range(M, len(rest) + 1) if count == config.micro_batches(count)]
-    allowed.sort(key=lambda count: rest[-count, :, 0].max() + begin * count)
-    tried = [_walked(table, sizes, rest[-count:], np.zeros((R, count))) for count in allowed[:4]]
-    for even in [evenly(sizes, count) for count in allowed[:4]]:
+    allowed = allowed[:: -(-len(allowed) // tuning.RECUT_COUNTS)]
+    tried = [_walked(table, sizes, rest[-count:], np.zeros((R, count))) for count in allowed]
+    for even in [evenly(sizes, count) for count in allowed]:
         begins = np.minimum(even.cumsum(axis=1) - even, len(at) - 1)
         tried += [even] if (even <= np.take_along_axis(width, begins, 1)).all() else []
     best = min(tried, key=time)
