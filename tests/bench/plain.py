@@ -64,7 +64,7 @@ CELLS = tuple(
     for batch, ranks in sizes
     for multiple in (1.25, 2.0)
 )
-_PRICES, _GOOD_ENOUGH = (30.0, 3.0, 0.3), 0.01
+_PRICES, _GOOD_ENOUGH = (100.0, 30.0, 10.0), 0.01
 
 
 def ours(window: Window, config: PlanConfig) -> IntArray:

@@ -12,10 +12,13 @@ is tried with the heaviest leaving together as well.
 The outlier lane: a sample that costs more than a rank's share of the step makes every other rank
 wait, whatever the partition. Together with the heaviest others it makes the step so much longer
 that nobody waits for it. So some of the heaviest are held back, or they leave together. (WLB-LLM
-delays outlier documents in the same spirit.) How much a step's loss tokens may stray for it is for
-`loss_bound`. What is held back may have to go without company when it is due: `debt` charges a
-candidate for that, by how much less the item costs that is a column further down, but only in steps
-in which one of the heaviest is due anyway.
+delays outlier documents in the same spirit.) To hold many is tried before few; where no sample
+rules a rank it is the shape of a packing that waits, which takes few to mend, and few come first.
+How much a step's loss tokens may stray for it is for `loss_bound`.
+
+What is held back may have to go without company when it is due: `debt` charges a candidate for
+that, by how much less the item costs that is a column further down, but only in steps in which one
+of the heaviest is due anyway.
 
 Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %. Held
 until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
@@ -111,8 +114,10 @@ def of(pool: Pool, take: int) -> Iterator[BoolArray]:
     yield keep_oldest(forced, take)
     if spare <= 0:
         return
-    most = max(min(take // tuning.HELD, spare), 1) if pool.cost.max() > pool.share else 0
-    for held in (0, *(most >> i for i in range(0, most.bit_length(), 2))):
+    outliers = bool(pool.cost.max() > pool.share)
+    most = max(min(take // (tuning.HELD if outliers else tuning.HELD_FOR_SHAPE), spare), 1)
+    counts = [most >> i for i in range(0, most.bit_length(), 2)][:: 1 if outliers else -1]
+    for held in (0, *counts):
         for company in () if pool.columns else (0, *tuning.COMPANY):
             if (held and forced.any()) or bool(held) != bool(company):
                 first = order[held : held + company * pool.neighbours]
