@@ -13,9 +13,9 @@ from rollout_planner.bounds import (
     rank_bound,
 )
 from rollout_planner.order import running_sums
-from rollout_planner.select.column_fill import well_filled
+from rollout_planner.select.columns import well_filled
 from rollout_planner.split.packing import fewest_micro_batches
-from rollout_planner.split.padded.runs import padded_time
+from rollout_planner.split.padded.levels import padded_time
 from rollout_planner.split.parts import Batch
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, bubble
 

@@ -27,10 +27,9 @@ from rollout_planner.errors import GroupTooLong, PlanError, SampleTooLong
 from rollout_planner.objective import bound_of
 from rollout_planner.order import among, by_falling_tokens
 from rollout_planner.select.choose import choose, must_take
-from rollout_planner.select.groups import group_index
-from rollout_planner.split.leveling import spread_columns
-from rollout_planner.split.micro_batch_order import in_order, rearranged, tokens_of
-from rollout_planner.split.parts import Batch, Parts, matrix
+from rollout_planner.split.assign import spread_columns
+from rollout_planner.split.group_items import group_index
+from rollout_planner.split.parts import Batch, Parts, in_order, matrix, rearranged, tokens_of
 from rollout_planner.strategies import STRATEGIES, plain_split, split
 from rollout_planner.types import (
     FloatArray,

@@ -17,15 +17,15 @@ from rollout_planner import tuning
 from rollout_planner.objective import bound_of, micro_batches_for
 from rollout_planner.order import by_label
 from rollout_planner.split.assign import lpt, lpt_budget
-from rollout_planner.split.budgets.trades import traded
 from rollout_planner.split.group_items import group_items, members_of_items
 from rollout_planner.split.groups import Share, by_neighbours, in_turn, split_plainly
 from rollout_planner.split.karmarkar_karp import differencing_labels
+from rollout_planner.split.padded.levels import begin_cost
 from rollout_planner.split.padded.recut import recut
-from rollout_planner.split.padded.runs import begin_cost
 from rollout_planner.split.parts import Batch, Parts, evenly, time_of, without_fillers
 from rollout_planner.split.runs import cut_ranks, next_fit
-from rollout_planner.splitters import splitter_for
+from rollout_planner.split.splitters import splitter_for
+from rollout_planner.split.trades import traded
 from rollout_planner.types import (
     FloatArray,
     Grouping,

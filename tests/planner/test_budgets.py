@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from rollout_planner.bounds import rank_bound
 from rollout_planner.planner import plan
-from rollout_planner.split.budgets.fewest import least_bins
-from rollout_planner.split.budgets.fillers import fill_empty
-from rollout_planner.split.budgets.ranks import pack_ranks
-from rollout_planner.split.packing import pack
+from rollout_planner.split.budgets import pack_ranks
+from rollout_planner.split.packing import least_bins, pack
+from rollout_planner.split.parts import fill_empty
 from rollout_planner.types import (
     FloatArray,
     Grouping,

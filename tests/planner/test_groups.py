@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import GroupTooLong, PlanError
 from rollout_planner import Quadratic, plan, tokens
-from rollout_planner.split.assign import lpt_budget
+from rollout_planner.split.assign import lpt_budget, swap_level
 from rollout_planner.split.groups import (
     alike,
     by_differences,
@@ -17,7 +17,6 @@ from rollout_planner.split.groups import (
     in_turn,
     layers_of,
 )
-from rollout_planner.split.leveling import swap_level
 from rollout_planner.types import (
     FloatArray,
     Grouping,

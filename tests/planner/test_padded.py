@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rollout_planner import Quadratic, plan, tokens
 from rollout_planner.objective import estimate
 from rollout_planner.split.padded.fill import level_of, padded_runs
-from rollout_planner.split.padded.levels import Counts, Items
-from rollout_planner.split.padded.runs import (
+from rollout_planner.split.padded.levels import (
+    Counts,
+    Items,
     begin_cost,
     cut_padded,
     fewest_runs,

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 
 from rollout_planner.bounds import column_bound, levels, rank_bound
 from rollout_planner.objective import packed_time
-from rollout_planner.split.assign import best_fit, lpt, lpt_budget
-from rollout_planner.split.leveling import spread_columns, spread_falling, swap_level
+from rollout_planner.split.assign import (
+    best_fit,
+    lpt,
+    lpt_budget,
+    spread_columns,
+    spread_falling,
+    swap_level,
+)
 from rollout_planner.split.packing import fewest_micro_batches, pack
 from rollout_planner.split.partition import (
     column_partition,

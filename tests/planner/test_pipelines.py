@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan, tokens
-from rollout_planner.split.partition import step_partition
-from rollout_planner.split.pipelines import for_pipelines
+from rollout_planner.split.partition import for_pipelines, step_partition
 from rollout_planner.types import (
     CostModel,
     FloatArray,

@@ -26,11 +26,10 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.errors import UnequalPartitions
 from rollout_planner.public.partition import as_lists, balanced_partition, fill_empty, labels_of
-from rollout_planner.split.assign import best_fit, lpt_budget
+from rollout_planner.split.assign import best_fit, lpt_budget, swap_level
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.leveling import swap_level
 from rollout_planner.split.packing import bin_of_each, members
-from rollout_planner.split.padded.runs import begin_cost
+from rollout_planner.split.padded.levels import begin_cost
 from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, cut, step_time
 
 #: Micro-batch of each of one rank's samples, of their cost, tokens and how many there are.

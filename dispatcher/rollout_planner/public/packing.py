@@ -31,10 +31,9 @@ from rollout_planner.public.arguments import (
 )
 from rollout_planner.public.partition import by_falling_sum, fill_empty
 from rollout_planner.split.assign import Labels, best_fit, lpt_budget
-from rollout_planner.split.budgets.fewest import least_bins, num_bins
-from rollout_planner.split.budgets.trades import traded_bins
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import level_columns
+from rollout_planner.split.packing import least_bins, level_columns, num_bins
+from rollout_planner.split.trades import traded_bins
 from rollout_planner.types import (
     CostModel,
     FloatArray,

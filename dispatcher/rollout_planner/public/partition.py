@@ -23,9 +23,8 @@ from rollout_planner import tuning
 from rollout_planner.bounds import rank_bound
 from rollout_planner.errors import UnequalPartitions
 from rollout_planner.public.arguments import as_costs, as_plain, at_least
-from rollout_planner.split.assign import lpt
+from rollout_planner.split.assign import lpt, swap_level
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.leveling import swap_level
 from rollout_planner.split.packing import bin_of_each, members, too_many_slots
 from rollout_planner.split.partition import step_partition
 from rollout_planner.types import FloatArray, IntArray, cut

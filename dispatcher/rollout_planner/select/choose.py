@@ -13,9 +13,14 @@ from rollout_planner.bounds import rank_bound
 from rollout_planner.errors import PlanError
 from rollout_planner.objective import estimate
 from rollout_planner.select.candidates import Judge, Pool, Selection, due, keep_oldest, select
-from rollout_planner.select.groups import fill_exactly, group_index, group_max
 from rollout_planner.select.loss_bound import LossBound
-from rollout_planner.split.group_items import config_of_items, cost_of_groups
+from rollout_planner.split.group_items import (
+    config_of_items,
+    cost_of_groups,
+    fill_exactly,
+    group_index,
+    group_max,
+)
 from rollout_planner.types import (
     BoolArray,
     FloatArray,

@@ -5,6 +5,13 @@ it. Items descend in cost, and mostly in tokens: of whole groups the dearest nee
 
 LPT is Graham 1969. Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts
 4 to the 6 and 3 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
+
+Bins onto ranks, and swaps between bins, that level what each has.
+
+Invariant: each item stays in exactly one slot; no swap raises the largest load of a row of bins
+or takes a bin beyond its count or token cap.
+
+Example: bins 5 4 and 3 2 of one row end as 5 2 and 4 3.
 """
 
 from bisect import bisect_left, insort
@@ -12,7 +19,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
-from rollout_planner.types import FloatArray, IntArray
+from rollout_planner import tuning
+from rollout_planner.order import falling_place
+from rollout_planner.types import BoolArray, FloatArray, IntArray
 
 #: The bin of each item.
 Labels = IntArray
@@ -82,3 +91,127 @@ def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:
         if left >= smallest and b >= 0:
             insort(open_bins, (left << bits) | b)
     return np.array(labels, dtype=np.int64)
+
+
+def spread_columns(cost: FloatArray) -> IntArray:
+    """Which rank takes each bin, int64[M, R] from cost[M, R], so that ranks' sums come close.
+
+    Columns by falling spread: the dearest bin goes to the least loaded rank, and so on.
+    """
+    M = len(cost)
+    if M == 1:
+        return falling_place(cost[0])[None]
+    rows, dearest_first = np.arange(M)[:, None], np.argsort(-cost, axis=1, kind="stable")
+    ranks = np.empty(cost.shape, dtype=np.int64)
+    ranks[rows, dearest_first] = spread_falling(cost[rows, dearest_first])
+    return ranks
+
+
+def spread_falling(cost: FloatArray) -> IntArray:
+    """The same where columns fall."""
+    orders = np.empty(cost.shape, dtype=np.int64)
+    loads = np.zeros(cost.shape[1])
+    for j in (cost[:, -1] - cost[:, 0]).argsort(kind="stable"):
+        orders[j] = order = loads.argsort(kind="stable")
+        loads[order] += cost[j]
+    return orders
+
+
+def swap_level(
+    ids: IntArray,
+    x: FloatArray,
+    s: IntArray | None = None,
+    budget: int = 0,
+    *,
+    parts: int = 1,
+    base: FloatArray | None = None,
+    enough: float = tuning.TOLERANCE,
+    rounds: int = 16,
+) -> None:
+    """Level the loads of bins within each row by pairwise swaps, in place.
+
+    ids: int64[rows, bins, slots] into `x` (and `s`, the tokens, where `budget` caps a bin), whose
+    last entry is the empty slot: it costs nothing, so that swapping with it is a move.
+    parts: equal parts of a bin's slots, each with the budget to itself: a rank's micro-batches.
+    base: float64[rows, bins], what each bin counts as loaded with beside its items: bins that
+    should cost less than others have more.
+    Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
+    pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
+    loaded bin nobody can help, are left alone; all ends when the largest loads are within
+    `enough` of the mean.
+    """
+    rows, bins, slots = ids.shape
+    half, looked_at = bins // 2, np.arange(min(slots, tuning.SWAP_SLOTS))
+    if not half:
+        return
+    held = _Held(ids.reshape(-1, slots), x, s, budget, parts)
+    beside = np.zeros((rows, bins)) if base is None else base
+    patience = tuning.OTHER_PAIRINGS if s is None else tuning.OTHER_PAIRINGS_IN_BUDGET
+    stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
+    for turn in range(rounds):
+        loads = held.cost.sum(axis=1).reshape(rows, bins) + beside
+        mean = loads.sum(axis=1) / bins
+        over = loads.max(axis=1) - mean
+        uneven = (over > mean * min(tuning.TOLERANCE, enough)) & (stalled <= patience)
+        if over[uneven].sum() <= enough * mean.sum():
+            break
+        order, level = loads[uneven].argsort(axis=1, kind="stable"), mean[uneven, None]
+        order += first[uneven]
+        moved_on = (np.arange(half) - stalled[uneven, None]) % half
+        high, low = order[:, : -half - 1 : -1], np.take_along_axis(order[:, :half], moved_on, 1)
+        dear = loads.ravel()[high]
+        gap = (dear - loads.ravel()[low]) / 2
+        worth = (dear > level) & (gap > level * (tuning.TOLERANCE / 4))
+        one, other = (
+            (looked_at * slots // len(looked_at) + at * 7) % slots for at in (turn, turn + 1)
+        )
+        gains = np.zeros(high.shape, dtype=bool)
+        gains[worth] = held.swap((high[worth], one), (low[worth], other), gap[worth])
+        stalled[uneven] = np.where(gains[:, 0], 0, stalled[uneven] + 1)
+    ids[...] = held.ids.reshape(ids.shape)
+
+
+#: Bins, and slots of each that are looked at.
+_Some = tuple[IntArray, IntArray]
+
+
+class _Held:
+    """What the slots of each bin hold: items, their cost, and, under a budget, their tokens."""
+
+    def __init__(
+        self, ids: IntArray, x: FloatArray, s: IntArray | None, budget: int, parts: int
+    ) -> None:
+        self.ids, self.cost = ids, x[ids]
+        self.of_part = np.arange(ids.shape[1]) * parts // ids.shape[1]
+        if s is None:
+            self.room = None
+            return
+        self.tokens = s[ids]
+        self.room = budget - self.tokens.reshape(len(ids), parts, -1).sum(axis=2)
+
+    def swap(self, high: _Some, low: _Some, gap: FloatArray) -> BoolArray:
+        """Make the best swap of each pair of bins that gains by one; which pairs do.
+
+        gap: what has to go from the one to the other to make them equal.
+        """
+        given, taken = self.cost[high[0][:, None], high[1]], self.cost[low[0][:, None], low[1]]
+        error = np.abs((given - gap[:, None])[:, :, None] - taken[:, None])
+        if self.room is not None:
+            gives = self.tokens[high[0][:, None], high[1]][:, :, None]
+            takes = self.tokens[low[0][:, None], low[1]][:, None]
+            here = self.room[high[0][:, None], self.of_part[high[1]]][:, :, None]
+            there = self.room[low[0][:, None], self.of_part[low[1]]][:, None]
+            error[(gives - takes > there) | (takes - gives > here)] = np.inf
+        error = error.reshape(len(gap), -1)
+        best = error.argmin(axis=1)
+        gain: BoolArray = error[np.arange(len(gap)), best] < gap * (1 - 1e-9)
+        i, j = np.divmod(best[gain], len(low[1]))
+        mine, theirs = (high[0][gain], high[1][i]), (low[0][gain], low[1][j])
+        if self.room is not None:
+            more = self.tokens[mine] - self.tokens[theirs]
+            self.room[mine[0], self.of_part[mine[1]]] += more
+            self.room[theirs[0], self.of_part[theirs[1]]] -= more
+            self.tokens[mine], self.tokens[theirs] = self.tokens[theirs], self.tokens[mine]
+        for of in (self.ids, self.cost):
+            of[mine], of[theirs] = of[theirs], of[mine]
+        return gain

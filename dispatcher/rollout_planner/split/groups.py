@@ -29,12 +29,11 @@ from rollout_planner import tuning
 from rollout_planner.bounds import levels
 from rollout_planner.objective import micro_batches_for
 from rollout_planner.order import by_label
-from rollout_planner.split.assign import best_fit, lpt_budget
+from rollout_planner.split.assign import best_fit, lpt_budget, swap_level
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.leveling import swap_level
 from rollout_planner.split.packing import bin_of_each, fewest_micro_batches, members
+from rollout_planner.split.padded.levels import begin_cost
 from rollout_planner.split.padded.recut import recut
-from rollout_planner.split.padded.runs import begin_cost
 from rollout_planner.split.parts import Batch, Parts, time_of
 from rollout_planner.split.runs import cut_ranks
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, cut, step_time

@@ -13,16 +13,24 @@ are filled by tokens alone: LPT, then best fit.
 
 Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
 rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
+
+How few bins may hold all items under a token budget.
+
+Invariant: `least_bins` never exceeds the bins of a legal packing.
+
+The bound is Martello & Toth's L2 (1990). For any a: items above budget - a stand alone, each of
+the others above half the budget has a bin to itself, and the items from a to half the budget go
+where these leave room, or into more bins.
+Example, budget 10, items 7 7 6 4 2: their sum is 26, so 3 bins; with a = 4, the 7s stand alone,
+6 4 are full, and as 2 is below a, L2 is 3 as well. With 7 7 6 4 4 it is 4.
 """
 
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.order import by_label, falling_place
-from rollout_planner.select.column_fill import fill_columns, is_ruled
-from rollout_planner.split.assign import Labels, best_fit, lpt_budget
-from rollout_planner.split.budgets.fewest import least_bins, num_bins
-from rollout_planner.split.leveling import swap_level
+from rollout_planner.order import by_label, falling_place, running_sums
+from rollout_planner.select.columns import fill_columns, is_ruled
+from rollout_planner.split.assign import Labels, best_fit, lpt_budget, swap_level
 from rollout_planner.types import Allowed, FloatArray, IntArray
 
 
@@ -112,3 +120,21 @@ def bin_of_each(ids: IntArray, n: int) -> Labels:
 def too_many_slots(labels: Labels, bins: int) -> bool:
     """Whether the rows of `members` would be nearly all padding, and large."""
     return bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS
+
+
+def least_bins(s: IntArray, budget: int) -> int:
+    """Bound on the bins that falling `s` needs; an item above the budget has one to itself."""
+    rising = np.minimum(s, budget)[::-1]
+    sums = running_sums(rising)
+    a = np.unique(np.append(rising[2 * rising <= budget], 0))
+    halves = int(np.searchsorted(rising, budget // 2, "right"))
+    alone = np.searchsorted(rising, budget - a, "right")
+    small = np.searchsorted(rising, a, "left")
+    room = (alone - halves) * budget - (sums[alone] - sums[halves])
+    more = np.maximum(sums[halves] - sums[small] - room, 0)
+    return len(rising) - halves + int((-(-more // budget)).max())
+
+
+def num_bins(labels: Labels) -> int:
+    """Bins of a packing numbered from 0."""
+    return int(labels.max(initial=-1)) + 1

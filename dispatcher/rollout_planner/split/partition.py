@@ -11,6 +11,21 @@ ones.
 
 Example, R = 2, m = 1: [9, 8, 2, 1] in columns is 9 8 | 2 1: waits 1 + 1; equal sums would be
 9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8 would wait 7 + 7.
+
+Micro-batches for pipelines: a rank takes their sum, and its largest once more for each stage.
+
+Invariant: the result is a permutation of the items as slots[R, M, m]; it takes no longer than what
+it starts from. Items are costs in descending order.
+
+While a pipeline fills and drains, each stage beyond the first waits for the largest micro-batch. So
+micro-batches should be alike, as far as samples can be cut up that way, and a rank that has a large
+one all the same should have less besides. Two ways are compared: the ranks that are given, their
+items levelled over their own micro-batches; and all micro-batches levelled at once, then dealt to
+ranks by LPT, where a rank's first one counts for every stage. Swaps between the slowest rank and
+the fastest ones end it.
+
+Example, R = 2, M = 2, 4 stages, costs 9 4 4 2: equal sums, 9 2 | 4 4, take 11 + 27 and 8 + 12; no
+swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 """
 
 import numpy as np
@@ -18,10 +33,8 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.bounds import levels
 from rollout_planner.order import by_label
-from rollout_planner.split.assign import lpt
-from rollout_planner.split.leveling import spread_columns, spread_falling, swap_level
-from rollout_planner.split.pipelines import for_pipelines
-from rollout_planner.types import FloatArray, IntArray, Sync, step_time
+from rollout_planner.split.assign import lpt, spread_columns, spread_falling, swap_level
+from rollout_planner.types import FloatArray, IntArray, Sync, even_time, step_time
 
 
 def step_partition(x: FloatArray, R: int, M: int, m: int, stages: int = 1) -> IntArray:
@@ -108,3 +121,93 @@ def _row_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
 
 def _time(columns: IntArray, x: FloatArray) -> float:
     return step_time(x[columns].sum(axis=2).T, Sync.MICRO_STEP)
+
+
+def for_pipelines(slots: IntArray, x: FloatArray, stages: int) -> IntArray:
+    """`slots[R, M, m]` of equal sums, or better ones for pipelines of so many stages."""
+    R, M, m = slots.shape
+    if M == 1:
+        return slots
+    levelled = slots.copy()
+    if m > 1:
+        swap_level(levelled, x)
+    bins = _level_bins(x, R * M, m)
+    load = x[bins].sum(axis=1)
+    by_cost = np.argsort(-load, kind="stable")
+    dealt = bins[by_cost[_deal(load[by_cost], R, M, stages)]]
+    better = min((levelled, dealt), key=lambda found: _pipelined(found, x, stages))
+    swapped = _swapped(x[better].sum(axis=2), stages)
+    better = better.reshape(R * M, m)[swapped]
+    return min((slots, better), key=lambda found: _pipelined(found, x, stages))
+
+
+def _pipelined(slots: IntArray, x: FloatArray, stages: int) -> float:
+    return step_time(x[slots].sum(axis=2), Sync.STEP, stages)
+
+
+def _level_bins(x: FloatArray, bins: int, m: int) -> IntArray:
+    """Bins of m items of about equal cost, ids[bins, m]."""
+    if m == 1:
+        return np.arange(bins)[:, None]
+    ids = np.argsort(lpt(x, bins, m), kind="stable").reshape(bins, m)
+    swap_level(ids[None], x)
+    return ids
+
+
+def _deal(load: FloatArray, R: int, M: int, stages: int) -> IntArray:
+    """LPT onto R ranks of M each, ids[R, M] of descending `load`; a rank's first counts for all."""
+    labels = np.arange(len(load))
+    labels[R:] = lpt(load[R:], R, M - 1, start=stages * load[:R])
+    return np.argsort(labels, kind="stable").reshape(R, M)
+
+
+def _swapped(load: FloatArray, stages: int) -> IntArray:
+    """Swap micro-batches of slow and fast ranks while that helps: where each of load[R, M] goes."""
+    R, M = load.shape
+    ids, load = np.arange(R * M).reshape(R, M), load.copy()
+    enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
+    pairs, looked_at, stalled = (
+        min(R // 2, tuning.PIPELINE_PAIRS),
+        min(M, tuning.PIPELINE_LOOKED_AT),
+        0,
+    )
+    for turn in range(tuning.PIPELINE_ROUNDS):
+        times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
+        if not pairs or stalled > tuning.PIPELINE_OTHER_PAIRS or times.max() <= enough:
+            break
+        by_time = times.argsort(kind="stable")
+        high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)
+        at = (np.arange(looked_at) * M // looked_at + turn) % M
+        slower = _slower_after(load, high, low, at, stages).reshape(pairs, -1)
+        best = slower.argmin(axis=1)
+        gain = slower[np.arange(pairs), best] < times[high] * (1 - 1e-9)
+        stalled = 0 if gain[0] else stalled + 1
+        one, other = np.divmod(best[gain], looked_at)
+        here, there = (high[gain], at[one]), (low[gain], at[other])
+        for array in (ids, load):
+            array[here], array[there] = array[there], array[here]
+    return ids
+
+
+def _slower_after(
+    load: FloatArray, high: IntArray, low: IntArray, at: IntArray, stages: int
+) -> FloatArray:
+    """Time of the slower of each pair of ranks after each swap, [pair, of high's, of low's]."""
+    one, other = load[high], load[low]
+    gives, takes = one[:, at, None], other[:, None, at]
+    more = takes - gives
+    mine = np.maximum(_largest_of_others(one, at)[:, :, None], takes) * (stages - 1)
+    theirs = np.maximum(_largest_of_others(other, at)[:, None, :], gives) * (stages - 1)
+    mine += one.sum(axis=1)[:, None, None] + more
+    theirs += other.sum(axis=1)[:, None, None] - more
+    slower: FloatArray = np.maximum(mine, theirs)
+    return slower
+
+
+def _largest_of_others(load: FloatArray, at: IntArray) -> FloatArray:
+    """The largest of each row of load[n, M] without the one at each of `at`, [n, len(at)]."""
+    order = load.argsort(axis=1, kind="stable")
+    rows = np.arange(len(load))[:, None]
+    first, second = order[:, -1:], order[:, -2:-1]
+    out: FloatArray = load[rows, np.where(at == first, second, first)]
+    return out

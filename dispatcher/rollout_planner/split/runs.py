@@ -13,7 +13,7 @@ import numpy as np
 
 from rollout_planner.order import by_falling_tokens, running_sums
 from rollout_planner.split.assign import lpt_budget
-from rollout_planner.split.padded.runs import cut_padded, most_in_run
+from rollout_planner.split.padded.levels import cut_padded, most_in_run
 from rollout_planner.split.parts import Batch, Parts
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig
 

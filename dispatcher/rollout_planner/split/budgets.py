@@ -15,9 +15,7 @@ cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.split.assign import Labels, best_fit, lpt_budget
-from rollout_planner.split.budgets.fillers import fill_empty
-from rollout_planner.split.leveling import swap_level
+from rollout_planner.split.assign import Labels, best_fit, lpt_budget, swap_level
 from rollout_planner.split.packing import (
     bin_of_each,
     fill,
@@ -25,6 +23,7 @@ from rollout_planner.split.packing import (
     too_many_slots,
 )
 from rollout_planner.split.partition import bins_onto_ranks
+from rollout_planner.split.parts import fill_empty
 from rollout_planner.types import Allowed, FloatArray, IntArray
 
 

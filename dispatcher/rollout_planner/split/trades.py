@@ -14,7 +14,7 @@ of single samples shortens that but 2 for 1; 2 for 1 1 and then 8 for 4 4 only t
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.split.leveling import spread_columns
+from rollout_planner.split.assign import spread_columns
 from rollout_planner.split.parts import Batch, Parts
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, cut
 from rollout_planner.work import Work

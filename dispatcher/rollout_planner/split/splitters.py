@@ -1,0 +1,209 @@
+"""The splitters: each serves one kind of limit, as a function of the chosen samples and the config.
+
+Packed micro-batches of a fixed number of samples, packed ones under a budget of tokens, padded ones
+of a number of samples at most or under a budget of padded tokens; whole groups are in groups.py.
+A new one is a function here and a line in `splitter_for`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rollout_planner import tuning
+from rollout_planner.objective import micro_batches_for
+from rollout_planner.order import by_label
+from rollout_planner.split.assign import Labels, lpt, spread_columns
+from rollout_planner.split.budgets import pack_ranks
+from rollout_planner.split.groups import split_by_rank
+from rollout_planner.split.packing import level_columns, pack
+from rollout_planner.split.padded.fill import padded_runs
+from rollout_planner.split.padded.levels import (
+    Counts,
+    Items,
+    begin_cost,
+    fewest_runs,
+    most_in_run,
+    places_of,
+)
+from rollout_planner.split.partition import bins_onto_ranks, column_partition, step_partition
+from rollout_planner.split.parts import (
+    Batch,
+    Parts,
+    Splitter,
+    matrix,
+    rearranged,
+    slots_of_each,
+    time_of,
+)
+from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
+from rollout_planner.work import Work
+
+
+def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
+    """Who cuts this batch: the first that its limits ask for."""
+    if batch.group is not None:
+        return split_by_rank
+    if batch.padded is not None:
+        return split_padded_groups
+    if config.layout is Layout.PADDED and config.micro_batch_size != 1:
+        return split_padded
+    return split_by_tokens if config.micro_batch_size is None else split_by_count
+
+
+def split_by_count(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
+    """Equal sums where ranks meet once a step, or have one micro-batch; else sorted columns."""
+    R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
+    M = micro_batches_for(n, config)
+    per_step = config.sync is Sync.STEP or (M == 1 and m > 1)
+    m = _room(batch, R, m * M, M) if per_step else _room(batch, R * M, m)
+    x, order = filled_up(batch, R * M * m)
+    if per_step:
+        slots = step_partition(x, R, M, m, config.pipeline_stages)
+    else:
+        slots = column_partition(x, R, M, m)
+    return Parts.of_slots(order[slots], n)
+
+
+def _room(batch: Batch, bins: int, most: int, parts: int = 1) -> int:
+    """Slots of each part of a bin that may hold so many samples, as far as they are of use.
+
+    A bin may need many for what is cheap, while the dearest have others to themselves.
+    """
+    enough = slots_of_each(len(batch), bins, most)
+    if enough < most:
+        enough = max(enough, 1 + int(np.bincount(lpt(batch.x, bins, most)).max()))
+    return min(-(-enough // parts), most // parts)
+
+
+def filled_up(batch: Batch, slots: int) -> tuple[FloatArray, IntArray]:
+    """Falling costs and positions of all slots; an empty slot costs nothing, at position n."""
+    n = len(batch)
+    x, order = batch.x, batch.order
+    if missing := slots - n:
+        x, order = np.append(x, np.zeros(missing)), np.append(order, np.full(missing, n))
+    return x, order
+
+
+def split_by_tokens(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
+    """Ranks of equal cost, or micro-steps whose micro-batches cost about the same."""
+    if config.sync is Sync.MICRO_STEP:
+        return _parts(batch, config, *_in_columns(batch, config))
+    ours = _parts(batch, config, *pack_ranks(batch.x, batch.s, **_limits(config)))
+    if config.pipeline_stages == 1:
+        return ours
+    level = _parts(batch, config, *_for_pipelines(batch, config))
+    fits = level.num_micro_batches <= ours.num_micro_batches
+    return level if fits and time_of(batch, level, config) < time_of(batch, ours, config) else ours
+
+
+def _parts(batch: Batch, config: PlanConfig, place: Labels, M: int) -> Parts:
+    R = config.dp_size
+    counts = np.bincount(place, minlength=R * M).reshape(R, M)
+    return Parts(batch.order[by_label(place, R * M)], counts)
+
+
+def _limits(config: PlanConfig) -> dict[str, Any]:
+    return {
+        "R": config.dp_size,
+        "budget": config.micro_batch_tokens or 1,
+        "allowed": config.micro_batches,
+    }
+
+
+def _in_columns(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
+    """Bins of each micro-step go to ranks so that their sums are close."""
+    R = config.dp_size
+    labels, M = pack(batch.x, batch.s, **_limits(config))
+    load = np.bincount(labels, weights=batch.x, minlength=R * M).astype(np.float64)
+    rank_of = spread_columns(load.reshape(M, R))
+    return (rank_of * M + np.arange(M)[:, None]).ravel()[labels], M
+
+
+def _for_pipelines(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
+    """Bins alike on each rank as well, dealt so that ranks fill, work and drain equally long."""
+    R, x = config.dp_size, batch.x
+    labels, M = pack(x, batch.s, **_limits(config))
+    budget = config.micro_batch_tokens or 1
+    labels = level_columns(labels, x, batch.s, R=R * M, M=1, budget=budget)
+    load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
+    return bins_onto_ranks(load, R, M, config.pipeline_stages)[labels], M
+
+
+def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
+    """Sorted runs, which pad least, of like cost in each micro-step."""
+    n, R, budget = len(batch), config.dp_size, config.micro_batch_tokens
+    if budget is None:
+        order, longest, M = batch.dearest_first, batch.falling, micro_batches_for(n, config)
+        most, counts = np.full(n, config.micro_batch_size or 1), Counts(R, M, M)
+    else:
+        order, longest, most = batch.order, batch.x, most_in_run(batch.s, budget)
+        M = config.micro_batches(-(-max(fewest_runs(batch.s, budget), 1) // R))
+        last = max(min(tuning.TIMES_FEWEST * M, n // R), M)
+        multiple = config.micro_batches(M + 1) - M
+        begin = begin_cost(longest, batch.s, budget)
+        counts = Counts(R, M, last - last % multiple, multiple, begin)
+    starts = padded_runs(Items.of(longest, most), counts, per_step=waits_once(config))
+    assert starts is not None, "samples fit one by one"
+    M = max(-(-(len(starts) - 1) // R), counts.fewest)
+    return _placed(order, np.repeat(np.arange(len(starts) - 1), np.diff(starts)), M, batch, config)
+
+
+def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
+    """Groups of several lengths and sizes, under a budget of samples: neighbours if they fit.
+
+    As few micro-batches come first, and for these what shares one may have to be far apart: first
+    fit, of micro-batches that cost at most a part of what a full one of the longest does.
+    """
+    assert batch.padded is not None, "see split_padded for samples"
+    packed = split_by_tokens(batch, config, work)
+    R, M, most = config.dp_size, packed.num_micro_batches, config.micro_batch_tokens or 1
+    longest, size, found = batch.padded.longest, batch.padded.size, [packed]
+    by_length = np.lexsort((-size, -longest))
+    items = Items.of(longest[by_length], np.full(len(size), most), size[by_length])
+    starts = padded_runs(items, Counts(R, M, M), per_step=waits_once(config))
+    if starts is not None:
+        labels = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        found.append(_placed(by_length, labels, M, batch, config))
+    whatever = batch.dearest_first, np.argsort(-longest, kind="stable"), np.arange(len(size))
+    orders = [(1.0, order) for order in whatever]
+    for part, order in [*orders, *((part, by_length) for part in tuning.FIT_PARTS.tolist())]:
+        level, own = (
+            part * most * longest[by_length[0]],
+            np.maximum(longest[order], np.finfo(float).tiny),
+        )
+        room = np.maximum(np.minimum(np.rint(level / own), most), size[order]).astype(np.int64)
+        fits = _first_fit(size[order], R * M, room)
+        found += [] if fits is None else [_placed(order, fits, M, batch, config)]
+    return min(found, key=lambda parts: time_of(batch, parts, config))
+
+
+def waits_once(config: PlanConfig) -> bool:
+    """Whether ranks meet once a step; or there is one, which waits for nobody."""
+    return config.sync is Sync.STEP or config.dp_size == 1
+
+
+def _placed(order: IntArray, labels: IntArray, M: int, batch: Batch, config: PlanConfig) -> Parts:
+    """Micro-batches dealt to ranks. labels: the one of each item in this order."""
+    R, by_label = config.dp_size, np.argsort(labels, kind="stable")
+    parts = Parts(order[by_label], np.bincount(labels, minlength=R * M).reshape(R, M))
+    load = matrix(batch, parts, config.layout).ravel()
+    place = places_of(load, R, M, config.sync is Sync.STEP, config.pipeline_stages)
+    source = np.empty(R * M, dtype=np.int64)
+    source[place] = np.arange(R * M)
+    return rearranged(parts, source.reshape(R, M))
+
+
+def _first_fit(size: IntArray, bins: int, most: IntArray) -> IntArray | None:
+    """Micro-batch of each item, in this order, the first that has room; None if one finds none.
+
+    most: samples of a micro-batch that begins with this item.
+    """
+    room, place = list[int](), list[int]()
+    for each, opened in zip(size.tolist(), most.tolist(), strict=True):
+        at = next((b for b, left in enumerate(room) if left >= each), len(room))
+        if at == bins:
+            return None
+        room += [opened] if at == len(room) else []
+        room[at] -= each
+        place.append(at)
+    return np.array(place, dtype=np.int64)
