@@ -355,3 +355,21 @@ def test_groups_keep_their_deadline_too(sizes: tuple[int, ...]) -> None:
         assert set(group[keep].tolist()).isdisjoint(group[step.chosen].tolist())
         group, tokens, skips = group[keep], tokens[keep], skips[keep] + 1
     assert seen <= 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20_000), st.integers(0, 6)), min_size=4, max_size=9),
+    st.integers(3, 12),
+)
+def test_a_step_of_whole_groups_is_as_full_as_they_can_make_it(
+    groups: list[tuple[int, int]], take: int
+) -> None:
+    """Also where some are due, by their deadline or by the bound on a step's loss tokens."""
+    lengths, skips = (np.repeat(column, 3) for column in zip(*groups, strict=True))
+    window = Window(
+        lengths, skips, np.repeat(np.arange(len(groups)), 3), np.zeros(len(lengths), dtype=bool)
+    )
+    config = PlanConfig(
+        dp_size=1, dispatch_batch_size=take, cost=Quadratic(), micro_batch_size=1, max_skips=6
+    )
+    assert len(plan(window, config, take).chosen) == 3 * min(len(groups), take // 3)

@@ -140,7 +140,8 @@ class _Items:
         if self.size.max() == 1:
             return keep_oldest(forced, take, np.flatnonzero(first))
         urgency = np.lexsort((self.left, ~self.must_go, ~forced))[: np.count_nonzero(forced)]
-        order = np.concatenate((urgency, np.argsort(~(first & ~forced), kind="stable")))
+        others = np.argsort(~first, kind="stable")
+        order = np.concatenate((urgency, others[~forced[others]]))
         return fill_exactly(order, forced, self.size, take)
 
 
