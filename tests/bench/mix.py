@@ -57,16 +57,33 @@ def measure(steps: int, seeds: int) -> Iterator[Row]:
             print(f"{trace} skipped: the trace is not here")
             continue
         for window, bound in CHOICES:
-            runs = [
-                simulated(
-                    path, "--dp-size", ranks, "--dispatch-batch-size", batch,
-                    "--micro-batch-tokens", budget, "--strategy", "window",
-                    "--window-multiple", window, "--max-step-variation", bound,
-                    "--max-skips", MAX_SKIPS, "--steps", steps, "--seed", seed,
-                ).runs[0]
-                for seed in range(1, seeds + 1)
-            ]  # fmt: skip
+            runs = runs_of(
+                path, batch, ranks, budget, window=window, bound=bound, steps=steps, seeds=seeds
+            )
             yield _row(f"{trace} {batch}/{ranks}", window, bound, runs)
+
+
+def runs_of(
+    path: Path,
+    batch: int,
+    ranks: int,
+    budget: int,
+    *,
+    window: float,
+    bound: str,
+    steps: int,
+    seeds: int,
+) -> list[Run]:
+    """`dispatcher simulate` on a trace with one window and bound, a run a seed."""
+    return [
+        simulated(
+            path, "--dp-size", ranks, "--dispatch-batch-size", batch,
+            "--micro-batch-tokens", budget, "--strategy", "window",
+            "--window-multiple", window, "--max-step-variation", bound,
+            "--max-skips", MAX_SKIPS, "--steps", steps, "--seed", seed,
+        ).runs[0]
+        for seed in range(1, seeds + 1)
+    ]  # fmt: skip
 
 
 def _row(lengths: str, window: float, bound: str, runs: list[Run]) -> Row:

@@ -29,13 +29,12 @@ from rollout_planner.types import (
     IntArray,
     PlanConfig,
     Sync,
-    Window,
     step_time,
 )
 from tests.bench.cells import TRACES
-from tests.bench.mix import SIZES
+from tests.bench.mix import SIZES, runs_of
 from tests.bench.rows import report
-from tests.bench.windows import MAX_SKIPS, simulated
+from tests.support.windows import window_of
 
 WINDOWS = (1, 1.1, 1.25, 1.5, 2)
 COST = Quadratic()
@@ -73,16 +72,20 @@ def windows(steps: int, seeds: int) -> Iterator[Row]:
         for bound in ("off", "0.25"):
             excess = [
                 [
-                    simulated(
-                        path, "--dp-size", ranks, "--dispatch-batch-size", batch,
-                        "--micro-batch-tokens", budget, "--strategy", "window",
-                        "--window-multiple", window, "--max-step-variation", bound,
-                        "--max-skips", MAX_SKIPS, "--steps", steps, "--seed", seed,
-                    ).runs[0].excess
-                    for seed in range(1, seeds + 1)
+                    run.excess
+                    for run in runs_of(
+                        path,
+                        batch,
+                        ranks,
+                        budget,
+                        window=window,
+                        bound=bound,
+                        steps=steps,
+                        seeds=seeds,
+                    )
                 ]
                 for window in WINDOWS
-            ]  # fmt: skip
+            ]
             for (narrow, before), (wide, after) in pairwise(zip(WINDOWS, excess, strict=True)):
                 points = [100 * (b - a) for a, b in zip(before, after, strict=True)]
                 name = f"{trace} {batch}/{ranks}, bound {bound}: window {narrow} to {wide}"
@@ -116,10 +119,8 @@ class Step:
         No time where a cap leaves samples for the next step.
         """
         config, count = replace(self.config, **changes), len(self.tokens)  # type: ignore[arg-type]
-        none = np.zeros(count, np.int64)
-        window = Window(self.tokens, none, none - 1, none.astype(bool))
         begun = process_time()
-        found = plan(window, config, count)
+        found = plan(window_of(self.tokens), config, count)
         took = process_time() - begun
         return (self.time(found.cost) if len(found.chosen) == count else math.nan), took
 

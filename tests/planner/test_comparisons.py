@@ -23,6 +23,7 @@ from rollout_planner.types import (
 )
 from rollout_planner.work import Price, Work
 from tests.bench.cells import TRACES, read_trace
+from tests.support.windows import window_of
 
 PLAIN = (Strategy.ROUND_ROBIN, Strategy.GREEDY, Strategy.KK)
 LIMITS: tuple[dict[str, object], ...] = (
@@ -47,12 +48,6 @@ def config_of(limits: dict[str, object], sync: Sync, ranks: int = 8) -> PlanConf
     )
 
 
-def window_of(lengths: IntArray, skips: IntArray | None = None) -> Window:
-    n = len(lengths)
-    waited = np.zeros(n, dtype=np.int64) if skips is None else skips
-    return Window(lengths, waited, np.full(n, -1), np.zeros(n, dtype=np.bool_))
-
-
 def waiting(step: Plan, window: Window, config: PlanConfig) -> float:
     """Time that ranks wait or compute padding, as a share of a mean batch's work."""
     work = config.cost(window.tokens)
@@ -67,7 +62,7 @@ def test_no_plain_method_waits_less_on_the_oldest_batch(
     config = config_of(limits, sync)
     for _ in range(12):
         lengths = np.clip(rng.lognormal(7, 1, 80), 16, 20_000).astype(np.int64)
-        window = window_of(lengths, rng.integers(0, 3, 80))
+        window = window_of(lengths, skips=rng.integers(0, 3, 80))
         ours = plan(window, config)
         if ours.excess <= config.compared_above:
             continue
@@ -128,7 +123,7 @@ def excess_of_run(lengths: IntArray, size: int, config: PlanConfig) -> float:
         fresh, lengths = np.split(lengths, [size - len(tokens)])
         tokens = np.concatenate([tokens, fresh])
         skips = np.concatenate([skips, np.zeros(len(fresh), np.int64)])
-        step = plan(window_of(tokens, skips), config)
+        step = plan(window_of(tokens, skips=skips), config)
         time, work = time + step.time, work + float(step.cost.sum()) / config.dp_size
         left = np.delete(np.arange(len(tokens)), step.chosen)
         tokens, skips = tokens[left], skips[left] + 1

@@ -23,16 +23,10 @@ from rollout_planner.types import (
     Window,
 )
 from tests.support.pipeline import step_time
+from tests.support.windows import window_of
 
 COSTS: list[CostModel] = [tokens, Quadratic()]
 ORDERS = (MicroBatchOrder.PEAK_FIRST, MicroBatchOrder.ENDS_SMALL)
-
-
-def window_of(lengths: list[int], group: list[int] | None = None) -> Window:
-    n = len(lengths)
-    none = np.zeros(n, dtype=np.int64)
-    members = none - 1 if group is None else np.array(group)
-    return Window(np.array(lengths), none, members, np.zeros(n, dtype=bool))
 
 
 @st.composite

@@ -19,10 +19,10 @@ from rollout_planner.types import (
     PlanConfig,
     Strategy,
     Sync,
-    Window,
     straggler_excess,
 )
 from tests.planner.test_partition import full_batches
+from tests.support.windows import window_of
 
 FOUR = PlanConfig(
     dp_size=4,
@@ -32,12 +32,6 @@ FOUR = PlanConfig(
     sync=Sync.STEP,
     pipeline_stages=4,
 )
-
-
-def window_of(lengths: list[int]) -> Window:
-    n = len(lengths)
-    none = np.zeros(n, dtype=np.int64)
-    return Window(np.array(lengths), none, none - 1, np.zeros(n, dtype=bool))
 
 
 def pipeline_time(load: FloatArray, stages: int) -> float:

@@ -28,18 +28,13 @@ from rollout_planner.types import (
     Window,
     round_up,
 )
+from tests.support.windows import window_of
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 
 
 def free(counts: IntArray) -> FloatArray:
     return np.zeros(len(counts))
-
-
-def window_of(lengths: list[int], group: list[int] | None = None) -> Window:
-    n = len(lengths)
-    members = np.full(n, -1) if group is None else np.array(group)
-    return Window(np.array(lengths), np.zeros(n, dtype=np.int64), members, np.zeros(n, dtype=bool))
 
 
 LENGTHS = st.one_of(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan
 from rollout_planner.bounds import pigeonhole_bound
-from rollout_planner.types import Grouping, IntArray, PlanConfig, Sync, Window
+from rollout_planner.types import Grouping, IntArray, PlanConfig, Sync
+from tests.support.windows import window_of
 
 CONFIG = PlanConfig(
     dp_size=64,
@@ -19,12 +20,6 @@ CONFIG = PlanConfig(
     micro_batch_tokens=65536,
     grouping=Grouping.IGNORE,
 )
-
-
-def window(tokens: IntArray) -> Window:
-    n = len(tokens)
-    none = np.zeros(n, dtype=np.int64)
-    return Window(tokens, none, none - 1, none > 0)
 
 
 def short_and_long(long: int, count: int = 1024) -> IntArray:
@@ -53,8 +48,8 @@ def test_the_pigeonholes_know_one_long_sample_too_many() -> None:
 
 def test_one_more_micro_batch_is_taken_where_it_pays() -> None:
     """222 long samples are 3 to 4 a rank; in pairs, as the fewest have them, 4 or 6."""
-    found = plan(window(short_and_long(222)), CONFIG)
-    fewest = plan(window(short_and_long(222)), replace(CONFIG, micro_batch_multiple=3))
+    found = plan(window_of(short_and_long(222)), CONFIG)
+    fewest = plan(window_of(short_and_long(222)), replace(CONFIG, micro_batch_multiple=3))
     assert (found.num_micro_batches, fewest.num_micro_batches) == (4, 3)
     begin = 0.04 * 65536 * float(found.cost.sum()) / float(short_and_long(222).sum())
     assert found.time + 4 * begin < fewest.time + 3 * begin
@@ -63,14 +58,14 @@ def test_one_more_micro_batch_is_taken_where_it_pays() -> None:
 def test_where_one_sample_rules_no_more_micro_batches_are_taken() -> None:
     tokens = np.full(256, 100, dtype=np.int64)
     tokens[0] = 60_000
-    assert plan(window(tokens), replace(CONFIG, dispatch_batch_size=256)).num_micro_batches == 1
+    assert plan(window_of(tokens), replace(CONFIG, dispatch_batch_size=256)).num_micro_batches == 1
 
 
 @pytest.mark.parametrize("long", [195, 205])
 def test_a_window_holds_the_long_samples_that_would_be_one_too_many(long: int) -> None:
     """Of 205 over 64 ranks one has 4, and most have 3; 192 or 256 divide well."""
-    arrived = plan(window(short_and_long(long)), CONFIG)
-    chosen = plan(window(short_and_long(long * 5 // 4, 1280)), CONFIG)
+    arrived = plan(window_of(short_and_long(long)), CONFIG)
+    chosen = plan(window_of(short_and_long(long * 5 // 4, 1280)), CONFIG)
     assert chosen.excess < max(arrived.excess / 2, 0.02)
 
 
@@ -79,6 +74,6 @@ def test_ranks_that_wait_once_a_step_wait_no_longer(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = np.minimum(rng.lognormal(8.5, 1.2, 640).astype(np.int64) + 1, 65_000)
     config = replace(CONFIG, dp_size=32, dispatch_batch_size=512)
-    often, once = (plan(window(tokens), replace(config, sync=sync)) for sync in reversed(Sync))
+    often, once = (plan(window_of(tokens), replace(config, sync=sync)) for sync in reversed(Sync))
     assert (often.sync, once.sync) == (Sync.MICRO_STEP, Sync.STEP)
     assert once.excess <= often.excess + 1e-3

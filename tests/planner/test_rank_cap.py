@@ -19,7 +19,8 @@ from rollout_planner.types import (
     Window,
 )
 from rollout_planner.validate import validate_config
-from tests.planner.test_ordering import cases, in_memory, window_of
+from tests.planner.test_ordering import cases, in_memory
+from tests.support.windows import window_of
 
 SQUARE: CostModel = Quadratic(1, 0, 0)
 TWO = PlanConfig(
