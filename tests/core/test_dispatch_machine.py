@@ -50,9 +50,10 @@ from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import Grouping, PlanConfig
 from tests.support.core.memory import Memory
-from tests.support.core.silence import sequences
+from tests.support.core.silence import SHRINKING, sequences
 from tests.support.samples import make_sample
 
+pytestmark = SHRINKING
 DP_SIZE, BATCH, MAX_SKIPS = 2, 4, 3
 STORE = "file:///store"
 MAX_DP_SIZE = 4

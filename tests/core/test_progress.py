@@ -34,9 +34,10 @@ from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import PlanConfig
 from tests.support.core.rules import Rules
-from tests.support.core.silence import assert_silent, is_due, sequences
+from tests.support.core.silence import SHRINKING, assert_silent, is_due, sequences
 from tests.support.samples import IDS, make_sample
 
+pytestmark = SHRINKING
 BATCH, TOKENS = 4, 4
 #: Tokens of some samples: plans of these and others are not even, so trials miss.
 SHORT = TOKENS // 2

@@ -9,9 +9,10 @@ from hypothesis.stateful import rule
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.producers.push import Push
 from tests.core.test_progress import BATCH, SHORT, TOKENS, Progress
-from tests.support.core.silence import sequences
+from tests.support.core.silence import SHRINKING, sequences
 from tests.support.samples import make_sample
 
+pytestmark = SHRINKING
 VERSIONS = 4
 
 

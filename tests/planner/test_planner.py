@@ -300,12 +300,23 @@ def time_of(step: Plan) -> float:
 @given(windows(), configs())
 def test_flagged_samples_go_whatever_their_age(window: Window, config: PlanConfig) -> None:
     config = replace(config, grouping=Grouping.IGNORE)
+    window = replace(window, skips=np.zeros(len(window), np.int64))
+    config = replace(config, max_skips=len(window), outlier_max_skips=None)
     flagged = set(np.flatnonzero(window.must_go).tolist())
     chosen = set(plan(window, config).chosen.tolist())
     if len(flagged) <= config.dispatch_batch_size:
         assert flagged <= chosen
     else:
         assert chosen <= flagged
+
+
+def test_who_was_passed_over_often_enough_goes_before_what_is_flagged() -> None:
+    """A group that had to go was the whole step, again and again, and a sample waited for ever."""
+    group = [-1, -1, 28, 28, 28, 28]
+    window = window_of([7, 4, 4, 4, 4, 4], group, skips=np.array([3, 1, 0, 0, 0, 0]))
+    window = replace(window, must_go=window.group == 28)
+    config = replace(BASE, max_skips=3, grouping=Grouping.STEP)
+    assert 0 in plan(window, config, 4).chosen.tolist()
 
 
 BASE = PlanConfig(dp_size=2, dispatch_batch_size=4, cost=tokens, micro_batch_size=1)

@@ -34,13 +34,11 @@ def test_due_counts_the_steps_that_remain() -> None:
     assert due(np.array([1, 0, 1, 2]), none, 1, one).tolist() == [False, True, False, False]
 
 
-def test_a_must_go_flag_comes_before_every_deadline() -> None:
-    flags = np.array([False, False, True])
-    assert due(np.array([0, 9, 9]), flags, 1, np.ones(3, dtype=np.int64)).tolist() == [
-        False,
-        False,
-        True,
-    ]
+def test_a_flag_comes_after_those_with_no_skip_left_and_before_all_others() -> None:
+    flags, one = np.array([False, False, True]), np.ones(3, dtype=np.int64)
+    assert due(np.array([0, 9, 9]), flags, 1, one).tolist() == [True, False, False]
+    assert due(np.array([0, 9, 9]), flags, 2, one).tolist() == [True, False, True]
+    assert due(np.array([1, 9, 9]), flags, 1, one).tolist() == [False, False, True]
 
 
 def test_where_the_first_deadline_leaves_room_for_all_nothing_is_sorted() -> None:
@@ -69,11 +67,15 @@ def test_so_many_are_due_as_no_later_step_can_take(
 ) -> None:
     left, must_go, size = (np.array(column) for column in zip(*items, strict=True))
     size = size if in_groups else np.ones_like(size)
-    urgency = np.where(must_go, 0, np.maximum(left, 0))
+    urgency = np.maximum(left, 0)
     need = max(int(size[urgency <= j].sum()) - j * take for j in range(7))
     goes, held = np.zeros(len(left), dtype=bool), 0
-    for i in np.lexsort((np.arange(len(left)), ~must_go, urgency)):
+    for i in np.lexsort((np.arange(len(left)), urgency)):
         goes[i] = held < min(need, take)
+        held += size[i]
+    held = int(size[goes].sum())
+    for i in np.flatnonzero(must_go & ~goes):
+        goes[i] = held < take
         held += size[i]
     forced = due(left, must_go, take, size)
     assert forced.tolist() == goes.tolist()

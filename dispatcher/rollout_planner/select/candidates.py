@@ -75,21 +75,24 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray) -> BoolAr
     """Items that have to go now, most urgent first where they are more than `take` samples.
 
     For every j, of the samples with at most j skips left all but j * take go now: the j steps
-    that remain before the last of them is due can take no more.
+    that remain before the last of them is due can take no more. What else must go does as far as
+    these leave room: that nobody is passed over too often is a promise, and it is none.
     Example: take 2, skips left 0 1 1 1: the first is due, and of the four with at most one skip
     left 4 - 1 * 2 = 2 must go: the first and one more.
     """
     forced, samples = np.zeros(len(left), dtype=bool), int(size.sum())
-    if not must_go.any() and samples <= int(left.min(initial=samples)) * take:
-        return forced  # even the first deadline leaves room for all
-    rest = -(-samples // take)  # with so many skips left nothing has to go
-    urgency = np.clip(left, 0, rest) + 1
-    urgency[must_go] = 0
-    held = np.bincount(urgency, weights=size).cumsum()
-    need = float((held - np.maximum(np.arange(len(held)) - 1, 0) * take).max())
-    order = urgency.argsort(kind="stable")
-    before = size[order].cumsum() - size[order]
-    forced[order[before < min(need, take)]] = True
+    if samples > int(left.min(initial=samples)) * take:  # the first deadline leaves some no room
+        rest = -(-samples // take)  # with so many skips left nothing has to go
+        urgency = np.clip(left, 0, rest)
+        held = np.bincount(urgency, weights=size).cumsum()
+        need = float((held - np.arange(len(held)) * take).max())
+        order = urgency.argsort(kind="stable")
+        before = size[order].cumsum() - size[order]
+        forced[order[before < min(need, take)]] = True
+    if must_go.any():
+        others = np.flatnonzero(must_go & ~forced)
+        before = size[others].cumsum() - size[others] + int(size[forced].sum())
+        forced[others[before < take]] = True
     return forced
 
 

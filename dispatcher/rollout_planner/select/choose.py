@@ -139,7 +139,7 @@ class _Items:
         """Those that are forced, then the `first`, the oldest before others, as far as they fit."""
         if self.size.max() == 1:
             return keep_oldest(forced, take, np.flatnonzero(first))
-        urgency = np.lexsort((self.left, ~self.must_go, ~forced))[: np.count_nonzero(forced)]
+        urgency = np.lexsort((self.left, ~forced))[: np.count_nonzero(forced)]
         others = np.argsort(~first, kind="stable")
         order = np.concatenate((urgency, others[~forced[others]]))
         return fill_exactly(order, forced, self.size, take)

@@ -7,7 +7,8 @@ Otherwise something waits for an event that may never come.
 import os
 from collections.abc import Iterator
 
-from hypothesis import settings
+import pytest
+from hypothesis import Phase, settings
 
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
@@ -19,7 +20,14 @@ SEQUENCES = "DISPATCHER_SEQUENCES"
 def sequences(usual: int, *, steps: int) -> settings:
     """So many random sequences of so many events, or as many as `DISPATCHER_SEQUENCES` says."""
     count = int(os.environ.get(SEQUENCES, usual))
-    return settings(max_examples=count, stateful_step_count=steps, deadline=None)
+    phases = [phase for phase in Phase if phase is not Phase.explain]  # that takes minutes
+    return settings(
+        max_examples=count, stateful_step_count=steps, deadline=None, phases=phases, print_blob=True
+    )
+
+
+#: Of a counterexample nothing is seen before it is shrunk, which takes five minutes at most.
+SHRINKING = pytest.mark.timeout(600)
 
 
 def is_due(core: Dispatch, now: float) -> bool:
