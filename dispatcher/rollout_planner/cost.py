@@ -21,7 +21,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,9 @@ _UNGATED = frozenset(
 )
 
 
-_FORMS = "use `tokens`, `quadratic:a,b,d` or `hf:/path/to/config.json`"
+#: Before another form, or alone: the cost is that one, until something better is known.
+AUTO = "auto"
+_FORMS = "use `auto`, `tokens`, `quadratic:a,b,c,d` or `hf:/path/to/config.json`"
 
 
 def tokens(counts: IntArray) -> FloatArray:
@@ -55,7 +57,9 @@ def tokens(counts: IntArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Quadratic:
-    """Cost is a*s^2 + b*s + d for a sample of s tokens.
+    """Cost is a*s^2 + b*s + c for a sample of s tokens, and d to begin a micro-batch.
+
+    d says what another micro-batch has to save, and is part of no sample's cost.
 
     The default is a dense 7B transformer up to a factor: with hidden size h a layer costs about
     4*h*s^2 for attention and 24*h^2*s for its matrices, that is 4*h*(s^2 + 6*h*s), and h is 4096.
@@ -63,16 +67,17 @@ class Quadratic:
 
     a: float = 1.0
     b: float = 24576.0
+    c: float = 0.0
     d: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a longer sample would cost less, or each sample nothing."""
-        for name, value in (("a", self.a), ("b", self.b), ("d", self.d)):
+        for name, value in zip("abcd", astuple(self), strict=True):
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(
                     f"cost coefficient {name} is {value}; it must be finite and not negative"
                 )
-        if not (self.a or self.b or self.d):
+        if not (self.a or self.b or self.c):
             raise ConfigError(
                 "cost quadratic:0,0,0: every sample costs 0, so that no split balances better than "
                 "another; give one of the coefficients a value above 0, as in quadratic:1,24576,0"
@@ -81,17 +86,25 @@ class Quadratic:
     def __call__(self, counts: IntArray) -> FloatArray:
         """Cost of samples of `counts` tokens, an array, a list or a tensor, as float64[n]."""
         s = np.asarray(counts).astype(np.float64)
-        cost: FloatArray = (self.a * s + self.b) * s + self.d
+        cost: FloatArray = (self.a * s + self.b) * s + self.c
         return cost
+
+    def __str__(self) -> str:
+        """As `parse_cost` reads it."""
+        found = ",".join(f"{value:.6g}" for value in astuple(self))
+        return f"quadratic:{found}"
 
 
 def parse_cost(text: str, read: Callable[[str], str] | None = None) -> CostModel:
-    """The cost model that a flag names: `tokens`, `quadratic:a,b,d` or `hf:PATH`.
+    """The cost model that a flag names: `tokens`, `quadratic:a,b,c,d` or `hf:PATH`;
+    or `auto` for a default, `auto:` and one of these for that.
 
     `read` returns the text of a file; this package does no IO, so `hf:` needs it from the caller.
     Raises ConfigError for any other form, and for a file that is not a usable model config.
     """
     kind, colon, rest = text.strip().partition(":")
+    if kind == AUTO:
+        return parse_cost(rest, read) if colon else Quadratic()
     if kind == "tokens" and not colon:
         return tokens
     if kind == "quadratic":
@@ -122,12 +135,14 @@ def _check_range(text: str, model: CostModel) -> None:
 
 def _parse_quadratic(text: str, rest: str) -> Quadratic:
     try:
-        a, b, d = (float(part) for part in rest.split(","))
+        numbers = [float(part) for part in rest.split(",")]
+        if not 3 <= len(numbers) <= 4:
+            raise ValueError
     except ValueError:
         raise ConfigError(
-            f"cost model {text!r} needs three numbers, as in quadratic:1,24576,0"
+            f"cost model {text!r} needs three or four numbers, as in quadratic:1,24576,0"
         ) from None
-    return Quadratic(a, b, d)
+    return Quadratic(*numbers)
 
 
 def _parse_hf(path: str, read: Callable[[str], str] | None) -> CostModel:
@@ -287,7 +302,7 @@ def _checked_kinds(kinds: list[str], layers: int) -> list[str]:
         if kind not in (FULL, SLIDING, LINEAR):
             raise ConfigError(
                 f"the model config has a layer of unknown kind {kind!r}; "
-                "give its cost as quadratic:a,b,d instead"
+                "give its cost as quadratic:a,b,c instead"
             )
     return kinds
 

@@ -101,7 +101,7 @@ def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     if m is None:
         budget = config.micro_batch_tokens or 1
         if config.layout is Layout.PADDED:
-            return padded_time(x, s, R, budget, config.micro_batches)
+            return padded_time(x, s, config)
         M = config.micro_batches(fewest_micro_batches(s, R, budget))
         if s.item(0) > budget:  # such a sample fills a bin, no more
             s = np.minimum(s, budget)

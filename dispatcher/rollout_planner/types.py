@@ -102,6 +102,7 @@ class PlanConfig:
     deviation of what arrivals have; None: as far as balance has it.
     A plan whose excess is above `compared_above` is compared with other selections and splits; it
     says how good a plan may well be, serve's --target-excess when one is good enough to go early.
+    begin: cost of beginning a micro-step, which another one has to save; None: as a rule.
     What a split tries to wait less has to fit in `planning_budget`, seconds of one core, which are
     counted in operations, not timed.
     """
@@ -127,6 +128,7 @@ class PlanConfig:
     outlier_max_skips: int | None = None
     max_step_variation: float | None = 0.25
     compared_above: float = 0.01
+    begin: float | None = None
     planning_budget: float = 5e-3
 
     def micro_batches(self, needed: int) -> int:

@@ -1,11 +1,12 @@
 """What the core needs to know of the settings."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
 from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.measuring.cost_in_use import CostConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.sample import Schema
 from rollout_planner.types import Sync
@@ -38,7 +39,7 @@ class DispatchConfig:
     that covers them is reported saved; needs a journal, which has their payloads. tells_accepted:
     decisions say which samples have come in, for who records them. sync: where DP ranks wait for
     each other. check_size: which other `dp_size` a new generation may bring; None: no other.
-    schema: of all samples; None: that of the first accepted push.
+    schema: of all samples; None: that of the first accepted push. cost: of them.
     """
 
     dp_size: int
@@ -65,6 +66,7 @@ class DispatchConfig:
     producer_credits: int = 8
     id_horizon: int = 1_000_000
     schema: Schema | None = None
+    cost: CostConfig = field(default_factory=CostConfig)
 
     @property
     def tuning(self) -> Tuning:

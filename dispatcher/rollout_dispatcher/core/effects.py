@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.facts import CostFitted, DropReason
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import BufferFull, DispatcherError
 from rollout_dispatcher.sample import Outcome, SamplesByField, Schema
+from rollout_planner.cost import Quadratic
 from rollout_planner.types import (
     FloatArray,
     IntArray,
@@ -172,7 +173,8 @@ class PlanWanted:
     """Run the planner on `window` for `take` samples and call `Dispatch.planned` with its answer.
 
     entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
-    trial: the plan is used only if its straggler excess is within the target.
+    trial: the plan is used only if its straggler excess is within the target. cost: of samples;
+    None: as configured.
     """
 
     entries: tuple[Entry, ...]
@@ -181,6 +183,7 @@ class PlanWanted:
     dp_size: int
     trigger: Trigger
     trial: bool
+    cost: Quadratic | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,8 @@ class ReplanWanted:
     """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
 
     step: open, and without a plan for so many. entries: its samples and then `refill`, which is
-    still buffered and takes the place of samples that the step has lost; each oldest first.
+    still buffered and takes the place of samples that the step has lost; each oldest first. cost:
+    as above.
     """
 
     step: OpenStep
@@ -196,6 +200,7 @@ class ReplanWanted:
     window: Window
     dp_size: int
     refill: tuple[Entry, ...] = ()
+    cost: Quadratic | None = None
 
     @property
     def take(self) -> int:
@@ -375,6 +380,17 @@ class StepMeasured:
 
 
 @dataclass(frozen=True, slots=True)
+class CostChanged:
+    """For the log: plans are made with another cost from now on.
+
+    loss: share of the ranks' time that the one before has lost, by the new one.
+    """
+
+    fitted: CostFitted
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rewound:
     """For the log: a generation goes on after a checkpoint's step, and not after the last one.
 
@@ -450,6 +466,7 @@ Effect = (
     | Redelivered
     | StepCommitted
     | StepMeasured
+    | CostChanged
     | Rewound
     | StepsEvicted
     | Advised

@@ -12,6 +12,7 @@ from enum import StrEnum
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
+from rollout_planner.cost import Quadratic
 
 
 class DropReason(StrEnum):
@@ -222,6 +223,19 @@ class SchemaFixed:
 
 
 @dataclass(frozen=True, slots=True)
+class CostFitted:
+    """Steps from `first_step` on are planned with this cost, fitted to what micro-batches took.
+
+    version: how often that has happened. error: typical relative deviation of a micro-batch.
+    """
+
+    version: int
+    cost: Quadratic
+    error: float
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unneeded:
     """Nobody needs these objects of payload stores: they are on the list of releases."""
 
@@ -286,6 +300,7 @@ Fact = (
     | GroupSizeSet
     | Configured
     | SchemaFixed
+    | CostFitted
     | Unneeded
     | Forgotten
     | IncarnationBegan
@@ -327,9 +342,10 @@ class Remembered:
     the stream. given_ids, checksums: oldest first. ended_groups: with why, as in `GroupEnded`,
     likewise. totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there
     was none. policy_step: the first step that trains with `policy_version`, None if that is.
-    group_size: as it was last set. posted: settings that were changed while it ran. schema: of all
-    samples, None while that was not decided; set_by: who has, in words. finished: the
-    run is, and not everybody has been told; was_finished: everybody has, and no DP rank came since.
+    group_size: as it was last set. cost: fitted, that plans were made with. posted: settings that
+    were changed while it ran. schema: of all samples, None while that was not decided; set_by: who
+    has, in words. finished: the run is, and not everybody has been told; was_finished: everybody
+    has, and no DP rank came since.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -349,6 +365,7 @@ class Remembered:
     group_size: int | None = None
     posted: tuple[PostedSetting, ...] = ()
     schema: Schema | None = None
+    cost: CostFitted | None = None
     set_by: str = ""
     phases: tuple[int, ...] = ()
     ended: bool = False

@@ -19,6 +19,7 @@ from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.facts import Note, Remembered
 from rollout_dispatcher.core.lifecycle import Lifecycle
+from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
 from rollout_dispatcher.core.measuring.measuring import Measuring
 from rollout_dispatcher.core.planning.booking import Booking
 from rollout_dispatcher.core.planning.lengths import LengthCounts
@@ -99,7 +100,8 @@ class Parts:
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.attempts = Attempts(self.ledger, self.dropping, note)
         self.lockstep = Lockstep(self.ledger)
-        self.measuring = Measuring(self.ledger, config.sync, config.max_open_steps)
+        self.cost = CostInUse(config.cost)
+        self.measuring = Measuring(self.ledger, config.sync, config.max_open_steps, self.cost, note)
         self.lifecycle = Lifecycle(
             self.buffer, self.ledger, self.dropping,
             batch=batch, flush_partial=config.flush_partial,
@@ -116,8 +118,9 @@ class Parts:
         self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
         usual = UsualLoss()
         selection = Selection(
-            config, self.buffer, self.phases, self.freshness, self.ledger, usual=usual
-        )
+            config, self.buffer, self.phases, self.freshness, self.ledger,
+            usual=usual, cost=self.cost,
+        )  # fmt: skip
         self.relief = Relief(config, self.buffer, self.admission, self.dropping, selection)
         self.selection_bias = SelectionBias(self.totals)
         booking = Booking(
@@ -170,6 +173,7 @@ class Parts:
         held.add([entry.sample.tokens for entry in memory.entries])
         self.selection_bias.restore(held)
         self._restore_schema(memory)
+        self.cost.restore(memory.cost)
         self.ends.restore(memory)
         self.checkpoints.restore(memory)
         self.departures.restore(now)

@@ -168,6 +168,7 @@ class Ledger:
     policy_step: int | None = None
     group_size: int | None = None
     posted: list[Row] = field(default_factory=list)
+    cost: Row | None = None
     schema: int | None = None
     set_by: str = ""
     phases: list[int] = field(default_factory=list)

@@ -15,6 +15,7 @@ from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
     Configured,
+    CostFitted,
     Dropped,
     Fact,
     Finished,
@@ -55,7 +56,7 @@ GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED, EVICTED = "run", "resumed", "saved", "evicted"
 FINISHED = "finished"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
-KEYED, LEFT, CONFIGURED = "keyed", "left", "configured"
+KEYED, LEFT, CONFIGURED, COST = "keyed", "left", "configured", "cost"
 GROUP_ENDED = "group-ended"
 UNNEEDED, FORGOTTEN = "unneeded", "forgotten"
 INCARNATION, SWEPT = "incarnation", "swept"
@@ -217,6 +218,8 @@ class Encoder:
                 return [VERSION, version, first_step]
             case PhaseEnded(version):
                 return [PHASE, version]
+            case CostFitted(version, cost, error, first_step):
+                return [COST, [version, *astuple(cost), error, first_step]]
             case Configured(posted):
                 return [CONFIGURED, [list(astuple(setting)) for setting in posted]]
             case GroupEnded(group_id, why):

@@ -19,7 +19,7 @@ from errno import EIO
 from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import PostedSetting, Remembered, RememberedStep
+from rollout_dispatcher.core.facts import CostFitted, PostedSetting, Remembered, RememberedStep
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK
@@ -27,8 +27,10 @@ from rollout_dispatcher.journal.files.segment import Reader
 from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
 from rollout_dispatcher.journal.parts import Kept, Stage, StepRecord
+from rollout_dispatcher.journal.records import Row
 from rollout_dispatcher.journal.state import State
 from rollout_dispatcher.payload import InJournal, StoredObject
+from rollout_planner.cost import Quadratic
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def remembered(
         policy_step=ledger.policy_step,
         group_size=ledger.group_size,
         posted=tuple(PostedSetting(*row) for row in ledger.posted),
+        cost=None if ledger.cost is None else _cost(ledger.cost),
         schema=None if ledger.schema is None else state.schemas[ledger.schema],
         set_by=ledger.set_by,
         phases=tuple(state.phases()),
@@ -166,6 +169,11 @@ def remembered(
         ),
         incarnations=ledger.incarnations,
     )
+
+
+def _cost(row: Row) -> CostFitted:
+    version, *coefficients, error, first_step = row
+    return CostFitted(version, Quadratic(*coefficients), error, first_step)
 
 
 def _step(

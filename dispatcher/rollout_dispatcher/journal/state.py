@@ -30,6 +30,14 @@ from rollout_dispatcher.sample import Schema
 #: much, and as a rule they change together anyway.
 SHELF = 64
 
+#: Rows of one value, which replaces the one before, and where the ledger has it.
+_SINGLE = {
+    records.RUN: "run_id",
+    records.SIZE: "group_size",
+    records.COST: "cost",
+    records.CONFIGURED: "posted",
+}
+
 T = TypeVar("T")
 
 
@@ -307,9 +315,10 @@ class State:
     # -- the rest ---------------------------------------------------------------------------
 
     def _note(self, row: Row) -> None:
+        if (name := _SINGLE.get(row[0])) is not None:
+            setattr(self.ledger, name, row[1])
+            return
         match row[0]:
-            case records.RUN:
-                self.ledger.run_id = row[1]
             case records.GENERATION:
                 _, self.ledger.generation, self.ledger.dp_size = row
                 self.ledger.resumed, self.ledger.was_finished = None, False
@@ -325,10 +334,6 @@ class State:
             case records.GROUP_ENDED:
                 _, group_id, why = row
                 self.ended_groups.append((group_id, why))
-            case records.SIZE:
-                self.ledger.group_size = row[1]
-            case records.CONFIGURED:
-                self.ledger.posted = row[1]
             case records.ENDED | records.FINISHED:
                 self._end(row)
             case _:

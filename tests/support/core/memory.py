@@ -38,6 +38,7 @@ class Memory:
         self._ended = self._finished = False
         self._schema: Schema | None = None
         self._set_by = ""
+        self._cost: f.CostFitted | None = None
         self._totals: Mapping[str, Any] = {}
         self._unneeded: dict[StoredObject, None] = {}
         self._incarnations: dict[str, str] = {}
@@ -76,6 +77,7 @@ class Memory:
             phases=tuple(self._phases),
             schema=self._schema,
             set_by=self._set_by,
+            cost=self._cost,
             ended=self._ended,
             finished=self._finished,
             producers={
@@ -169,6 +171,8 @@ class Memory:
                 self._schema, self._set_by = fact.schema, fact.set_by
             case f.StreamEnded() | f.Finished():
                 self._note_end(fact)
+            case f.CostFitted():
+                self._cost = fact
             case f.GroupEnded():
                 self._ended_groups.append((fact.group_id, fact.why))
             case _:

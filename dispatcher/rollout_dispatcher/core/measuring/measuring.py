@@ -15,9 +15,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rollout_dispatcher.core.effects import StepMeasured
+from rollout_dispatcher.core.effects import Effect, StepMeasured
+from rollout_dispatcher.core.facts import Note
+from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
-from rollout_dispatcher.core.measuring.speeds import ModelError, RankSpeeds
+from rollout_dispatcher.core.measuring.speeds import RankSpeeds
 from rollout_dispatcher.core.measuring.times import (
     Flaw,
     Pass,
@@ -41,8 +43,10 @@ FORGET_AFTER = 16
 class Measuring:
     """The times of recent steps. sync: where ranks wait for each other."""
 
-    def __init__(self, ledger: StepLedger, sync: Sync, max_open_steps: int) -> None:
-        self._ledger, self._sync = ledger, sync
+    def __init__(
+        self, ledger: StepLedger, sync: Sync, max_open_steps: int, cost: CostInUse, note: Note
+    ) -> None:
+        self._ledger, self._sync, self._cost, self._note = ledger, sync, cost, note
         self._kept = KEPT_STEPS + max_open_steps
         self._generation, self._dp_size = 0, 0
         self._steps: dict[int, TimedStep] = {}
@@ -71,21 +75,21 @@ class Measuring:
         while len(self._steps) > self._kept:
             self._give_up(self._steps.pop(min(self._steps)))
 
-    def heard(self, dp_rank: int, times: RankTimes) -> StepMeasured | None:
-        """A rank's times; returns what the pass took once every rank has told its own."""
+    def heard(self, dp_rank: int, times: RankTimes) -> list[Effect]:
+        """A rank's times; returns what the pass took once every rank has told its own, if any."""
         self._look_at_generation()
         timed = self._find(dp_rank, times)
         if timed is None or times.cost_key in timed.settled:
-            return None
+            return []
         if (flaw := times.flaw(timed.micro_batches)) is not None:
             told = f"DP rank {dp_rank} {flaw.text}"
             self._settle(timed, times.cost_key, Flaw(flaw.reason, told))
-            return None
+            return []
         known = timed.passes.get(times.cost_key)
         if known is None:
             known = timed.passes[times.cost_key] = Pass()
         known.report(dp_rank, times.busy, times.collective)
-        return None if len(known.busy) < self._dp_size else self._judge(timed, times.cost_key)
+        return [] if len(known.busy) < self._dp_size else self._judge(timed, times.cost_key)
 
     def _find(self, dp_rank: int, times: RankTimes) -> TimedStep | None:
         """The step that a rank reports on, if there is such a step and such a pass."""
@@ -114,16 +118,18 @@ class Measuring:
         planned = step.planned_cost
         if planned is not None and len(planned) != self._dp_size:
             planned = None
-        timed = TimedStep(step.number, len(step.micro_batches[0]), planned)
+        tokens = [entry.sample.tokens for entry in step.entries()]
+        counts = [[len(part) for part in rank] for rank in step.micro_batches]
+        timed = TimedStep(step.number, np.array(tokens), np.array(counts), planned)
         return self._steps.setdefault(step.number, timed)
 
     # -- what becomes of it -----------------------------------------------------------------
 
-    def _judge(self, timed: TimedStep, cost_key: str) -> StepMeasured | None:
+    def _judge(self, timed: TimedStep, cost_key: str) -> list[Effect]:
         split = timed.passes[cost_key].split(self._dp_size)
         if isinstance(split, Flaw):
             self._settle(timed, cost_key, split)
-            return None
+            return []
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
         found = StepMeasured(
@@ -131,7 +137,13 @@ class Measuring:
             timed.planned,
         )  # fmt: skip
         self._add(found)
-        return found
+        if not found.leads or found.planned is None:
+            return [found]
+        news = self._cost.measured(found, timed.tokens, timed.counts, self._ledger.steps.next_step)
+        if news is None:
+            return [found]
+        self._note(news.fitted)
+        return [found, news]
 
     def _add(self, found: StepMeasured) -> None:
         self._measured += 1
@@ -143,7 +155,6 @@ class Measuring:
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
             self._speeds.note(split.of_ranks[0], found.planned)
-            self._error.note(split, found.planned)
 
     def _leads(self, cost_key: str, step: int) -> bool:
         """Whether a step is judged by this pass: training, else what ranks spend most time on.
@@ -185,7 +196,7 @@ class Measuring:
             self._forget()
 
     def _forget(self) -> None:
-        self._speeds, self._error = RankSpeeds(self._dp_size), ModelError()
+        self._speeds = RankSpeeds(self._dp_size)
 
     def _look_at_generation(self) -> None:
         """What another process group has not finished nobody will; its machines may be others."""
@@ -214,7 +225,7 @@ class Measuring:
             unmeasured=dict(self._unmeasured),
             last=self._last,
             slowness=self._speeds.slowness,
-            cost_model_error=self._error.value,
+            cost=self._cost.statistics(),
             totals=dict(self._totals),
             transport=dict(self._transport),
         )

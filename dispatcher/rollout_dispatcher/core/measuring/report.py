@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rollout_dispatcher.core.effects import StepMeasured
+from rollout_dispatcher.core.measuring.cost_in_use import CostStatistics
 from rollout_dispatcher.core.measuring.times import Unmeasured
 from rollout_planner.types import FloatArray
 
@@ -27,7 +28,7 @@ class MeasuredStatistics:
     unmeasured: Mapping[Unmeasured, int]
     last: StepMeasured | None
     slowness: FloatArray
-    cost_model_error: float | None
+    cost: CostStatistics
     totals: Mapping[str, FloatArray]
     transport: Mapping[str, float]
 
@@ -37,7 +38,7 @@ class MeasuredStatistics:
             "why_not": self.why,
             "measured_steps": self.steps,
             "unmeasured_steps": dict(self.unmeasured),
-            "cost_model_error": self.cost_model_error,
+            "cost": self.cost.as_json(),
             "last_step": None if self.last is None else self._step(self.last),
         }
 

@@ -1,7 +1,7 @@
-"""How slow each DP rank is beside the others, and how well the cost model predicts what they take.
+"""How slow each DP rank is beside the others.
 
-Both compare what ranks took with what their plans had estimated, so unequal shares are no fault of
-a rank's. A single long step (garbage collection, a checkpoint, a first kernel) has no say: of a
+What ranks took is compared with what their plans had estimated, so unequal shares are no fault of a
+rank's. A single long step (garbage collection, a checkpoint, a first kernel) has no say: of a
 rank's last steps the median counts, and that is smoothed. Steps are looked at when somebody wants
 to know, as far as they still count by then: however short they are, they cost next to nothing.
 """
@@ -10,8 +10,7 @@ from collections import deque
 
 import numpy as np
 
-from rollout_dispatcher.core.measuring.times import Split
-from rollout_planner.types import FloatArray, IntArray
+from rollout_planner.types import FloatArray
 
 #: Steps of which the median counts; as many long ones as are left of it on one side are ignored.
 RECENT = 5
@@ -20,11 +19,6 @@ FEWEST = 3
 #: Weight of the newest step, and steps before it that have any.
 SMOOTHING = 1 / 8
 REMEMBERED = 32
-#: Steps whose micro-batches the model's error is taken from, and how many of each at most.
-COMPARED_STEPS = 16
-COMPARED_A_STEP = 512
-#: Micro-batches of a rank before its own factor says anything.
-FEWEST_OF_RANK = 4
 
 
 def lower_median(values: FloatArray) -> FloatArray:
@@ -74,61 +68,3 @@ class RankSpeeds:
             seconds, planned = self._unseen.popleft()
             self._look_at(seconds, planned.sum(axis=1))
         return self._slowness
-
-
-class ModelError:
-    """How far estimates are from what micro-batches took, whatever each rank's own speed."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[Split, FloatArray]] = deque(maxlen=COMPARED_STEPS)
-        self._turn = 0
-        self._value: float | None = None
-        self._current = True
-
-    def note(self, split: Split, planned: FloatArray) -> None:
-        """A step was measured: what it took, and estimates, float64[R, M]."""
-        self._steps.append((split, planned))
-        self._turn += 1
-        self._current = False
-
-    @property
-    def value(self) -> float | None:
-        """Median of abs(predicted / measured - 1), one factor a rank; None where too few are."""
-        if not self._current:
-            self._value, self._current = self._compare(), True
-        return self._value
-
-    def _compare(self) -> float | None:
-        steps = [(split.compute, planned) for split, planned in self._steps]
-        chosen = [
-            self._some(at, *step)
-            for at, step in enumerate(steps, self._turn)
-            if not _is_as_one(*step)
-        ]
-        if not chosen:
-            return None
-        ranks = np.concatenate([ranks for ranks, _ in chosen])
-        ratios = np.concatenate([ratios for _, ratios in chosen])
-        order = np.lexsort((ratios, ranks))
-        ranks, ratios = ranks[order], ratios[order]
-        counts = np.bincount(ranks)
-        middle = np.cumsum(counts) - counts + np.maximum(counts - 1, 0) // 2
-        enough = counts[ranks] >= FEWEST_OF_RANK
-        if not enough.any():
-            return None
-        factors = ratios[middle[ranks[enough]]]
-        return float(np.median(np.abs(factors / ratios[enough] - 1)))
-
-    @staticmethod
-    def _some(turn: int, compute: FloatArray, planned: FloatArray) -> tuple[IntArray, FloatArray]:
-        """The ranks of some micro-batches, and what a unit of cost took; others in another turn."""
-        ranks, at = np.nonzero((compute > 0) & (planned > 0))
-        stride = max(-(-len(ranks) // COMPARED_A_STEP), 1)
-        some = slice(turn % stride, None, stride)
-        ranks, at = ranks[some], at[some]
-        return ranks, compute[ranks, at] / planned[ranks, at]
-
-
-def _is_as_one(compute: FloatArray, planned: FloatArray) -> bool:
-    """Whether ranks have timed a step as a whole, and told of its first micro-batch."""
-    return bool(np.any((compute == 0) & (planned > 0)))

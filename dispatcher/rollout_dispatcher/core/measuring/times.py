@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollout_planner.types import FloatArray, Sync, straggler_excess
+from rollout_planner.types import FloatArray, IntArray, Sync, straggler_excess
 
 #: Clocks of a device and of its host differ a little; by more, times cannot be.
 CLOCKS_DIFFER = 0.02
@@ -193,10 +193,20 @@ def _not_separated(why: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class TimedStep:
-    """A step that ranks may report on. planned: float64[R, M] or None. settled: passes by key."""
+    """A step that ranks may report on. settled: passes by key.
+
+    tokens: int64[n], of its samples, rank by rank; counts: int64[R, M], of each micro-batch.
+    planned: float64[R, M] or None.
+    """
 
     number: int
-    micro_batches: int
+    tokens: IntArray
+    counts: IntArray
     planned: FloatArray | None
     passes: dict[str, Pass] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
+
+    @property
+    def micro_batches(self) -> int:
+        """Of each rank."""
+        return int(self.counts.shape[1])

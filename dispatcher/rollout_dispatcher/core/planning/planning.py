@@ -15,7 +15,6 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import Effect, PlanWanted, ReplanWanted
 from rollout_dispatcher.core.planning.booking import Booking
 from rollout_dispatcher.core.planning.relief import Relief
-from rollout_dispatcher.core.planning.requests import request_replan
 from rollout_dispatcher.core.planning.selection import Selection
 from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.planning.trigger import MakeCapacity, Wait
@@ -66,8 +65,7 @@ class Planning:
         if self._asked is not None:
             return effects
         if (unplanned := ledger.unplanned) is not None:
-            refill = self._selection.refill(unplanned)
-            self._asked = request_replan(unplanned, ledger.generation.dp_size, refill)
+            self._asked = self._selection.request_again(unplanned)
             return [*effects, self._asked]
         return effects + self._ask(now) if ledger.wanted else effects
 

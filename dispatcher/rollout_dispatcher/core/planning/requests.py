@@ -10,23 +10,33 @@ from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted, StepPlanne
 from rollout_dispatcher.core.planning.trigger import Go
 from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_planner.cost import Quadratic
 from rollout_planner.types import BoolArray, Plan, Window
 
 
 def request_plan(
-    entries: list[Entry], must_go: BoolArray, take: int, dp_size: int, go: Go, *, usual: UsualLoss
+    entries: list[Entry],
+    must_go: BoolArray,
+    take: int,
+    dp_size: int,
+    go: Go,
+    *,
+    usual: UsualLoss,
+    cost: Quadratic | None,
 ) -> PlanWanted:
     """Ask for a plan of `take` of these entries, or groups of them, oldest first."""
     window = _window(entries, must_go)
     window = replace(window, usual_loss_tokens=usual.with_(window))
-    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial)
+    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial, cost)
 
 
-def request_replan(step: OpenStep, dp_size: int, refill: list[Entry]) -> ReplanWanted:
+def request_replan(
+    step: OpenStep, dp_size: int, refill: list[Entry], cost: Quadratic | None
+) -> ReplanWanted:
     """Ask for another plan of exactly the samples of an open step, and those that fill it up."""
     entries = [*sorted(step.entries(), key=lambda entry: entry.ticket), *refill]
     window = _window(entries, np.ones(len(entries), np.bool_))
-    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill))
+    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill), cost)
 
 
 def _window(entries: list[Entry], must_go: BoolArray) -> Window:

@@ -8,9 +8,10 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep
 from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.effects import PlanWanted
+from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.planning.requests import request_plan
+from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
+from rollout_dispatcher.core.planning.requests import request_plan, request_replan
 from rollout_dispatcher.core.planning.trigger import Go
 from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.ledger import StepLedger
@@ -29,8 +30,9 @@ class Selection:
         ledger: StepLedger,
         *,
         usual: UsualLoss,
+        cost: CostInUse,
     ) -> None:
-        self._usual = usual
+        self._usual, self._cost = usual, cost
         self._batch, self._window = config.trigger.batch, config.trigger.window
         self._buffer, self._phases, self._freshness = buffer, phases, freshness
         self._ledger = ledger
@@ -54,9 +56,16 @@ class Selection:
         due = self._freshness.must_go(entries, self._ledger.steps.next, self._batch)
         take = min(self._batch, self._buffer.units_of(entries))
         dp_size = self._ledger.generation.dp_size
-        return request_plan(entries, due, take, dp_size, go, usual=self._usual)
+        return request_plan(
+            entries, due, take, dp_size, go, usual=self._usual, cost=self._cost.fitted_cost
+        )
 
-    def refill(self, step: OpenStep) -> list[Entry]:
+    def request_again(self, step: OpenStep) -> ReplanWanted:
+        """Ask for another plan of an open step."""
+        dp_size = self._ledger.generation.dp_size
+        return request_replan(step, dp_size, self._refill(step), self._cost.fitted_cost)
+
+    def _refill(self, step: OpenStep) -> list[Entry]:
         """The oldest samples, groups whole, that may take the place of those that a step has lost.
 
         None for a step that has lost none. They do not count as chosen before others: nobody who is

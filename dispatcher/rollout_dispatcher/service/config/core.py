@@ -2,11 +2,13 @@
 
 from rollout_dispatcher.core.buffer.limits import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.measuring.cost_in_use import CostConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.types import IncompleteGroups, LastBatch
+from rollout_planner.cost import AUTO
 from rollout_planner.strategies import looks_ahead
-from rollout_planner.types import Grouping, Oversize
+from rollout_planner.types import Grouping, Layout, Oversize
 
 
 def core_config(config: ServeConfig) -> DispatchConfig:
@@ -50,6 +52,12 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
         schema=config.declared_schema,
+        cost=CostConfig(
+            config.plan_config().cost,
+            adapts=config.cost.partition(":")[0] == AUTO,
+            padded=config.layout is Layout.PADDED,
+            multiple=config.sample_length_multiple,
+        ),
         durable=config.journal_dir is not None,
         retain=config.retains,
         tells_accepted=config.record is not None,

@@ -94,6 +94,16 @@ def schema_decided(effect: e.SchemaDecided) -> None:
     log.info("samples have the fields %s (%s)", fields, effect.set_by)
 
 
+def cost_changed(effect: e.CostChanged) -> None:
+    """Plans are made with what was measured."""
+    fitted = effect.fitted
+    log.info(
+        "from step %d on plans are made with the cost %s, fitted to what micro-batches took (they "
+        "stray from it by %.1f %%); the one before has lost %.1f %% of the ranks' time",
+        fitted.first_step, fitted.cost, 100 * fitted.error, 100 * effect.loss,
+    )  # fmt: skip
+
+
 def drained(effect: e.Drained, at: Statistics) -> None:
     """Nothing is left to train."""
     if effect.reason == "finished":

@@ -55,6 +55,8 @@ class Planner:
     def _plan(wanted: PlanWanted | ReplanWanted, config: PlanConfig) -> Plan:
         if config.dp_size != wanted.dp_size:
             config = replace(config, dp_size=wanted.dp_size)
+        if wanted.cost is not None:
+            config = replace(config, cost=wanted.cost, begin=wanted.cost.d)
         whole = isinstance(wanted, ReplanWanted)
         if whole:
             config = _for_open_step(config, wanted.window)

@@ -118,6 +118,7 @@ class EffectRunner:
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
+            e.CostChanged: effect_log.cost_changed,
             e.Rewound: effect_log.rewound,
             e.StepsEvicted: effect_log.evicted,
             e.Advised: self._advise,

@@ -48,9 +48,9 @@ class MeasuredCollector:
             unmeasured.add_metric([str(reason)], count)
         yield unmeasured
         yield GaugeMetricFamily(
-            "dispatcher_cost_model_error_ratio",
-            "Median of abs(predicted / measured - 1) of recent micro-batches, a factor a rank.",
-            value=at.cost_model_error,
+            "dispatcher_cost_loss_ratio",
+            "Share of the ranks' time lost as plans balance another cost than what is measured.",
+            value=at.cost.loss,
         )
         transport = CounterMetricFamily(
             "dispatcher_collective_transport_seconds",

@@ -80,14 +80,16 @@ class Health:
 
     def warnings(self, at: Statistics) -> list[str]:
         """What is not as the settings ask for, though steps go on."""
+        cost = self._core.cost_warning
+        found = [cost] if cost else []
         if not at.steps_unjudged:
-            return []
+            return found
         steps = "1 step" if at.steps_unjudged == 1 else f"{at.steps_unjudged} steps"
         unenforced = (
             f"--max-staleness is not enforced: the trainer has committed {steps} and reported no "
             "policy version; call stream.set_policy_version(version) on DP rank 0"
         )
-        return [unenforced]
+        return [*found, unenforced]
 
     def explain(self, *, anonymous: bool = False) -> str:
         """All of it in one line, as `delays`; `nobody` if there is nothing."""

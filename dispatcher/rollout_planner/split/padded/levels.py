@@ -41,7 +41,7 @@ from rollout_planner import tuning
 from rollout_planner.order import running_sums
 from rollout_planner.split.assign import spread_columns
 from rollout_planner.split.partition import bins_onto_ranks
-from rollout_planner.types import Allowed, FloatArray, IntArray, cut
+from rollout_planner.types import FloatArray, IntArray, PlanConfig, cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,10 @@ def fewest_runs(s: IntArray, budget: int) -> int:
     return count
 
 
-def begin_cost(x: FloatArray, s: IntArray, budget: int) -> float:
-    """What it costs to begin a micro-step."""
+def begin_cost(x: FloatArray, s: IntArray, budget: int, known: float | None = None) -> float:
+    """What it costs to begin a micro-step; where it is not known a share of a full one."""
+    if known is not None:
+        return known
     return tuning.BEGIN_MICRO_STEP * budget * float(x.sum()) / max(float(s.sum()), 1.0)
 
 
@@ -254,13 +256,14 @@ def _sizes(s: list[int], budget: int) -> list[int]:
     return [*sizes, count]
 
 
-def padded_time(x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed) -> float:
+def padded_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     """What a good split takes where ranks meet at every micro-step, with what it costs to begin.
 
     Without following runs: a micro-step costs a rank its share of what is left, padded, or the
     largest item left.
     """
-    most, begin = most_in_run(s, budget), begin_cost(x, s, budget)
+    R, budget, allowed = config.dp_size, config.micro_batch_tokens or 1, config.micro_batches
+    most, begin = most_in_run(s, budget), begin_cost(x, s, budget, config.begin)
     fewest = allowed(-(-max(fewest_runs(s, budget), 1) // R))
     share = float(x.sum()) / R / fewest
     if not share:

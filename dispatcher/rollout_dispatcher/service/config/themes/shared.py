@@ -55,9 +55,10 @@ class StepOptions(Options):
 class SelectionOptions(Options):
     """What a sample costs, and how long it may be passed over."""
 
-    cost: str = "quadratic:1,24576,0"
-    """work of a sample of s tokens: tokens, quadratic:a,b,d for a*s*s + b*s + d, or hf:PATH for a
-    Hugging Face config.json"""
+    cost: str = "auto"
+    """work of a sample of s tokens: tokens; quadratic:a,b,c,d for a*s*s + b*s + c, and d for each
+    micro-batch; hf:PATH for a Hugging Face config.json; auto, or auto: and one of these to begin
+    with: fitted to what micro-batches take, once that predicts them better"""
     max_skips: NotNegative | None = None
     """dispatches that may pass a sample over; unset: 4 windows' worth, at least 6"""
     outlier_max_skips: NotNegative | None = None

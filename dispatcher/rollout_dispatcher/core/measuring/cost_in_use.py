@@ -1,0 +1,243 @@
+"""Which cost plans are made with, and what it loses: told by what micro-batches took.
+
+    what was believed   until a fit has predicted later micro-batches better, by so much that it is
+                        no chance; where costs do not adapt, for good
+    a fit               until a newer one has
+
+Plans balance what a cost says. By the newest fit, where it is surely better, the same plans wait
+longer than they promised: that is what the cost in use loses.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollout_dispatcher.core.effects import CostChanged, StepMeasured
+from rollout_dispatcher.core.facts import CostFitted
+from rollout_dispatcher.core.measuring.fit import (
+    REMEMBERED,
+    TERMS,
+    Fit,
+    improbability,
+    most_probable,
+    terms_of,
+)
+from rollout_planner.cost import Quadratic
+from rollout_planner.cost import tokens as per_token
+from rollout_planner.types import CostModel, FloatArray, IntArray, Sync, round_up, straggler_excess
+
+#: How much better a fit has to have predicted before it is used, as a logarithm of the odds; and
+#: how sure it may become.
+SURE, SUREST = 6.0, 12.0
+#: Fitted again once there are so many more observations, in parts of those there were.
+REFIT = 8
+#: Steps whose plans are judged, and share of the ranks' time that people are told of.
+JUDGED_STEPS, WORTH_TELLING = 16, 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class CostConfig:
+    """believed: cost of samples until something else is known. adapts: whether a fit that predicts
+    better takes its place, or only judges it. padded, multiple: what is computed of a micro-batch,
+    its longest sample for each or not, and to a multiple of so many tokens.
+    """
+
+    believed: CostModel = per_token
+    adapts: bool = False
+    padded: bool = False
+    multiple: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CostStatistics:
+    """in_use: the last fit that was taken; None: what was believed. newest: fitted to all that is
+    remembered, None before there are enough; error: its typical relative deviation. promised: mean
+    excess of the last plans; loss: share of the ranks' time that they lose beyond it, by the newest
+    fit, None while nothing can be told.
+    """
+
+    in_use: CostFitted | None = None
+    newest: Quadratic | None = None
+    error: float | None = None
+    promised: float = 0.0
+    loss: float | None = None
+
+    @property
+    def warning(self) -> str:
+        """What an operator should know of it, empty if nothing."""
+        if self.loss is None or self.loss < WORTH_TELLING:
+            return ""
+        return (
+            f"plans promised to lose {self.promised / (1 + self.promised):.1%} of the ranks' time, "
+            f"and the cost that they balance loses {self.loss:.1%} besides; {self.newest} was "
+            "fitted to what micro-batches take (--cost auto uses it)"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For people."""
+        used = self.in_use
+        return {
+            "version": 0 if used is None else used.version,
+            "in_use": None if used is None else str(used.cost),
+            "since_step": None if used is None else used.first_step,
+            "fitted": None if self.newest is None else str(self.newest),
+            "error": self.error,
+            "loss": self.loss,
+        }
+
+
+class _Seen(NamedTuple):
+    """Micro-batches that have been timed: float64[n, 4], what was believed of each, and seconds."""
+
+    terms: FloatArray
+    believed: FloatArray
+    seconds: FloatArray
+
+
+class CostInUse:
+    """Observations of micro-batches, and the cost that plans are made with."""
+
+    def __init__(self, config: CostConfig) -> None:
+        self._config = config
+        self._seen: deque[_Seen] = deque()
+        self._count = self._unfitted = 0
+        self._newest: Fit | None = None
+        #: By the fit's observations: seconds for a unit of the cost in use, and a micro-batch.
+        self._pace = 0.0, 0.0
+        self._better = 0.0
+        #: Terms, float64[R, M, 4], excess that was promised, and sync.
+        self._plans: deque[tuple[FloatArray, float, Sync]] = deque(maxlen=JUDGED_STEPS)
+        self.fitted: CostFitted | None = None
+
+    @property
+    def fitted_cost(self) -> Quadratic | None:
+        """What plans are made with; None: what was believed."""
+        return None if self.fitted is None else self.fitted.cost
+
+    def restore(self, fitted: CostFitted | None) -> None:
+        """Go on with what an earlier process had in use."""
+        self.fitted = fitted if self._config.adapts else None
+
+    def measured(
+        self, found: StepMeasured, tokens: IntArray, counts: IntArray, next_step: int
+    ) -> CostChanged | None:
+        """A step was: its samples, rank by rank, and counts, int64[R, M].
+
+        Returns what is in use from `next_step` on, if that is news.
+        """
+        assert found.planned is not None
+        seen, terms = self._look_at(found, tokens, counts)
+        self._compare(seen)
+        self._seen.append(seen)
+        self._plans.append((terms, straggler_excess(found.planned, found.sync), found.sync))
+        self._count += len(seen.seconds)
+        self._unfitted += len(seen.seconds)
+        while self._count - len(self._seen[0].seconds) >= REMEMBERED:
+            self._count -= len(self._seen.popleft().seconds)
+        news = None
+        if self._config.adapts and self._better > SURE:
+            news = self._take(next_step)
+        if self._count > TERMS and self._unfitted * REFIT > self._count:
+            self._fit()
+        return news
+
+    def _look_at(
+        self, found: StepMeasured, tokens: IntArray, counts: IntArray
+    ) -> tuple[_Seen, FloatArray]:
+        """What of it was timed, and its terms, float64[R, M, 4].
+
+        Ranks that take a step's micro-batches at once tell its time with the first of them.
+        """
+        config, (ranks, micro_batches) = self._config, counts.shape
+        terms = terms_of(
+            tokens, counts.ravel(), padded=config.padded, multiple=config.multiple
+        ).reshape(ranks, micro_batches, TERMS)
+        believed, seconds = self._believed(terms, tokens, counts), found.split.compute
+        observed = terms
+        if bool(np.any((seconds == 0) & (counts > 0))):
+            observed = terms.sum(axis=1, keepdims=True)
+            believed, seconds = (each.sum(axis=1, keepdims=True) for each in (believed, seconds))
+        known = (seconds > 0) & (observed[..., 1] > 0)
+        return _Seen(observed[known], believed[known], seconds[known]), terms
+
+    def _believed(self, terms: FloatArray, tokens: IntArray, counts: IntArray) -> FloatArray:
+        """What was believed of each micro-batch, float64[R, M]."""
+        which = np.repeat(np.arange(counts.size), counts.ravel())
+        if self._config.padded:  # all are as long as the mean of what is computed
+            mean = terms[..., 1].ravel() / np.maximum(counts.ravel(), 1)
+            tokens = mean.astype(np.int64)[which]
+        costs = self._config.believed(round_up(tokens, self._config.multiple))
+        sums = np.bincount(which, weights=costs, minlength=counts.size)
+        return sums.astype(np.float64).reshape(counts.shape)
+
+    def _compare(self, seen: _Seen) -> None:
+        """By micro-batches that neither the newest fit nor the cost in use has seen."""
+        if self._newest is None or not len(seen.seconds):
+            return
+        unit, begin = self._pace
+        of_use = (unit * self._cost_of(seen) + begin) / seen.seconds
+        of_fit = seen.terms @ self._newest.coefficients / seen.seconds
+        used, fit = (
+            improbability(share / np.median(share) - 1, self._newest.error)
+            for share in (of_use, of_fit)
+        )
+        self._better = min(max(self._better + used - fit, 0.0), SUREST)
+
+    def _cost_of(self, seen: _Seen) -> FloatArray:
+        """By the cost in use, without what it takes to begin; float64[n]."""
+        if self.fitted is None:
+            return seen.believed
+        cost = self.fitted.cost
+        found: FloatArray = seen.terms[:, :3] @ np.array((cost.a, cost.b, cost.c))
+        return found
+
+    def _fit(self) -> None:
+        self._unfitted = 0
+        seen = _Seen(*map(np.concatenate, zip(*self._seen, strict=True)))
+        self._newest = most_probable(seen.terms, seen.seconds, self._config.believed)
+        self._pace = _pace(self._cost_of(seen), seen.seconds)
+
+    def _take(self, next_step: int) -> CostChanged:
+        """The newest fit is in use from now on, in the unit of what was believed."""
+        assert self._newest is not None
+        believed, seconds = (sum(float(each[at].sum()) for each in self._seen) for at in (1, 2))
+        version = 1 if self.fitted is None else self.fitted.version + 1
+        cost = Quadratic(*(self._newest.coefficients * (believed / seconds)).tolist())
+        self.fitted = CostFitted(version, cost, self._newest.error, next_step)
+        self._better = 0.0
+        return CostChanged(self.fitted, self._loss(self._newest))
+
+    def _loss(self, fit: Fit) -> float:
+        """Share of the ranks' time that plans have lost beyond what they promised, by a fit."""
+        cost = fit.coefficients[:3]
+        excess = [
+            (straggler_excess(terms[..., :3] @ cost, sync), promised)
+            for terms, promised, sync in self._plans
+        ]
+        by_fit, promised = (1 + sum(column) / len(excess) for column in zip(*excess, strict=True))
+        return float(max(0.0, 1 - promised / by_fit))
+
+    def statistics(self) -> CostStatistics:
+        """A frozen snapshot."""
+        fit = self._newest
+        if fit is None:
+            return CostStatistics(self.fitted)
+        loss = self._loss(fit) if self._better > SURE else 0.0
+        promised = float(np.mean([promised for _, promised, _ in self._plans]))
+        newest = Quadratic(*(fit.coefficients / fit.coefficients[:2].max()).tolist())
+        return CostStatistics(self.fitted, newest, fit.error, promised, loss)
+
+
+def _pace(cost: FloatArray, seconds: FloatArray) -> tuple[float, float]:
+    """Seconds for a unit of cost and for a micro-batch, robustly; none is negative."""
+    rows = np.stack((cost, np.ones(len(cost))), axis=1) / seconds[:, None]
+    weight, unit, begin = np.ones(len(rows)), 0.0, 0.0
+    for _ in range(2):
+        unit, begin = np.linalg.lstsq(rows * weight[:, None], weight, rcond=None)[0].tolist()
+        if begin < 0 or unit <= 0:
+            unit, begin = float(np.median(seconds / cost)), 0.0
+        off = np.abs(rows @ (unit, begin) - 1)
+        weight = np.minimum(1.0, np.median(off) / np.maximum(off, 1e-12)) ** 0.5
+    return unit, begin

@@ -1,0 +1,196 @@
+"""A fit is used once it has predicted better and no sooner; and what a wrong cost loses is told."""
+
+import numpy as np
+import pytest
+
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted, StepMeasured
+from rollout_dispatcher.core.facts import CostFitted
+from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse
+from rollout_dispatcher.core.measuring.times import RankTimes, Split
+from rollout_planner.cost import Quadratic
+from rollout_planner.planner import plan
+from rollout_planner.types import (
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Sync,
+    straggler_excess,
+)
+from tests.support.core.cores import Bench
+from tests.support.samples import make_sample
+from tests.support.windows import window_of
+
+DEFAULT = Quadratic()
+#: Seconds: of a model whose linear part is three times what is believed by default.
+TRUTH = Quadratic(1e-9, 1e-9 * 70_000, 0, 0.02)
+BATCH, RANKS, BUDGET, NOISE = 64, 4, 65536, 0.05
+
+
+class Trainer:
+    """Plans steps with the cost in use, which then take what `truth` says, to a noise."""
+
+    def __init__(self, cost: CostInUse, truth: Quadratic, **options: object) -> None:
+        self.cost, self.truth, self.rng = cost, truth, np.random.default_rng(0)
+        self.config = PlanConfig(
+            RANKS, BATCH, DEFAULT, micro_batch_tokens=BUDGET, grouping=Grouping.IGNORE,
+            **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.promised, self.true = list[float](), list[float]()
+        self.news = list[CostChanged]()
+
+    def train(self, steps: int, *, whole: bool = False) -> "Trainer":
+        """whole: ranks time all micro-batches of a step at once."""
+        for number in range(steps):
+            drawn = self.rng.lognormal(8.5, 1.0, BATCH)
+            window = window_of(np.clip(drawn, 16, BUDGET).astype(np.int64))
+            found = plan(window, self.config, BATCH)
+            tokens = window.tokens[found.chosen]
+            took = self.took(tokens, found.counts)
+            self.promised.append(found.excess)
+            self.true.append(straggler_excess(took, Sync.MICRO_STEP))
+            told = took * np.exp(NOISE * self.rng.standard_normal(took.shape))
+            if whole:
+                told = np.concatenate(
+                    (told.sum(axis=1, keepdims=True), np.zeros_like(told[:, 1:])), axis=1
+                )
+            nothing = np.zeros_like(told)
+            totals = np.stack((told.sum(axis=1), nothing.sum(axis=1)))
+            split = Split(told.tolist(), nothing.tolist(), totals, 0.0)
+            measured = StepMeasured(number, "update", True, Sync.MICRO_STEP, split, found.cost)
+            news = self.cost.measured(measured, tokens, found.counts, number + 1)
+            self.news += [] if news is None else [news]
+        return self
+
+    def took(self, tokens: IntArray, counts: IntArray) -> FloatArray:
+        which = np.repeat(np.arange(counts.size), counts.ravel())
+        s = tokens
+        if self.config.layout is Layout.PADDED:
+            longest = np.zeros(counts.size, np.int64)
+            np.maximum.at(longest, which, tokens)
+            s = longest[which]
+        sums = np.bincount(which, weights=self.truth(s), minlength=counts.size)
+        return sums.reshape(counts.shape) + self.truth.d * (counts > 0)
+
+
+def test_a_cost_that_is_right_stays_in_use_and_loses_nothing() -> None:
+    cost = CostInUse(CostConfig(DEFAULT, adapts=True))
+    trainer = Trainer(cost, Quadratic(1e-9, 1e-9 * DEFAULT.b)).train(60)
+    assert (trainer.news, cost.fitted_cost) == ([], None)
+    assert cost.statistics().loss == 0
+    assert cost.statistics().warning == ""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"layout": Layout.PADDED}, {"sync": Sync.STEP}],
+    ids=["packed", "padded", "step"],
+)
+def test_a_wrong_one_gives_way_to_what_was_measured(options: dict[str, object]) -> None:
+    padded = options.get("layout") is Layout.PADDED
+    cost = CostInUse(CostConfig(DEFAULT, adapts=True, padded=padded))
+    trainer = Trainer(cost, TRUTH, **options).train(40)
+    used = cost.fitted_cost
+    assert used is not None
+    assert [news.fitted.version for news in trainer.news] == [*range(1, len(trainer.news) + 1)]
+    assert used.b / used.a == pytest.approx(TRUTH.b / TRUTH.a, rel=0.25)
+
+
+def test_ranks_that_time_a_step_as_a_whole_tell_as_well() -> None:
+    cost = CostInUse(CostConfig(DEFAULT, adapts=True))
+    Trainer(cost, TRUTH, sync=Sync.STEP).train(120, whole=True)
+    used = cost.fitted_cost
+    assert used is not None
+    assert abs(np.log(used.b / used.a / 70_000)) < abs(np.log(DEFAULT.b / 70_000)) / 2
+
+
+def test_costs_keep_their_unit_so_that_sums_of_them_mean_the_same_as_before() -> None:
+    cost = CostInUse(CostConfig(DEFAULT, adapts=True))
+    Trainer(cost, TRUTH).train(40)
+    used, lengths = cost.fitted_cost, np.array([2000, 5000, 9000])
+    assert used is not None
+    assert used(lengths).sum() == pytest.approx(DEFAULT(lengths).sum(), rel=0.5)
+
+
+def test_a_cost_that_was_asked_for_stays_and_what_it_loses_is_told() -> None:
+    cost = CostInUse(CostConfig(DEFAULT))
+    trainer = Trainer(cost, TRUTH).train(60)
+    assert (trainer.news, cost.fitted_cost) == ([], None)
+    at = cost.statistics()
+    promised, true = (1 + np.mean(each[-16:]) for each in (trainer.promised, trainer.true))
+    assert at.loss == pytest.approx(1 - promised / true, rel=0.3)
+    assert at.loss is not None
+    assert f"loses {at.loss:.1%} besides" in at.warning
+    assert at.newest is not None
+    assert at.newest.b / at.newest.a == pytest.approx(70_000, rel=0.25)
+
+
+def test_the_same_times_give_the_same_fits() -> None:
+    fits = [
+        Trainer(CostInUse(CostConfig(DEFAULT, adapts=True)), TRUTH).train(30).cost.fitted
+        for _ in range(2)
+    ]
+    assert fits[0] is not None
+    assert fits[0] == fits[1]
+
+
+FITTED = CostFitted(3, Quadratic(1, 70_000, 0, 9), 0.05, 12)
+
+
+def test_the_next_process_goes_on_with_what_was_in_use_unless_another_is_asked_for_now() -> None:
+    cost = CostInUse(CostConfig(DEFAULT, adapts=True))
+    cost.restore(FITTED)
+    assert cost.fitted_cost == FITTED.cost
+    explicit = CostInUse(CostConfig(DEFAULT))
+    explicit.restore(FITTED)
+    assert explicit.fitted_cost is None
+
+
+class Timed(Bench):
+    """Two ranks that report times of single samples by `TRUTH`."""
+
+    def __init__(self) -> None:
+        super().__init__(durable=True, cost=CostConfig(DEFAULT, adapts=True))
+        self.join()
+        self.rng = np.random.default_rng(1)
+
+    def train_one(self, step: int) -> list[Effect]:
+        """A step; returns what its times bring."""
+        lengths = self.rng.integers(10, 1000, 4)
+        self.push(*[make_sample(f"{step}-{at}", int(s)) for at, s in enumerate(lengths)])
+        self.hungry()
+        self.pass_time(2.0)
+        self.train(step)
+        start = len(self.log)
+        opened = self.core._parts.measuring._steps[step]
+        took = np.split(self.rng.normal(1, 0.01, opened.counts.size), 2)
+        at = 0
+        for rank, counts in enumerate(opened.counts):
+            busy = []
+            for index, count in enumerate(counts):
+                s = opened.tokens[at : at + count]
+                busy.append(float((1e-6 * s * s).sum() + 1e-4) * took[rank][index])
+                at += count
+            times = RankTimes(step, "update", busy, [0.0] * len(busy))
+            self.perform(self.core.step_times(rank, times))
+        return self.log[start:]
+
+
+def test_the_core_asks_for_plans_by_it_notes_it_and_a_restart_goes_on_so() -> None:
+    bench = Timed()
+    for step in range(60):
+        if any(isinstance(effect, CostChanged) for effect in bench.train_one(step)):
+            break
+    else:
+        pytest.fail("quadratic times were not told from linear ones")
+    (fitted,) = [fact for fact in bench.facts if isinstance(fact, CostFitted)]
+    assert (fitted.version, fitted.first_step) == (1, step + 1)
+    bench.train_one(step + 1)
+    wanted = [effect.cost for effect in bench.log if isinstance(effect, PlanWanted)]
+    assert wanted[0] is None
+    assert wanted[-1] == fitted.cost
+    after = Dispatch(bench.core.config)
+    after.restore(bench.memory.remembered(), bench.now)
+    assert after._parts.cost.fitted == fitted
