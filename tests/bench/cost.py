@@ -132,7 +132,7 @@ class Run:
             0.0,
         )
         measured = StepMeasured(number, UPDATE, True, Sync.MICRO_STEP, split, planned)
-        self.cost.measured(measured, tokens, counts, number + 1)
+        self.cost.measured(measured, tokens, counts, np.ones(RANKS), number + 1)
 
 
 def measure(steps: int, seeds: int, traces: list[str]) -> Iterator[Row]:

@@ -31,6 +31,8 @@ OPTIONS: dict[str, object] = {
 }
 TRANSPORT_S = 0.002
 SECONDS_A_TOKEN = 1e-4
+#: Sigma of the log of what a micro-batch takes beside its cost.
+NOISE = 0.01
 #: Policy versions.
 OLD = 40
 
@@ -44,6 +46,12 @@ def even_lengths(rng: np.random.Generator) -> list[int]:
 def tailed_lengths(rng: np.random.Generator) -> list[int]:
     """Of a batch: with one that is far longer than the others together."""
     return [1500, *rng.integers(16, 64, BATCH - 1).tolist()]
+
+
+def mixed_lengths(rng: np.random.Generator) -> list[int]:
+    """Of a batch: short ones and long ones, which a window splits evenly."""
+    lengths: list[int] = rng.integers(16, 400, BATCH).tolist()
+    return lengths
 
 
 def long_lengths(rng: np.random.Generator) -> list[int]:
@@ -64,7 +72,7 @@ class Conditions:
 
     step_s: how long a step takes. push_s: pause between batches that a producer pushes; None for
     one when a step is done. slow_rank: needs `slow_factor` times as long. lag: policy versions
-    that samples are old. noise: sigma of the log of what a micro-batch takes beside its cost.
+    that samples are old. square: a sample of s tokens takes as long as s + square * s * s do.
     separated: whether ranks can tell collectives apart. paused: trainers do something else.
     silent_rank: says nothing. hung_rank: takes a step and gets no further.
     old_every: one of so many batches is by far too old. look_s: pause
@@ -78,7 +86,7 @@ class Conditions:
     slow_rank: int | None = None
     slow_factor: float = 1.4
     lag: int = 1
-    noise: float = 0.0
+    square: float = 0.0
     separated: bool = True
     paused: bool = False
     silent_rank: int | None = None
@@ -172,12 +180,16 @@ class Run:
             self._hang(trainer, self.now.hung_rank)
         trainer.commit(step)
         tokens = [[head.tokens for head, _ in part.micro_batches] for part in parts]
-        compute = np.array([[sum(each) for each in rank] for rank in tokens]) * SECONDS_A_TOKEN
+        work = [[self._work(each) for each in rank] for rank in tokens]
+        compute = np.array(work) * SECONDS_A_TOKEN
         self._report(trainer.ranks, step, self._as_measured(compute, rng))
         for rank in trainer.ranks:
             del rank.steps[step]
         self._trained += 1
         self._steps.release()
+
+    def _work(self, lengths: Sequence[int]) -> float:
+        return sum(s + self.now.square * s * s for s in lengths)
 
     def _compute(self, trainer: Trainer) -> None:
         """A step; in long ones heartbeats go on."""
@@ -196,7 +208,7 @@ class Run:
     def _as_measured(self, compute: FloatArray, rng: np.random.Generator) -> FloatArray:
         if self.now.slow_rank is not None:
             compute[self.now.slow_rank] *= self.now.slow_factor
-        return compute * np.exp(rng.normal(0, self.now.noise + 0.01, compute.shape))
+        return compute * np.exp(rng.normal(0, NOISE, compute.shape))
 
     def _report(self, ranks: Sequence[Rank], step: int, compute: FloatArray) -> None:
         """Every rank is in each micro-step as long as the slowest one, and transport."""

@@ -222,10 +222,10 @@ def refuse(path: str) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("flops", "unknown cost model 'flops'; use `tokens`"),
+        ("flops", "unknown cost model 'flops'; use `auto`"),
         ("hf:", "unknown cost model"),
-        ("quadratic:1,2", "three numbers"),
-        ("quadratic:1,x,0", "three numbers"),
+        ("quadratic:1,2", "three or four numbers"),
+        ("quadratic:1,x,0", "three or four numbers"),
         ("quadratic:-1,0,0", "coefficient a is -1.0"),
         ("quadratic:nan,0,0", "coefficient a is nan"),
         ("quadratic:0,inf,0", "coefficient b is inf"),

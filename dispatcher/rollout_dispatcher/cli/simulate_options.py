@@ -49,6 +49,9 @@ class SimulateOptions(SelectionOptions, StepOptions):
         "format": "what is written",
     }
 
+    cost: str = "quadratic:1,24576,0"
+    """work of a sample of s tokens: tokens; quadratic:a,b,c,d for a*s*s + b*s + c, and d for each
+    micro-batch; hf:PATH for a Hugging Face config.json"""
     dispatch_batch_size: Positive
     """samples in one step over all DP ranks, gradient accumulation included"""
 

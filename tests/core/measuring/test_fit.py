@@ -52,7 +52,7 @@ def test_nothing_is_negative_whatever_ranks_say() -> None:
     rng = np.random.default_rng(3)
     for _ in range(60):
         terms = terms_of(rng.integers(1, 9000, 160), np.full(32, 5))
-        took = 10.0 ** rng.integers(-6, 6, 32)
+        took = (10.0 ** rng.integers(-6, 6, 32)).astype(np.float64)
         found = most_probable(terms, took, BELIEVED)
         assert found.coefficients.min() >= 0
         assert found.coefficients[:2].max() > 0, "a cost, as Quadratic wants it"

@@ -302,7 +302,7 @@ def test_of_a_step_that_an_earlier_process_planned_the_loss_is_known_and_no_spee
         bench.core._parts.measuring._steps[bench.step].planned = None
         assert bench.measure() is not None
     assert np.isnan(bench.seen.slowness).all()
-    assert bench.seen.cost_model_error is None
+    assert bench.seen.cost.loss is None
 
 
 def test_the_snapshot_is_json_for_people() -> None:

@@ -3,27 +3,10 @@
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.measuring.speeds import (
-    COMPARED_A_STEP,
-    COMPARED_STEPS,
-    ModelError,
-    RankSpeeds,
-    lower_median,
-)
-from rollout_dispatcher.core.measuring.times import Pass, Split
+from rollout_dispatcher.core.measuring.speeds import RankSpeeds, lower_median
 from rollout_planner.types import FloatArray
 
 RNG = np.random.default_rng(7)
-
-
-def took(compute: FloatArray) -> Split:
-    """A pass without any wait."""
-    known = Pass()
-    for dp_rank, busy in enumerate(compute.tolist()):
-        known.report(dp_rank, busy, [0.0] * len(busy))
-    split = known.split(len(compute))
-    assert isinstance(split, Split)
-    return split
 
 
 def shares(ranks: int, micro_batches: int = 4) -> FloatArray:
@@ -88,39 +71,3 @@ def test_a_lower_median_passes_over_what_is_not_known() -> None:
     table = np.array([[1, np.nan], [4, np.nan], [np.nan, np.nan], [2, np.nan], [3, np.nan]])
     assert lower_median(table)[0] == 2
     assert np.isnan(lower_median(table)[1])
-
-
-def test_the_error_of_the_model_is_what_no_factor_a_rank_explains() -> None:
-    exact, off = ModelError(), ModelError()
-    for _ in range(20):
-        planned = shares(4)
-        compute = planned * [[0.5], [1], [1], [2]]
-        exact.note(took(compute), planned)
-        off.note(took(compute * RNG.uniform(0.75, 1.25, planned.shape)), planned)
-    assert exact.value == pytest.approx(0, abs=1e-9)
-    assert off.value is not None
-    assert off.value == pytest.approx(0.125, rel=0.3)
-
-
-def test_the_error_is_not_told_of_too_few_and_what_it_holds_is_bounded() -> None:
-    error = ModelError()
-    assert error.value is None
-    error.note(took(np.ones((2, 3))), np.ones((2, 3)))
-    assert error.value is None, "three of a rank say nothing beside its factor"
-    for _ in range(2 * COMPARED_STEPS):
-        error.note(took(np.ones((64, 64))), np.ones((64, 64)))
-    assert len(error._steps) == COMPARED_STEPS
-    split, planned = error._steps[0]
-    ranks, _ = error._some(3, split.compute, planned)
-    assert len(ranks) <= COMPARED_A_STEP
-    assert len(set(ranks.tolist())) == 64, "of every rank"
-    assert error.value == 0
-
-
-def test_steps_that_were_timed_as_a_whole_say_nothing_of_the_model() -> None:
-    error = ModelError()
-    for _ in range(8):
-        whole = np.zeros((2, 3))
-        whole[:, 0] = 3
-        error.note(took(whole), np.ones((2, 3)))
-    assert error.value is None

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.deploy.alerts.process import Process
-from tests.deploy.runs import BATCH, Run, long_lengths, tailed_lengths, unwieldy_lengths
+from tests.deploy.runs import (
+    BATCH,
+    Run,
+    long_lengths,
+    mixed_lengths,
+    tailed_lengths,
+    unwieldy_lengths,
+)
 
 #: Scrapes each 15 s, in a run in which they come each second.
 SCALE = 15
@@ -150,8 +157,19 @@ SCENARIOS: dict[str, Scenario] = {
         110,
         {"window_multiple": 1, "max_step_variation": "off"},
     ),
+    # Plans balance tokens; what ranks take grows with their squares, as they tell.
     "cost_model": Scenario(
-        at_once(noise=0.8), frozenset({"CostModelOff", "StragglerExcessHigh"}), 110
+        nothing,
+        frozenset({"CostModelOff", "StragglerExcessHigh"}),
+        110,
+        begins={"lengths": mixed_lengths, "square": 0.02},
+    ),
+    "right_cost": Scenario(
+        nothing,
+        frozenset(),
+        110,
+        {"cost": "quadratic:0.02,1,0"},
+        begins={"lengths": mixed_lengths, "square": 0.02},
     ),
     "stale": Scenario(at_once(lag=20), frozenset({"StalenessHigh"}), 80),
     "no_versions": Scenario(

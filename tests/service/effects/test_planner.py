@@ -26,7 +26,9 @@ def wanted(samples: int) -> PlanWanted:
     """A plan of all of so many samples, for two DP ranks."""
     entries = [Entry(make_sample(f"s{at}", 1 + at % 7), at, 0.0) for at in range(samples)]
     go = Go(Trigger.WINDOW_FULL)
-    return request_plan(entries, np.zeros(samples, np.bool_), samples, 2, go, usual=UsualLoss())
+    return request_plan(
+        entries, np.zeros(samples, np.bool_), samples, 2, go, usual=UsualLoss(), cost=None
+    )
 
 
 @pytest.mark.parametrize("samples", [16, PLANNED_HERE_SAMPLES + 1])

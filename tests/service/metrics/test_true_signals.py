@@ -157,7 +157,7 @@ def test_a_series_begins_at_0_so_that_the_first_event_shows(
 
 
 @pytest.mark.parametrize(
-    "name", ["policy_version", "rank_last_seen", "stage=measured", "slowness", "cost_model_error"]
+    "name", ["policy_version", "rank_last_seen", "stage=measured", "slowness", "cost_loss"]
 )
 def test_what_is_not_known_is_absent(fresh: dict[str, float], name: str) -> None:
     assert [series for series in fresh if name in series] == []

@@ -171,8 +171,6 @@ class Memory:
                 self._schema, self._set_by = fact.schema, fact.set_by
             case f.StreamEnded() | f.Finished():
                 self._note_end(fact)
-            case f.CostFitted():
-                self._cost = fact
             case f.GroupEnded():
                 self._ended_groups.append((fact.group_id, fact.why))
             case _:
@@ -186,6 +184,8 @@ class Memory:
 
     def _note_objects(self, fact: f.Fact) -> None:
         match fact:
+            case f.CostFitted():
+                self._cost = fact
             case f.Unneeded():
                 self._unneeded |= dict.fromkeys(fact.objects)
             case f.Forgotten():

@@ -40,12 +40,12 @@ PANELS = [
         Unit.SHARE,
     ),
     Panel(
-        "Error of the cost model",
-        "For the median micro-batch, each rank's own speed taken out. As long as it is above what "
-        "plans leave over, a better --cost gains more than a larger window.",
-        {"error": chosen("dispatcher_cost_model_error_ratio")},
+        "Lost to the cost model",
+        "Share of the ranks' time that plans lose beyond what they promise, as the cost that they "
+        "balance differs from the one fitted to measured times. --cost auto uses that one.",
+        {"lost": chosen("dispatcher_cost_loss_ratio")},
         Unit.SHARE,
-        steps=[(0.3, "red")],
+        steps=[(0.02, "red")],
     ),
     Panel(
         "Why steps are planned",

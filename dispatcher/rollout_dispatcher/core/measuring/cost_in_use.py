@@ -33,6 +33,8 @@ from rollout_planner.types import CostModel, FloatArray, IntArray, Sync, round_u
 SURE, SUREST = 6.0, 12.0
 #: Fitted again once there are so many more observations, in parts of those there were.
 REFIT = 8
+#: A rank that takes so much longer is slow for sure, whatever its work costs: nan is not.
+SLOW = 1.15
 #: Steps whose plans are judged, and share of the ranks' time that people are told of.
 JUDGED_STEPS, WORTH_TELLING = 16, 0.01
 
@@ -121,14 +123,19 @@ class CostInUse:
         self.fitted = fitted if self._config.adapts else None
 
     def measured(
-        self, found: StepMeasured, tokens: IntArray, counts: IntArray, next_step: int
+        self,
+        found: StepMeasured,
+        tokens: IntArray,
+        counts: IntArray,
+        slowness: FloatArray,
+        next_step: int,
     ) -> CostChanged | None:
-        """A step was: its samples, rank by rank, and counts, int64[R, M].
+        """A step was: its samples, rank by rank, and counts, int64[R, M]; slowness: of the ranks.
 
         Returns what is in use from `next_step` on, if that is news.
         """
         assert found.planned is not None
-        seen, terms = self._look_at(found, tokens, counts)
+        seen, terms = self._look_at(found, tokens, counts, slowness)
         self._compare(seen)
         self._seen.append(seen)
         self._plans.append((terms, straggler_excess(found.planned, found.sync), found.sync))
@@ -144,7 +151,7 @@ class CostInUse:
         return news
 
     def _look_at(
-        self, found: StepMeasured, tokens: IntArray, counts: IntArray
+        self, found: StepMeasured, tokens: IntArray, counts: IntArray, slowness: FloatArray
     ) -> tuple[_Seen, FloatArray]:
         """What of it was timed, and its terms, float64[R, M, 4].
 
@@ -154,7 +161,8 @@ class CostInUse:
         terms = terms_of(
             tokens, counts.ravel(), padded=config.padded, multiple=config.multiple
         ).reshape(ranks, micro_batches, TERMS)
-        believed, seconds = self._believed(terms, tokens, counts), found.split.compute
+        believed = self._believed(terms, tokens, counts)
+        seconds = found.split.compute / np.where(slowness > SLOW, slowness, 1.0)[:, None]
         observed = terms
         if bool(np.any((seconds == 0) & (counts > 0))):
             observed = terms.sum(axis=1, keepdims=True)

@@ -24,8 +24,9 @@ TERMS = 4
 REMEMBERED, KEPT_WEIGHT = 4096, 0.1
 #: How far off beliefs are, as a rule: the logarithm of b / a, and what c and d are of the time.
 RATIO_OFF, SAMPLES_OFF, BEGIN_OFF = 1.0, 0.003, 0.05
-#: Ratios b / a that are tried, over the believed one.
-RATIOS = np.exp(np.linspace(-4, 4, 161))
+#: Ratios b / a that are tried, over the believed one; and what this is at most, over the mean
+#: length, or that over it: a cost without one of the terms is never believed to the letter.
+RATIOS, MOST_RATIO = np.exp(np.linspace(-6, 6, 241)), 100.0
 #: Rounds of weights, and from where on a deviation counts linearly, in typical deviations.
 ROUNDS, FAR = 4, 1.5
 #: Added to equations that are one and the same, so that they can be solved.
@@ -86,7 +87,7 @@ def _believed_ratio(terms: FloatArray, believed: CostModel) -> float:
     s = np.array((mean, 2 * mean, 4 * mean))
     cost = believed(s.astype(np.int64))
     b, a = np.polynomial.polynomial.polyfit(s, cost / s, 1)
-    return float(max(b, 1e-9 * mean * a) / max(a, 1e-6 * b / mean))
+    return float(mean * np.clip(b / max(a * mean, 1e-300), 1 / MOST_RATIO, MOST_RATIO))
 
 
 def _solved(rows: FloatArray, weight: FloatArray, ratio: float) -> FloatArray:

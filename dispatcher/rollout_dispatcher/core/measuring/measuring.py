@@ -139,7 +139,9 @@ class Measuring:
         self._add(found)
         if not found.leads or found.planned is None:
             return [found]
-        news = self._cost.measured(found, timed.tokens, timed.counts, self._ledger.steps.next_step)
+        news = self._cost.measured(
+            found, timed.tokens, timed.counts, self._speeds.slowness, self._ledger.steps.next_step
+        )
         if news is None:
             return [found]
         self._note(news.fitted)
