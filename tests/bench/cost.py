@@ -15,13 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rollout_dispatcher.core.effects import StepMeasured
-from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse
-from rollout_dispatcher.core.measuring.times import Split
+from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse, Timing
 from rollout_planner.cost import Quadratic, transformer_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import (
-    UPDATE,
     CostModel,
     FloatArray,
     Grouping,
@@ -124,15 +121,8 @@ class Run:
     ) -> None:
         noisy = took * np.exp(NOISE * self._noise.standard_normal(took.shape))
         noisy *= np.where(self._noise.random(took.shape) < FAR, 5, 1)
-        nothing = np.zeros_like(noisy)
-        split = Split(
-            noisy.tolist(),
-            nothing.tolist(),
-            np.stack((noisy.sum(axis=1), nothing.sum(axis=1))),
-            0.0,
-        )
-        measured = StepMeasured(number, UPDATE, True, Sync.MICRO_STEP, split, planned)
-        self.cost.measured(measured, tokens, counts, np.ones(RANKS), number + 1)
+        step = Timing(tokens, counts, planned, noisy, np.ones(RANKS), Sync.MICRO_STEP)
+        self.cost.measured(step, number + 1)
 
 
 def measure(steps: int, seeds: int, traces: list[str]) -> Iterator[Row]:

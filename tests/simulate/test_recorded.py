@@ -21,6 +21,7 @@ from rollout_dispatcher.simulate.recorded.course import rank_shares, slowness
 from rollout_dispatcher.simulate.recorded.page import recorded_page
 from rollout_dispatcher.simulate.recorded.perfetto import trace_json
 from rollout_dispatcher.simulate.result import Result
+from rollout_planner.cost import Quadratic, parse_cost
 from tests.support.recorded import RANKS, SLOW_RANK, SPEED, STEPS, write_record
 
 #: What the Trace Event Format knows of processes and tracks, as far as it is used here.
@@ -105,6 +106,27 @@ def test_simulate_takes_the_record_with_its_own_options(
     assert result.recommendation is not None
     assert "for each other and" in result.recommendation.why
     assert Result.from_json(result.to_json()) == result
+
+
+def test_calibrate_says_what_a_record_cost(
+    record: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(record)]) == 0
+    option, fitted, lost = capsys.readouterr().out.splitlines()
+    cost = parse_cost(option.removeprefix("--cost "))
+    assert isinstance(cost, Quadratic)
+    assert cost.b / cost.a == pytest.approx(24576, rel=0.1)
+    assert fitted.startswith(f"fitted to {STEPS} steps; a micro-batch strays from it by ")
+    assert lost.endswith("has lost 0.0% of the ranks' time by it")
+    assert main(["simulate", str(record), *option.split(), "--steps", "2", "--json"]) == 0
+
+
+def test_calibrate_says_of_a_record_without_times_that_it_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(tmp_path, measured=False)
+    assert main(["calibrate", str(tmp_path)]) == 1
+    assert "of 12 steps 0 were measured, which is too little" in capsys.readouterr().err
 
 
 def test_of_several_runs_the_one_that_is_named_has_its_own_options(

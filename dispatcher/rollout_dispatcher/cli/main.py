@@ -24,6 +24,7 @@ COMMANDS = {
     "top": ("top.command", "watch a running dispatcher on a terminal"),
     "gc": ("stores.command", "release what lies in a payload store and nobody needs"),
     "simulate": ("simulate", "show on a trace or a recorded run what each window would give"),
+    "calibrate": ("calibrate", "say what samples cost, from what micro-batches took"),
     "report": ("report", "make an HTML page of a recorded run, or of a simulation"),
     "trace": ("trace", "write a recorded run as a trace for Perfetto"),
     "demo": ("demo.command", "train for real on this machine, once per strategy, and compare"),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted, StepMeasured
+from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted
 from rollout_dispatcher.core.facts import CostFitted
-from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse
-from rollout_dispatcher.core.measuring.times import RankTimes, Split
+from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse, Timing
+from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_planner.cost import Quadratic
 from rollout_planner.planner import plan
 from rollout_planner.types import (
@@ -50,17 +50,14 @@ class Trainer:
             tokens = window.tokens[found.chosen]
             took = self.took(tokens, found.counts)
             self.promised.append(found.excess)
-            self.true.append(straggler_excess(took, Sync.MICRO_STEP))
+            self.true.append(straggler_excess(took, self.config.sync))
             told = took * np.exp(NOISE * self.rng.standard_normal(took.shape))
             if whole:
                 told = np.concatenate(
                     (told.sum(axis=1, keepdims=True), np.zeros_like(told[:, 1:])), axis=1
                 )
-            nothing = np.zeros_like(told)
-            totals = np.stack((told.sum(axis=1), nothing.sum(axis=1)))
-            split = Split(told.tolist(), nothing.tolist(), totals, 0.0)
-            measured = StepMeasured(number, "update", True, Sync.MICRO_STEP, split, found.cost)
-            news = self.cost.measured(measured, tokens, found.counts, np.ones(RANKS), number + 1)
+            step = Timing(tokens, found.counts, found.cost, told, np.ones(RANKS), self.config.sync)
+            news = self.cost.measured(step, number + 1)
             self.news += [] if news is None else [news]
         return self
 

@@ -73,7 +73,7 @@ def make_load(profile: str, seed: int, seconds: float, timings: Timings) -> Load
     lengths = np.maximum(scaled, 2)  # a prompt and an answer
     a_step = float(cost(lengths).mean()) * BATCH / RANKS * timings.slowdown
     steps = int(np.clip(round(seconds / a_step), *STEPS_BETWEEN))
-    text = f"quadratic:{cost.a:.4g},{cost.b:.4g},{cost.d:.4g}"
+    text = f"quadratic:{cost.a:.4g},{cost.b:.4g},{cost.c:.4g}"
     return Load(profile, seed, lengths[: steps * BATCH].tolist(), BATCH, text)
 
 

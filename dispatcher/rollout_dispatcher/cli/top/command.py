@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     """Show until the user has seen enough. Raises ConfigError, and with --once NoAnswer."""
     args = _parser().parse_strictly(argv)
     interval = _interval(args.interval)
-    source = _source(args, os.environ)
+    source = source_of(args, os.environ)
     if args.once:
         return _once(source, interval)
     show = _live()
@@ -101,7 +101,8 @@ def _glyphs() -> Glyphs:
     return UNICODE
 
 
-def _source(args: Namespace, environ: Mapping[str, str]) -> Source:
+def source_of(args: Namespace, environ: Mapping[str, str]) -> Source:
+    """Whom to ask, by the flags. Raises ConfigError."""
     token = token_of(args, environ)
     expected = Expected(address_of(args, environ), None, args.ready_file)
     if expected.http is not None and expected.http.tls:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollout_dispatcher.core.effects import CostChanged, StepMeasured
+from rollout_dispatcher.core.effects import CostChanged
 from rollout_dispatcher.core.facts import CostFitted
 from rollout_dispatcher.core.measuring.fit import (
     REMEMBERED,
@@ -90,6 +90,20 @@ class CostStatistics:
         }
 
 
+class Timing(NamedTuple):
+    """A step that ranks have timed: int64[n] tokens of its samples, rank by rank, and int64[R, M]
+    counts; float64[R, M] cost as planned, and seconds computed; float64[R] slowness of ranks, nan
+    where it is not known; and where they meet.
+    """
+
+    tokens: IntArray
+    counts: IntArray
+    planned: FloatArray
+    compute: FloatArray
+    slowness: FloatArray
+    sync: Sync
+
+
 class _Seen(NamedTuple):
     """Micro-batches that have been timed: float64[n, 4], what was believed of each, and seconds."""
 
@@ -122,23 +136,12 @@ class CostInUse:
         """Go on with what an earlier process had in use."""
         self.fitted = fitted if self._config.adapts else None
 
-    def measured(
-        self,
-        found: StepMeasured,
-        tokens: IntArray,
-        counts: IntArray,
-        slowness: FloatArray,
-        next_step: int,
-    ) -> CostChanged | None:
-        """A step was: its samples, rank by rank, and counts, int64[R, M]; slowness: of the ranks.
-
-        Returns what is in use from `next_step` on, if that is news.
-        """
-        assert found.planned is not None
-        seen, terms = self._look_at(found, tokens, counts, slowness)
+    def measured(self, step: Timing, next_step: int) -> CostChanged | None:
+        """What a step took; returns what is in use from `next_step` on, if that is news."""
+        seen, terms = self._look_at(step)
         self._compare(seen)
         self._seen.append(seen)
-        self._plans.append((terms, straggler_excess(found.planned, found.sync), found.sync))
+        self._plans.append((terms, straggler_excess(step.planned, step.sync), step.sync))
         self._count += len(seen.seconds)
         self._unfitted += len(seen.seconds)
         while self._count - len(self._seen[0].seconds) >= REMEMBERED:
@@ -150,28 +153,27 @@ class CostInUse:
             self._fit()
         return news
 
-    def _look_at(
-        self, found: StepMeasured, tokens: IntArray, counts: IntArray, slowness: FloatArray
-    ) -> tuple[_Seen, FloatArray]:
+    def _look_at(self, step: Timing) -> tuple[_Seen, FloatArray]:
         """What of it was timed, and its terms, float64[R, M, 4].
 
         Ranks that take a step's micro-batches at once tell its time with the first of them.
         """
-        config, (ranks, micro_batches) = self._config, counts.shape
+        config, shape = self._config, step.counts.shape
         terms = terms_of(
-            tokens, counts.ravel(), padded=config.padded, multiple=config.multiple
-        ).reshape(ranks, micro_batches, TERMS)
-        believed = self._believed(terms, tokens, counts)
-        seconds = found.split.compute / np.where(slowness > SLOW, slowness, 1.0)[:, None]
+            step.tokens, step.counts.ravel(), padded=config.padded, multiple=config.multiple
+        ).reshape(*shape, TERMS)
+        slowness = np.where(step.slowness > SLOW, step.slowness, 1.0)
+        seconds, believed = step.compute / slowness[:, None], self._believed(terms, step)
         observed = terms
-        if bool(np.any((seconds == 0) & (counts > 0))):
+        if bool(np.any((seconds == 0) & (step.counts > 0))):
             observed = terms.sum(axis=1, keepdims=True)
             believed, seconds = (each.sum(axis=1, keepdims=True) for each in (believed, seconds))
         known = (seconds > 0) & (observed[..., 1] > 0)
         return _Seen(observed[known], believed[known], seconds[known]), terms
 
-    def _believed(self, terms: FloatArray, tokens: IntArray, counts: IntArray) -> FloatArray:
+    def _believed(self, terms: FloatArray, step: Timing) -> FloatArray:
         """What was believed of each micro-batch, float64[R, M]."""
+        tokens, counts = step.tokens, step.counts
         which = np.repeat(np.arange(counts.size), counts.ravel())
         if self._config.padded:  # all are as long as the mean of what is computed
             mean = terms[..., 1].ravel() / np.maximum(counts.ravel(), 1)
@@ -234,7 +236,8 @@ class CostInUse:
             return CostStatistics(self.fitted)
         loss = self._loss(fit) if self._better > SURE else 0.0
         promised = float(np.mean([promised for _, promised, _ in self._plans]))
-        newest = Quadratic(*(fit.coefficients / fit.coefficients[:2].max()).tolist())
+        unit = fit.coefficients[0] or fit.coefficients[1]
+        newest = Quadratic(*(fit.coefficients / unit).tolist())
         return CostStatistics(self.fitted, newest, fit.error, promised, loss)
 
 

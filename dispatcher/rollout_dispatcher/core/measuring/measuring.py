@@ -17,7 +17,7 @@ import numpy as np
 
 from rollout_dispatcher.core.effects import Effect, StepMeasured
 from rollout_dispatcher.core.facts import Note
-from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
+from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.speeds import RankSpeeds
 from rollout_dispatcher.core.measuring.times import (
@@ -139,9 +139,11 @@ class Measuring:
         self._add(found)
         if not found.leads or found.planned is None:
             return [found]
-        news = self._cost.measured(
-            found, timed.tokens, timed.counts, self._speeds.slowness, self._ledger.steps.next_step
-        )
+        step = Timing(
+            timed.tokens, timed.counts, found.planned, split.compute, self._speeds.slowness,
+            self._sync,
+        )  # fmt: skip
+        news = self._cost.measured(step, self._ledger.steps.next_step)
         if news is None:
             return [found]
         self._note(news.fitted)
