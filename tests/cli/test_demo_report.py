@@ -104,13 +104,13 @@ def test_quantiles_of_buckets(
 def test_the_fit_finds_the_quadratic_that_was_measured() -> None:
     lengths = [64, 256, 1024, 4096]
     found = fit(Timings(lengths, [2e-8 * s * s + 1e-5 * s + 1e-3 for s in lengths]))
-    assert (found.a, found.b, found.d) == pytest.approx((2e-8, 1e-5, 1e-3))
+    assert (found.a, found.b, found.c) == pytest.approx((2e-8, 1e-5, 1e-3))
 
 
 def test_no_coefficient_of_the_fit_is_negative() -> None:
     lengths = [64, 256, 1024, 4096]
     found = fit(Timings(lengths, [3e-8 * s * s - 1e-6 * s + 1e-3 for s in lengths]))
-    assert min(found.a, found.b, found.d) >= 0
+    assert min(found.a, found.b, found.c) >= 0
     assert found.a > 0
 
 

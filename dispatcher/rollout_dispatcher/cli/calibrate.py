@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from rollout_dispatcher.cli.asking.credentials import add_credentials
+from rollout_dispatcher.cli.asking.wait_ready import add_address
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.recorded import own_setting
 from rollout_dispatcher.cli.top.command import source_of
 from rollout_dispatcher.cli.top.source import NoAnswer
-from rollout_dispatcher.cli.wait_ready import add_address
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import RecordedStep, Recording, load_recording

@@ -20,7 +20,7 @@ OK, FAILURE, USAGE = 0, 1, 2
 COMMANDS = {
     "serve": ("serve", "run the dispatcher beside your trainers"),
     "check-config": ("check_config", "show the config that serve would use, and its sources"),
-    "wait-ready": ("wait_ready", "wait until a dispatcher serves (for scripts and probes)"),
+    "wait-ready": ("asking.wait_ready", "wait until a dispatcher serves (for scripts and probes)"),
     "top": ("top.command", "watch a running dispatcher on a terminal"),
     "gc": ("stores.command", "release what lies in a payload store and nobody needs"),
     "simulate": ("simulate", "show on a trace or a recorded run what each window would give"),

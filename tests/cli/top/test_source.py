@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from rollout_dispatcher.cli.asking.wait_ready import Expected
 from rollout_dispatcher.cli.top.source import NoAnswer, Source
-from rollout_dispatcher.cli.wait_ready import Expected
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from tests.cli.top.readings import metrics, status
 

@@ -160,7 +160,7 @@ SCENARIOS: dict[str, Scenario] = {
     # Plans balance tokens; what ranks take grows with their squares, as they tell.
     "cost_model": Scenario(
         nothing,
-        frozenset({"CostModelOff", "StragglerExcessHigh"}),
+        frozenset({"CostModelOff"}),
         110,
         begins={"lengths": mixed_lengths, "square": 0.02},
     ),

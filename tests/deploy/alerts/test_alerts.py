@@ -20,7 +20,7 @@ def test_there_is_a_run_for_every_alert_and_of_every_scenario() -> None:
     fired = set.union(*(set(scenario.fires) for scenario in SCENARIOS.values()))
     assert fired == ALERTS
     assert {path.stem for path in FOLDER.glob("*.yml")} == SCENARIOS.keys()
-    assert {"healthy", "pause", "weight_syncs", "not_separated", "in_turn"} == QUIET
+    assert {"healthy", "pause", "weight_syncs", "not_separated", "in_turn", "right_cost"} == QUIET
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -5,10 +5,10 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from rollout_dispatcher.cli.asking.wait_ready import add_authorities
 from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
 from rollout_dispatcher.cli.loading.toml_file import read_toml
 from rollout_dispatcher.cli.options import NONE, Parser
-from rollout_dispatcher.cli.wait_ready import add_authorities
 from rollout_dispatcher.security import client_tls, read_token
 
 

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rollout_dispatcher.cli.wait_ready import Expected, HttpConnection
+from rollout_dispatcher.cli.asking.wait_ready import Expected, HttpConnection
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
 

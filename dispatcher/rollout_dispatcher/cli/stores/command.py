@@ -16,9 +16,9 @@ from functools import partial
 
 from rollout_dispatcher.cli.asking.credentials import add_credentials, tls_of, token_of
 from rollout_dispatcher.cli.asking.needs import Needs
+from rollout_dispatcher.cli.asking.wait_ready import Expected, add_address, address_of
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.stores.worker import list_keys, release
-from rollout_dispatcher.cli.wait_ready import Expected, add_address, address_of
 
 #: What our producers' keys look like: an incarnation, which ends in a random word, the number of a
 #: push, and in Ray a node. Under others somebody has put what he may mean to push; only he knows.

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from rollout_dispatcher.cli.asking.credentials import add_credentials, tls_of, token_of
+from rollout_dispatcher.cli.asking.wait_ready import Expected, add_address, address_of
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.top.frame import Screen, frame
 from rollout_dispatcher.cli.top.history import History
 from rollout_dispatcher.cli.top.source import NoAnswer, Source
 from rollout_dispatcher.cli.top.view import view
 from rollout_dispatcher.cli.top.words import ASCII, UNICODE, Glyphs
-from rollout_dispatcher.cli.wait_ready import Expected, add_address, address_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.service.config.units import DURATION
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from email.message import Message
 from email.utils import parsedate_to_datetime
 
+from rollout_dispatcher.cli.asking.wait_ready import Expected, HttpConnection
 from rollout_dispatcher.cli.top.exposition import parse
 from rollout_dispatcher.cli.top.history import History
 from rollout_dispatcher.cli.top.reading import FAMILIES, Reading
 from rollout_dispatcher.cli.top.view import view
-from rollout_dispatcher.cli.wait_ready import Expected, HttpConnection
 from rollout_dispatcher.errors import DispatcherError
 
 #: How long one answer may take.
