@@ -13,7 +13,8 @@ from rollout_dispatcher.simulate.report.figures import spread, summary
 from rollout_dispatcher.simulate.result import Result, Run
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.trace import Trace
-from rollout_planner.types import IntArray, Strategy, Sync
+from rollout_planner.cost import Quadratic
+from rollout_planner.types import IntArray, Layout, Strategy, Sync
 from tests.simulate.bench import make_setting, make_trace
 
 HEAVY = [int(tokens) for tokens in np.geomspace(20, 20_000, 150)]
@@ -199,6 +200,27 @@ def test_weights_and_distances_of_single_steps() -> None:
     assert mix.long_weight == pytest.approx((99 * 198 + 2 * 4999) / 2 / (99 * 100 + 2 * 4999))
     assert (mix.without_long, mix.work_variation) == pytest.approx((0.5, 0.5))
     assert mix.ks_step == pytest.approx((0.01 + 2 / 102 - 0.01) / 2)
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_what_a_wrong_cost_would_lose_is_what_these_plans_take_by_the_right_one(
+    layout: Layout,
+) -> None:
+    trace = make_trace([20, 50, 90, 130, 400, 700, 1100, 2500] * 40)
+    setting = make_setting(1.25, batch=32)
+    plan = replace(
+        setting.plan, cost=Quadratic(1, 1000), layout=layout, micro_batch_size=4,
+        micro_batch_tokens=None,
+    )  # fmt: skip
+    setting = replace(setting, plan=plan, cost_errors=(1, 3))
+    (run,) = simulate(trace, [setting], Scenario(steps=20))
+    assert run.cost_errors["1"] == pytest.approx(run.excess)
+    right = replace(setting, plan=replace(plan, cost=Quadratic(1, 3000)))
+    (known,) = simulate(trace, [right], Scenario(steps=20))
+    assert run.cost_errors["3"] > known.excess, "plans by the right cost wait less by it"
+    linear = replace(setting, plan=replace(plan, cost=Quadratic(0, 1)))
+    (run,) = simulate(trace, [linear], Scenario(steps=20))
+    assert run.cost_errors["3"] == pytest.approx(run.excess), "all of it is larger then"
 
 
 def test_a_bound_on_loss_tokens_keeps_the_weight_of_the_longest() -> None:

@@ -44,7 +44,7 @@ def own_setting(recording: Recording) -> Setting:
 def setting_of(options: SimulateOptions, strategy: Strategy, window: float) -> Setting:
     """What one row of a table is run with."""
     config = options.serve_config(strategy, window)
-    return Setting(strategy, window, config.plan_config(), core_config(config))
+    return Setting(strategy, window, config.plan_config(), core_config(config), options.cost_error)
 
 
 def _window(recording: Recording) -> float:

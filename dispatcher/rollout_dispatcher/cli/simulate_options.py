@@ -86,6 +86,10 @@ class SimulateOptions(SelectionOptions, StepOptions):
     seed: NotNegative = 0
     """of the permutations in which epochs of the trace arrive"""
 
+    cost_error: tuple[Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)], ...] = ()
+    """also show the excess of the same plans if the part of the cost that is proportional to the
+    tokens were in truth so many times as large, as many as you like: 0.5 2"""
+
     format: Format = Format.TABLE
     """table or json, on standard output; --json is short for --format json"""
     recommend: bool = False

@@ -6,7 +6,7 @@ are in dispatches.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rollout_dispatcher.core.planning.step_mix import StepMix
@@ -72,7 +72,8 @@ class Run:
     in 20 dispatches from the trace's; ks_fifo: that of as many samples in the order they arrived.
     delays[k]: samples dispatched after k dispatches had passed them over; outlier_delays: those
     of them that cost more than a rank's mean share. long_weight_expected: as the mix has it, under
-    token-mean-expected; None in results of earlier releases.
+    token-mean-expected; None in results of earlier releases. cost_errors: excess of the same plans
+    if the linear part of the cost were so many times as large.
     """
 
     strategy: str
@@ -105,6 +106,7 @@ class Run:
     example: Example
     timing: Timing | None = None
     long_weight_expected: float | None = None
+    cost_errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def time(self) -> float:

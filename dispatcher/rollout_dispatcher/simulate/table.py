@@ -4,6 +4,7 @@ Invariant: a column's heading says what and its second line in which unit; figur
 have one unit.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -58,6 +59,7 @@ _TIMED: tuple[Column, ...] = (
 _LEGEND = (
     "excess: time ranks wait for each other, over the work itself",
     "bound: no split of the same samples could be below it",
+    "wrong: excess of these plans if the cost's linear part were in truth so much larger",
     "padding: cost of padding, over the samples' own",
     "imbalance: largest rank over mean rank, less one",
     "busy, no data, straggl.: share of rank time at work, waiting for samples, for other ranks",
@@ -94,9 +96,14 @@ def columns_for(result: Result) -> tuple[Column, ...]:
     bound = _PADDING if result.options["layout"] == "padded" else _BOUND
     if bound is _BOUND and _sample_multiple(result) > 1:
         bound += _PADDING
+    bound += tuple(_if_wrong(factor) for factor in result.runs[0].cost_errors)
     if _is_timed(result):
         return _EXCESS[:3] + bound + _TIMED + _DELAY + _PLAN
     return _EXCESS + bound + _DELAY + _STEADY + _PLAN
+
+
+def _if_wrong(factor: str) -> Column:
+    return ("wrong", f"b x {factor}", lambda run: percent(run.cost_errors.get(factor, math.nan)))
 
 
 def _sample_multiple(result: Result) -> int:

@@ -38,12 +38,16 @@ PRODUCER = "trace"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one row of the table is run with."""
+    """What one row of the table is run with.
+
+    cost_errors: factors by which the part of the cost that is proportional to tokens may be off.
+    """
 
     strategy: Strategy
     window: float
     plan: PlanConfig
     core: DispatchConfig
+    cost_errors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

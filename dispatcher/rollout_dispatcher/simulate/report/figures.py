@@ -20,11 +20,14 @@ from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import (
     FloatArray,
     IntArray,
+    Layout,
     Plan,
     PlanConfig,
     Strategy,
     Window,
+    even_time,
     round_up,
+    step_time,
 )
 
 #: Bars of a length histogram.
@@ -134,6 +137,7 @@ class Figures:
             example=self._example(step_excess, excess),
             timing=_timing(clockwork),
             long_weight_expected=expected,
+            cost_errors={f"{each:g}": self._excess_if(each) for each in setting.cost_errors},
         )
 
     def _times(self, at: int) -> _Times:
@@ -151,6 +155,26 @@ class Figures:
             bound=made.lower_bound,
             unpadded=own / made.cost.shape[0],
         )
+
+    def _excess_if(self, factor: float) -> float:
+        """Excess of the same plans, were the part of the cost that is proportional so much more."""
+        config = self._setting.plan
+        one, two, three = config.cost(np.array([1, 2, 3])).tolist()
+        linear = (two - one - 1.5 * (three - 2 * two + one)) * (factor - 1)  # of a s^2 + b s: b
+        took = even = 0.0
+        for step, tokens in zip(self._counted, self._tokens, strict=True):
+            plan = step.plan
+            which = np.repeat(np.arange(plan.counts.size), plan.counts.ravel())
+            s = round_up(tokens, config.sample_length_multiple)
+            if config.layout is Layout.PADDED:
+                longest = np.zeros(plan.counts.size, np.int64)
+                np.maximum.at(longest, which, s)
+                s = longest[which]
+            sums = np.bincount(which, config.cost(s) + linear * s, plan.counts.size)
+            cost = sums.astype(np.float64).reshape(plan.counts.shape)
+            took += step_time(cost, config.sync, config.pipeline_stages)
+            even += even_time(cost, config.pipeline_stages)
+        return took / (even or 1.0) - 1
 
     def _example(self, step_excess: list[float], excess: float) -> Example:
         """The step that is nearest to all of them together, beside a plain split of its samples."""
