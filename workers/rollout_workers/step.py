@@ -161,7 +161,7 @@ class Step:
         timing, timer, now = self._timing, self._timer, time.perf_counter()
         self._step.commit(None if timing is None else lambda: timing.finish(timer, now))
 
-    def timer(self, key: str) -> AbstractContextManager[None]:
+    def timer(self, key: str, index: int | None = None) -> AbstractContextManager[None]:
         """What is computed in this block took so long for this pass of the step.
 
         Without it each micro-batch's time is from when it is handed out until the next is asked
@@ -171,9 +171,11 @@ class Step:
             with step.timer("log-prob"):
                 old = [log_probs(model, micro_batch) for micro_batch in step]
 
-        and round the whole computing where micro-batches are asked for all at once.
+        Where micro-batches are asked for all at once, put it round the computing of each, and say
+        which it is (`index`, from 0); or round all of it, and nobody knows what each took. Raises
+        ConfigError for a key that is no name, and for an index of no micro-batch.
         """
-        return self._timer.timer(key)
+        return self._timer.timer(key, index)
 
     def waiting(self) -> AbstractContextManager[None]:
         """This rank waits in this block for others, in collectives that the trainer calls itself.

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from examples import hf_trainer, trl_async_grpo
+from rollout_dispatcher.record.recording import load_recording
+from rollout_dispatcher.simulate.recorded.as_it_ran import main_pass
 from tests.examples.gradients import record
 from tests.examples.run import finish, torchrun
 from tests.support.gradients import diaries, largest_difference
@@ -100,6 +102,21 @@ def test_trl_s_sft_trainer_trains_on_steps_too(tmp_path: Path) -> None:
     case = CASES["hf_trainer"]
     difference = largest_difference(ranks, case.example.tiny_model().double(), case.loss_of)
     assert difference < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["hf_trainer", "trl_async_grpo"])
+def test_what_micro_batches_took_is_measured(name: str, tmp_path: Path) -> None:
+    """But for a step at the beginning: DDP arranges its buckets in collectives of its own."""
+    folder = tmp_path / "record"
+    train(name, tmp_path, SERVE | CASES[name].serve | {"record": folder})
+    steps = load_recording(folder).trained()
+    took = {step.number: main_pass(step) for step in steps}
+    assert len(took) > 2
+    assert {number for number, compute in took.items() if compute is None} <= {0, 1}
+    for step in steps:
+        if (compute := took[step.number]) is not None:
+            assert compute.shape == step.cost.shape
+            assert (compute > 0).all(), "each of them, not the step as a whole"
 
 
 def train(name: str, folder: Path, serve: dict[str, Any]) -> list[list[Any]]:

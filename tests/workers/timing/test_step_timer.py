@@ -64,6 +64,25 @@ def told(timer: StepTimer) -> dict[str, StepTimes]:
     return {one.cost_key: one for one in times}
 
 
+def test_micro_batches_that_were_asked_for_at_once_are_timed_one_by_one_where_they_are_named(
+    clock: Clock,
+) -> None:
+    timer = timer_on(clock)
+    computed(clock, timer, 0, 0, backward=False)
+    for index, took in enumerate((3.0, 5.0)):
+        with timer.timer("update", index):
+            clock.now += took - 1
+            timer.saw_backward()
+            with timer.waiting():
+                clock.now += 1
+        clock.now += 50
+    timer.finish()
+    (found,) = told(timer).values()
+    assert (found.cost_key, found.busy_s, found.collective_s) == ("update", [3, 5], [1, 1])
+    with pytest.raises(ConfigError, match="step 7 has 2 micro-batches, and no 2"):
+        timer.timer("update", 2).__enter__()
+
+
 def test_a_micro_batch_lasts_until_the_next_is_asked_for(clock: Clock) -> None:
     timer = timer_on(clock)
     computed(clock, timer, 3, 5)

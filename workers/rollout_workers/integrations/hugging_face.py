@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rollout_dispatcher.errors import ConfigError
+from rollout_planner.types import UPDATE
 from rollout_workers.dataset import StreamDataset
 from rollout_workers.stream import MicroBatchStream
 
@@ -67,14 +68,23 @@ class WholeSteps:
         steps, _ = super().get_batch_samples(epoch_iterator, 1, device)  # type: ignore[misc]
         return steps, self._items_in(steps[0], device) if steps else None
 
+    def _steps(self) -> Any:
+        """What hands out steps."""
+        return self.train_dataset
+
     def _items_in(self, micro_batches: Any, device: Any) -> Any:
         return self._get_num_items_in_batch(micro_batches, device)  # type: ignore[attr-defined]
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
         """Accumulate over a step's micro-batches; gradients are averaged with the last one's."""
         loss = torch.zeros((), device=self.args.device)
-        for left, micro_batch in enumerate(inputs, 1 - len(inputs)):
-            with self.accelerator.no_sync(model) if left else nullcontext():
+        step = getattr(self._steps(), "step", None)
+        for index, micro_batch in enumerate(inputs):
+            last = index == len(inputs) - 1
+            with (
+                nullcontext() if step is None else step.timer(UPDATE, index),
+                nullcontext() if last else self.accelerator.no_sync(model),
+            ):
                 loss += super().training_step(  # type: ignore[misc]
                     model, micro_batch, num_items_in_batch
                 )

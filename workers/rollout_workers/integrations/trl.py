@@ -49,6 +49,9 @@ class GRPOSteps(WholeSteps):
         self._rollout_dataset = SimpleNamespace(wait_s=0.0)
         return self.rollouts
 
+    def _steps(self) -> StreamDataset:
+        return self.rollouts
+
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """One step; the dispatcher is told which version of the policy asks for it."""
         stream = self.rollouts.stream

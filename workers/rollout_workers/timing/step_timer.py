@@ -15,6 +15,7 @@ from time import perf_counter
 
 import torch.distributed as dist
 
+from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_planner.types import UPDATE
 from rollout_workers.client.checked import validated
@@ -119,12 +120,19 @@ class StepTimer:
             self._close(at_backward=last and self._named is None)
 
     @contextmanager
-    def timer(self, key: str) -> Iterator[None]:
+    def timer(self, key: str, index: int | None = None) -> Iterator[None]:
         """What is computed in it counts for `key`, and, in a micro-batch, nothing else.
 
-        Raises ConfigError for a key that is no name.
+        Raises ConfigError for a key that is no name, and for an index of no micro-batch.
         """
         validated(lambda: m.StepTimes(step=self._step, cost_key=key, busy_s=[0.0]))
+        if index is not None:
+            self._begin_one(self._pass(key), index)
+            try:
+                yield
+            finally:
+                self._close()
+            return
         named, around, index = self._pass(key), self._owner, self._index
         is_first = around is None and self._at is None
         if is_first:
@@ -271,6 +279,16 @@ class StepTimer:
         self._enter(named, 0)
         self._is_whole = True
         self._began = self._began or perf_counter()
+
+    def _begin_one(self, named: Pass, index: int) -> None:
+        """One micro-batch is computed, whichever was handed out last."""
+        if not 0 <= index < self._count:
+            raise ConfigError(f"step {self._step} has {self._count} micro-batches, and no {index}")
+        if running.listener is not self:
+            running.listen(self)
+        self._drop()
+        self._began = self._began or perf_counter()
+        self._enter(named, index)
 
     def _end_before(self) -> None:
         """What is timed ends, as a micro-batch is handed out."""

@@ -40,7 +40,7 @@ class Timer(Protocol):
     def asked(self, index: int) -> None:
         """The training loop is done with it."""
 
-    def timer(self, key: str) -> AbstractContextManager[None]:
+    def timer(self, key: str, index: int | None = None) -> AbstractContextManager[None]:
         """See `Step.timer`."""
 
     def waiting(self) -> AbstractContextManager[None]:
@@ -56,7 +56,11 @@ class Untimed:
     def asked(self, index: int) -> None:
         """Nothing."""
 
-    def timer(self, key: str) -> AbstractContextManager[None]:  # noqa: ARG002
+    def timer(
+        self,
+        key: str,  # noqa: ARG002
+        index: int | None = None,  # noqa: ARG002
+    ) -> AbstractContextManager[None]:
         """Nothing."""
         return nullcontext()
 
