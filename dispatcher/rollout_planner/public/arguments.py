@@ -15,9 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_planner.cost import DEAREST, LONGEST, Quadratic, parse_cost
-from rollout_planner.errors import ConfigError, GroupTooLong, SampleTooLong, UnequalPartitions
+from rollout_planner.errors import (
+    ConfigError,
+    GroupTooLong,
+    SampleTooLong,
+    UnequalPartitions,
+    too_many_fillers,
+)
 from rollout_planner.types import CostModel, FloatArray, IntArray
-from rollout_planner.validate import too_many_fillers
 
 _Option = TypeVar("_Option", bound=StrEnum)
 _REMEDY = "raise the budget, truncate the sample, or pass oversize='alone'"

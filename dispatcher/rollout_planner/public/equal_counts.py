@@ -26,10 +26,9 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.errors import UnequalPartitions
 from rollout_planner.public.partition import as_lists, balanced_partition, fill_empty, labels_of
-from rollout_planner.split.assign import best_fit, lpt_budget, swap_level
+from rollout_planner.split.assign import best_fit, levelled, lpt_budget
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import bin_of_each, members
-from rollout_planner.split.padded.levels import begin_cost
+from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, cut, step_time
 
 #: Micro-batch of each of one rank's samples, of their cost, tokens and how many there are.
@@ -131,13 +130,17 @@ class _Task:
         if place is None:
             return None
         M = self.count(place)
-        ids = members(place[0] * M + place[1], self.R * M).reshape(self.R, M, -1)
-        swap_level(
-            ids, np.append(self.x, 0.0), np.append(self.tokens, 0), self.budget,
-            enough=tuning.LEVEL_PACKING, rounds=tuning.PACKING_ROUNDS,
-        )  # fmt: skip
-        own = bin_of_each(ids.reshape(self.R * M, -1), len(self.x)) % M
-        return self.falling(np.array((ranks, own)))
+        found = levelled(
+            place[0] * M + place[1],
+            self.x,
+            self.R * M,
+            self.tokens,
+            self.budget,
+            rows=self.R,
+            enough=tuning.LEVEL_PACKING,
+            rounds=tuning.PACKING_ROUNDS,
+        )
+        return self.falling(np.array((ranks, found % M)))
 
     def _filled(self, rank_of: IntArray, fill: _Fill) -> IntArray | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollout_planner.cost import LONGEST
-from rollout_planner.errors import UnequalPartitions
+from rollout_planner.errors import UnequalPartitions, problems
 from rollout_planner.planner import plan
 from rollout_planner.public.arguments import (
     as_groups,
@@ -38,7 +38,6 @@ from rollout_planner.types import (
     Window,
     round_up,
 )
-from rollout_planner.validate import problems
 
 
 def plan_step(

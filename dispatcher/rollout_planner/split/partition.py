@@ -31,7 +31,6 @@ swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.bounds import levels
 from rollout_planner.order import by_label
 from rollout_planner.split.assign import lpt, spread_columns, spread_falling, swap_level
 from rollout_planner.types import FloatArray, IntArray, Sync, even_time, step_time
@@ -211,3 +210,33 @@ def _largest_of_others(load: FloatArray, at: IntArray) -> FloatArray:
     first, second = order[:, -1:], order[:, -2:-1]
     out: FloatArray = load[rows, np.where(at == first, second, first)]
     return out
+
+
+def levels(x: FloatArray, R: int, M: int, company: float = 0.0) -> FloatArray:
+    """What each of M micro-steps should cost a rank, descending, so that they sum to the least.
+
+    A micro-step costs at least its largest sample and the `company` that this sample must have;
+    what is left is spread evenly over the micro-steps that follow.
+    Example: x = [10, 4, 4, 2], R = 2, M = 2: the first costs 10, so 0 is left for the second,
+    which still holds a 4: levels [10, 4].
+    """
+    left = float(x.sum())
+    out = np.empty(M)
+    for j in range(M):
+        largest = float(x[j * R]) + company if j * R < len(x) else 0.0
+        out[j] = max(largest, left / (R * (M - j)))
+        left = max(left - R * out[j], 0.0)
+    return out
+
+
+def places_of(load: FloatArray, R: int, M: int, per_step: bool, stages: int = 1) -> IntArray:
+    """Give each of R*M micro-batches of this cost its rank and micro-step, rank * M + micro-step.
+
+    Ranks of equal sums, or like with like.
+    """
+    if per_step:
+        return bins_onto_ranks(load, R, M, stages)
+    place, by_cost = np.empty(R * M, dtype=np.int64), np.argsort(-load, kind="stable")
+    rank_of = spread_columns(load[by_cost].reshape(M, R))
+    place[by_cost] = (rank_of * M + np.arange(M)[:, None]).ravel()
+    return place

@@ -18,7 +18,7 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label
-from rollout_planner.split.padded.levels import begin_cost, most_in_run
+from rollout_planner.split.padded import begin_cost, most_in_run
 from rollout_planner.split.parts import Batch, Parts, evenly, matrix, rearranged, time_of
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, step_time
 from rollout_planner.work import Work
