@@ -224,10 +224,6 @@ def _crowd(x: FloatArray, R: int, p: int) -> float:
     return float(np.minimum(apart, together).max())
 
 
-def column_bound(x: FloatArray, R: int, m: int, padded: bool = False) -> float:
-    """Bound on the sum over micro-steps of the largest micro-batch, m samples in each at most.
-
-    With `padded` every sample of a micro-batch costs what the longest does, and all are full.
-    """
-    columns = float(np.add.reduce(x[:: R * m])) * (m if padded else 1)
-    return max(columns, rank_bound(x, R))
+def column_bound(x: FloatArray, R: int, m: int) -> float:
+    """Bound on the sum over micro-steps of the largest micro-batch, m samples in each at most."""
+    return max(float(np.add.reduce(x[:: R * m])), rank_bound(x, R))

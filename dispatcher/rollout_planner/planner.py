@@ -23,9 +23,10 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.cost import DEAREST
-from rollout_planner.errors import GroupTooLong, PlanError, SampleTooLong, validate_config
+from rollout_planner.errors import PlanError, validate_config
 from rollout_planner.objective import bound_of
 from rollout_planner.order import among, by_falling_tokens
+from rollout_planner.public.arguments import check_fits
 from rollout_planner.select.choose import choose, must_take
 from rollout_planner.split.assign import spread_columns
 from rollout_planner.split.group_items import group_index
@@ -106,8 +107,7 @@ def _choose_and_split(
     least = must_take(window, cost, config, take)
     if config.grouping is not Grouping.IGNORE and not config.by_groups:
         least = max(least, int(np.bincount(group_index(window.group)).min()))
-    if (least := max(least, 1)) < take:
-        take = max(_fits_on_ranks(window, config, take, config.rank_tokens), least)
+    least = max(least, 1)
     while True:
         choice = _compare(window, cost, config, take)
         parts, kept = _split_under_cap(choice.batch, choice.parts, config, config.rank_tokens)
@@ -117,21 +117,6 @@ def _choose_and_split(
         room = config.rank_tokens * config.dp_size / max(held, 1)
         less = take - max(1, take // tuning.CAP_STEPS_DOWN)
         take = max(_full(min(int(take * room), less), config), least)
-
-
-def _fits_on_ranks(window: Window, config: PlanConfig, take: int, cap: int) -> int:
-    """How many of a window's samples, or groups, a step has room for if they are of mean length.
-
-    As many as there are ranks at least: each may go to one of its own. A sample that exceeds the
-    cap takes a rank, whatever it has.
-    """
-    per_group = 1.0
-    if config.by_groups or config.grouping in (Grouping.RANK, Grouping.MICRO_BATCH):
-        per_group = len(window) / (int(group_index(window.group).max()) + 1)
-    samples = take * per_group if config.by_groups else float(take)
-    mean = float(np.minimum(window.tokens, cap).mean())
-    room = max(cap / mean, per_group) * config.dp_size
-    return take if samples <= room else _full(int(take * room / samples), config)
 
 
 def _full(take: int, config: PlanConfig) -> int:
@@ -207,7 +192,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         even = bubble(config.pipeline_stages, choice.parts.num_micro_batches)
         time = time_of(batch, choice.parts, config) / even
         waiting = time * config.dp_size - float(np.add.reduce(batch.cost))
-        waits = waiting / max(mean * len(chosen), 1e-300) + selection.later
+        waits = waiting / max(mean * len(chosen), np.finfo(float).tiny) + selection.later
         if best is None or waits < least:
             best, least = choice, waits
     assert best is not None, "there is a selection"
@@ -239,12 +224,10 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
     if not (len(window.skips) == len(window.group) == len(window.must_go) == n):
         raise PlanError("the window's columns differ in length; pass one row per sample")
     budget = config.micro_batch_tokens
-    if budget is not None and config.oversize is not Oversize.ALONE and n:
-        longest = int(window.tokens.max())
-        if longest > budget:
-            raise SampleTooLong(longest, budget)
-        if config.grouping is Grouping.MICRO_BATCH:
-            _check_groups(window, budget)
+    if budget is not None and config.oversize is not Oversize.ALONE:
+        together = config.grouping is Grouping.MICRO_BATCH
+        group = group_index(window.group) if together else None
+        check_fits(window.tokens, budget, group, numbered=False)
     cost = np.asarray(config.cost(window.tokens), dtype=np.float64)
     if cost.shape != (n,):
         raise PlanError(f"the cost model gave {cost.shape} costs for {n} samples; check it")
@@ -254,12 +237,3 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
             f"the cost model gave a cost that is negative, no number or above {DEAREST:g}; check it"
         )
     return cost
-
-
-def _check_groups(window: Window, budget: int) -> None:
-    """Raise GroupTooLong if a group has more tokens than the micro-batch that it has to stay in."""
-    index = group_index(window.group)
-    tokens = np.bincount(index, weights=window.tokens)
-    longest = int(tokens.argmax())
-    if tokens[longest] > budget:
-        raise GroupTooLong(int(np.count_nonzero(index == longest)), int(tokens[longest]), budget)

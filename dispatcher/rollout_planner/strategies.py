@@ -17,19 +17,11 @@ from rollout_planner.split.assign import lpt_budget
 from rollout_planner.split.group_items import group_items, members_of_items
 from rollout_planner.split.groups import by_neighbours, in_turn, split_plainly
 from rollout_planner.split.padded import begin_cost
-from rollout_planner.split.parts import Batch, Parts, evenly, time_of, without_fillers
+from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, without_fillers
 from rollout_planner.split.recut import recut
 from rollout_planner.split.splitters import splitter_for
 from rollout_planner.split.trades import traded
-from rollout_planner.types import (
-    Grouping,
-    Layout,
-    PlanConfig,
-    Strategy,
-    Sync,
-    bubble,
-)
-from rollout_planner.work import Work
+from rollout_planner.types import Grouping, Layout, PlanConfig, Strategy, Sync, bubble
 
 #: The micro-batches of every rank, the same number for each, within the config's caps.
 Split = Callable[[Batch, PlanConfig], Parts]
@@ -74,13 +66,10 @@ class _Best:
         self.share, budget = float(batch.cost.sum()) / config.dp_size, config.micro_batch_tokens
         #: What it costs to begin a micro-step, where their number is free.
         self.begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget)
-        self.bounds: dict[int, float] = {}
 
     def bound(self, M: int) -> float:
         """Time that no split into M micro-batches can beat."""
-        if M not in self.bounds:
-            self.bounds[M] = bound_of(self.batch, M, self.config)
-        return self.bounds[M]
+        return bound_of(self.batch, M, self.config)
 
     def is_within_target(self) -> bool:
         """Whether it waits no longer than is compared, but for filling and draining pipelines."""
@@ -89,24 +78,22 @@ class _Best:
 
     def is_settled(self) -> bool:
         """Whether nothing improves on it that would be noticed."""
-        at_bound = self.time <= self.bound(self.parts.num_micro_batches) * (1 + 1e-9)
+        at_bound = self.time <= self.bound(self.parts.num_micro_batches) * (1 + tuning.ROUNDING)
         return at_bound or self.is_within_target()
 
     def offer(self, parts: Parts, *, more: bool = False) -> None:
-        """Take these if they wait less, or hardly more in fewer micro-batches of whole groups.
+        """Take these if they wait less, with what it costs to begin each micro-step.
 
         more: these may be more micro-batches, which is weighed; else so they may only of budgets of
         padded tokens, up to what the splitter may have, and if that leaves no more of them empty.
         """
-        config, worth, time = self.config, 1.0, time_of(self.batch, parts, self.config)
+        config, time = self.config, time_of(self.batch, parts, self.config)
         theirs, ours = parts.num_micro_batches, self.parts.num_micro_batches
         if theirs > ours and not more:
             most = tuning.TIMES_FEWEST * self.first if config.pads_to_budget else 0
             if theirs > most or not (parts.counts.all() or not self.parts.counts.all()):
                 return
-        if theirs < ours and self.batch.group is not None and not config.pads_to_budget:
-            worth = tuning.WORTH_A_MICRO_BATCH
-        if time + self.begin * theirs < (self.time + self.begin * ours) * worth:
+        if time + self.begin * theirs < self.time + self.begin * ours:
             self.parts, self.time = parts, time
 
 
@@ -130,7 +117,7 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
         if padded and m != 1 and not alone:
             best.offer(recut(batch, parts, config, work))
     if m is None and alone and not padded:
-        enough = best.bound(best.parts.num_micro_batches) * (1 + tuning.TRADED_TO)
+        enough = best.bound(best.parts.num_micro_batches) * (1 + tuning.TOLERANCE)
         several = config.dp_size > 1 and config.pipeline_stages == 1
         if several and n <= tuning.SMALL_STEP and best.time > enough:
             best.offer(traded(batch, best.parts, config, enough, work))

@@ -2,7 +2,7 @@
 
     python -m tests.bench.plain [--steps 100] [--seeds 3] [--json FILE]
 
-Plain is the program of columns.py with nothing around it: the oldest; then the DP, at three prices
+Plain is the DP of candidates.py with nothing around it: the oldest; then the DP, at three prices
 of skips that lead or lag their share, with a penalty that grows with the square of the age, until
 the step waits no more than 1 %; of these the one that waits least. No samples gather company, and
 there is no debt. Each window is refilled before each dispatch, and epochs are

@@ -25,7 +25,8 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.errors import UnequalPartitions
-from rollout_planner.public.partition import as_lists, balanced_partition, fill_empty, labels_of
+from rollout_planner.order import as_lists, labels_of
+from rollout_planner.public.partition import balanced_partition, fill_empty
 from rollout_planner.split.assign import best_fit, levelled, lpt_budget
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_cost
@@ -47,7 +48,7 @@ def with_equal_counts(
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     task = _Task(freely, tokens, x, config)
     fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
-    enough = (1 + tuning.NEAR_EQUAL_COUNTS) * float(x.sum()) / R + task.begin * fewest
+    enough = (1 + tuning.LEVEL) * float(x.sum()) / R + task.begin * fewest
     ways: list[Callable[[], IntArray | None]] = [task.moved, task.by_lpt, task.by_differences]
     if config.micro_batch_size is not None:
         ways, enough = [lambda: task.planned(1), task.in_runs], 0.0
@@ -137,8 +138,7 @@ class _Task:
             self.tokens,
             self.budget,
             rows=self.R,
-            enough=tuning.LEVEL_PACKING,
-            rounds=tuning.PACKING_ROUNDS,
+            enough=tuning.LEVEL,
         )
         return self.falling(np.array((ranks, found % M)))
 

@@ -3,7 +3,7 @@
 Invariant: every index is in one part and no part is empty; the largest sum is at most LPT's (Graham
 1969) and Karmarkar-Karp's, but for what is too little to look further (`tuning.EVEN_PARTS`).
 
-The best of a few starts, each levelled by swaps: the planner's own split (of equal sizes), LPT, KK.
+The best of two starts, LPT and KK, each levelled by swaps.
 Where parts have to be equal in number KK is poor on heavy tails, as it pairs the largest with the
 smallest before it has seen the rest; where they need not be it is often the best.
 `get_seqlen_balanced_partitions` is KK alone, index for index as in verl.
@@ -33,6 +33,7 @@ from rollout_planner import tuning
 from rollout_planner.cost import LONGEST
 from rollout_planner.errors import UnequalPartitions
 from rollout_planner.objective import rank_bound
+from rollout_planner.order import as_lists
 from rollout_planner.public.arguments import (
     as_costs,
     as_groups,
@@ -40,8 +41,7 @@ from rollout_planner.public.arguments import (
     as_plain,
     at_least,
     check_fillers,
-    check_groups,
-    check_longest,
+    check_fits,
     costs_of,
     option,
     token_budget,
@@ -58,7 +58,6 @@ from rollout_planner.split.assign import (
 )
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import least_bins, level_columns
-from rollout_planner.split.partition import step_partition
 from rollout_planner.split.trades import traded_bins
 from rollout_planner.types import (
     CostModel,
@@ -66,7 +65,6 @@ from rollout_planner.types import (
     IntArray,
     MicroBatchOrder,
     Oversize,
-    cut,
     round_up,
 )
 
@@ -136,14 +134,6 @@ def by_falling_sum(labels: IntArray, costs: FloatArray, k: int) -> list[list[int
     return as_lists(place[labels], k)
 
 
-def as_lists(labels: IntArray, k: int) -> list[list[int]]:
-    """Ascending indices of each of k labels."""
-    if not k:
-        return []
-    order = np.argsort(labels, kind="stable")
-    return cut(order.tolist(), np.bincount(labels, minlength=k).tolist())
-
-
 def fill_empty(labels: IntArray, k: int) -> IntArray:
     """Give each label that has no item one: the last of those with the most.
 
@@ -171,14 +161,21 @@ def _of_any_size(x: FloatArray, k: int) -> IntArray:
 
 def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
     """Part of each of falling `x`."""
-    bound = rank_bound(x, k, len(x) // k if equal_size else None)
-    best, least = np.arange(len(x)) % k, np.inf
-    for start in _starts(x, k, equal_size):
-        labels = _levelled(start, x, k, equal_size)
-        largest = float(np.bincount(labels, weights=x, minlength=k).max())
-        if largest < least:
-            best, least = labels, largest
-        if least <= bound * (1 + tuning.EVEN_PARTS):
+    enough = rank_bound(x, k, len(x) // k if equal_size else None) * (1 + tuning.EVEN_PARTS)
+    levelled = (_levelled(start, x, k, equal_size) for start in _starts(x, k, equal_size))
+    best = _most_even(levelled, x, k, enough)
+    assert best is not None, "there is a way"
+    return best
+
+
+def _most_even(found: Iterator[Labels], x: FloatArray, bins: int, enough: float) -> Labels | None:
+    """Those whose dearest bin is cheapest, the first that are even enough; None of none."""
+    best, least = None, np.inf
+    for labels in found:
+        dearest = float(np.bincount(labels, weights=x, minlength=bins).max())
+        if dearest < least:
+            best, least = labels, dearest
+        if least <= enough:
             break
     return best
 
@@ -186,17 +183,7 @@ def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
 def _starts(x: FloatArray, k: int, equal_size: bool) -> Iterator[IntArray]:
     cap = len(x) // k if equal_size else len(x)
     yield lpt(x, k, cap)
-    if equal_size:
-        yield labels_of(step_partition(x, k, 1, cap)[:, 0].tolist(), len(x))
     yield differencing_labels(x, k, equal_size)
-
-
-def labels_of(parts: list[list[int]], n: int) -> IntArray:
-    """Part of each of n items."""
-    labels = np.empty(n, dtype=np.int64)
-    for number, part in enumerate(parts):
-        labels[part] = number
-    return labels
 
 
 def _levelled(labels: IntArray, x: FloatArray, k: int, equal_size: bool) -> IntArray:
@@ -251,8 +238,7 @@ def pack(
     x = np.bincount(item, weights=costs).astype(np.float64)
     s = np.bincount(item, weights=tokens).astype(np.int64)
     if not alone:
-        check_longest(tokens, budget)
-        check_groups(item, tokens, budget)
+        check_fits(tokens, budget, item)
     falling = np.lexsort((-x, -s))
     labels = np.empty(len(s), dtype=np.int64)
     labels[falling], bins = _packed(x[falling], s[falling], budget, minimum, multiple)
@@ -277,28 +263,29 @@ def _packed(
             return np.arange(len(s)), count
         # Largest onto least loaded may fail with a bin more than it needs. What it fits into fewer
         # is good for more, so that nobody who asks for as many as are needed gets others.
-        tried = (_most_even(x, s, each, budget, fit) for each in dict.fromkeys((count, bins)))
+        tried = (_evenly_packed(x, s, each, budget, fit) for each in dict.fromkeys((count, bins)))
         labels = next((labels for labels in tried if labels is not None), None)
         if labels is not None:
             return fill_empty(labels, count), count
     raise AssertionError("what was fitted keeps to the budget")
 
 
-def _most_even(x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels) -> Labels | None:
-    """The start whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
-    best, least = None, np.inf
-    enough = float(x.sum()) / bins * (1 + tuning.EVEN_BINS)
-    for start in _packings(x, s, bins, budget, fit):
-        held, counts = np.bincount(start, s, bins), np.bincount(start, minlength=bins)
-        if not ((held <= budget) | (counts == 1)).all():
-            continue
-        labels = level_columns(fill_empty(start.copy(), bins), x, s, R=bins, M=1, budget=budget)
-        dearest = float(np.bincount(labels, weights=x).max())
-        if dearest < least:
-            best, least = labels, dearest
-        if least <= enough:
-            break
-    many = len(s) > tuning.TRADED_UP_TO
+def _evenly_packed(
+    x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels
+) -> Labels | None:
+    """The packing whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
+
+    def keeps(labels: Labels) -> bool:
+        held, counts = np.bincount(labels, s, bins), np.bincount(labels, minlength=bins)
+        return bool(((held <= budget) | (counts == 1)).all())
+
+    found = (
+        level_columns(fill_empty(each.copy(), bins), x, s, R=bins, M=1, budget=budget)
+        for each in _packings(x, s, bins, budget, fit)
+        if keeps(each)
+    )
+    best = _most_even(found, x, bins, float(x.sum()) / bins * (1 + tuning.LEVEL))
+    many = len(s) > tuning.COMPARED_UP_TO
     return best if best is None or many else traded_bins(x, s, best, budget)
 
 

@@ -4,7 +4,7 @@ Invariant: exactly `take` items, with every item that is due among them (as far 
 nobody is skipped beyond its bound, now or in any later step that takes as many.
 
 Candidates are tried from the least to the most selective, and the first that waits no more than
-`GOOD_ENOUGH` ends the search, so that ages and lengths are disturbed only as far as it pays: the
+`tuning.LEVEL` ends the search, so that ages and lengths are disturbed only as far as it pays: the
 oldest; the outlier lane; the column DP, which looks for micro-steps of alike samples.
 Where micro-steps have a fixed size there is the DP without the lane. Once something is due, the DP
 is tried with the heaviest leaving together as well.
@@ -14,7 +14,7 @@ wait, whatever the partition. Together with the heaviest others it makes the ste
 that nobody waits for it. So some of the heaviest are held back, or they leave together. (WLB-LLM
 delays outlier documents in the same spirit.) To hold many is tried before few; where no sample
 rules a rank it is the shape of a packing that waits, which takes few to mend, and few come first.
-How much a step's loss tokens may stray for it is for `loss_bound`.
+How much a step's loss tokens may stray for it is for `LossBound`.
 
 What is held back may have to go without company when it is due: `debt` charges a candidate for
 that, by how much less the item costs that is a column further down, but only in steps in which one
@@ -35,18 +35,6 @@ that arrived. Light columns waste little: they are taken in runs, the longer the
 
 Example: costs 9 5 5 1 1, take 4, G = 2: [9 5][5 1] wastes 8, skipping the 9 gives [5 5][1 1] and
 wastes nothing.
-
-Micro-steps that a large sample rules, filled to its level; the others share what is left.
-
-Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it.
-
-A micro-step lasts at least as long as its largest item. Where that is more than an even share,
-its bins are filled up to this level, with the largest items that fit, as every item that finds
-room there is free of charge. But it must leave no more tokens than the later micro-steps can
-well hold: its level rises until that is so. And it leaves a sample for each of their bins.
-
-Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
-9 | 5 4; the second shares the rest: 3 | 3.
 
 How far the loss tokens of a step may stray from those that arrivals have.
 
@@ -211,7 +199,7 @@ def select(pool: Pool, take: int, judge: Judge, bound: LossBound | None = None) 
     for candidate in of(pool, take):
         keep = candidate if bound is None else bound.within(candidate, pool.forced)
         found.append(Selection(keep, judge(keep), debt(pool, keep)))
-        if found[-1].total <= tuning.GOOD_ENOUGH:
+        if found[-1].total <= tuning.LEVEL:
             break
     best = min(found, key=lambda each: each.total)
     return [best] if best is found[0] else [best, found[0]]
@@ -255,12 +243,12 @@ def keep_oldest(
     forced: BoolArray, take: int, first: IntArray | None = None, last: IntArray | None = None
 ) -> BoolArray:
     """Mask of `take` items: those `forced`, then `first`, then the oldest, `last` at the end."""
-    turn = np.full(len(forced), 2, dtype=np.int8)
+    turn = np.ones(len(forced), dtype=np.int8)
     if last is not None:
-        turn[last] = 3
+        turn[last] = 2
     if first is not None:
-        turn[first] = 1
-    turn[forced] = 0
+        turn[first] = 0
+    turn[forced] = -1
     keep = np.zeros(len(forced), dtype=bool)
     keep[turn.argsort(kind="stable")[:take]] = True
     return keep
@@ -292,7 +280,7 @@ def tightest(
     begun = G * heads[skipped + ends[:, None]] - sums[skipped + taken[:, None]]
     waits, work = G * float(x[::G].sum()) - float(x.sum()), float(x.sum())
     price = tuning.SKIPS if price is None else price
-    price *= max(waits, tuning.GOOD_ENOUGH * work) / (max(N * E, 1) * len(ends))
+    price *= max(waits, tuning.LEVEL * work) / (max(N * E, 1) * len(ends))
     ahead = skipped - E * taken[:, None] / take
     band = max(tuning.BAND * N, float(np.diff(taken).max()) * E / take) + 2
     led = np.where(np.abs(ahead) > band, np.inf, price * ahead**2)

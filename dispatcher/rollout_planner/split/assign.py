@@ -142,7 +142,6 @@ def swap_level(
     parts: int = 1,
     base: FloatArray | None = None,
     enough: float = tuning.TOLERANCE,
-    rounds: int = 16,
 ) -> None:
     """Level the loads of bins within each row by pairwise swaps, in place.
 
@@ -164,7 +163,7 @@ def swap_level(
     beside = np.zeros((rows, bins)) if base is None else base
     patience = tuning.OTHER_PAIRINGS if s is None else tuning.OTHER_PAIRINGS_IN_BUDGET
     stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
-    for turn in range(rounds):
+    for turn in range(tuning.ROUNDS):
         loads = held.cost.sum(axis=1).reshape(rows, bins) + beside
         mean = loads.sum(axis=1) / bins
         over = loads.max(axis=1) - mean
@@ -177,7 +176,7 @@ def swap_level(
         high, low = order[:, : -half - 1 : -1], np.take_along_axis(order[:, :half], moved_on, 1)
         dear = loads.ravel()[high]
         gap = (dear - loads.ravel()[low]) / 2
-        worth = (dear > level) & (gap > level * (tuning.TOLERANCE / 4))
+        worth = (dear > level) & (gap > level * (tuning.TOLERANCE / 2))
         one, other = (
             (looked_at * slots // len(looked_at) + at * 7) % slots for at in (turn, turn + 1)
         )
@@ -197,7 +196,6 @@ def levelled(
     rows: int = 1,
     parts: int = 1,
     enough: float = tuning.TOLERANCE,
-    rounds: int = 16,
 ) -> Labels:
     """Bin of each item after `swap_level`, in rows of neighbouring bins, each of so many parts.
 
@@ -207,7 +205,7 @@ def levelled(
         return labels
     ids = members(labels, bins).reshape(rows, bins // rows // parts, -1)
     tokens = None if s is None else np.append(s, 0)
-    swap_level(ids, np.append(x, 0.0), tokens, budget, parts=parts, enough=enough, rounds=rounds)
+    swap_level(ids, np.append(x, 0.0), tokens, budget, parts=parts, enough=enough)
     return bin_of_each(ids.reshape(bins, -1), len(labels))
 
 
@@ -266,7 +264,7 @@ class _Held:
             error[(gives - takes > there) | (takes - gives > here)] = np.inf
         error = error.reshape(len(gap), -1)
         best = error.argmin(axis=1)
-        gain: BoolArray = error[np.arange(len(gap)), best] < gap * (1 - 1e-9)
+        gain: BoolArray = error[np.arange(len(gap)), best] < gap * (1 - tuning.ROUNDING)
         i, j = np.divmod(best[gain], len(low[1]))
         mine, theirs = (high[0][gain], high[1][i]), (low[0][gain], low[1][j])
         if self.room is not None:

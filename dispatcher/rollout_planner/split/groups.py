@@ -49,10 +49,9 @@ from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
 from rollout_planner.split.padded import begin_cost
 from rollout_planner.split.partition import levels
-from rollout_planner.split.parts import Batch, Parts, time_of
+from rollout_planner.split.parts import Batch, Parts, Work, time_of
 from rollout_planner.split.recut import recut
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, cut, step_time
-from rollout_planner.work import Work
 
 #: Falling load of each group, what it weighs, R, cap -> rank of each; None: no room.
 Share = Callable[[FloatArray, IntArray, int, int], IntArray | None]
@@ -177,9 +176,9 @@ class _Task:
     def found(self, M: int, work: Work) -> list[Parts]:
         """M micro-batches of each rank, by each way that finds room for all."""
         ways, found = self.ways(M), list[Parts]()
-        operations = tuning.WHOLE_GROUPS.of(len(self.batch), self.config.dp_size, M)
+        price = tuning.ONCE + tuning.SAMPLE * len(self.batch)
         for way in ways[: None if self.waits_often or self.cuts else 1]:
-            if found and not (self.cuts or work.affords(operations)):
+            if found and not (self.cuts or work.affords(price)):
                 break
             parts = self.split(way, M, work)
             found += [] if parts is None else [parts]
@@ -260,24 +259,16 @@ class _Task:
             for target in (None, *targets):
                 if target is not None:
                     base = np.broadcast_to(target[0] - target, bins.shape[:2])
-                    swap_level(
-                        bins,
-                        x,
-                        w,
-                        cap,
-                        base=base,
-                        enough=tuning.LEVEL_PACKING,
-                        rounds=tuning.PACKING_ROUNDS,
-                    )
+                    swap_level(bins, x, w, cap, base=base, enough=tuning.LEVEL)
                 falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
                 bins = np.take_along_axis(bins, falling[:, :, None], 1)
                 time = step_time(x[bins].sum(axis=2), sync)
                 if time < least:
                     best, least = bins.copy(), time
-            near = least <= level.sum() * (1 + tuning.LEVEL_PACKING)
+            near = least <= level.sum() * (1 + tuning.LEVEL)
             if near or not (self.waits_often and np.isclose(level[0], level[-1])):
                 break
-            if not work.affords(tuning.KK_BY_COUNT.of(len(cost), len(ranks), M)):
+            if not work.affords(tuning.ONCE + tuning.SAMPLE * len(cost)):
                 break
         return None if best is None else Parts.of_slots(best, len(cost))
 
@@ -320,7 +311,7 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
     rank has an empty group besides, so that a swap with it is a move.
     """
     (G, L), own = layers.shape, np.arange(R)
-    if R == 1 or not L or G * (G // R + 1) * L > tuning.SWAPS_COMPARED:
+    if R == 1 or not L or G * (G // R + 1) * L > tuning.TOO_MANY_SLOTS:
         return way  # ranks of many groups are alike
     reach, held = np.vstack((layers, np.zeros((R, L)))), np.append(weight, np.zeros_like(own))
     way, done = np.append(way, own), np.zeros(R, dtype=bool)

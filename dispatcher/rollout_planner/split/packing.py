@@ -6,13 +6,25 @@ more than best fit needs, a number that is allowed, and the same on all ranks. W
 worth it is for the strategy.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
-Columns that a large item rules are filled one by one to its level, the others share the rest by
-LPT under the budget (assign.py); swaps then level each column, until what
-is left to gain is less than any cost model knows. Where the budget is too tight for that, bins
-are filled by tokens alone: LPT, then best fit.
+Columns that a large item rules are filled one by one to its level, the others share the rest by LPT
+under the budget (assign.py); swaps then level each column, until what is left to gain is less than
+any cost model knows. Where the budget is too tight for that, bins are filled by tokens alone: LPT,
+then best fit.
 
 Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
 rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
+
+Micro-steps that a large sample rules, filled to its level; the others share what is left.
+
+Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it.
+
+A micro-step lasts at least as long as its largest item. Where that is more than an even share,
+its bins are filled up to this level, with the largest items that fit, as every item that finds
+room there is free of charge. But it must leave no more tokens than the later micro-steps can
+well hold: its level rises until that is so. And it leaves a sample for each of their bins.
+
+Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
+9 | 5 4; the second shares the rest: 3 | 3.
 
 How few bins may hold all items under a token budget.
 
@@ -107,16 +119,7 @@ def level_columns(
     """Sort bins by cost, cut them into columns of R, swap inside columns."""
     bins = R * M
     load = np.bincount(labels, weights=x, minlength=bins).astype(np.float64)
-    return levelled(
-        falling_place(load)[labels],
-        x,
-        bins,
-        s,
-        budget,
-        rows=M,
-        enough=tuning.LEVEL_PACKING,
-        rounds=tuning.PACKING_ROUNDS,
-    )
+    return levelled(falling_place(load)[labels], x, bins, s, budget, rows=M, enough=tuning.LEVEL)
 
 
 def least_bins(s: IntArray, budget: int) -> int:
@@ -195,7 +198,7 @@ class _Filler:
         self, level: float, heap: list[tuple[float, int]], first_bin: int
     ) -> list[tuple[float, int]]:
         """The least loaded bin takes the largest item that fits; what a higher level would open."""
-        n, top = len(self.cost), level * (1 + 1e-12)
+        n, top = len(self.cost), level * (1 + tuning.ROUNDING)
         cost, tokens, room = self.cost, self.tokens, self.room
         falling_cost, falling_tokens = self.falling_cost, self.falling_tokens
         labels, after, budget = self.labels, self.after, self.budget
@@ -233,48 +236,37 @@ def pack_ranks(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
 ) -> tuple[Labels, int]:
     """Micro-batch of each item, numbered rank by rank, and M; items fall in cost and in tokens."""
-    t = np.minimum(s, budget)
     bins, M = fill(x, s, R, budget, allowed)
-    load = np.bincount(bins, weights=x, minlength=R * M).astype(np.float64)
-    found = [bins_onto_ranks(load, R, M)[bins]]
-    by_samples = _by_samples(x, t, R, M, budget)
-    if by_samples is not None:
-        found.append(by_samples)
-    found = [
-        levelled(each, x, R * M, t, budget, parts=M, rounds=tuning.RANK_ROUNDS) for each in found
-    ]
+    t, load = np.minimum(s, budget), np.bincount(bins, weights=x, minlength=R * M)
+    starts = bins_onto_ranks(load.astype(np.float64), R, M)[bins], _by_samples(x, t, R, M, budget)
+    found = [levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None]
     return min(found, key=lambda each: float(np.bincount(each // M, weights=x).max())), M
 
 
 def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> Labels | None:
-    """Samples onto ranks, then each rank's into its micro-batches; None if some find no room."""
+    """Samples onto ranks, then each rank's into its micro-batches; None if some find no room.
+
+    What its rank has no room for goes where there is some, on the least loaded rank.
+    """
     rank = lpt_budget(x, t, R, M * budget)
     if rank is None:
         return None
-    rank = levelled(rank, x, R, t, M * budget)
-    labels = np.empty_like(rank)
+    rank, labels = levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
+    room, load = np.full(R * M, budget), np.zeros(R)
     for r in range(R):
         items = np.flatnonzero(rank == r)
         own = lpt_budget(x[items], t[items], M, budget)
         if own is None:
             own = best_fit(t[items], np.full(M, budget), budget)
-        labels[items] = np.where(own < 0, -1, own + r * M)
-    return labels if _place_left(labels, x, t, (R, M), budget) else None
-
-
-def _place_left(
-    labels: Labels, x: FloatArray, t: IntArray, shape: tuple[int, int], budget: int
-) -> bool:
-    """Put items without label, in place, where there is room, on the least loaded rank."""
-    (R, M), placed = shape, labels >= 0
-    held = np.bincount(labels[placed], weights=t[placed], minlength=R * M)
-    room = budget - held.astype(np.int64)
-    load = np.bincount(labels[placed] // M, weights=x[placed], minlength=R)
-    for i in np.flatnonzero(~placed).tolist():
+        items, own = items[own >= 0], own[own >= 0]
+        labels[items] = own + r * M
+        room[r * M : (r + 1) * M] -= np.bincount(own, t[items], M).astype(np.int64)
+        load[r] = x[items].sum()
+    for i in np.flatnonzero(labels < 0).tolist():
         fits = np.flatnonzero(room >= t[i])
         if not len(fits):
-            return False
+            return None
         labels[i] = b = fits[load[fits // M].argmin()]
         room[b] -= t[i]
         load[b // M] += x[i]
-    return True
+    return labels

@@ -1,18 +1,4 @@
-"""Levels of padded micro-steps, what the dearest run of each may cost, that sum to the least.
-
-Invariant: R*M runs of neighbours, each of one item at least and of no more samples than a run may
-hold that begins there. Items descend in the cost of their longest sample.
-
-A run that begins at an item of cost c holds floor(level / c) samples, so the level says where the R
-runs of a micro-step end that begin at an item. Dynamic program over these places, from the last:
-the best j micro-steps from here cost the level of one of them and the best j - 1 from where it
-ends. It tries a coarse grid of levels, and then a fine one around those that it found. The number
-of micro-steps comes with it, as it knows the least time for each; of many, several have one level.
-
-Example, R = 2, costs 8 7 3 3 2 2, M = 2: the level 8 ends at the first 3, 7 more would take in 3 3:
-then 6 is enough for 3 3 | 2 2; 14 in all, where one micro-step needs 16: 8 7 | 3 3 2 2.
-
-Padded micro-batches of any number of samples, under a budget of padded tokens.
+"""Padded micro-batches of any number of samples, under a budget of padded tokens.
 
 Invariant: each item is in exactly one run of neighbours; a run is padded to its longest item, so
 its count times that one's tokens stay within `budget`, or it is a single item. There are R*M runs,
@@ -31,6 +17,20 @@ costs to begin one.
 
 Example, budget 16, R = 2, cost = tokens, items of 8 7 3 3 2 2: M = 1 pads 8 7 | 3 3 2 2 to 16 and
 12, which takes 16; with M = 2 it is 8 | 7 and 3 3 | 2 2, which take 8 + 6.
+
+Levels of padded micro-steps, what the dearest run of each may cost, that sum to the least.
+
+Invariant: R*M runs of neighbours, each of one item at least and of no more samples than a run may
+hold that begins there. Items descend in the cost of their longest sample.
+
+A run that begins at an item of cost c holds floor(level / c) samples, so the level says where the R
+runs of a micro-step end that begin at an item. Dynamic program over these places, from the last:
+the best j micro-steps from here cost the level of one of them and the best j - 1 from where it
+ends. It tries a coarse grid of levels, and then a fine one around those that it found. The number
+of micro-steps comes with it, as it knows the least time for each; of many, several have one level.
+
+Example, R = 2, costs 8 7 3 3 2 2, M = 2: the level 8 ends at the first 3, 7 more would take in 3 3:
+then 6 is enough for 3 3 | 2 2; 14 in all, where one micro-step needs 16: 8 7 | 3 3 2 2.
 
 Padded runs of like cost share a micro-step, wherever in the falling order they begin.
 
@@ -76,7 +76,7 @@ class Items:
     @classmethod
     def of(cls, longest: FloatArray, most: IntArray, size: IntArray | None = None) -> "Items":
         """most: samples of a run that begins there. size: samples of each item; None: one."""
-        positive = longest + (1e-12 * float(longest[0]) or 1.0)
+        positive = longest + (tuning.ROUNDING * float(longest[0]) or 1.0)
         held = np.arange(len(longest) + 1) if size is None else running_sums(size)
         single = int(held[-1]) == len(longest)
         return cls(np.append(positive, positive[-1]), np.append(most, 1.0), held, single)
@@ -91,7 +91,9 @@ class Items:
 
     def after(self, at: IntArray, level: FloatArray) -> IntArray:
         """Where runs end that begin at these items, and may cost so much or hold one item."""
-        room = np.minimum(np.floor(level * (1 + 1e-12) / self.x.take(at)), self.most.take(at))
+        room = np.minimum(
+            np.floor(level * (1 + tuning.ROUNDING) / self.x.take(at)), self.most.take(at)
+        )
         if self.are_samples:
             ends: IntArray = at + np.maximum(room, 1.0).astype(np.int64)
         else:
@@ -262,7 +264,7 @@ def padded_time(x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowe
     share = float(x.sum()) / R / fewest
     if not share:
         return begin * fewest
-    x = np.maximum(x, tuning.LEAST_SHARE * share)
+    x = np.maximum(x, tuning.ROUNDING * share)
     levels = share * tuning.ESTIMATE_SHARES
     length = np.clip(np.floor(levels[:, None] / x), 1, most)
     runs = np.maximum((1 / length).sum(axis=1), R * fewest)
@@ -383,7 +385,7 @@ def fill(items: Items, levels: FloatArray, copies: IntArray, n: int) -> IntArray
     levels: float64[M, tries]; copies: int64[M, tries], runs of each level. A try whose runs do not
     hold all items ends before them.
     """
-    G, held, most, per = levels.shape[1], items.held, items.most, (1 + 1e-12) / items.x
+    G, held, most, per = levels.shape[1], items.held, items.most, (1 + tuning.ROUNDING) / items.x
     together = max(int(copies.sum(axis=0).max()) // tuning.FILL_STEPS, 1)
     levels, left = np.where(copies > 0, levels, -1.0), copies.copy()
     each = 1 / np.abs(levels)
@@ -418,7 +420,7 @@ def moved(items: Items, starts: IntArray, largest: float) -> IntArray:
     largest: what a run may cost, unless it costs more already.
     """
     starts, x, held = starts.copy(), items.x, items.held
-    for sweep in range(tuning.END_SWEEPS):
+    for sweep in range(tuning.ROUNDS):
         turn = np.arange(1 + sweep % 2, len(starts) - 1, 2)
         first, at, last = starts[turn - 1, None], starts[turn, None], starts[turn + 1, None]
         spread = first + ((last - first) * tuning.END_SPREAD).astype(np.int64)

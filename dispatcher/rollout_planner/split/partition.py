@@ -92,7 +92,7 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     """
     columns = _row_columns(x, R, M, m)
     time, share = _time(columns, x), float(x.sum()) / R
-    if time > share * tuning.FAIR_COLUMNS:
+    if time > share * (1 + tuning.LEVEL):
         level = levels(x, R, M, company=(m - 1) * float(x[-1]))
         start = np.repeat(level[0] - level, R)
         filled = _by_label(lpt(x, R * M, m, start), R * M, m)
@@ -100,8 +100,8 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
         filled_time = _time(filled, x)
         if filled_time < time:
             columns, time = filled, filled_time
-    if time > share * (1 + tuning.LEVEL_COLUMNS):
-        swap_level(columns, x, enough=tuning.LEVEL_COLUMNS, rounds=tuning.COLUMN_ROUNDS)
+    if time > share * (1 + tuning.LEVEL):
+        swap_level(columns, x, enough=tuning.LEVEL)
     return columns
 
 
@@ -165,21 +165,17 @@ def _swapped(load: FloatArray, stages: int) -> IntArray:
     R, M = load.shape
     ids, load = np.arange(R * M).reshape(R, M), load.copy()
     enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
-    pairs, looked_at, stalled = (
-        min(R // 2, tuning.PIPELINE_PAIRS),
-        min(M, tuning.PIPELINE_LOOKED_AT),
-        0,
-    )
-    for turn in range(tuning.PIPELINE_ROUNDS):
+    pairs, looked_at, stalled = R // 2, min(M, tuning.SWAP_SLOTS), 0
+    for turn in range(tuning.ROUNDS):
         times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
-        if not pairs or stalled > tuning.PIPELINE_OTHER_PAIRS or times.max() <= enough:
+        if not pairs or stalled > tuning.OTHER_PAIRINGS or times.max() <= enough:
             break
         by_time = times.argsort(kind="stable")
         high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)
         at = (np.arange(looked_at) * M // looked_at + turn) % M
         slower = _slower_after(load, high, low, at, stages).reshape(pairs, -1)
         best = slower.argmin(axis=1)
-        gain = slower[np.arange(pairs), best] < times[high] * (1 - 1e-9)
+        gain = slower[np.arange(pairs), best] < times[high] * (1 - tuning.ROUNDING)
         stalled = 0 if gain[0] else stalled + 1
         one, other = np.divmod(best[gain], looked_at)
         here, there = (high[gain], at[one]), (low[gain], at[other])

@@ -35,7 +35,6 @@ from functools import cached_property
 
 import numpy as np
 
-from rollout_planner import tuning
 from rollout_planner.order import by_falling_tokens, by_label
 from rollout_planner.types import (
     FloatArray,
@@ -47,7 +46,6 @@ from rollout_planner.types import (
     cut,
     step_time,
 )
-from rollout_planner.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +133,22 @@ class Parts:
         return int(self.counts.shape[1])
 
 
-def slots_of_each(n: int, bins: int, most: int) -> int:
-    """Slots that each bin has for n samples if it may hold so many: no more than are of use.
+class Work:
+    """What a split may spend to wait less: seconds of one core that are counted, not measured.
 
-    Where bins may hold all samples, most slots would be empty, and there could be any number.
+    So a plan depends on nothing but its arguments: a fast machine has the same as a slow one.
+    What each method takes is in `tuning.py`.
     """
-    return min(most, max(2 * -(-n // bins), tuning.FEW_SLOTS // bins))
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def affords(self, seconds: float) -> bool:
+        """Whether so much is left; if it is, it is spent."""
+        if seconds > self.left:
+            return False
+        self.left -= seconds
+        return True
 
 
 #: How one layout or limit is served: the micro-batches of every rank. What is left of the work pays

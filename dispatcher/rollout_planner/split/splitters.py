@@ -25,13 +25,12 @@ from rollout_planner.split.parts import (
     Batch,
     Parts,
     Splitter,
+    Work,
     matrix,
     rearranged,
-    slots_of_each,
     time_of,
 )
-from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
-from rollout_planner.work import Work
+from rollout_planner.types import IntArray, Layout, PlanConfig, Sync
 
 
 def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
@@ -51,7 +50,9 @@ def split_by_count(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     M = micro_batches_for(n, config)
     per_step = config.sync is Sync.STEP or (M == 1 and m > 1)
     m = _room(batch, R, m * M, M) if per_step else _room(batch, R * M, m)
-    x, order = filled_up(batch, R * M * m)
+    x, order, empty = batch.x, batch.order, R * M * m - n
+    if empty:  # a slot that costs nothing, at position n
+        x, order = np.append(x, np.zeros(empty)), np.append(order, np.full(empty, n))
     if per_step:
         slots = step_partition(x, R, M, m, config.pipeline_stages)
     else:
@@ -64,19 +65,10 @@ def _room(batch: Batch, bins: int, most: int, parts: int = 1) -> int:
 
     A bin may need many for what is cheap, while the dearest have others to themselves.
     """
-    enough = slots_of_each(len(batch), bins, most)
+    enough = min(most, max(2 * -(-len(batch) // bins), tuning.FEW_SLOTS // bins))
     if enough < most:
         enough = max(enough, 1 + int(np.bincount(lpt(batch.x, bins, most)).max()))
     return min(-(-enough // parts), most // parts)
-
-
-def filled_up(batch: Batch, slots: int) -> tuple[FloatArray, IntArray]:
-    """Falling costs and positions of all slots; an empty slot costs nothing, at position n."""
-    n = len(batch)
-    x, order = batch.x, batch.order
-    if missing := slots - n:
-        x, order = np.append(x, np.zeros(missing)), np.append(order, np.full(missing, n))
-    return x, order
 
 
 def split_by_tokens(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
