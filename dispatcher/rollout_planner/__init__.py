@@ -4,23 +4,13 @@
 without it, and `karmarkar_karp` and `get_seqlen_balanced_partitions` stand in for verl's.
 """
 
-from rollout_planner.cost import (
-    Quadratic,
-    TransformerCost,
-    parse_cost,
-    tokens,
-    transformer_cost,
-)
+from rollout_planner.cost import Quadratic, TransformerCost, parse_cost, tokens, transformer_cost
 from rollout_planner.errors import UnequalPartitions
 from rollout_planner.planner import plan, plan_digest, validate_config
 from rollout_planner.public.batch import balance_batch
-from rollout_planner.public.packing import pack
-from rollout_planner.public.partition import balanced_partition, log_seqlen_unbalance
+from rollout_planner.public.partition import balanced_partition, log_seqlen_unbalance, pack
 from rollout_planner.public.step import plan_step
-from rollout_planner.split.karmarkar_karp import (
-    get_seqlen_balanced_partitions,
-    karmarkar_karp,
-)
+from rollout_planner.split.karmarkar_karp import get_seqlen_balanced_partitions, karmarkar_karp
 
 __all__ = [
     "Quadratic",

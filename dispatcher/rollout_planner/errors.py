@@ -1,6 +1,15 @@
-"""What a planner refuses, and the base of every error of this distribution."""
+"""What a planner refuses, and the base of every error of this distribution.
 
-from typing import ClassVar
+Whether a planning config can work at all, said before the first window is planned.
+
+Invariant: a config that passes can plan every window whose samples fit its token budget.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from rollout_planner.types import Grouping, PlanConfig, round_up
 
 
 class DispatcherError(Exception):
@@ -71,3 +80,137 @@ class GroupTooLong(PlanError):
             f"budget of {budget} tokens that it has to stay in; {remedy}"
         )
         self.samples, self.tokens, self.budget = samples, tokens, budget
+
+
+#: Each costs a rank a forward and backward pass for nothing: more are a mistake, which would take a
+#: while to plan, or all memory.
+MOST_FILLERS: Final = 2**16
+_AT_LEAST_ONE = (
+    "dp_size", "dispatch_batch_size", "micro_batch_multiple", "min_micro_batches",
+    "sample_length_multiple", "pipeline_stages", "micro_batch_size", "micro_batch_tokens",
+)  # fmt: skip
+
+
+def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
+    """Raise ConfigError, with what to change, if settings contradict each other.
+
+    window_multiple: size of the window in dispatch batches; it bounds `max_skips` from below.
+    """
+    if (first := next(problems(config, window_multiple), None)) is not None:
+        raise ConfigError(first)
+
+
+def problems(config: PlanConfig, window_multiple: float = 1.0) -> Iterator[str]:
+    """Everything that is wrong with these settings together, and what to change."""
+    m, budget = config.micro_batch_size, config.micro_batch_tokens
+    low = []
+    for name in _AT_LEAST_ONE:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            low.append(f"{name} is {value}; it must be at least 1")
+    yield from low
+    if (m is None) == (budget is None):
+        found = "neither is" if m is None else "both are"
+        yield (
+            f"a micro-batch has a fixed size or a token budget, and {found} set; "
+            "set exactly one of micro_batch_size and micro_batch_tokens"
+        )
+    elif not low:
+        yield from _sizes(config)
+    yield from _skips(config, window_multiple)
+    if config.pads_to_budget and config.grouping is Grouping.MICRO_BATCH:
+        yield (
+            "groups that stay in one micro-batch cannot share a budget of padded tokens; "
+            "set micro_batch_size, or layout packed, or grouping rank"
+        )
+
+
+def too_many_fillers(
+    micro_batches: int, samples: int, asked_by: str, named: str | None = None
+) -> str | None:
+    """What is wrong with a number of micro-batches that nobody can mean; None: they are few enough.
+
+    asked_by: the options or arguments that ask for them. named: the one that says how many samples
+    there are.
+    """
+    if micro_batches - samples <= MOST_FILLERS:
+        return None
+    return (
+        f"{asked_by} make {micro_batches} micro-batches of {named or f'{samples} samples'}, and "
+        f"all others would be fillers, of which a step has at most {MOST_FILLERS}; lower them"
+    )
+
+
+def _sizes(config: PlanConfig) -> Iterator[str]:
+    budget, multiple = config.micro_batch_tokens, config.sample_length_multiple
+    if budget is not None and budget < multiple:
+        yield (
+            f"micro_batch_tokens is {budget}, and every sample is padded to a multiple of "
+            f"{multiple} tokens, so none would fit; raise it to "
+            f"{multiple} or more, or lower sample_length_multiple"
+        )
+    least = budget or multiple
+    if config.rank_tokens is not None and config.rank_tokens < least:
+        yield (
+            f"rank_tokens is {config.rank_tokens}, and one micro-batch may have {least}; raise it "
+            f"to {least} or more, or lower micro_batch_tokens"
+        )
+    if config.micro_batch_size is not None and not config.by_groups:
+        yield from _full_micro_batches(config, config.micro_batch_size)
+        return
+    B, asked = config.dispatch_batch_size, config.dp_size * config.micro_batches(1)
+    asked_by = (
+        f"dp_size {config.dp_size}, min_micro_batches {config.min_micro_batches} and "
+        f"micro_batch_multiple {config.micro_batch_multiple}"
+    )
+    if found := too_many_fillers(asked, B, asked_by, f"dispatch_batch_size {B}"):
+        yield found
+
+
+def _full_micro_batches(config: PlanConfig, m: int) -> Iterator[str]:
+    """Of a fixed size, so that micro-batches are full whenever the batch is."""
+    R, B, multiple = config.dp_size, config.dispatch_batch_size, config.micro_batch_multiple
+    unit, M, least = R * m * multiple, B // (R * m), config.min_micro_batches
+    if B % unit:
+        below = B // unit * unit
+        near = f"{below} or {below + unit}" if below else f"{unit}"
+        if sizes := _sizes_near(R, B, m * multiple):
+            near += f", or dp_size {sizes}"
+        yield (
+            f"dispatch_batch_size {B} is not a multiple of {unit} = dp_size {R}"
+            f" x micro_batch_size {m}"
+            + (f" x micro_batch_multiple {multiple}" if multiple > 1 else "")
+            + f"; use {near}"
+        )
+    elif least > M:
+        yield (
+            f"dispatch_batch_size {B} makes {M} micro-batches of micro_batch_size {m} for each of "
+            f"{R} ranks, and min_micro_batches is {least}; use dispatch_batch_size "
+            f"{R * m * round_up(least, multiple)} or more, a smaller micro_batch_size, or lower "
+            f"min_micro_batches to {M}"
+        )
+
+
+def _sizes_near(dp_size: int, batch: int, per_rank: int) -> str:
+    """The next smaller and larger number of ranks that a batch divides over, if it does at all."""
+    if batch % per_rank:
+        return ""
+    parts = batch // per_rank
+    below = next((R for R in range(min(dp_size, parts), 0, -1) if parts % R == 0), None)
+    above = next((R for R in range(dp_size, parts + 1) if parts % R == 0), None)
+    return " or ".join(str(R) for R in (below, above) if R is not None)
+
+
+def _skips(config: PlanConfig, window_multiple: float) -> Iterator[str]:
+    if not (math.isfinite(window_multiple) and window_multiple >= 1):
+        yield f"window_multiple is {window_multiple}; it must be at least 1"
+        return
+    least = math.ceil(window_multiple) - 1
+    bounds = (("max_skips", config.max_skips), ("outlier_max_skips", config.outlier_max_skips))
+    for name, value in bounds:
+        if value is not None and value < least:
+            yield (
+                f"{name} is {value}, but a window of {window_multiple} dispatch batches makes "
+                f"samples wait for {least} dispatches; raise it to {least} or more, "
+                "or make the window smaller"
+            )

@@ -2,20 +2,26 @@
 
 Invariant: `lower_bound` never exceeds the time of a legal split; `estimate` may, but ranks
 selections as the real split would, at a small part of its price.
+
+Lower bounds: the time that no split of these samples over these ranks can beat.
+
+Invariant: a bound never exceeds the time of any legal split. `x` is always cost in descending
+order; the bounds are the mean rank, the largest sample with the smallest company it can have,
+the pigeonholes (of k * R + 1 samples k + 1 share a rank), the crowd (of the k largest each has a
+rank to itself, and then they share the smallest company there is, or two of them share one), and,
+where micro-batches have a fixed size, the sorted columns: the j-th most expensive micro-step
+holds at most R*m samples, so it costs at least what the (j*R*m)-th largest sample costs.
+
+Dell'Amico & Martello 1995 discuss the first three of them. Example: x = [9, 3, 2, 2], R = 2, two
+samples a rank: mean 8, largest with smallest company 9 + 2 = 11, pair 3 + 2 = 5; bound 11.
 """
 
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.bounds import (
-    column_bound,
-    pigeonhole_bound,
-    rank_bound,
-)
 from rollout_planner.order import running_sums
-from rollout_planner.select.columns import well_filled
-from rollout_planner.split.packing import fewest_micro_batches
-from rollout_planner.split.padded.levels import padded_time
+from rollout_planner.split.packing import fewest_micro_batches, well_filled
+from rollout_planner.split.padded import padded_time
 from rollout_planner.split.parts import Batch
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, bubble
 
@@ -183,3 +189,41 @@ def _row_time(rows: FloatArray) -> float:
         loads.sort(axis=1)
         loads += rows[:, t]
     return float(loads.max(axis=1).sum())
+
+
+def rank_bound(x: FloatArray, R: int, p: int | None = None) -> float:
+    """Bound on the largest rank's sum; `p` is the exact count a rank where it is fixed."""
+    if not len(x):
+        return 0.0
+    bound = max(float(np.add.reduce(x)) / R, x.item(0))
+    if len(x) > R:
+        bound = max(bound, pigeonhole_bound(x, R))
+    if p is not None and len(x) == R * p:
+        bound = max(bound, float(x[0] + x[len(x) - p + 1 :].sum()))
+        if p > 1 and R > 1:
+            bound = max(bound, _crowd(x, R, p))
+    return bound
+
+
+def pigeonhole_bound(x: FloatArray, R: int) -> float:
+    """Of the k * R + 1 largest some rank has k + 1, which sum up to the smallest of them at least.
+
+    Example: of 193 items of 10 and some of 1 on 64 ranks one has four of 10.
+    """
+    sums, k = running_sums(x), np.arange(1, (len(x) - 1) // R + 1)
+    last = k * R + 1
+    return float(np.maximum.reduce(sums[last] - sums[last - k - 1], initial=0.0))
+
+
+def _crowd(x: FloatArray, R: int, p: int) -> float:
+    """The k largest apart, with the k*(p-1) smallest on the k ranks, or two of them together."""
+    k = np.arange(2, R + 1)
+    sums = running_sums(x)
+    apart = (sums[k] + sums[-1] - sums[len(x) - k * (p - 1)]) / k
+    together = x[k - 2] + x[k - 1] + sums[-1] - sums[len(x) - p + 2]
+    return float(np.minimum(apart, together).max())
+
+
+def column_bound(x: FloatArray, R: int, m: int) -> float:
+    """Bound on the sum over micro-steps of the largest micro-batch, m samples in each at most."""
+    return max(float(np.add.reduce(x[:: R * m])), rank_bound(x, R))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rollout_planner.types import BoolArray, FloatArray, IntArray
+from rollout_planner.types import BoolArray, FloatArray, IntArray, cut
 
 _Numbers = TypeVar("_Numbers", IntArray, FloatArray)
 
@@ -21,9 +21,10 @@ def by_falling_tokens(tokens: IntArray) -> IntArray:
     falls = np.maximum.reduce(tokens, initial=0) - tokens
     most = int(np.maximum.reduce(falls, initial=0))
     order: IntArray = falls.astype(np.uint16).argsort(kind="stable")
-    if upper := most >> 16:
-        high = falls[order] >> 16
-        short = high.astype(np.uint16) if upper < 1 << 16 else high
+    bits, short_most = np.iinfo(np.uint16).bits, np.iinfo(np.uint16).max
+    if upper := most >> bits:
+        high = falls[order] >> bits
+        short = high.astype(np.uint16) if upper <= short_most else high
         order = order[short.argsort(kind="stable")]
     return order
 
@@ -39,7 +40,7 @@ def by_label(labels: IntArray, count: int) -> IntArray:
 
     Of numbers of 16 bits numpy sorts by radix, several times as fast as of longer ones.
     """
-    short = labels.astype(np.int16) if count <= 1 << 15 else labels
+    short = labels.astype(np.int16) if count <= np.iinfo(np.int16).max else labels
     return short.argsort(kind="stable")
 
 
@@ -55,3 +56,19 @@ def running_sums(x: _Numbers) -> _Numbers:
     sums = np.zeros(len(x) + 1, dtype=x.dtype)
     x.cumsum(out=sums[1:])
     return sums
+
+
+def as_lists(labels: IntArray, k: int) -> list[list[int]]:
+    """Ascending indices of each of k labels."""
+    if not k:
+        return []
+    order = np.argsort(labels, kind="stable")
+    return cut(order.tolist(), np.bincount(labels, minlength=k).tolist())
+
+
+def labels_of(parts: list[list[int]], n: int) -> IntArray:
+    """Part of each of n items."""
+    labels = np.empty(n, dtype=np.int64)
+    for number, part in enumerate(parts):
+        labels[part] = number
+    return labels

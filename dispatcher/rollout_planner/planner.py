@@ -16,26 +16,34 @@ a cap of 6 it is 4 2 | 2 2 2; with a 9 instead of the 4 it is 9 | 2 2 2, and the
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.cost import DEAREST
-from rollout_planner.errors import GroupTooLong, PlanError, SampleTooLong
+from rollout_planner.errors import PlanError, validate_config
 from rollout_planner.objective import bound_of
 from rollout_planner.order import among, by_falling_tokens
+from rollout_planner.public.arguments import check_fits
 from rollout_planner.select.choose import choose, must_take
 from rollout_planner.split.assign import spread_columns
 from rollout_planner.split.group_items import group_index
-from rollout_planner.split.parts import Batch, Parts, in_order, matrix, rearranged, tokens_of
-from rollout_planner.strategies import STRATEGIES, plain_split, split
+from rollout_planner.split.parts import (
+    Batch,
+    Parts,
+    in_order,
+    matrix,
+    rearranged,
+    time_of,
+    tokens_of,
+)
+from rollout_planner.strategies import looks_ahead, plain_split, split
 from rollout_planner.types import (
     FloatArray,
     Grouping,
     IntArray,
-    Layout,
     Oversize,
     Plan,
     PlanConfig,
@@ -44,10 +52,8 @@ from rollout_planner.types import (
     digest_of,
     imbalance,
     round_up,
-    step_time,
     straggler_excess,
 )
-from rollout_planner.validate import validate_config
 
 __all__ = ["plan", "plan_digest", "validate_config"]
 
@@ -69,36 +75,27 @@ def plan(
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
-    choice = _choose_and_split(window, cost, config, take, whole=whole)
-    parts = in_order(choice.batch, choice.parts, config)
-    if parts is not choice.parts:
-        choice = replace(choice, parts=parts)
-    plain = matrix(choice.batch, plain_split(choice.batch, config), config.layout)
+    chosen, batch, parts = _choose_and_split(window, cost, config, take, whole=whole)
+    parts = in_order(batch, parts, config)
+    plain = matrix(batch, plain_split(batch, config), config.layout)
     return Plan(
-        chosen=choice.chosen[parts.sequence],
+        chosen=chosen[parts.sequence],
         counts=parts.counts,
-        cost=choice.costs,
+        cost=matrix(batch, parts, config.layout),
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync, config.pipeline_stages),
-        lower_bound=bound_of(choice.batch, parts.num_micro_batches, config),
+        lower_bound=bound_of(batch, parts.num_micro_batches, config),
         pipeline_stages=config.pipeline_stages,
     )
 
 
-@dataclass(frozen=True)
-class _Choice:
+class _Choice(NamedTuple):
     """Ascending positions of the samples, these as a batch, and its parts."""
 
     chosen: IntArray
     batch: Batch
     parts: Parts
-    layout: Layout
-
-    @cached_property
-    def costs(self) -> FloatArray:
-        """What each micro-batch costs, float64[R, M]."""
-        return matrix(self.batch, self.parts, self.layout)
 
 
 def _choose_and_split(
@@ -110,32 +107,16 @@ def _choose_and_split(
     least = must_take(window, cost, config, take)
     if config.grouping is not Grouping.IGNORE and not config.by_groups:
         least = max(least, int(np.bincount(group_index(window.group)).min()))
-    if (least := max(least, 1)) < take:
-        take = max(_fits_on_ranks(window, config, take, config.rank_tokens), least)
+    least = max(least, 1)
     while True:
         choice = _compare(window, cost, config, take)
         parts, kept = _split_under_cap(choice.batch, choice.parts, config, config.rank_tokens)
         if kept or take <= least:
-            return replace(choice, parts=parts)
+            return choice._replace(parts=parts)
         held = int(np.minimum(choice.batch.tokens, config.rank_tokens).sum())
         room = config.rank_tokens * config.dp_size / max(held, 1)
         less = take - max(1, take // tuning.CAP_STEPS_DOWN)
         take = max(_full(min(int(take * room), less), config), least)
-
-
-def _fits_on_ranks(window: Window, config: PlanConfig, take: int, cap: int) -> int:
-    """How many of a window's samples, or groups, a step has room for if they are of mean length.
-
-    As many as there are ranks at least: each may go to one of its own. A sample that exceeds the
-    cap takes a rank, whatever it has.
-    """
-    per_group = 1.0
-    if config.by_groups or config.grouping in (Grouping.RANK, Grouping.MICRO_BATCH):
-        per_group = len(window) / (int(group_index(window.group).max()) + 1)
-    samples = take * per_group if config.by_groups else float(take)
-    mean = float(np.minimum(window.tokens, cap).mean())
-    room = max(cap / mean, per_group) * config.dp_size
-    return take if samples <= room else _full(int(take * room / samples), config)
 
 
 def _full(take: int, config: PlanConfig) -> int:
@@ -199,7 +180,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
     They come by what they are thought to wait. Of steps that are not too large the next one is
     split as well while the best so far turned out to wait longer than that.
     """
-    ahead, best, least = STRATEGIES[config.strategy].looks_ahead, None, np.inf
+    ahead, best, least = looks_ahead(config.strategy), None, np.inf
     mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
     for selection in choose(window, cost, config, take, by_cost=by_cost, ahead=ahead):
         if best and (selection.total >= least or take > tuning.COMPARED_UP_TO):
@@ -207,11 +188,11 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         chosen = selection.keep.nonzero()[0]
         group = _groups(window.group, chosen, config)
         batch = Batch(cost[chosen], window.tokens[chosen], group, among(by_cost, selection.keep))
-        choice = _Choice(chosen, batch, split(batch, config), config.layout)
-        stages, M = config.pipeline_stages, choice.parts.num_micro_batches
-        time = step_time(choice.costs, config.sync, stages) / bubble(stages, M)
+        choice = _Choice(chosen, batch, split(batch, config))
+        even = bubble(config.pipeline_stages, choice.parts.num_micro_batches)
+        time = time_of(batch, choice.parts, config) / even
         waiting = time * config.dp_size - float(np.add.reduce(batch.cost))
-        waits = waiting / max(mean * len(chosen), 1e-300) + selection.later
+        waits = waiting / max(mean * len(chosen), np.finfo(float).tiny) + selection.later
         if best is None or waits < least:
             best, least = choice, waits
     assert best is not None, "there is a selection"
@@ -243,12 +224,10 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
     if not (len(window.skips) == len(window.group) == len(window.must_go) == n):
         raise PlanError("the window's columns differ in length; pass one row per sample")
     budget = config.micro_batch_tokens
-    if budget is not None and config.oversize is not Oversize.ALONE and n:
-        longest = int(window.tokens.max())
-        if longest > budget:
-            raise SampleTooLong(longest, budget)
-        if config.grouping is Grouping.MICRO_BATCH:
-            _check_groups(window, budget)
+    if budget is not None and config.oversize is not Oversize.ALONE:
+        together = config.grouping is Grouping.MICRO_BATCH
+        group = group_index(window.group) if together else None
+        check_fits(window.tokens, budget, group, numbered=False)
     cost = np.asarray(config.cost(window.tokens), dtype=np.float64)
     if cost.shape != (n,):
         raise PlanError(f"the cost model gave {cost.shape} costs for {n} samples; check it")
@@ -258,12 +237,3 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
             f"the cost model gave a cost that is negative, no number or above {DEAREST:g}; check it"
         )
     return cost
-
-
-def _check_groups(window: Window, budget: int) -> None:
-    """Raise GroupTooLong if a group has more tokens than the micro-batch that it has to stay in."""
-    index = group_index(window.group)
-    tokens = np.bincount(index, weights=window.tokens)
-    longest = int(tokens.argmax())
-    if tokens[longest] > budget:
-        raise GroupTooLong(int(np.count_nonzero(index == longest)), int(tokens[longest]), budget)

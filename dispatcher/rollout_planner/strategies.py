@@ -9,112 +9,49 @@ nothing else asks which strategy it is.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from rollout_planner import tuning
-from rollout_planner.objective import bound_of, micro_batches_for
-from rollout_planner.order import by_label
-from rollout_planner.split.assign import lpt, lpt_budget
+from rollout_planner.objective import bound_of
+from rollout_planner.split.assign import lpt_budget
 from rollout_planner.split.group_items import group_items, members_of_items
-from rollout_planner.split.groups import Share, by_neighbours, in_turn, split_plainly
-from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.padded.levels import begin_cost
-from rollout_planner.split.padded.recut import recut
-from rollout_planner.split.parts import Batch, Parts, evenly, time_of, without_fillers
-from rollout_planner.split.runs import cut_ranks, next_fit
+from rollout_planner.split.groups import by_neighbours, in_turn, split_plainly
+from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, without_fillers
+from rollout_planner.split.recut import recut
 from rollout_planner.split.splitters import splitter_for
 from rollout_planner.split.trades import traded
-from rollout_planner.types import (
-    FloatArray,
-    Grouping,
-    IntArray,
-    Layout,
-    PlanConfig,
-    Strategy,
-    Sync,
-    bubble,
-    cut,
-)
-from rollout_planner.work import Work
+from rollout_planner.types import Grouping, Layout, PlanConfig, Strategy, Sync, bubble
 
 #: The micro-batches of every rank, the same number for each, within the config's caps.
 Split = Callable[[Batch, PlanConfig], Parts]
-#: Rank of each item of falling cost `x` among R ranks, which may take so many items each.
-Assign = Callable[[FloatArray, int, int], IntArray]
 
 
-@dataclass(frozen=True, slots=True)
-class PlanningStrategy:
-    """One way to balance.
-
-    looks_ahead: whether it may take any samples of the window; otherwise it takes the oldest, and
-        a window larger than a dispatch batch would be waiting for nothing.
-    """
-
-    split: Split
-    looks_ahead: bool = False
-
-
-# Plain methods: samples go to ranks, whose micro-batches are as full as they may be, in order.
-
-
-def _by_turns(x: FloatArray, R: int, _cap: int) -> IntArray:
-    """The i-th to rank i modulo R."""
-    return np.arange(len(x)) % R
-
-
-def largest_differencing(x: FloatArray, R: int, cap: int) -> IntArray:
-    """Equal-count KK; counts differ by one at most, even if the cap would allow more."""
-    assert len(x) <= R * cap, "ranks that may take so few have no room for all"
-    return differencing_labels(np.append(x, np.zeros(-len(x) % R)), R, equal_size=True)[: len(x)]
-
-
-def _by_rank(
-    batch: Batch, config: PlanConfig, *, assign: Assign, share: Share, arrival: bool = False
-) -> Parts:
-    """Ranks by `assign`, or by `share` where whole groups stay on one.
-
-    arrival: samples are assigned, and ranks keep them, as they came; else by falling cost.
-    """
-    R, n, m, came = config.dp_size, len(batch), config.micro_batch_size, np.arange(len(batch))
-    first, sequence = (came, came) if arrival else (batch.dearest_first, batch.order)
-    if batch.group is not None:
-        return split_plainly(batch, config, share, as_came=arrival)
-    M, rank_of = micro_batches_for(n, config), np.empty(n, dtype=np.int64)
-    rank_of[first] = assign(batch.cost[first], R, n if m is None else M * m)
-    sequence, sizes = sequence[by_label(rank_of[sequence], R)], np.bincount(rank_of, minlength=R)
-    if m is None and arrival and config.layout is Layout.PACKED:
-        counts = next_fit(batch.tokens[sequence], sizes, config.micro_batch_tokens or 1)
-        missing = config.micro_batches(counts.shape[1]) - counts.shape[1]
-        return Parts(sequence, np.pad(counts, ((0, 0), (0, missing))))
-    return cut_ranks(cut(sequence, sizes.tolist()), M, batch, config)
+# Plain methods: samples, or groups, go to ranks, whose micro-batches are as full as they may be.
 
 
 def _round_robin(batch: Batch, config: PlanConfig) -> Parts:
     """As samples, or groups, came; what nobody asked to be more micro-batches stays so."""
-    parts = _by_rank(batch, config, assign=_by_turns, share=in_turn, arrival=True)
-    return without_fillers(batch, parts, config) if config.micro_batches(1) > 1 else parts
+    parts = split_plainly(batch, config, in_turn, as_came=True)
+    return without_fillers(batch, parts) if config.micro_batches(1) > 1 else parts
 
 
 def _dealt(batch: Batch, config: PlanConfig) -> Parts:
     """The dearest first, in turn: ranks of like samples, for padded layouts. It has no name."""
-    parts = _by_rank(batch, config, assign=_by_turns, share=in_turn)
+    parts = split_plainly(batch, config, in_turn)
     if batch.group is None and config.micro_batch_size is not None:
         parts = Parts(parts.sequence, evenly(parts.counts.sum(axis=1), parts.num_micro_batches))
-    return without_fillers(batch, parts, config)
+    return without_fillers(batch, parts)
 
 
 def _greedy(batch: Batch, config: PlanConfig) -> Parts:
     """LPT: the largest first, always to the least loaded rank."""
-    return without_fillers(batch, _by_rank(batch, config, assign=lpt, share=lpt_budget), config)
+    return without_fillers(batch, split_plainly(batch, config, lpt_budget))
 
 
 def _kk(batch: Batch, config: PlanConfig) -> Parts:
     """Karmarkar-Karp: ranks of equally many samples and nearly equal sums."""
-    parts = _by_rank(batch, config, assign=largest_differencing, share=by_neighbours)
-    return without_fillers(batch, parts, config)
+    return without_fillers(batch, split_plainly(batch, config, by_neighbours))
 
 
 # The window: the splitter for the limits in force, or a plain method where that waits less.
@@ -129,13 +66,10 @@ class _Best:
         self.share, budget = float(batch.cost.sum()) / config.dp_size, config.micro_batch_tokens
         #: What it costs to begin a micro-step, where their number is free.
         self.begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.begin)
-        self.bounds: dict[int, float] = {}
 
     def bound(self, M: int) -> float:
         """Time that no split into M micro-batches can beat."""
-        if M not in self.bounds:
-            self.bounds[M] = bound_of(self.batch, M, self.config)
-        return self.bounds[M]
+        return bound_of(self.batch, M, self.config)
 
     def is_within_target(self) -> bool:
         """Whether it waits no longer than is compared, but for filling and draining pipelines."""
@@ -144,24 +78,22 @@ class _Best:
 
     def is_settled(self) -> bool:
         """Whether nothing improves on it that would be noticed."""
-        at_bound = self.time <= self.bound(self.parts.num_micro_batches) * (1 + 1e-9)
+        at_bound = self.time <= self.bound(self.parts.num_micro_batches) * (1 + tuning.ROUNDING)
         return at_bound or self.is_within_target()
 
     def offer(self, parts: Parts, *, more: bool = False) -> None:
-        """Take these if they wait less, or hardly more in fewer micro-batches of whole groups.
+        """Take these if they wait less, with what it costs to begin each micro-step.
 
         more: these may be more micro-batches, which is weighed; else so they may only of budgets of
         padded tokens, up to what the splitter may have, and if that leaves no more of them empty.
         """
-        config, worth, time = self.config, 1.0, time_of(self.batch, parts, self.config)
+        config, time = self.config, time_of(self.batch, parts, self.config)
         theirs, ours = parts.num_micro_batches, self.parts.num_micro_batches
         if theirs > ours and not more:
             most = tuning.TIMES_FEWEST * self.first if config.pads_to_budget else 0
             if theirs > most or not (parts.counts.all() or not self.parts.counts.all()):
                 return
-        if theirs < ours and self.batch.group is not None and not config.pads_to_budget:
-            worth = tuning.WORTH_A_MICRO_BATCH
-        if time + self.begin * theirs < (self.time + self.begin * ours) * worth:
+        if time + self.begin * theirs < self.time + self.begin * ours:
             self.parts, self.time = parts, time
 
 
@@ -171,7 +103,7 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
     m, padded = config.micro_batch_size, config.layout is Layout.PADDED
 
     def by_limits(config: PlanConfig) -> Parts:
-        return without_fillers(batch, splitter_for(batch, config)(batch, config, work), config)
+        return without_fillers(batch, splitter_for(batch, config)(batch, config, work))
 
     best = _Best(batch, config, by_limits(config))
     if alone and m == 1 and config.sync is Sync.MICRO_STEP:
@@ -180,12 +112,12 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
     for plain in (_dealt, *PLAIN) if padded and m != 1 else PLAIN:
         if n > compared or best.is_settled():
             break
-        parts = without_fillers(batch, plain(batch, config), config)
+        parts = without_fillers(batch, plain(batch, config))
         best.offer(parts)
         if padded and m != 1 and not alone:
             best.offer(recut(batch, parts, config, work))
     if m is None and alone and not padded:
-        enough = best.bound(best.parts.num_micro_batches) * (1 + tuning.TRADED_TO)
+        enough = best.bound(best.parts.num_micro_batches) * (1 + tuning.TOLERANCE)
         several = config.dp_size > 1 and config.pipeline_stages == 1
         if several and n <= tuning.SMALL_STEP and best.time > enough:
             best.offer(traded(batch, best.parts, config, enough, work))
@@ -200,26 +132,29 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
 #: The plain methods that users may name, the cheapest first but for that which a plan shows anyway.
 PLAIN: tuple[Split, ...] = (_greedy, _kk, _round_robin)
 
-STRATEGIES: Mapping[Strategy, PlanningStrategy] = {
-    Strategy.ROUND_ROBIN: PlanningStrategy(_round_robin),
-    Strategy.GREEDY: PlanningStrategy(_greedy),
-    Strategy.KK: PlanningStrategy(_kk),
-    Strategy.WINDOW: PlanningStrategy(_window, looks_ahead=True),
+STRATEGIES: Mapping[Strategy, Split] = {
+    Strategy.ROUND_ROBIN: _round_robin,
+    Strategy.GREEDY: _greedy,
+    Strategy.KK: _kk,
+    Strategy.WINDOW: _window,
 }
+#: Those that may take any samples of the window. Others take the oldest: for them a window larger
+#: than a dispatch batch would be waiting for nothing.
+_LOOK_AHEAD = {Strategy.WINDOW}
 
 
 def looks_ahead(strategy: str) -> bool:
     """Whether the strategy of this name chooses from a window; the others take the oldest."""
-    return STRATEGIES[Strategy(strategy)].looks_ahead
+    return strategy in _LOOK_AHEAD
 
 
 def split(batch: Batch, config: PlanConfig) -> Parts:
     """By the config's strategy; groups that stay in one micro-batch as samples are elsewhere."""
     strategy = STRATEGIES[config.strategy]
     if batch.group is None or config.grouping is not Grouping.MICRO_BATCH:
-        return strategy.split(batch, config)
+        return strategy(batch, config)
     items, own = group_items(batch, batch.group, config)
-    return members_of_items(strategy.split(items, own), batch.group)
+    return members_of_items(strategy(items, own), batch.group)
 
 
 def plain_split(batch: Batch, config: PlanConfig) -> Parts:

@@ -13,13 +13,23 @@ figures of its cells move between these; others matter to rarer batches than it 
 
 import numpy as np
 
-from rollout_planner.work import Price
+# How even is even enough, and for how long it is tried.
 
-# Selection: when to stop, and what skipping costs.
+#: Waiting below which nothing better is looked for, as a share of a step: the error of any cost
+#: model is larger, and a better selection would disturb the order of arrival. By
+#: `tests.bench.windows`, and `tests.bench.constants LEVEL 1e-4 1e-3 1e-2 --cell budget-512`.
+LEVEL = 1e-3
+#: Loads within this of their mean, or times of their bound, count as equal: finer takes more swaps
+#: and trades. By `tests.bench.constants TOLERANCE 2e-4 2e-3 1e-2 --cell small`.
+TOLERANCE = 2e-4
+#: Rounds of swaps. Chosen: half as many wait longer, and more hardly less.
+ROUNDS = 16
 
-#: Straggler excess below which a better selection is not worth disturbing the order of arrival:
-#: less waits less and lets fewer steps leave as they came. By `tests.bench.windows`.
-GOOD_ENOUGH = 1e-3
+#: What sums of floats may be off by, in shares of them.
+ROUNDING = 1e-9
+
+# Selection: what skipping costs.
+
 #: Price of skipping an item again: the share of what its column would wait that it has to bear once
 #: its skips reach their bound. More spreads delays, and waits more. By `tests.bench.windows`.
 RIPE = 0.3
@@ -53,9 +63,6 @@ DEBT = 1.5
 
 # Splitting: how evenly, and how long.
 
-#: Loads within this of their mean count as level: finer takes more swaps, and no cost model knows.
-#: Chosen.
-TOLERANCE = 2e-4
 #: Swap candidates a bin; more than this costs time and adds little, as many are alike. By
 #: `tests.bench.constants SWAP_SLOTS 8 16 32`.
 SWAP_SLOTS = 16
@@ -68,27 +75,16 @@ FEW_SLOTS = 1 << 12
 #: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
 #: it is the budget that stands in the way. By `tests.bench.planner`, times.
 OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
-#: Rows of neighbours that wait no more than this are not worth another construction. Chosen.
-FAIR_COLUMNS = 1.01
-#: Levelling of columns ends when this share of the step is lost to waiting, or after so many
-#: rounds: the error of any cost model is larger. By `tests.bench.planner`, times.
-LEVEL_COLUMNS, COLUMN_ROUNDS = 3e-3, 5
-#: The same under a token budget. By `tests.bench.constants LEVEL_PACKING 1e-4 1e-3 1e-2 --cell
-#: budget-512`, and PACKING_ROUNDS 1 8 16.
-LEVEL_PACKING, PACKING_ROUNDS = 1e-3, 8
-#: How often a level may rise to hold more tokens. Chosen.
-RISES = 8
+#: How often a level may rise to hold more tokens. By `tests.bench.constants RISES 1 2 8`.
+RISES = 2
 
 # The public packer and partition: how long they try.
 
 #: So many bins fewer than sorted fits need are tried: rarely one is enough for a more even method.
 #: Chosen by trial.
 FEWER_BINS = 2
-#: Ways to fill bins are tried until one is this even. Chosen by trial.
-EVEN_BINS = 1e-3
-#: Up to so many items trades between bins may take so many seconds of one core, which are counted.
-#: Chosen by trial.
-TRADED_UP_TO, EVENED = 1024, 5e-4
+#: Trades between bins may take so many seconds of one core, which are counted. Chosen by trial.
+EVENED = 5e-4
 
 #: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
 #: by trial.
@@ -103,20 +99,10 @@ TOKEN_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
 #: trial.
 CAP_STEPS_DOWN = 16
 
-# Token budgets: how few micro-batches, and ranks that meet once a step.
-
-#: Rounds of swaps between ranks once these have micro-batches. By `tests.bench.constants
-#: RANK_ROUNDS 0 12 48 --cell step-budget`: none wait twice as long.
-RANK_ROUNDS = 48
-
 # Groups that stay on one rank.
 
 #: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
 LAYERS = 12
-#: Numbers that one swap of whole groups may compare: pairs of groups times layers. Chosen by trial.
-SWAPS_COMPARED = 1 << 16
-#: Of whole groups on ranks, so much longer a step is worth one micro-batch fewer. Chosen by trial.
-WORTH_A_MICRO_BATCH = 1.05
 #: Micro-batches beyond the fewest that are tried. Chosen.
 MORE_TRIED = 4
 
@@ -129,9 +115,8 @@ BEGIN_MICRO_STEP = 0.04
 #: Micro-batches tried: up to so many times the fewest that fit, as they are to be worth it. By
 #: `tests.bench.constants TIMES_FEWEST 1 2 3 --cell padded-budget`: 1 pads much more, 3 no less.
 TIMES_FEWEST = 2
-#: Levels that an estimate tries, in shares of a micro-batch, and what an item counts at least.
-#: Chosen by trial.
-ESTIMATE_SHARES, LEAST_SHARE = np.geomspace(0.5, 2.0, 7), 1e-6
+#: Levels that an estimate tries, in shares of a micro-batch. Chosen by trial.
+ESTIMATE_SHARES = np.geomspace(0.5, 2.0, 7)
 #: Levels that are tried first: at least, at most, and entries of a table of them; then around each
 #: level that was found, as many as the table has room for. Chosen by trial.
 LEVELS, LEVEL_TABLE = (24, 96), 3 << 12
@@ -146,27 +131,15 @@ TRIES, ALL_TRIED, KEPT = 64, 128, 3
 NOISE = np.random.default_rng(7).standard_normal((3, TRIES, STAGES)) - 0.2
 NOISE *= np.geomspace(1, 1 / 20, TRIES)[:, None] * np.array((0.5, 0.1, 0.05))[:, None, None]
 #: Where ranks meet once a step: what a run may cost at most, in shares of a rank; places tried for
-#: its end, in parts of what is between its neighbours' and beside where it is; and how often.
+#: its end, in parts of what is between its neighbours' and beside where it is.
 #: Chosen by trial.
-LARGEST_RUN, END_SPREAD, END_CLOSE, END_SWEEPS = (
-    (0.6, 1.0),
-    np.arange(1, 8) / 8,
-    np.arange(-2, 3),
-    8,
-)
+LARGEST_RUN, END_SPREAD, END_CLOSE = (0.6, 1.0), np.arange(1, 8) / 8, np.arange(-2, 3)
 #: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
 #: could be, as tried in turn. Chosen by trial.
-FIT_PARTS = np.linspace(1, 0.3, 8)
-#: Where ranks keep their samples: what a run counts below the pace of the others, and how many
-#: numbers of micro-batches are looked at closer. Chosen by trial.
-RECUT_OWN, RECUT_COUNTS = 1e-3, 4
-
-# Pipelines.
-
-#: Rounds of swaps, pairs of a slow and a fast rank in each, micro-batches of both that are looked
-#: at, and rounds without a gain for the slowest, each with other pairs, after which it ends. Chosen
-#: by trial.
-PIPELINE_ROUNDS, PIPELINE_PAIRS, PIPELINE_LOOKED_AT, PIPELINE_OTHER_PAIRS = 8, 32, 16, 3
+FIT_PARTS = np.linspace(1, 0, 9)[:-1]
+#: Where ranks keep their samples: how many numbers of micro-batches are looked at closer. Chosen by
+#: trial: 2 take longer steps.
+RECUT_COUNTS = 4
 
 # Comparisons: when other splits are tried, and what they take.
 
@@ -175,14 +148,10 @@ COMPARED_UP_TO = 1024
 #: Up to so many trade samples under a budget, and padded ones are compared: of more samples single
 #: ones hardly matter. Chosen.
 SMALL_STEP = 200
-#: Operations, a nanosecond of one core each: by the times of each method on lognormal lengths, 64
-#: to 4,096 samples on 4 to 256 ranks, read off by eye.
-KK_BY_COUNT = Price(once=60_000, sample=1800)
-#: The same, of any of them where ranks have whole groups.
-WHOLE_GROUPS = Price(once=60_000, sample=1200, rank=6000)
-#: The same, of ranks whose padded runs end elsewhere: for each micro-step, and each number of a
-#: table of what runs cost. By the times of a round, 60 to 4,000 samples.
-RECUT = Price(once=80_000, sample=20_000, look=5)
+#: What a method takes, in seconds of one core: once, for each sample that Karmarkar-Karp or whole
+#: groups place, and for each number that others look at. By their times on lognormal lengths, 64 to
+#: 4,096 samples on 4 to 256 ranks, read off by eye.
+ONCE, SAMPLE, LOOK = 6e-5, 1.8e-6, 1.2e-8
 
 # Trades between micro-batches under a token budget, and equal counts.
 
@@ -193,14 +162,5 @@ TRADED_FROM, TRADE_PARTNERS = 6, 8
 #: Turns without a gain for each micro-step, with other samples and partners, after which it ends.
 #: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
 TRADE_PATIENCE = 2
-#: Trades end this close to the bound. By `tests.bench.constants TRADED_TO 2e-4 2e-3 1e-2 --cell
-#: small`.
-TRADED_TO = 2e-4
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
 BETWEEN_EQUALS = 1e-6
-#: Operations of a turn, and of each trade that it looks at: by its time, read off by eye.
-TRADE = Price(once=60_000, sample=0, look=12)
-#: Shares of a step by which one of equal counts may be longer than an even one, or than the plan
-#: without equal counts, before others are made. By `tests.bench.seams`: 1e-2 leaves azure_conv 0.3
-#: points behind.
-NEAR_EQUAL_COUNTS = 1e-3

@@ -2,7 +2,7 @@
 
     python -m tests.bench.constants NAME VALUE ... [--cell NAME ...] [--steps 24] [--seeds 2]
 
-    python -m tests.bench.constants TRADED_TO 2e-4 2e-3 1e-2 --cell small
+    python -m tests.bench.constants TOLERANCE 2e-4 2e-3 1e-2 --cell small
 
 For every cell: the straggler excess of a run's steps together, until the last sample has left, and
 the median CPU time of a plan, in milliseconds. All values see the same samples. A cell whose

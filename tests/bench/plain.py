@@ -2,7 +2,7 @@
 
     python -m tests.bench.plain [--steps 100] [--seeds 3] [--json FILE]
 
-Plain is the program of columns.py with nothing around it: the oldest; then the DP, at three prices
+Plain is the DP of candidates.py with nothing around it: the oldest; then the DP, at three prices
 of skips that lead or lag their share, with a penalty that grows with the square of the age, until
 the step waits no more than 1 %; of these the one that waits least. No samples gather company, and
 there is no debt. Each window is refilled before each dispatch, and epochs are
@@ -25,7 +25,7 @@ import numpy as np
 from rollout_dispatcher.simulate.bias import selection_bias
 from rollout_planner.order import by_falling_tokens
 from rollout_planner.planner import plan
-from rollout_planner.select.columns import tightest
+from rollout_planner.select.candidates import tightest
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Strategy, Window
 from tests.bench.cells import Cell, lengths_of, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, refilled

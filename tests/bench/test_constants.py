@@ -10,10 +10,10 @@ CELL = Cell("short", 64, 8, 1.0, "lognormal", {"micro_batch_tokens": 65536})
 
 
 def test_a_constant_has_a_value_for_as_long_as_it_is_measured() -> None:
-    before = tuning.TRADED_TO
-    with set_to("TRADED_TO", 0.0):
-        assert tuning.TRADED_TO == 0.0
-    assert before == tuning.TRADED_TO > 0
+    before = tuning.TOLERANCE
+    with set_to("TOLERANCE", 0.0):
+        assert tuning.TOLERANCE == 0.0
+    assert before == tuning.TOLERANCE > 0
 
 
 @pytest.mark.parametrize("name", ["NO_SUCH_CONSTANT", "np"])

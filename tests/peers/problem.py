@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from rollout_planner import Quadratic
-from rollout_planner.split.padded.levels import begin_cost
+from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import CostModel, FloatArray, IntArray, Layout, Sync, round_up
 
 #: [dp rank][micro-batch] -> indices of samples.

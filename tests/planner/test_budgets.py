@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_planner.bounds import rank_bound
+from rollout_planner.objective import rank_bound
 from rollout_planner.planner import plan
-from rollout_planner.split.budgets import pack_ranks
-from rollout_planner.split.packing import least_bins, pack
-from rollout_planner.split.parts import fill_empty
+from rollout_planner.split.packing import least_bins, pack, pack_ranks
+from rollout_planner.split.parts import Batch, Parts, without_fillers
 from rollout_planner.types import (
     FloatArray,
     Grouping,
@@ -160,44 +159,44 @@ def test_a_minimum_spreads_samples_over_so_many_micro_batches(sync: Sync) -> Non
     assert sorted(len(part) for part in fewer) == [0] * 6 + [1] * 6
 
 
-def test_an_empty_micro_batch_gets_half_of_the_dearest_or_the_cheapest_sample() -> None:
-    cost, counts = np.array([9.0, 4, 3, 1]), np.array([[1, 3, 0]])
-    sequence, found = fill_empty(np.arange(4), counts, cost, halve=True, across=True)
-    assert (sequence.tolist(), found.tolist()) == ([0, 1, 2, 3], [[1, 1, 2]])
-    sequence, found = fill_empty(np.arange(4), counts, cost, halve=False, across=True)
-    assert (sequence.tolist(), found.tolist()) == ([0, 1, 2, 3], [[1, 2, 1]])
+def filled(cost: FloatArray, counts: IntArray, group: IntArray | None = None) -> Parts:
+    n = len(cost)
+    batch = Batch(cost, np.ones(n, dtype=np.int64), group, np.argsort(-cost, kind="stable"))
+    return without_fillers(batch, Parts(np.arange(n), counts))
+
+
+def test_an_empty_micro_batch_gets_the_cheapest_sample() -> None:
+    parts = filled(np.array([9.0, 4, 3, 1]), np.array([[1, 3, 0]]))
+    assert (parts.sequence.tolist(), parts.counts.tolist()) == ([0, 1, 2, 3], [[1, 2, 1]])
 
 
 def test_a_rank_with_few_samples_gets_the_cheapest_of_others_if_they_may_change_ranks() -> None:
     cost, counts = np.array([9.0, 4, 3, 1]), np.array([[1, 0], [2, 1]])
-    sequence, found = fill_empty(np.arange(4), counts, cost, halve=True, across=True)
-    assert found.tolist() == [[1, 1], [1, 1]]
-    assert sequence[:2].tolist() == [0, 3]
-    sequence, found = fill_empty(np.arange(4), counts, cost, halve=True, across=False)
-    assert (sequence.tolist(), found.tolist()) == ([0, 1, 2, 3], [[1, 0], [2, 1]])
+    parts = filled(cost, counts)
+    assert parts.counts.tolist() == [[1, 1], [1, 1]]
+    assert parts.sequence[:2].tolist() == [0, 3]
+    parts = filled(cost, counts, np.array([0, 1, 1, 1]))
+    assert (parts.sequence.tolist(), parts.counts.tolist()) == ([0, 1, 2, 3], [[1, 0], [2, 1]])
 
 
-@pytest.mark.parametrize("halve", [True, False])
-def test_ranks_that_lack_nothing_stay_as_they_are(halve: bool) -> None:
+def test_ranks_that_lack_nothing_stay_as_they_are() -> None:
     cost = np.array([1.0, 9, 2, 8, 3, 7, 4, 6])
-    counts = np.array([[2, 1], [0, 3], [1, 1]])
-    sequence, found = fill_empty(np.arange(8), counts, cost, halve=halve, across=True)
-    assert found.sum(axis=1).tolist() == [3, 3, 2]
-    assert found[[0, 2]].tolist() == [[2, 1], [1, 1]]
-    assert sequence[[0, 1, 2, 6, 7]].tolist() == [0, 1, 2, 6, 7]
-    assert sorted(sequence[3:6].tolist()) == [3, 4, 5]
+    parts = filled(cost, np.array([[2, 1], [0, 3], [1, 1]]))
+    assert parts.counts.sum(axis=1).tolist() == [3, 3, 2]
+    assert parts.counts[[0, 2]].tolist() == [[2, 1], [1, 1]]
+    assert parts.sequence[[0, 1, 2, 6, 7]].tolist() == [0, 1, 2, 6, 7]
+    assert sorted(parts.sequence[3:6].tolist()) == [3, 4, 5]
 
 
-@given(st.lists(st.integers(0, 4), min_size=12, max_size=12), st.booleans(), st.integers(1, 4))
+@given(st.lists(st.integers(0, 4), min_size=12, max_size=12), st.integers(1, 4))
 def test_filling_keeps_every_sample_and_no_micro_batch_gains_but_empty_ones(
-    sizes: list[int], halve: bool, ranks: int
+    sizes: list[int], ranks: int
 ) -> None:
     before = np.array(sizes).reshape(ranks, -1)
     n = int(before.sum())
     cost = np.random.default_rng(n).integers(0, 50, n).astype(np.float64)
-    sequence, after = fill_empty(np.arange(n), before, cost, halve=halve, across=True)
-    assert sorted(sequence.tolist()) == list(range(n))
-    assert after.shape == before.shape
-    assert after.sum() == n
-    assert (after <= np.maximum(before, max(sizes) // 2 + 1)).all()
-    assert n == 0 or after.min() > 0 or after.max() <= 1
+    parts = filled(cost, before)
+    assert sorted(parts.sequence.tolist()) == list(range(n))
+    assert parts.counts.shape == before.shape
+    assert (parts.counts <= np.maximum(before, 1)).all()
+    assert n == 0 or parts.counts.min() > 0 or parts.counts.max() <= 1

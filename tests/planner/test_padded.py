@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan, tokens
 from rollout_planner.objective import estimate
-from rollout_planner.split.padded.fill import level_of, padded_runs
-from rollout_planner.split.padded.levels import (
+from rollout_planner.split.padded import (
     Counts,
     Items,
     begin_cost,
-    cut_padded,
     fewest_runs,
+    level_of,
     most_in_run,
-    places_of,
+    padded_runs,
 )
+from rollout_planner.split.partition import places_of
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -179,12 +179,6 @@ def _fewest(s: tuple[int, ...], budget: int) -> int:
 
 def _greedy(s: tuple[int, ...], budget: int) -> int:
     return 0 if not s else 1 + _greedy(s[max(budget // s[0], 1) :], budget)
-
-
-def test_what_came_is_cut_where_the_budget_ends() -> None:
-    s = np.array([3, 5, 2, 2, 9, 1])
-    found = cut_padded([np.array([0, 1, 2, 3]), np.array([4, 5])], s, 12)
-    assert [[part.tolist() for part in rank] for rank in found] == [[[0, 1], [2, 3]], [[4], [5]]]
 
 
 def test_the_example_of_the_module() -> None:

@@ -8,22 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_planner.bounds import column_bound, levels, rank_bound
-from rollout_planner.objective import packed_time
+from rollout_planner.objective import column_bound, packed_time, rank_bound
 from rollout_planner.split.assign import (
     best_fit,
+    first_fit,
     lpt,
     lpt_budget,
     spread_columns,
     spread_falling,
     swap_level,
 )
+from rollout_planner.split.groups import run_of_each
 from rollout_planner.split.packing import fewest_micro_batches, pack
 from rollout_planner.split.partition import (
     column_partition,
+    levels,
     step_partition,
 )
-from rollout_planner.split.runs import first_fit, next_fit
 from rollout_planner.types import FloatArray, IntArray, round_up
 
 COSTS = st.one_of(
@@ -274,26 +275,25 @@ def test_best_fit_finds_a_perfect_packing() -> None:
     assert labels.tolist() == [0, 1, 1, 0]
 
 
-@given(packings())
-def test_next_fit_opens_a_micro_batch_only_when_the_next_sample_does_not_fit(
-    packing: tuple[FloatArray, list[int], int, int],
-) -> None:
-    _, lengths, R, budget = packing
-    s = np.array(lengths)
-    sizes = np.bincount(np.arange(len(s)) * R // len(s), minlength=R)
-    counts = next_fit(s, sizes, budget)
-    assert (counts.sum(axis=1) == sizes).all()
-    for rank, samples in zip(counts, np.split(s, np.cumsum(sizes)[:-1]), strict=True):
-        ends = np.cumsum(rank[rank > 0])
-        runs = np.split(samples, ends[:-1]) if len(ends) else []
-        assert all(run.sum() <= budget or len(run) == 1 for run in runs)
-        assert all(run.sum() + after[0] > budget for run, after in pairwise(runs))
+@given(st.lists(st.integers(1, 14), max_size=60), st.booleans())
+def test_a_run_ends_only_where_the_next_sample_does_not_fit(s: list[int], padded: bool) -> None:
+    labels = run_of_each(s, 12, padded=padded).tolist()
+    runs = [[t for t, at in zip(s, labels, strict=True) if at == run] for run in sorted({*labels})]
+    assert [t for run in runs for t in run] == s
+    assert labels == sorted(labels)
+    assert labels[-1:] in ([], [len(runs) - 1])
+    assert all(len(run) == 1 or held(run, padded) <= 12 for run in runs)
+    assert all(held([*run, after[0]], padded) > 12 for run, after in pairwise(runs))
+
+
+def held(run: list[int], padded: bool) -> int:
+    return max(run) * len(run) if padded else sum(run)
 
 
 def test_first_fit_goes_back_to_micro_batches_that_have_room() -> None:
-    s = np.array([6, 5, 4, 3])
-    assert next_fit(s, np.array([4]), 10).tolist() == [[1, 2, 1]]
-    assert [part.tolist() for part in first_fit([np.arange(4)], s, 10)[0]] == [[0, 2], [1, 3]]
+    s = [6, 5, 4, 3]
+    assert run_of_each(s, 10, padded=False).tolist() == [0, 1, 1, 2]
+    assert first_fit(np.array(s), np.full(4, 10)).tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("ranks", [8, 64])
@@ -315,22 +315,3 @@ def test_many_samples_are_packed_tightly_within_the_budget(seed: int) -> None:
     labels, M = pack(s.astype(np.float64) ** 2, s, 16, 16384)
     assert np.bincount(labels, weights=s).max() <= 16384
     assert fewest_micro_batches(s, 16, 16384) == M
-
-
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=300), st.integers(1, 3))
-def test_next_fit_cuts_many_runs_as_it_cuts_few(tokens: list[int], ranks: int) -> None:
-    """Where ranks have many micro-batches they are cut one after the other."""
-    s = np.array(tokens)
-    sizes = (len(s) - np.arange(ranks) + ranks - 1) // ranks
-    counts = next_fit(s, sizes, 30)
-    starts = np.cumsum(sizes) - sizes
-    for rank, start, size in zip(counts.tolist(), starts.tolist(), sizes.tolist(), strict=True):
-        runs: list[int] = []
-        held = 31
-        for count in tokens[start : start + size]:
-            held += count
-            if held > 30:
-                runs.append(0)
-                held = count
-            runs[-1] += 1
-        assert [run for run in rank if run] == runs

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import PlanError, SampleTooLong
 from rollout_planner import Quadratic, plan, plan_digest, tokens
-from rollout_planner.split.padded.levels import begin_cost
+from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import (
     CostModel,
     FloatArray,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan
-from rollout_planner.bounds import pigeonhole_bound
+from rollout_planner.objective import pigeonhole_bound
 from rollout_planner.types import Grouping, IntArray, PlanConfig, Sync
 from tests.support.windows import window_of
 

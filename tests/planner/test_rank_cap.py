@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_planner import Quadratic, plan, plan_digest, tokens
+from rollout_planner.errors import validate_config
 from rollout_planner.types import (
     CostModel,
     Grouping,
@@ -18,7 +19,6 @@ from rollout_planner.types import (
     Sync,
     Window,
 )
-from rollout_planner.validate import validate_config
 from tests.planner.test_ordering import cases, in_memory
 from tests.support.windows import window_of
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from rollout_planner import Quadratic, plan
 from rollout_planner.order import among, by_falling_tokens
 from rollout_planner.select import candidates
-from rollout_planner.select.candidates import Pool, due, keep_oldest
-from rollout_planner.select.columns import tightest
+from rollout_planner.select.candidates import Pool, due, keep_oldest, tightest
 from rollout_planner.split.group_items import fill_exactly, group_index, group_max
 from rollout_planner.types import (
     BoolArray,

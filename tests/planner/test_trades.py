@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from rollout_planner import Quadratic
 from rollout_planner.public.step import plan_step
 from rollout_planner.split.packing import pack
-from rollout_planner.split.parts import Batch, Parts, time_of
+from rollout_planner.split.parts import Batch, Parts, Work, time_of
 from rollout_planner.split.trades import traded
 from rollout_planner.types import IntArray, PlanConfig, Sync
-from rollout_planner.work import Work
 
 
 def time_over_share(lengths: list[int], ranks: int, budget: int, sync: Sync) -> float:

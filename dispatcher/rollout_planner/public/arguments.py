@@ -15,14 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_planner.cost import DEAREST, LONGEST, Quadratic, parse_cost
-from rollout_planner.errors import ConfigError, GroupTooLong, SampleTooLong, UnequalPartitions
+from rollout_planner.errors import (
+    ConfigError,
+    GroupTooLong,
+    SampleTooLong,
+    UnequalPartitions,
+    too_many_fillers,
+)
 from rollout_planner.types import CostModel, FloatArray, IntArray
-from rollout_planner.validate import too_many_fillers
 
 _Option = TypeVar("_Option", bound=StrEnum)
 _REMEDY = "raise the budget, truncate the sample, or pass oversize='alone'"
 #: Counts go into arrays of int64.
-_MOST = 2**63 - 1
+_MOST = int(np.iinfo(np.int64).max)
 #: No sample is longer, so that a larger budget is as good as none; and many times this is still an
 #: integer of 64 bits.
 _AMPLE = 2 * LONGEST
@@ -182,22 +187,21 @@ def check_fillers(micro_batches: int, samples: int, asked_by: str) -> None:
         raise UnequalPartitions(found)
 
 
-def check_longest(tokens: IntArray, budget: int) -> None:
-    """Raise SampleTooLong for the first sample that cannot be in any micro-batch."""
+def check_fits(
+    tokens: IntArray, budget: int, group: IntArray | None = None, *, numbered: bool = True
+) -> None:
+    """Raise SampleTooLong or GroupTooLong for the first that no micro-batch has room for.
+
+    group: dense group number of each sample, where groups stay in one micro-batch. numbered:
+    whether the caller knows samples by their number, and oversize as an argument.
+    """
     over = np.flatnonzero(tokens > budget)
     if len(over):
-        at = int(over[0])
-        raise SampleTooLong(int(tokens[at]), budget, f"it is number {at}: {_REMEDY}")
-
-
-def check_groups(group: IntArray, tokens: IntArray, budget: int) -> None:
-    """Raise GroupTooLong for the first group that cannot be whole in any micro-batch.
-
-    group: dense group number of each sample.
-    """
-    held = np.bincount(group, weights=tokens)
+        remedy = [f"it is number {over[0]}: {_REMEDY}"] if numbered else []
+        raise SampleTooLong(int(tokens[over[0]]), budget, *remedy)
+    held = np.zeros(0) if group is None else np.bincount(group, weights=tokens)
     over = np.flatnonzero(held > budget)
     if len(over):
-        members = np.flatnonzero(group == over[0])
-        remedy = f"it is that of number {members[0]}: raise the budget, or pass oversize='alone'"
-        raise GroupTooLong(len(members), int(held[over[0]]), budget, remedy)
+        at = np.flatnonzero(group == over[0])
+        remedy = [f"it is that of number {at[0]}: raise the budget, or pass oversize='alone'"]
+        raise GroupTooLong(len(at), int(held[over[0]]), budget, *(remedy if numbered else []))

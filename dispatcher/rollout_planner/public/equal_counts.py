@@ -25,11 +25,11 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.errors import UnequalPartitions
-from rollout_planner.public.partition import as_lists, balanced_partition, fill_empty, labels_of
-from rollout_planner.split.assign import best_fit, lpt_budget, swap_level
+from rollout_planner.order import as_lists, labels_of
+from rollout_planner.public.partition import balanced_partition, fill_empty
+from rollout_planner.split.assign import best_fit, levelled, lpt_budget
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import bin_of_each, members
-from rollout_planner.split.padded.levels import begin_cost
+from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, cut, step_time
 
 #: Micro-batch of each of one rank's samples, of their cost, tokens and how many there are.
@@ -48,7 +48,7 @@ def with_equal_counts(
     R, budget = config.dp_size, config.micro_batch_tokens or 1
     task = _Task(freely, tokens, x, config)
     fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
-    enough = (1 + tuning.NEAR_EQUAL_COUNTS) * float(x.sum()) / R + task.begin * fewest
+    enough = (1 + tuning.LEVEL) * float(x.sum()) / R + task.begin * fewest
     ways: list[Callable[[], IntArray | None]] = [task.moved, task.by_lpt, task.by_differences]
     if config.micro_batch_size is not None:
         ways, enough = [lambda: task.planned(1), task.in_runs], 0.0
@@ -131,13 +131,16 @@ class _Task:
         if place is None:
             return None
         M = self.count(place)
-        ids = members(place[0] * M + place[1], self.R * M).reshape(self.R, M, -1)
-        swap_level(
-            ids, np.append(self.x, 0.0), np.append(self.tokens, 0), self.budget,
-            enough=tuning.LEVEL_PACKING, rounds=tuning.PACKING_ROUNDS,
-        )  # fmt: skip
-        own = bin_of_each(ids.reshape(self.R * M, -1), len(self.x)) % M
-        return self.falling(np.array((ranks, own)))
+        found = levelled(
+            place[0] * M + place[1],
+            self.x,
+            self.R * M,
+            self.tokens,
+            self.budget,
+            rows=self.R,
+            enough=tuning.LEVEL,
+        )
+        return self.falling(np.array((ranks, found % M)))
 
     def _filled(self, rank_of: IntArray, fill: _Fill) -> IntArray | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""

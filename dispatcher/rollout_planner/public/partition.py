@@ -3,31 +3,70 @@
 Invariant: every index is in one part and no part is empty; the largest sum is at most LPT's (Graham
 1969) and Karmarkar-Karp's, but for what is too little to look further (`tuning.EVEN_PARTS`).
 
-The best of a few starts, each levelled by swaps: the planner's own split (of equal sizes), LPT, KK.
+The best of two starts, LPT and KK, each levelled by swaps.
 Where parts have to be equal in number KK is poor on heavy tails, as it pairs the largest with the
 smallest before it has seen the rest; where they need not be it is often the best.
 `get_seqlen_balanced_partitions` is KK alone, index for index as in verl.
 
 Example, 8 7 6 5 4 into 2: LPT makes 8 5 4 | 7 6, which is 17 and 13; KK 8 6 | 7 5 4, 14 and 16;
 with 6 and 7 swapped that is 8 7 | 6 5 4, 15 each.
+
+Packing lengths into as few bins as a token budget allows, and as even as these can be.
+
+Invariant: every index is in one bin; a bin holds at most `budget` tokens, or a single sample (or
+group) that alone exceeds it; no bin is empty unless there are fewer samples than bins.
+
+Best fit says how many bins are enough, and a few less are tried. Into that many bins items go by
+cost, by tokens, by Karmarkar-Karp, or as they were fitted; swaps under the budget level each, and
+the one whose dearest bin is cheapest wins.
+
+Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
 """
 
 from collections.abc import Iterator, Sequence
-from heapq import heapreplace
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.bounds import rank_bound
+from rollout_planner.cost import LONGEST
 from rollout_planner.errors import UnequalPartitions
-from rollout_planner.public.arguments import as_costs, as_plain, at_least
-from rollout_planner.split.assign import lpt, swap_level
+from rollout_planner.objective import rank_bound
+from rollout_planner.order import as_lists
+from rollout_planner.public.arguments import (
+    as_costs,
+    as_groups,
+    as_lengths,
+    as_plain,
+    at_least,
+    check_fillers,
+    check_fits,
+    costs_of,
+    option,
+    token_budget,
+)
+from rollout_planner.split.assign import (
+    Labels,
+    best_fit,
+    bin_of_each,
+    levelled,
+    lpt,
+    lpt_budget,
+    num_bins,
+    swap_level,
+)
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import bin_of_each, members, too_many_slots
-from rollout_planner.split.partition import step_partition
-from rollout_planner.types import FloatArray, IntArray, cut
+from rollout_planner.split.packing import least_bins, level_columns
+from rollout_planner.split.trades import traded_bins
+from rollout_planner.types import (
+    CostModel,
+    FloatArray,
+    IntArray,
+    MicroBatchOrder,
+    Oversize,
+    round_up,
+)
 
 
 def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int]]:
@@ -95,14 +134,6 @@ def by_falling_sum(labels: IntArray, costs: FloatArray, k: int) -> list[list[int
     return as_lists(place[labels], k)
 
 
-def as_lists(labels: IntArray, k: int) -> list[list[int]]:
-    """Ascending indices of each of k labels."""
-    if not k:
-        return []
-    order = np.argsort(labels, kind="stable")
-    return cut(order.tolist(), np.bincount(labels, minlength=k).tolist())
-
-
 def fill_empty(labels: IntArray, k: int) -> IntArray:
     """Give each label that has no item one: the last of those with the most.
 
@@ -124,26 +155,27 @@ def _of_any_size(x: FloatArray, k: int) -> IntArray:
     """Part of each of falling `x`; what costs nothing goes to whichever part has fewest."""
     worth = int(np.count_nonzero(x))
     labels = _best(x[:worth], k, equal_size=False) if worth > k else np.arange(worth)
-    counts = np.bincount(labels, minlength=k).tolist()
-    fewest = sorted(zip(counts, range(k), strict=True))
-    rest = []
-    for _ in range(worth, len(x)):
-        count, part = fewest[0]
-        heapreplace(fewest, (count + 1, part))
-        rest.append(part)
-    return np.append(labels, np.array(rest, dtype=np.int64))
+    counts = np.bincount(labels, minlength=k).astype(np.float64)
+    return np.append(labels, lpt(np.ones(len(x) - worth), k, len(x), start=counts))
 
 
 def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
     """Part of each of falling `x`."""
-    bound = rank_bound(x, k, len(x) // k if equal_size else None)
-    best, least = np.arange(len(x)) % k, np.inf
-    for start in _starts(x, k, equal_size):
-        labels = _levelled(start, x, k, equal_size)
-        largest = float(np.bincount(labels, weights=x, minlength=k).max())
-        if largest < least:
-            best, least = labels, largest
-        if least <= bound * (1 + tuning.EVEN_PARTS):
+    enough = rank_bound(x, k, len(x) // k if equal_size else None) * (1 + tuning.EVEN_PARTS)
+    levelled = (_levelled(start, x, k, equal_size) for start in _starts(x, k, equal_size))
+    best = _most_even(levelled, x, k, enough)
+    assert best is not None, "there is a way"
+    return best
+
+
+def _most_even(found: Iterator[Labels], x: FloatArray, bins: int, enough: float) -> Labels | None:
+    """Those whose dearest bin is cheapest, the first that are even enough; None of none."""
+    best, least = None, np.inf
+    for labels in found:
+        dearest = float(np.bincount(labels, weights=x, minlength=bins).max())
+        if dearest < least:
+            best, least = labels, dearest
+        if least <= enough:
             break
     return best
 
@@ -151,32 +183,123 @@ def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
 def _starts(x: FloatArray, k: int, equal_size: bool) -> Iterator[IntArray]:
     cap = len(x) // k if equal_size else len(x)
     yield lpt(x, k, cap)
-    if equal_size:
-        yield labels_of(step_partition(x, k, 1, cap)[:, 0].tolist(), len(x))
     yield differencing_labels(x, k, equal_size)
 
 
-def labels_of(parts: list[list[int]], n: int) -> IntArray:
-    """Part of each of n items."""
-    labels = np.empty(n, dtype=np.int64)
-    for number, part in enumerate(parts):
-        labels[part] = number
-    return labels
-
-
 def _levelled(labels: IntArray, x: FloatArray, k: int, equal_size: bool) -> IntArray:
-    """Swap items between parts; where sizes may differ, also with nothing in return.
-
-    Not where one part has so many more than others that most slots would be empty.
-    """
-    n = len(x)
+    """Swap items between parts; where sizes may differ, also with nothing in return."""
     if equal_size:
-        ids = np.argsort(labels, kind="stable").reshape(k, n // k)
+        ids = np.argsort(labels, kind="stable").reshape(k, -1)
         swap_level(ids[None], x)
+        labels = bin_of_each(ids, len(x))
     else:
-        labels = fill_empty(labels, k)
-        if too_many_slots(labels, k):
-            return labels
-        ids = members(labels, k)
-        swap_level(ids[None], np.append(x, 0.0))
-    return fill_empty(bin_of_each(ids, n), k)
+        labels = levelled(fill_empty(labels, k), x, k)
+    return fill_empty(labels, k)
+
+
+def pack(
+    lengths: Any,
+    budget: int,
+    *,
+    cost: CostModel | str | None = None,
+    groups: Any = None,
+    multiple: int = 1,
+    minimum: int = 0,
+    pad_to: int = 1,
+    oversize: str = Oversize.ERROR,
+    order: str = MicroBatchOrder.PEAK_FIRST,
+    fillers: bool = True,
+) -> list[list[int]]:
+    """Indices of `lengths` in bins of at most `budget` tokens: few bins first, then even ones.
+
+    lengths: tokens of each sample (0 counts as 1): a list, an array or a tensor. cost: work of a
+    length, what bins are even in; by default quadratic. groups: one name a sample (None: in no
+    group); samples of one name share a bin.
+    multiple, minimum: the number of bins is a multiple of the one and at least the other; with more
+    bins than samples (or groups) the last ones are empty, fillers; with `fillers=False` that is an
+    error, for trainers that cannot feed one. pad_to: a sample takes as many
+    tokens as the next multiple of it. oversize: a sample (or group) above the budget is an `error`
+    or goes `alone`. order: the dearest bin first (`peak-first`), or the cheap ones at both ends
+    (`ends-small`), where a pipeline fills and drains. Indices in a bin ascend; without lengths
+    there are no bins but for `minimum`.
+
+    Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
+    ValueErrors).
+    """
+    budget, [pad_to] = token_budget(budget=budget), at_least(1, LONGEST, pad_to=pad_to)
+    [multiple], [minimum] = at_least(1, multiple=multiple), at_least(0, minimum=minimum)
+    peak_first = MicroBatchOrder.PEAK_FIRST
+    turns = option("order", order, peak_first, MicroBatchOrder.ENDS_SMALL)
+    alone = option("oversize", oversize, Oversize.ERROR, Oversize.ALONE) is Oversize.ALONE
+    tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
+    costs, n = costs_of(tokens, cost), len(tokens)
+    check_fillers(round_up(max(minimum, min(n, 1)), multiple), n, "minimum and multiple")
+    item = np.arange(n) if groups is None else as_groups(groups, n)
+    x = np.bincount(item, weights=costs).astype(np.float64)
+    s = np.bincount(item, weights=tokens).astype(np.int64)
+    if not alone:
+        check_fits(tokens, budget, item)
+    falling = np.lexsort((-x, -s))
+    labels = np.empty(len(s), dtype=np.int64)
+    labels[falling], bins = _packed(x[falling], s[falling], budget, minimum, multiple)
+    if bins > len(s) and not fillers:
+        raise UnequalPartitions(
+            f"{len(s)} samples or groups cannot fill {bins} bins; lower minimum or multiple, or "
+            "allow fillers"
+        )
+    found = by_falling_sum(labels[item], costs, bins)
+    return found if turns is peak_first else found[::2][::-1] + found[1::2]
+
+
+def _packed(
+    x: FloatArray, s: IntArray, budget: int, minimum: int, multiple: int
+) -> tuple[Labels, int]:
+    """Bin of each item of these costs and falling tokens, and how many bins."""
+    fit = best_fit(s, np.full(len(s), budget), budget)
+    least, most = least_bins(s, budget), num_bins(fit)
+    for bins in range(max(least, most - tuning.FEWER_BINS), most + 1):
+        count = round_up(max(bins, minimum), multiple)
+        if len(s) <= count:
+            return np.arange(len(s)), count
+        # Largest onto least loaded may fail with a bin more than it needs. What it fits into fewer
+        # is good for more, so that nobody who asks for as many as are needed gets others.
+        tried = (_evenly_packed(x, s, each, budget, fit) for each in dict.fromkeys((count, bins)))
+        labels = next((labels for labels in tried if labels is not None), None)
+        if labels is not None:
+            return fill_empty(labels, count), count
+    raise AssertionError("what was fitted keeps to the budget")
+
+
+def _evenly_packed(
+    x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels
+) -> Labels | None:
+    """The packing whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
+
+    def keeps(labels: Labels) -> bool:
+        held, counts = np.bincount(labels, s, bins), np.bincount(labels, minlength=bins)
+        return bool(((held <= budget) | (counts == 1)).all())
+
+    found = (
+        level_columns(fill_empty(each.copy(), bins), x, s, R=bins, M=1, budget=budget)
+        for each in _packings(x, s, bins, budget, fit)
+        if keeps(each)
+    )
+    best = _most_even(found, x, bins, float(x.sum()) / bins * (1 + tuning.LEVEL))
+    many = len(s) > tuning.COMPARED_UP_TO
+    return best if best is None or many else traded_bins(x, s, best, budget)
+
+
+def _packings(x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels) -> Iterator[Labels]:
+    """Ways to fill so many bins, some of them above the budget perhaps."""
+    by_tokens = s.astype(np.float64)
+    dearest_first = np.argsort(-x, kind="stable")
+    for weight, sequence in ((x, dearest_first), (by_tokens, np.arange(len(s)))):
+        found = lpt_budget(weight[sequence], s[sequence], bins, budget)
+        if found is not None:
+            labels = np.empty(len(s), dtype=np.int64)
+            labels[sequence] = found
+            yield labels
+    if num_bins(fit) <= bins:
+        yield fit
+    yield differencing_labels(x, bins, equal_size=False)
+    yield differencing_labels(s, bins, equal_size=False)

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from rollout_planner.cost import LONGEST
-from rollout_planner.errors import UnequalPartitions
+from rollout_planner.errors import UnequalPartitions, problems
 from rollout_planner.planner import plan
 from rollout_planner.public.arguments import (
     as_groups,
     as_lengths,
     at_least,
     check_fillers,
-    check_groups,
-    check_longest,
+    check_fits,
     cost_model,
     costs_of,
     option,
@@ -38,7 +37,6 @@ from rollout_planner.types import (
     Window,
     round_up,
 )
-from rollout_planner.validate import problems
 
 
 def plan_step(
@@ -146,9 +144,7 @@ def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> Flo
     costs, budget, most = costs_of(tokens, config.cost), config.micro_batch_tokens, 0
     together = config.grouping is Grouping.MICRO_BATCH
     if budget is not None and config.oversize is not Oversize.ALONE:
-        check_longest(tokens, budget)
-        if together:
-            check_groups(group, tokens, budget)
+        check_fits(tokens, budget, group if together else None)
     if config.micro_batch_size is not None and together:
         most = int(np.bincount(group).max())
     if most > (config.micro_batch_size or 0):

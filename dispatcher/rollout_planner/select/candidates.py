@@ -4,8 +4,8 @@ Invariant: exactly `take` items, with every item that is due among them (as far 
 nobody is skipped beyond its bound, now or in any later step that takes as many.
 
 Candidates are tried from the least to the most selective, and the first that waits no more than
-`GOOD_ENOUGH` ends the search, so that ages and lengths are disturbed only as far as it pays: the
-oldest; the outlier lane; the column DP (columns.py), which looks for micro-steps of alike samples.
+`tuning.LEVEL` ends the search, so that ages and lengths are disturbed only as far as it pays: the
+oldest; the outlier lane; the column DP, which looks for micro-steps of alike samples.
 Where micro-steps have a fixed size there is the DP without the lane. Once something is due, the DP
 is tried with the heaviest leaving together as well.
 
@@ -14,7 +14,7 @@ wait, whatever the partition. Together with the heaviest others it makes the ste
 that nobody waits for it. So some of the heaviest are held back, or they leave together. (WLB-LLM
 delays outlier documents in the same spirit.) To hold many is tried before few; where no sample
 rules a rank it is the shape of a packing that waits, which takes few to mend, and few come first.
-How much a step's loss tokens may stray for it is for `loss_bound`.
+How much a step's loss tokens may stray for it is for `LossBound`.
 
 What is held back may have to go without company when it is due: `debt` charges a candidate for
 that, by how much less the item costs that is a column further down, but only in steps in which one
@@ -22,6 +22,31 @@ of the heaviest is due anyway.
 
 Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %. Held
 until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
+
+The column DP: which samples of the window form the tightest micro-steps.
+
+Invariant: the answer keeps exactly `take` items.
+
+Sorted by falling cost, a column of G neighbours costs G * largest - sum in waiting. The program
+walks the columns from the heavy end; its state is how many items were skipped so far. Skipping an
+item costs its penalty, which grows with age. Skips stay within a band around their share, and the
+square of how far they lead or lag it has a price, so that the lengths that leave follow the lengths
+that arrived. Light columns waste little: they are taken in runs, the longer the lighter.
+
+Example: costs 9 5 5 1 1, take 4, G = 2: [9 5][5 1] wastes 8, skipping the 9 gives [5 5][1 1] and
+wastes nothing.
+
+How far the loss tokens of a step may stray from those that arrivals have.
+
+Under `token-mean` a token of a step with twice the loss tokens counts half as much. A selection
+that lets the longest samples leave together halves their weight; one that keeps each step's loss
+tokens within a share v of the mean gives every sample a weight between 1/(1+v) and 1/(1-v).
+
+Invariant: what is due goes, whatever its loss tokens. Everything else is exchanged, as few samples
+as can be, until the step is within the bound or nothing that brings it nearer is left.
+
+Example, mean 3 and v = 1/3: a step of 9 9 1 1 has 20 loss tokens where 8 to 16 may be. One of the
+9s stays behind, and a 2 leaves instead: 9 2 1 1.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,9 +55,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.select.columns import tightest
-from rollout_planner.select.loss_bound import LossBound
-from rollout_planner.types import BoolArray, FloatArray, IntArray
+from rollout_planner.order import running_sums
+from rollout_planner.types import BoolArray, FloatArray, IntArray, PlanConfig, Window
 
 #: Mask of the items to keep -> waiting of a good split of them, over the work of a mean batch.
 Judge = Callable[[BoolArray], float]
@@ -71,6 +95,79 @@ class Pool:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class LossBound:
+    """above: float64[n], loss tokens of each item beyond those of as many mean samples. most: what
+    the items of a step may sum up to, above or below 0.
+    """
+
+    above: FloatArray
+    most: float
+
+    @classmethod
+    def of(
+        cls, window: Window, config: PlanConfig, take: float, index: IntArray | None = None
+    ) -> "LossBound | None":
+        """For a step of `take` samples; None where there is no bound.
+
+        index: group of each sample, where items are groups.
+        """
+        tokens, share = window.loss_tokens, config.max_step_variation
+        if tokens is None or share is None:
+            return None
+        usual = window.usual_loss_tokens
+        mean, deviation = usual or (float(tokens.mean()), float(tokens.std()))
+        most = max(share * mean * take, deviation * float(np.sqrt(take)))
+        above = tokens.astype(np.float64) - mean
+        held = above if index is None else np.bincount(index, weights=above).astype(np.float64)
+        return cls(held, most)
+
+    def due(self, left: IntArray, forced: BoolArray, take: int) -> BoolArray:
+        """What goes now beside what is forced, so that no later step has to carry too much.
+
+        For every j, what has at most j skips left leaves within j + 1 steps, which carry `most`
+        each: what is beyond j * most goes now, the most urgent first.
+        """
+        order = np.argsort(left, kind="stable")
+        sums, heavy = self.above[order].cumsum(), self.above[order] > 0
+        later = np.maximum(left[order], 0) * self.most
+        need = float(np.maximum.reduce(sums - later, initial=0.0))
+        if need <= 0:
+            return forced
+        going = np.where(heavy, self.above[order], 0.0).cumsum() - self.above[order]
+        due = forced.copy()
+        due[order[heavy & (going < min(need, self.most))]] = True
+        return due if np.count_nonzero(due) <= take else forced
+
+    def within(self, keep: BoolArray, forced: BoolArray) -> BoolArray:
+        """The same number of items, within the bound, or as near to it as exchanging brings them.
+
+        Heavy items change places with light ones: with those that wait longest, or that came last
+        if they are to stay. The least heavy are the first to be exchanged, as the others are
+        company for each other; where all of them are not enough the heaviest are.
+        """
+        total = float(self.above[keep].sum())
+        over = abs(total)
+        if over <= self.most:
+            return keep
+        free, others = np.flatnonzero(keep & ~forced), np.flatnonzero(~keep)
+        heavy, light = (free, others) if total > 0 else (others, free[::-1])
+        heavy, light = heavy[self.above[heavy] > 0], light[self.above[light] <= 0]
+        heavy = heavy[np.argsort(self.above[heavy], kind="stable")]
+        found, n = keep.copy(), min(len(heavy), len(light))
+        best, least = heavy[:0], over
+        for order in (heavy[:n], heavy[::-1][:n]):
+            left = np.abs(over - (self.above[order] - self.above[light[:n]]).cumsum())
+            reached = np.flatnonzero(left <= self.most)
+            at = int(reached[0]) if len(reached) else int(left.argmin()) if n else 0
+            if n and left[at] < least:
+                best, least = order[: at + 1], float(left[at])
+            if least <= self.most:
+                break
+        found[best], found[light[: len(best)]] = total < 0, total > 0
+        return found
+
+
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray) -> BoolArray:
     """Items that have to go now, most urgent first where they are more than `take` samples.
 
@@ -105,7 +202,7 @@ def select(pool: Pool, take: int, judge: Judge, bound: LossBound | None = None) 
     for candidate in of(pool, take):
         keep = candidate if bound is None else bound.within(candidate, pool.forced)
         found.append(Selection(keep, judge(keep), debt(pool, keep)))
-        if found[-1].total <= tuning.GOOD_ENOUGH:
+        if found[-1].total <= tuning.LEVEL:
             break
     best = min(found, key=lambda each: each.total)
     return [best] if best is found[0] else [best, found[0]]
@@ -149,12 +246,12 @@ def keep_oldest(
     forced: BoolArray, take: int, first: IntArray | None = None, last: IntArray | None = None
 ) -> BoolArray:
     """Mask of `take` items: those `forced`, then `first`, then the oldest, `last` at the end."""
-    turn = np.full(len(forced), 2, dtype=np.int8)
+    turn = np.ones(len(forced), dtype=np.int8)
     if last is not None:
-        turn[last] = 3
+        turn[last] = 2
     if first is not None:
-        turn[first] = 1
-    turn[forced] = 0
+        turn[first] = 0
+    turn[forced] = -1
     keep = np.zeros(len(forced), dtype=bool)
     keep[turn.argsort(kind="stable")[:take]] = True
     return keep
@@ -165,3 +262,48 @@ def _waits(x: FloatArray, G: int) -> FloatArray:
     half, i = G // 2, np.arange(len(x))
     waits: FloatArray = x[np.maximum(i - half, 0)] - x[np.minimum(i + half, len(x) - 1)]
     return waits / 2
+
+
+def tightest(
+    x: FloatArray, penalty: FloatArray, take: int, G: int, price: float | None = None
+) -> IntArray:
+    """Which of the items of falling cost `x` to keep, int64[take], rising.
+
+    penalty: cost of skipping each item. price: of skips that are all ahead of their share, or all
+    behind (default: `tuning.SKIPS`): a multiple of what the window would wait if all of it left in
+    columns, as little should be paid where little can be saved.
+    """
+    N = len(x)
+    E, columns = N - take, -(-take // G)
+    skipped = np.unique(np.linspace(0, E, min(E, tuning.STATES) + 1).astype(np.int64))
+    ends = (1 + np.arange(columns) // tuning.SINGLE_COLUMNS).cumsum()
+    ends = G * np.append(0, np.unique(np.minimum(ends, columns)))
+    taken = np.minimum(ends, take)
+    heads, sums = _strided_sums(x, G, N + G), running_sums(x + penalty)
+    begun = G * heads[skipped + ends[:, None]] - sums[skipped + taken[:, None]]
+    waits, work = G * float(x[::G].sum()) - float(x.sum()), float(x.sum())
+    price = tuning.SKIPS if price is None else price
+    price *= max(waits, tuning.LEVEL * work) / (max(N * E, 1) * len(ends))
+    ahead = skipped - E * taken[:, None] / take
+    band = max(tuning.BAND * N, float(np.diff(taken).max()) * E / take) + 2
+    led = np.where(np.abs(ahead) > band, np.inf, price * ahead**2)
+    costs, best = np.diff(begun, axis=0) + led[1:], led[0]
+    for run in costs:
+        np.add(run, best, run)
+        best = np.minimum.accumulate(run)
+    states, state = [], len(best) - 1
+    for run in costs[::-1]:
+        state = int(run[: state + 1].argmin())
+        states.append(state)
+    kept: IntArray = np.arange(take) + skipped[states[::-1]].repeat(np.diff(taken))
+    return kept
+
+
+def _strided_sums(x: FloatArray, G: int, end: int) -> FloatArray:
+    """H[i] = x[i-G] + x[i-2G] + ... for i below `end`, as if zeros followed.
+
+    So the first items of the columns from item i to j, whole columns later, sum up to H[j] - H[i].
+    """
+    padded = np.zeros((-(-end // G) + 1) * G)
+    padded[G : G + len(x)] = x
+    return padded.reshape(-1, G).cumsum(axis=0).ravel()

@@ -9,11 +9,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.bounds import rank_bound
 from rollout_planner.errors import PlanError
-from rollout_planner.objective import estimate
-from rollout_planner.select.candidates import Judge, Pool, Selection, due, keep_oldest, select
-from rollout_planner.select.loss_bound import LossBound
+from rollout_planner.objective import estimate, rank_bound
+from rollout_planner.select.candidates import (
+    Judge,
+    LossBound,
+    Pool,
+    Selection,
+    due,
+    keep_oldest,
+    select,
+)
 from rollout_planner.split.group_items import (
     config_of_items,
     cost_of_groups,

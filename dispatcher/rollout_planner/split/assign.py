@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.order import falling_place
+from rollout_planner.order import by_label, falling_place
 from rollout_planner.types import BoolArray, FloatArray, IntArray
 
 #: The bin of each item.
@@ -93,6 +93,22 @@ def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:
     return np.array(labels, dtype=np.int64)
 
 
+def first_fit(s: IntArray, opened: IntArray) -> Labels:
+    """Each item into the first bin that has room. opened: room of a bin that begins with it."""
+    room, labels = list[int](), list[int]()
+    for tokens, most in zip(s.tolist(), opened.tolist(), strict=True):
+        b = next((b for b, left in enumerate(room) if left >= tokens), len(room))
+        room += [most] if b == len(room) else []
+        room[b] -= tokens
+        labels.append(b)
+    return np.array(labels, dtype=np.int64)
+
+
+def num_bins(labels: Labels) -> int:
+    """Bins of a packing numbered from 0."""
+    return int(labels.max(initial=-1)) + 1
+
+
 def spread_columns(cost: FloatArray) -> IntArray:
     """Which rank takes each bin, int64[M, R] from cost[M, R], so that ranks' sums come close.
 
@@ -126,7 +142,6 @@ def swap_level(
     parts: int = 1,
     base: FloatArray | None = None,
     enough: float = tuning.TOLERANCE,
-    rounds: int = 16,
 ) -> None:
     """Level the loads of bins within each row by pairwise swaps, in place.
 
@@ -148,7 +163,7 @@ def swap_level(
     beside = np.zeros((rows, bins)) if base is None else base
     patience = tuning.OTHER_PAIRINGS if s is None else tuning.OTHER_PAIRINGS_IN_BUDGET
     stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
-    for turn in range(rounds):
+    for turn in range(tuning.ROUNDS):
         loads = held.cost.sum(axis=1).reshape(rows, bins) + beside
         mean = loads.sum(axis=1) / bins
         over = loads.max(axis=1) - mean
@@ -161,7 +176,7 @@ def swap_level(
         high, low = order[:, : -half - 1 : -1], np.take_along_axis(order[:, :half], moved_on, 1)
         dear = loads.ravel()[high]
         gap = (dear - loads.ravel()[low]) / 2
-        worth = (dear > level) & (gap > level * (tuning.TOLERANCE / 4))
+        worth = (dear > level) & (gap > level * (tuning.TOLERANCE / 2))
         one, other = (
             (looked_at * slots // len(looked_at) + at * 7) % slots for at in (turn, turn + 1)
         )
@@ -169,6 +184,51 @@ def swap_level(
         gains[worth] = held.swap((high[worth], one), (low[worth], other), gap[worth])
         stalled[uneven] = np.where(gains[:, 0], 0, stalled[uneven] + 1)
     ids[...] = held.ids.reshape(ids.shape)
+
+
+def levelled(
+    labels: Labels,
+    x: FloatArray,
+    bins: int,
+    s: IntArray | None = None,
+    budget: int = 0,
+    *,
+    rows: int = 1,
+    parts: int = 1,
+    enough: float = tuning.TOLERANCE,
+) -> Labels:
+    """Bin of each item after `swap_level`, in rows of neighbouring bins, each of so many parts.
+
+    Left as they are where one bin has so many more items that most slots would be empty.
+    """
+    if too_many_slots(labels, bins):
+        return labels
+    ids = members(labels, bins).reshape(rows, bins // rows // parts, -1)
+    tokens = None if s is None else np.append(s, 0)
+    swap_level(ids, np.append(x, 0.0), tokens, budget, parts=parts, enough=enough)
+    return bin_of_each(ids.reshape(bins, -1), len(labels))
+
+
+def members(labels: Labels, bins: int) -> IntArray:
+    """Items of each bin as rows [bins, slots], padded with len(labels); a free slot in each."""
+    counts = np.bincount(labels, minlength=bins)
+    slots = int(counts.max(initial=0)) + 1
+    ids = np.full((bins, slots), len(labels), dtype=np.int64)
+    first = np.arange(0, bins * slots, slots) - counts.cumsum() + counts
+    ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = by_label(labels, bins)
+    return ids
+
+
+def bin_of_each(ids: IntArray, n: int) -> Labels:
+    """Bin of each of n items from `members`, whose rows may have been swapped since."""
+    labels = np.empty(n + 1, dtype=np.int64)
+    labels[ids] = np.arange(len(ids))[:, None]
+    return labels[:-1]
+
+
+def too_many_slots(labels: Labels, bins: int) -> bool:
+    """Whether the rows of `members` would be nearly all padding, and large."""
+    return bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS
 
 
 #: Bins, and slots of each that are looked at.
@@ -204,7 +264,7 @@ class _Held:
             error[(gives - takes > there) | (takes - gives > here)] = np.inf
         error = error.reshape(len(gap), -1)
         best = error.argmin(axis=1)
-        gain: BoolArray = error[np.arange(len(gap)), best] < gap * (1 - 1e-9)
+        gain: BoolArray = error[np.arange(len(gap)), best] < gap * (1 - tuning.ROUNDING)
         i, j = np.divmod(best[gain], len(low[1]))
         mine, theirs = (high[0][gain], high[1][i]), (low[0][gain], low[1][j])
         if self.room is not None:

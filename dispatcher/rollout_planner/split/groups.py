@@ -17,6 +17,14 @@ one layer it is the load of the most loaded rank.
 
 Example, R = 2, M = 2: ranks with costs 9 2 1 and 6 3 3 agree on 9 and 3, so they have 9 | 2 1 and
 6 3 | 3. Groups 9 8, 9 8, 2 1 and 2 1: 9 9 8 8 beside 2 2 1 1 takes 34, 9 8 2 1 on both takes 20.
+
+Cutting each rank's samples, in their order, into micro-batches under a token budget.
+
+Invariant: ranks keep their samples; a micro-batch holds at most `budget` tokens, or a single
+sample that alone exceeds it. This is what trainers do without a plan: in order of arrival (next
+fit), or each sample into the first micro-batch that has room (first fit).
+
+Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6 4 | 5 3.
 """
 
 from collections.abc import Callable
@@ -26,18 +34,24 @@ from itertools import pairwise
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.bounds import levels
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.order import by_label
-from rollout_planner.split.assign import best_fit, lpt_budget, swap_level
+from rollout_planner.order import by_falling_tokens, by_label
+from rollout_planner.split.assign import (
+    best_fit,
+    first_fit,
+    levelled,
+    lpt_budget,
+    members,
+    num_bins,
+    swap_level,
+)
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import bin_of_each, fewest_micro_batches, members
-from rollout_planner.split.padded.levels import begin_cost
-from rollout_planner.split.padded.recut import recut
-from rollout_planner.split.parts import Batch, Parts, time_of
-from rollout_planner.split.runs import cut_ranks
+from rollout_planner.split.packing import fewest_micro_batches
+from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.partition import levels
+from rollout_planner.split.parts import Batch, Parts, Work, time_of
+from rollout_planner.split.recut import recut
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, cut, step_time
-from rollout_planner.work import Work
 
 #: Falling load of each group, what it weighs, R, cap -> rank of each; None: no room.
 Share = Callable[[FloatArray, IntArray, int, int], IntArray | None]
@@ -56,6 +70,9 @@ def by_differences(load: FloatArray, _weight: IntArray, R: int, _cap: int) -> In
 
 def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray | None:
     """Each to the next rank that has room."""
+    turns = np.arange(len(weight)) % R
+    if np.bincount(turns, weight).max() <= cap:
+        return turns
     room, ranks = [cap] * R, []
     for g, count in enumerate(weight.tolist()):
         turn = next((r % R for r in range(g, g + R) if room[r % R] >= count), None)
@@ -77,8 +94,6 @@ def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     M = task.fewest()
     while not (found := task.found(M, work)):
         M += config.micro_batch_multiple
-    if not task.cuts and (enough := task.enough()) > M:
-        found += task.found(enough, work)
     found.sort(key=rating)
     if task.pads:
         found += [recut(batch, parts, config, work) for parts in found[:2]]
@@ -88,7 +103,7 @@ def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
 def split_plainly(
     batch: Batch, config: PlanConfig, share: Share, *, as_came: bool = False
 ) -> Parts:
-    """The same as methods to compare with have it: each rank cuts its own samples.
+    """As methods to compare with have it, with or without groups: each rank cuts its own samples.
 
     Groups go by falling load and samples by falling tokens, or both as they came.
     """
@@ -97,7 +112,7 @@ def split_plainly(
     M = task.fewest() if config.micro_batch_size else len(batch)
     while (way := task.shared(share, order, M * task.cap)) is None:
         M += config.micro_batch_multiple
-    return cut_ranks(task.samples(way, sequence), M, batch, config)
+    return cut_ranks(task.samples(way, sequence), M, batch, config, as_came=as_came)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +131,10 @@ class _Task:
 
     @classmethod
     def of(cls, batch: Batch, config: PlanConfig) -> "_Task":
+        """Where nothing stays together each sample is a group."""
         budget, group = config.micro_batch_tokens, batch.group
-        assert group is not None, "there are no groups to keep"
+        if group is None:
+            group = np.arange(len(batch))
         cap, weight = config.micro_batch_size or 1, np.ones(len(batch), dtype=np.int64)
         if budget is not None:
             cap, weight = budget, np.minimum(batch.tokens, budget)
@@ -156,19 +173,12 @@ class _Task:
             M = fewest_micro_batches(self.batch.tokens, config.dp_size, self.cap)
         return config.micro_batches(max(M, -(-int(self.held.max()) // self.cap)))
 
-    def enough(self) -> int:
-        """Micro-batches that have room for ranks that are level, whatever they hold."""
-        if self.counts:
-            return 0
-        way = self.ways(len(self.batch))[0]
-        return self.config.micro_batches(-(-int(np.bincount(way, self.held).max()) // self.cap))
-
     def found(self, M: int, work: Work) -> list[Parts]:
         """M micro-batches of each rank, by each way that finds room for all."""
         ways, found = self.ways(M), list[Parts]()
-        operations = tuning.WHOLE_GROUPS.of(len(self.batch), self.config.dp_size, M)
+        price = tuning.ONCE + tuning.SAMPLE * len(self.batch)
         for way in ways[: None if self.waits_often or self.cuts else 1]:
-            if found and not (self.cuts or work.affords(operations)):
+            if found and not (self.cuts or work.affords(price)):
                 break
             parts = self.split(way, M, work)
             found += [] if parts is None else [parts]
@@ -189,9 +199,7 @@ class _Task:
         for share in (lpt_budget, by_neighbours, by_differences):
             way = self.shared(share, order, room)
             if way is not None:
-                ids = members(way, R)
-                swap_level(ids[None], np.append(self.load, 0.0), np.append(self.held, 0), room)
-                way = bin_of_each(ids, len(self.load))
+                way = levelled(way, self.load, R, self.held, room)
                 found.append(alike(way, self.load[:, None], self.held, R, room))
         return sorted(found, key=lambda way: np.bincount(way, self.load).max())
 
@@ -251,24 +259,16 @@ class _Task:
             for target in (None, *targets):
                 if target is not None:
                     base = np.broadcast_to(target[0] - target, bins.shape[:2])
-                    swap_level(
-                        bins,
-                        x,
-                        w,
-                        cap,
-                        base=base,
-                        enough=tuning.LEVEL_PACKING,
-                        rounds=tuning.PACKING_ROUNDS,
-                    )
+                    swap_level(bins, x, w, cap, base=base, enough=tuning.LEVEL)
                 falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
                 bins = np.take_along_axis(bins, falling[:, :, None], 1)
                 time = step_time(x[bins].sum(axis=2), sync)
                 if time < least:
                     best, least = bins.copy(), time
-            near = least <= level.sum() * (1 + tuning.LEVEL_PACKING)
+            near = least <= level.sum() * (1 + tuning.LEVEL)
             if near or not (self.waits_often and np.isclose(level[0], level[-1])):
                 break
-            if not work.affords(tuning.KK_BY_COUNT.of(len(cost), len(ranks), M)):
+            if not work.affords(tuning.ONCE + tuning.SAMPLE * len(cost)):
                 break
         return None if best is None else Parts.of_slots(best, len(cost))
 
@@ -311,7 +311,7 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
     rank has an empty group besides, so that a swap with it is a move.
     """
     (G, L), own = layers.shape, np.arange(R)
-    if R == 1 or not L or G * (G // R + 1) * L > tuning.SWAPS_COMPARED:
+    if R == 1 or not L or G * (G // R + 1) * L > tuning.TOO_MANY_SLOTS:
         return way  # ranks of many groups are alike
     reach, held = np.vstack((layers, np.zeros((R, L)))), np.append(weight, np.zeros_like(own))
     way, done = np.append(way, own), np.zeros(R, dtype=bool)
@@ -342,3 +342,56 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
             for r in (high, to[j]):
                 ranks[r] = reach[way == r].sum(axis=0)
     return way[:G]
+
+
+def cut_ranks(
+    ranks: list[IntArray], M: int, batch: Batch, config: PlanConfig, *, as_came: bool = False
+) -> Parts:
+    """Each rank's samples, in their order, in micro-batches as full as the limit allows.
+
+    M: micro-batches of a rank, where these have a fixed size. as_came: under a token budget only
+    the last micro-batch is filled on.
+    """
+    m, budget = config.micro_batch_size, config.micro_batch_tokens or 1
+    padded, tokens = config.layout is Layout.PADDED, [batch.tokens[items] for items in ranks]
+    if m is not None:
+        own = [np.arange(len(items)) // m for items in ranks]
+    elif padded or as_came:
+        own = [run_of_each(s.tolist(), budget, padded=padded) for s in tokens]
+        M = config.micro_batches(max(map(num_bins, own)))
+    else:
+        own = [first_fit(np.minimum(s, budget), np.full(len(s), budget)) for s in tokens]
+        needed = max(map(num_bins, own))
+        if (M := config.micro_batches(needed)) > needed:
+            costs = [batch.cost[items] for items in ranks]
+            own = [_spread(*each, M, budget) for each in zip(costs, tokens, own, strict=True)]
+    labels = np.concatenate([r * M + each for r, each in enumerate(own)])
+    return Parts.of_labels(np.concatenate(ranks), labels, M, len(ranks))
+
+
+def run_of_each(s: list[int], budget: int, *, padded: bool) -> IntArray:
+    """Run of each sample, in their order, where a run ends at the first that does not fit.
+
+    padded: each takes as many tokens as the longest of its run.
+    """
+    runs, held, count = list[int](), 0, 0
+    for tokens in s:
+        more = max(held, tokens) if padded else held + tokens
+        fits = more * (count + 1 if padded else 1) <= budget
+        held, count = (more, count + 1) if fits or not count else (tokens, 1)
+        runs.append((runs[-1] if runs else -1) + (count == 1))
+    return np.array(runs, dtype=np.int64)
+
+
+def _spread(x: FloatArray, s: IntArray, fitted: IntArray, M: int, budget: int) -> IntArray:
+    """Micro-batch of each of a rank's samples so that M cost about the same, or as fitted.
+
+    The largest goes first, wherever it stands.
+    """
+    falling = by_falling_tokens(s)
+    found = lpt_budget(x[falling], s[falling], M, budget)
+    if found is None:
+        return fitted
+    labels = np.empty_like(found)
+    labels[falling] = found
+    return labels

@@ -25,11 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_planner.errors import UnequalPartitions
+from rollout_planner.order import as_lists
 from rollout_planner.public.arguments import as_plain
 from rollout_planner.types import IntArray
 
 #: A whole number below this is the same as an int64.
-_EXACT = 2.0**62
+_EXACT = float(np.iinfo(np.int64).max // 2)
 
 
 def get_seqlen_balanced_partitions(
@@ -89,10 +90,7 @@ def _are_whole(values: NDArray[Any]) -> bool:
 
 def _partition(lengths: list[int], k: int, equal_size: bool) -> list[list[int]]:
     """Ascending indices of each set, largest set first."""
-    labels = _labels(lengths, k, equal_size)
-    order = np.argsort(labels, kind="stable").tolist()
-    ends = np.cumsum(np.bincount(labels, minlength=k)).tolist()
-    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return as_lists(_labels(lengths, k, equal_size), k)
 
 
 def _labels(lengths: list[int], k: int, equal_size: bool) -> IntArray:

@@ -6,13 +6,25 @@ more than best fit needs, a number that is allowed, and the same on all ranks. W
 worth it is for the strategy.
 
 Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
-Columns that a large item rules are filled one by one to its level (column_fill.py), the others
-share the rest by LPT under the budget (assign.py); swaps then level each column, until what
-is left to gain is less than any cost model knows. Where the budget is too tight for that, bins
-are filled by tokens alone: LPT, then best fit.
+Columns that a large item rules are filled one by one to its level, the others share the rest by LPT
+under the budget (assign.py); swaps then level each column, until what is left to gain is less than
+any cost model knows. Where the budget is too tight for that, bins are filled by tokens alone: LPT,
+then best fit.
 
 Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
 rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
+
+Micro-steps that a large sample rules, filled to its level; the others share what is left.
+
+Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it.
+
+A micro-step lasts at least as long as its largest item. Where that is more than an even share,
+its bins are filled up to this level, with the largest items that fit, as every item that finds
+room there is free of charge. But it must leave no more tokens than the later micro-steps can
+well hold: its level rises until that is so. And it leaves a sample for each of their bins.
+
+Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
+9 | 5 4; the second shares the rest: 3 | 3.
 
 How few bins may hold all items under a token budget.
 
@@ -23,14 +35,30 @@ the others above half the budget has a bin to itself, and the items from a to ha
 where these leave room, or into more bins.
 Example, budget 10, items 7 7 6 4 2: their sum is 26, so 3 bins; with a = 4, the 7s stand alone,
 6 4 are full, and as 2 is below a, L2 is 3 as well. With 7 7 6 4 4 it is 4.
+
+Packing where ranks meet once a step: what counts is the most that a rank has in all.
+
+Invariant: a micro-batch holds at most `budget` tokens, or a single item that alone exceeds it; all
+ranks have the same number M of them, the smallest that is found.
+
+Two ways, the better of which stays. Samples go to ranks by cost, largest first onto the least
+loaded, and each rank packs its own; what finds no room there goes where there is some. Or bins, as
+few as can be, go to ranks, M to each, so that their sums are close. Swaps between ranks, in and out
+of micro-batches with room, level what is left.
+
+Example, R = 2, budget 10, tokens 10 6 5 5 3 2 1, cost tokens squared: 32 tokens need M = 2. By
+cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5.
 """
+
+from bisect import bisect_left
+from heapq import heapify, heappop, heapreplace
 
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.order import by_label, falling_place, running_sums
-from rollout_planner.select.columns import fill_columns, is_ruled
-from rollout_planner.split.assign import Labels, best_fit, lpt_budget, swap_level
+from rollout_planner.order import falling_place, running_sums
+from rollout_planner.split.assign import Labels, best_fit, levelled, lpt_budget, num_bins
+from rollout_planner.split.partition import bins_onto_ranks
 from rollout_planner.types import Allowed, FloatArray, IntArray
 
 
@@ -91,35 +119,7 @@ def level_columns(
     """Sort bins by cost, cut them into columns of R, swap inside columns."""
     bins = R * M
     load = np.bincount(labels, weights=x, minlength=bins).astype(np.float64)
-    labels = falling_place(load)[labels]
-    if too_many_slots(labels, bins):
-        return labels
-    ids = members(labels, bins).reshape(M, R, -1)
-    x, s = np.concatenate((x, (0.0,))), np.concatenate((s, (0,)))
-    swap_level(ids, x, s, budget, enough=tuning.LEVEL_PACKING, rounds=tuning.PACKING_ROUNDS)
-    return bin_of_each(ids.reshape(bins, -1), len(labels))
-
-
-def members(labels: Labels, bins: int) -> IntArray:
-    """Items of each bin as rows [bins, slots], padded with len(labels); a free slot in each."""
-    counts = np.bincount(labels, minlength=bins)
-    slots = int(counts.max(initial=0)) + 1
-    ids = np.full((bins, slots), len(labels), dtype=np.int64)
-    first = np.arange(0, bins * slots, slots) - counts.cumsum() + counts
-    ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = by_label(labels, bins)
-    return ids
-
-
-def bin_of_each(ids: IntArray, n: int) -> Labels:
-    """Bin of each of n items from `members`, whose rows may have been swapped since."""
-    labels = np.empty(n + 1, dtype=np.int64)
-    labels[ids] = np.arange(len(ids))[:, None]
-    return labels[:-1]
-
-
-def too_many_slots(labels: Labels, bins: int) -> bool:
-    """Whether the rows of `members` would be nearly all padding, and large."""
-    return bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS
+    return levelled(falling_place(load)[labels], x, bins, s, budget, rows=M, enough=tuning.LEVEL)
 
 
 def least_bins(s: IntArray, budget: int) -> int:
@@ -135,6 +135,138 @@ def least_bins(s: IntArray, budget: int) -> int:
     return len(rising) - halves + int((-(-more // budget)).max())
 
 
-def num_bins(labels: Labels) -> int:
-    """Bins of a packing numbered from 0."""
-    return int(labels.max(initial=-1)) + 1
+def well_filled(tokens: float, room: float) -> float:
+    """Share of its room that a micro-step may fill: halfway to full."""
+    return (1 + tokens / room) / 2
+
+
+def is_ruled(x: FloatArray, R: int, M: int) -> bool:
+    """Whether the largest of falling `x` is more than an even share of several micro-steps."""
+    return M > 1 and bool(x[0] * (R * M) > x.sum())
+
+
+def fill_columns(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
+    """Ruled micro-steps one by one, the others together by LPT; None if the latter fails."""
+    filler = _Filler(x, s, R, M, budget)
+    column = filler.fill_ruled()
+    labels = np.array(filler.labels, dtype=np.int64)
+    left = np.flatnonzero(labels < 0)
+    rest = lpt_budget(x[left], s[left], R * (M - column), budget)
+    if rest is None:
+        return None
+    labels[left] = rest + column * R
+    return labels
+
+
+class _Filler:
+    """Items are kept as lists, falling, for bisection; `after` skips those that are used."""
+
+    def __init__(self, x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> None:
+        self.cost, self.tokens = x.tolist(), s.tolist()
+        self.falling_cost, self.falling_tokens = (-x).tolist(), (-s).tolist()
+        self.after = list(range(len(x) + 1))  # leads to the first unused item at or after i
+        self.labels = [-1] * len(x)
+        self.R, self.M, self.budget = R, M, budget
+        self.room: list[int] = []
+        self.left, self.keep = len(x), 0  # items, and those that later micro-steps are to have
+        self.left_cost, self.left_tokens = float(x.sum()), int(s.sum())
+        self.fill = well_filled(self.left_tokens, R * M * budget)
+
+    def fill_ruled(self) -> int:
+        """Fill micro-steps until an even share exceeds the largest item left; how many."""
+        for column in range(self.M - 1):
+            first = self._unused(0)
+            bins = self.R * (self.M - column)
+            if first == len(self.cost) or self.cost[first] * bins <= self.left_cost:
+                return column
+            leave = self.fill * (bins - self.R) * self.budget
+            self.keep = min(bins - self.R, self.left - self.R)
+            self._fill_column(column * self.R, self.cost[first], leave)
+        return self.M - 1
+
+    def _fill_column(self, first_bin: int, level: float, leave: float) -> None:
+        self.room = [self.budget] * self.R
+        loads = [(0.0, b) for b in range(self.R)]
+        cheapest = self.cost[-1] / max(self.tokens[-1], 1)
+        for _ in range(tuning.RISES):
+            loads = self._fill_to(level, loads, first_bin)
+            if self.left_tokens <= leave or not loads:
+                return
+            level += (self.left_tokens - leave) * cheapest / len(loads)
+
+    def _fill_to(
+        self, level: float, heap: list[tuple[float, int]], first_bin: int
+    ) -> list[tuple[float, int]]:
+        """The least loaded bin takes the largest item that fits; what a higher level would open."""
+        n, top = len(self.cost), level * (1 + tuning.ROUNDING)
+        cost, tokens, room = self.cost, self.tokens, self.room
+        falling_cost, falling_tokens = self.falling_cost, self.falling_tokens
+        labels, after, budget = self.labels, self.after, self.budget
+        closed = []
+        heapify(heap)
+        spare = self.left - self.keep
+        while heap and spare > 0:
+            load, b = heap[0]
+            i = bisect_left(falling_cost, load - top)
+            if room[b] < budget:
+                i = max(i, bisect_left(falling_tokens, -room[b]))
+            if after[i] != i:
+                i = self._unused(i)
+            if i == n:
+                closed.append(heappop(heap))
+                continue
+            labels[i] = first_bin + b
+            after[i] = i + 1
+            room[b] = max(room[b] - tokens[i], 0)
+            spare -= 1
+            self.left_tokens -= tokens[i]
+            self.left_cost -= cost[i]
+            heapreplace(heap, (load + cost[i], b))
+        self.left = spare + self.keep
+        return [entry for entry in closed if room[entry[1]] >= tokens[-1]]
+
+    def _unused(self, i: int) -> int:
+        after = self.after
+        while after[i] != i:
+            after[i] = i = after[after[i]]
+        return i
+
+
+def pack_ranks(
+    x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
+) -> tuple[Labels, int]:
+    """Micro-batch of each item, numbered rank by rank, and M; items fall in cost and in tokens."""
+    bins, M = fill(x, s, R, budget, allowed)
+    t, load = np.minimum(s, budget), np.bincount(bins, weights=x, minlength=R * M)
+    starts = bins_onto_ranks(load.astype(np.float64), R, M)[bins], _by_samples(x, t, R, M, budget)
+    found = [levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None]
+    return min(found, key=lambda each: float(np.bincount(each // M, weights=x).max())), M
+
+
+def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> Labels | None:
+    """Samples onto ranks, then each rank's into its micro-batches; None if some find no room.
+
+    What its rank has no room for goes where there is some, on the least loaded rank.
+    """
+    rank = lpt_budget(x, t, R, M * budget)
+    if rank is None:
+        return None
+    rank, labels = levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
+    room, load = np.full(R * M, budget), np.zeros(R)
+    for r in range(R):
+        items = np.flatnonzero(rank == r)
+        own = lpt_budget(x[items], t[items], M, budget)
+        if own is None:
+            own = best_fit(t[items], np.full(M, budget), budget)
+        items, own = items[own >= 0], own[own >= 0]
+        labels[items] = own + r * M
+        room[r * M : (r + 1) * M] -= np.bincount(own, t[items], M).astype(np.int64)
+        load[r] = x[items].sum()
+    for i in np.flatnonzero(labels < 0).tolist():
+        fits = np.flatnonzero(room >= t[i])
+        if not len(fits):
+            return None
+        labels[i] = b = fits[load[fits // M].argmin()]
+        room[b] -= t[i]
+        load[b // M] += x[i]
+    return labels

@@ -31,7 +31,6 @@ swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.bounds import levels
 from rollout_planner.order import by_label
 from rollout_planner.split.assign import lpt, spread_columns, spread_falling, swap_level
 from rollout_planner.types import FloatArray, IntArray, Sync, even_time, step_time
@@ -93,7 +92,7 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     """
     columns = _row_columns(x, R, M, m)
     time, share = _time(columns, x), float(x.sum()) / R
-    if time > share * tuning.FAIR_COLUMNS:
+    if time > share * (1 + tuning.LEVEL):
         level = levels(x, R, M, company=(m - 1) * float(x[-1]))
         start = np.repeat(level[0] - level, R)
         filled = _by_label(lpt(x, R * M, m, start), R * M, m)
@@ -101,8 +100,8 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
         filled_time = _time(filled, x)
         if filled_time < time:
             columns, time = filled, filled_time
-    if time > share * (1 + tuning.LEVEL_COLUMNS):
-        swap_level(columns, x, enough=tuning.LEVEL_COLUMNS, rounds=tuning.COLUMN_ROUNDS)
+    if time > share * (1 + tuning.LEVEL):
+        swap_level(columns, x, enough=tuning.LEVEL)
     return columns
 
 
@@ -166,21 +165,17 @@ def _swapped(load: FloatArray, stages: int) -> IntArray:
     R, M = load.shape
     ids, load = np.arange(R * M).reshape(R, M), load.copy()
     enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
-    pairs, looked_at, stalled = (
-        min(R // 2, tuning.PIPELINE_PAIRS),
-        min(M, tuning.PIPELINE_LOOKED_AT),
-        0,
-    )
-    for turn in range(tuning.PIPELINE_ROUNDS):
+    pairs, looked_at, stalled = R // 2, min(M, tuning.SWAP_SLOTS), 0
+    for turn in range(tuning.ROUNDS):
         times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
-        if not pairs or stalled > tuning.PIPELINE_OTHER_PAIRS or times.max() <= enough:
+        if not pairs or stalled > tuning.OTHER_PAIRINGS or times.max() <= enough:
             break
         by_time = times.argsort(kind="stable")
         high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)
         at = (np.arange(looked_at) * M // looked_at + turn) % M
         slower = _slower_after(load, high, low, at, stages).reshape(pairs, -1)
         best = slower.argmin(axis=1)
-        gain = slower[np.arange(pairs), best] < times[high] * (1 - 1e-9)
+        gain = slower[np.arange(pairs), best] < times[high] * (1 - tuning.ROUNDING)
         stalled = 0 if gain[0] else stalled + 1
         one, other = np.divmod(best[gain], looked_at)
         here, there = (high[gain], at[one]), (low[gain], at[other])
@@ -211,3 +206,33 @@ def _largest_of_others(load: FloatArray, at: IntArray) -> FloatArray:
     first, second = order[:, -1:], order[:, -2:-1]
     out: FloatArray = load[rows, np.where(at == first, second, first)]
     return out
+
+
+def levels(x: FloatArray, R: int, M: int, company: float = 0.0) -> FloatArray:
+    """What each of M micro-steps should cost a rank, descending, so that they sum to the least.
+
+    A micro-step costs at least its largest sample and the `company` that this sample must have;
+    what is left is spread evenly over the micro-steps that follow.
+    Example: x = [10, 4, 4, 2], R = 2, M = 2: the first costs 10, so 0 is left for the second,
+    which still holds a 4: levels [10, 4].
+    """
+    left = float(x.sum())
+    out = np.empty(M)
+    for j in range(M):
+        largest = float(x[j * R]) + company if j * R < len(x) else 0.0
+        out[j] = max(largest, left / (R * (M - j)))
+        left = max(left - R * out[j], 0.0)
+    return out
+
+
+def places_of(load: FloatArray, R: int, M: int, per_step: bool, stages: int = 1) -> IntArray:
+    """Give each of R*M micro-batches of this cost its rank and micro-step, rank * M + micro-step.
+
+    Ranks of equal sums, or like with like.
+    """
+    if per_step:
+        return bins_onto_ranks(load, R, M, stages)
+    place, by_cost = np.empty(R * M, dtype=np.int64), np.argsort(-load, kind="stable")
+    rank_of = spread_columns(load[by_cost].reshape(M, R))
+    place[by_cost] = (rank_of * M + np.arange(M)[:, None]).ravel()
+    return place

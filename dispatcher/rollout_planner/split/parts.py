@@ -19,28 +19,23 @@ Example: of 4 9 7 2 8 the peak comes first in 9 8 7 4 2, and ends are small in 2
 
 No micro-batch stays empty while another has two samples: they are split instead.
 
-Invariant: no micro-batch gains samples but empty ones, so caps hold; with `across` false, ranks
-keep their samples. Then an empty micro-batch, a filler, is left only where samples are fewer
+Invariant: no micro-batch gains samples but empty ones, so caps hold; with groups, ranks keep their
+samples. Then an empty micro-batch, a filler, is left only where samples are fewer
 than micro-batches.
 
-A rank with fewer samples than micro-batches first gets the cheapest that others can spare. Where
-ranks meet once a step, the dearest micro-batch of two or more is halved, so that they become alike;
-where they meet at every micro-step, the cheapest sample goes, as it adds the least to its new one.
+A rank with fewer samples than micro-batches first gets the cheapest that others can spare. Of its
+own the cheapest goes, as it adds the least to its new micro-step.
 
-Example, costs 9 4 3 1 on a rank whose micro-batches are 9 | 4 3 1 | -: once a step it becomes
-9 | 4 | 3 1, at every micro-step 9 | 4 3 | 1.
+Example, costs 9 4 3 1 on a rank whose micro-batches are 9 | 4 3 1 | -: they become 9 | 4 3 | 1.
 """
 
-import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from rollout_planner import tuning
-from rollout_planner.order import by_falling_tokens
-from rollout_planner.split.assign import lpt
+from rollout_planner.order import by_falling_tokens, by_label
 from rollout_planner.types import (
     FloatArray,
     IntArray,
@@ -51,7 +46,6 @@ from rollout_planner.types import (
     cut,
     step_time,
 )
-from rollout_planner.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,20 +122,10 @@ class Parts:
         return cls(slots[slots < n], (slots < n).sum(axis=2))
 
     @classmethod
-    def of_ranks(cls, sequence: IntArray, sizes: IntArray, M: int, m: int) -> "Parts":
-        """From the samples of each rank, rank by rank, cut in this order into runs of m."""
-        if len(sequence) == len(sizes) * M * m:
-            return cls(sequence, np.full((len(sizes), M), m))
-        return cls(sequence, np.clip(sizes[:, None] - np.arange(M) * m, 0, m))
-
-    @classmethod
-    def of_lists(cls, ranks: Sequence[Sequence[IntArray]], config: PlanConfig) -> "Parts":
-        """From lists that may differ in length: shorter ranks get fillers."""
-        M = config.micro_batches(max(1, *(len(rank) for rank in ranks)))
-        counts = np.zeros((len(ranks), M), dtype=np.int64)
-        for r, rank in enumerate(ranks):
-            counts[r, : len(rank)] = [len(part) for part in rank]
-        return cls(np.concatenate([part for rank in ranks for part in rank]), counts)
+    def of_labels(cls, sequence: IntArray, labels: IntArray, M: int, R: int) -> "Parts":
+        """From the micro-batch of each sample of a sequence, numbered rank by rank."""
+        counts = np.bincount(labels, minlength=R * M).reshape(R, M)
+        return cls(sequence[by_label(labels, R * M)], counts)
 
     @property
     def num_micro_batches(self) -> int:
@@ -149,12 +133,22 @@ class Parts:
         return int(self.counts.shape[1])
 
 
-def slots_of_each(n: int, bins: int, most: int) -> int:
-    """Slots that each bin has for n samples if it may hold so many: no more than are of use.
+class Work:
+    """What a split may spend to wait less: seconds of one core that are counted, not measured.
 
-    Where bins may hold all samples, most slots would be empty, and there could be any number.
+    So a plan depends on nothing but its arguments: a fast machine has the same as a slow one.
+    What each method takes is in `tuning.py`.
     """
-    return min(most, max(2 * -(-n // bins), tuning.FEW_SLOTS // bins))
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    def affords(self, seconds: float) -> bool:
+        """Whether so much is left; if it is, it is spent."""
+        if seconds > self.left:
+            return False
+        self.left -= seconds
+        return True
 
 
 #: How one layout or limit is served: the micro-batches of every rank. What is left of the work pays
@@ -194,20 +188,6 @@ def evenly(sizes: IntArray, M: int) -> IntArray:
     ends = sizes[..., None] * np.arange(1, M + 1) // M
     counts: IntArray = np.diff(ends, axis=-1, prepend=0)
     return counts
-
-
-def without_fillers(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
-    """The same, but no micro-batch is empty while another that may give has two samples."""
-    if np.count_nonzero(parts.counts) == parts.counts.size or parts.counts.max() <= 1:
-        return parts
-    sequence, counts = fill_empty(
-        parts.sequence,
-        parts.counts,
-        batch.cost,
-        halve=config.sync is Sync.STEP,
-        across=batch.group is None,
-    )
-    return Parts(sequence, counts)
 
 
 def time_of(batch: Batch, parts: Parts, config: PlanConfig) -> float:
@@ -250,39 +230,26 @@ def rearranged(parts: Parts, source: IntArray) -> Parts:
     return Parts(parts.sequence[np.arange(len(shift)) + shift], counts)
 
 
-#: The samples of each micro-batch.
-_Parts = list[list[int]]
-
-
-def fill_empty(
-    sequence: IntArray, counts: IntArray, cost: FloatArray, *, halve: bool, across: bool
-) -> tuple[IntArray, IntArray]:
-    """Micro-batches as one sequence, rank by rank, and counts int64[R, M], no filler needlessly.
-
-    cost: of each sample that `sequence` names. halve: whether ranks meet once a step. across:
-    whether samples may change ranks.
-    """
+def without_fillers(batch: Batch, parts: Parts) -> Parts:
+    """The same, but no micro-batch is empty while another that may give has two samples."""
+    sequence, counts, cost = parts.sequence, parts.counts, batch.cost
     if counts.min() > 0 or counts.max() <= 1:
-        return sequence, counts
+        return parts
     R, M = counts.shape
     labels = np.repeat(np.arange(R * M), counts.ravel())
-    if across:
+    if batch.group is None:
         labels = _shared(labels, counts, cost[sequence])
         sequence = sequence[np.argsort(labels, kind="stable")]
-        counts = np.bincount(labels, minlength=R * M).reshape(R, M)
         labels.sort()
+        counts = np.bincount(labels, minlength=R * M).reshape(R, M)
     load = np.bincount(labels, weights=cost[sequence], minlength=R * M).reshape(R, M)
     cheapest_first = np.argsort(load.max(axis=0), kind="stable")
-    parts = cut(sequence.tolist(), counts.ravel().tolist())
+    found = cut(sequence.tolist(), counts.ravel().tolist())
     for r in np.flatnonzero(counts.min(axis=1) == 0).tolist():  # the others stay as they are
-        rank = parts[r * M : (r + 1) * M]
-        if halve:
-            _halve(rank, cost)
-        else:
-            _move_cheapest(rank, cheapest_first[counts[r, cheapest_first] == 0].tolist(), cost)
-        parts[r * M : (r + 1) * M] = rank
-    filled = np.array(list(map(len, parts)), dtype=np.int64).reshape(R, M)
-    return np.array([i for part in parts for i in part], dtype=np.int64), filled
+        empty = cheapest_first[counts[r, cheapest_first] == 0]
+        _move_cheapest(found[r * M : (r + 1) * M], empty.tolist(), cost)
+    filled = np.array(list(map(len, found)), dtype=np.int64).reshape(R, M)
+    return Parts(np.array([i for part in found for i in part], dtype=np.int64), filled)
 
 
 def _shared(labels: IntArray, counts: IntArray, cost: FloatArray) -> IntArray:
@@ -297,23 +264,7 @@ def _shared(labels: IntArray, counts: IntArray, cost: FloatArray) -> IntArray:
     return labels
 
 
-def _halve(rank: _Parts, cost: FloatArray) -> None:
-    """The dearest of two samples or more for each that has none, by LPT."""
-    heap = [(-float(cost[part].sum()), j) for j, part in enumerate(rank) if len(part) > 1]
-    heapq.heapify(heap)
-    for j in [j for j, part in enumerate(rank) if not part]:
-        if not heap:
-            return
-        _, source = heapq.heappop(heap)
-        part = sorted(rank[source], key=lambda i: (-cost[i], i))
-        halves = lpt(cost[part], 2, len(part) - 1)
-        for side, half in enumerate((source, j)):
-            rank[half] = [i for i, label in zip(part, halves, strict=True) if label == side]
-            if len(rank[half]) > 1:
-                heapq.heappush(heap, (-float(cost[rank[half]].sum()), half))
-
-
-def _move_cheapest(rank: _Parts, empty: list[int], cost: FloatArray) -> None:
+def _move_cheapest(rank: list[list[int]], empty: list[int], cost: FloatArray) -> None:
     """Samples by rising cost, each from its micro-batch as long as that has another."""
     cheapest = iter(sorted((cost[i], i, j) for j, part in enumerate(rank) for i in part))
     for j in empty:

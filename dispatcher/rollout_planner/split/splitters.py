@@ -5,38 +5,32 @@ of a number of samples at most or under a budget of padded tokens; whole groups 
 A new one is a function here and a line in `splitter_for`.
 """
 
-from typing import Any
-
 import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.order import by_label
-from rollout_planner.split.assign import Labels, lpt, spread_columns
-from rollout_planner.split.budgets import pack_ranks
+from rollout_planner.split.assign import first_fit, lpt, num_bins
 from rollout_planner.split.groups import split_by_rank
-from rollout_planner.split.packing import level_columns, pack
-from rollout_planner.split.padded.fill import padded_runs
-from rollout_planner.split.padded.levels import (
+from rollout_planner.split.packing import level_columns, pack, pack_ranks
+from rollout_planner.split.padded import (
     Counts,
     Items,
     begin_cost,
     fewest_runs,
     most_in_run,
-    places_of,
+    padded_runs,
 )
-from rollout_planner.split.partition import bins_onto_ranks, column_partition, step_partition
+from rollout_planner.split.partition import column_partition, places_of, step_partition
 from rollout_planner.split.parts import (
     Batch,
     Parts,
     Splitter,
+    Work,
     matrix,
     rearranged,
-    slots_of_each,
     time_of,
 )
-from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
-from rollout_planner.work import Work
+from rollout_planner.types import IntArray, Layout, PlanConfig, Sync
 
 
 def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
@@ -56,7 +50,9 @@ def split_by_count(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     M = micro_batches_for(n, config)
     per_step = config.sync is Sync.STEP or (M == 1 and m > 1)
     m = _room(batch, R, m * M, M) if per_step else _room(batch, R * M, m)
-    x, order = filled_up(batch, R * M * m)
+    x, order, empty = batch.x, batch.order, R * M * m - n
+    if empty:  # a slot that costs nothing, at position n
+        x, order = np.append(x, np.zeros(empty)), np.append(order, np.full(empty, n))
     if per_step:
         slots = step_partition(x, R, M, m, config.pipeline_stages)
     else:
@@ -69,64 +65,33 @@ def _room(batch: Batch, bins: int, most: int, parts: int = 1) -> int:
 
     A bin may need many for what is cheap, while the dearest have others to themselves.
     """
-    enough = slots_of_each(len(batch), bins, most)
+    enough = min(most, max(2 * -(-len(batch) // bins), tuning.FEW_SLOTS // bins))
     if enough < most:
         enough = max(enough, 1 + int(np.bincount(lpt(batch.x, bins, most)).max()))
     return min(-(-enough // parts), most // parts)
 
 
-def filled_up(batch: Batch, slots: int) -> tuple[FloatArray, IntArray]:
-    """Falling costs and positions of all slots; an empty slot costs nothing, at position n."""
-    n = len(batch)
-    x, order = batch.x, batch.order
-    if missing := slots - n:
-        x, order = np.append(x, np.zeros(missing)), np.append(order, np.full(missing, n))
-    return x, order
-
-
 def split_by_tokens(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
-    """Ranks of equal cost, or micro-steps whose micro-batches cost about the same."""
-    if config.sync is Sync.MICRO_STEP:
-        return _parts(batch, config, *_in_columns(batch, config))
-    ours = _parts(batch, config, *pack_ranks(batch.x, batch.s, **_limits(config)))
-    if config.pipeline_stages == 1:
-        return ours
-    level = _parts(batch, config, *_for_pipelines(batch, config))
-    fits = level.num_micro_batches <= ours.num_micro_batches
-    return level if fits and time_of(batch, level, config) < time_of(batch, ours, config) else ours
+    """Ranks of equal cost, or micro-steps whose micro-batches cost about the same.
 
-
-def _parts(batch: Batch, config: PlanConfig, place: Labels, M: int) -> Parts:
-    R = config.dp_size
-    counts = np.bincount(place, minlength=R * M).reshape(R, M)
-    return Parts(batch.order[by_label(place, R * M)], counts)
-
-
-def _limits(config: PlanConfig) -> dict[str, Any]:
-    return {
-        "R": config.dp_size,
-        "budget": config.micro_batch_tokens or 1,
-        "allowed": config.micro_batches,
-    }
-
-
-def _in_columns(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
-    """Bins of each micro-step go to ranks so that their sums are close."""
-    R = config.dp_size
-    labels, M = pack(batch.x, batch.s, **_limits(config))
-    load = np.bincount(labels, weights=batch.x, minlength=R * M).astype(np.float64)
-    rank_of = spread_columns(load.reshape(M, R))
-    return (rank_of * M + np.arange(M)[:, None]).ravel()[labels], M
-
-
-def _for_pipelines(batch: Batch, config: PlanConfig) -> tuple[Labels, int]:
-    """Bins alike on each rank as well, dealt so that ranks fill, work and drain equally long."""
-    R, x = config.dp_size, batch.x
-    labels, M = pack(x, batch.s, **_limits(config))
-    budget = config.micro_batch_tokens or 1
-    labels = level_columns(labels, x, batch.s, R=R * M, M=1, budget=budget)
+    Of a pipeline micro-batches are alike on each rank as well, if it takes less.
+    """
+    R, x, s, order = config.dp_size, batch.x, batch.s, batch.order
+    budget, per_step = config.micro_batch_tokens or 1, config.sync is Sync.STEP
+    ours = None
+    if per_step:
+        ours = Parts.of_labels(order, *pack_ranks(x, s, R, budget, config.micro_batches), R)
+        if config.pipeline_stages == 1:
+            return ours
+    labels, M = pack(x, s, R, budget, config.micro_batches)
+    if per_step:
+        labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
     load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
-    return bins_onto_ranks(load, R, M, config.pipeline_stages)[labels], M
+    place = places_of(load, R, M, per_step, config.pipeline_stages)
+    level = Parts.of_labels(order, place[labels], M, R)
+    if ours is None or time_of(batch, level, config) < time_of(batch, ours, config):
+        return level
+    return ours
 
 
 def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
@@ -172,8 +137,9 @@ def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Part
             np.maximum(longest[order], np.finfo(float).tiny),
         )
         room = np.maximum(np.minimum(np.rint(level / own), most), size[order]).astype(np.int64)
-        fits = _first_fit(size[order], R * M, room)
-        found += [] if fits is None else [_placed(order, fits, M, batch, config)]
+        fits = first_fit(size[order], room)
+        if num_bins(fits) <= R * M:
+            found.append(_placed(order, fits, M, batch, config))
     return min(found, key=lambda parts: time_of(batch, parts, config))
 
 
@@ -184,26 +150,10 @@ def waits_once(config: PlanConfig) -> bool:
 
 def _placed(order: IntArray, labels: IntArray, M: int, batch: Batch, config: PlanConfig) -> Parts:
     """Micro-batches dealt to ranks. labels: the one of each item in this order."""
-    R, by_label = config.dp_size, np.argsort(labels, kind="stable")
-    parts = Parts(order[by_label], np.bincount(labels, minlength=R * M).reshape(R, M))
+    R = config.dp_size
+    parts = Parts.of_labels(order, labels, M, R)
     load = matrix(batch, parts, config.layout).ravel()
     place = places_of(load, R, M, config.sync is Sync.STEP, config.pipeline_stages)
     source = np.empty(R * M, dtype=np.int64)
     source[place] = np.arange(R * M)
     return rearranged(parts, source.reshape(R, M))
-
-
-def _first_fit(size: IntArray, bins: int, most: IntArray) -> IntArray | None:
-    """Micro-batch of each item, in this order, the first that has room; None if one finds none.
-
-    most: samples of a micro-batch that begins with this item.
-    """
-    room, place = list[int](), list[int]()
-    for each, opened in zip(size.tolist(), most.tolist(), strict=True):
-        at = next((b for b, left in enumerate(room) if left >= each), len(room))
-        if at == bins:
-            return None
-        room += [opened] if at == len(room) else []
-        room[at] -= each
-        place.append(at)
-    return np.array(place, dtype=np.int64)

@@ -14,10 +14,10 @@ of single samples shortens that but 2 for 1; 2 for 1 1 and then 8 for 4 4 only t
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.order import labels_of
 from rollout_planner.split.assign import spread_columns
-from rollout_planner.split.parts import Batch, Parts
+from rollout_planner.split.parts import Batch, Parts, Work
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, cut
-from rollout_planner.work import Work
 
 
 def traded(batch: Batch, start: Parts, config: PlanConfig, enough: float, work: Work) -> Parts:
@@ -38,8 +38,8 @@ def traded_bins(x: FloatArray, s: IntArray, labels: IntArray, budget: int) -> In
     parts = Parts(np.argsort(labels, kind="stable"), counts[:, None])
     trades = _Trades(x, np.minimum(s, budget), parts, budget, per_step=True)
     mean = float(x.sum()) / len(counts)
-    trades.make(mean * (1 + tuning.EVEN_BINS), Work(tuning.EVENED))
-    return trades.labels()
+    trades.make(mean * (1 + tuning.LEVEL), Work(tuning.EVENED))
+    return labels_of(trades.bins, len(x))
 
 
 class _Trades:
@@ -81,17 +81,10 @@ class _Trades:
         """What the step takes."""
         return float(self.levels[:, 0].sum())
 
-    def labels(self) -> IntArray:
-        """The bin of each sample, int64[n]."""
-        labels = np.empty(self.nobody, dtype=np.int64)
-        for label, members in enumerate(self.bins):
-            labels[members] = label
-        return labels
-
     def make(self, enough: float, work: Work) -> None:
         """Trades until none is found, no work is left, or the time is `enough`."""
         looked_at = tuning.TRADE_PARTNERS * len(self.one) ** 2
-        price = tuning.TRADE.once + tuning.TRADE.look * looked_at
+        price = tuning.ONCE + tuning.LOOK * looked_at
         turn = stalled = 0
         while work.affords(price):
             if self.time() <= enough:
@@ -186,7 +179,7 @@ class _Trades:
         for p, b in enumerate(others.tolist()):
             if left.min() < 1:
                 after[p][np.ix_(left < 1, taken[p] < 1)] = np.inf
-            if len(self.bins[b]) < 3:
+            if len(self.bins[b]) <= 2:
                 emptied = taken[p] >= len(self.bins[b])
                 after[p][np.ix_(left >= len(self.bins[a]), emptied)] = np.inf
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import UnequalPartitions
 from rollout_planner import Quadratic, get_seqlen_balanced_partitions, plan_step
-from rollout_planner.split.padded.levels import begin_cost
+from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import IntArray, Sync, step_time
 
 Step = list[list[list[int]]]

@@ -14,7 +14,7 @@ from rollout_planner import (
     balanced_partition,
     karmarkar_karp,
 )
-from rollout_planner.bounds import rank_bound
+from rollout_planner.objective import rank_bound
 from rollout_planner.split.assign import lpt
 from rollout_planner.types import FloatArray
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import SampleTooLong, UnequalPartitions
 from rollout_planner import Quadratic, plan, plan_step, tokens
+from rollout_planner.errors import too_many_fillers
 from rollout_planner.types import PlanConfig, Sync, Window, straggler_excess
-from rollout_planner.validate import too_many_fillers
 
 LENGTHS = st.lists(st.integers(0, 100), min_size=1, max_size=60)
 LIMITS = st.one_of(

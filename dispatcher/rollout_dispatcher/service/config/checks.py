@@ -13,9 +13,9 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.service.config.fields import schema_of
 from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.types import Retain
+from rollout_planner.errors import problems as plan_problems
 from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Grouping, Layout
-from rollout_planner.validate import problems as plan_problems
 
 if TYPE_CHECKING:
     from rollout_dispatcher.service.config.options import ServeConfig

@@ -18,10 +18,9 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label
-from rollout_planner.split.padded.levels import begin_cost, most_in_run
-from rollout_planner.split.parts import Batch, Parts, evenly, matrix, rearranged, time_of
+from rollout_planner.split.padded import begin_cost, most_in_run
+from rollout_planner.split.parts import Batch, Parts, Work, evenly, matrix, rearranged, time_of
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, step_time
-from rollout_planner.work import Work
 
 
 def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
@@ -45,7 +44,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
     width = np.minimum(most[own], sizes[:, None] - at)
     length = np.arange(1, int(width.max()) + 1)[:, None, None]
     table = np.where(length <= width, length * batch.x[own], np.inf)
-    price = tuning.RECUT.of(M, 0, table.size)
+    price = tuning.ONCE * (1 + M / 2) + tuning.LOOK * table.size / 2
 
     def placed(counts: IntArray) -> Parts:
         """The dearest run of each rank first, whatever is longest there."""
@@ -77,7 +76,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
         pace = np.where(cost == first, second, first)
         new = _walked(table, sizes, _rests(table, sizes, pace), pace)
         found = min((np.where(who, new, best) for who in (odd | True, odd, ~odd)), key=time)
-        if time(found) >= time(best) * (1 - 1e-9):
+        if time(found) >= time(best) * (1 - tuning.ROUNDING):
             break
         best = found
     return min(
@@ -89,7 +88,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
 def _beyond(cost: FloatArray, pace: FloatArray) -> FloatArray:
     """What runs cost beside what others take in that micro-step: below that it hardly matters."""
     beyond: FloatArray = np.maximum(cost, pace)
-    beyond += tuning.RECUT_OWN * cost
+    beyond += tuning.LEVEL * cost
     return beyond
 
 

@@ -1,1 +1,0 @@
-"""Padded micro-batches of any count under a budget of padded tokens."""
