@@ -200,7 +200,7 @@ def transformer_cost(config: Config) -> TransformerCost:
             per_token += count * state
         else:
             projections, per_pair = _attention(config)
-            pairs[_window(config) if kind == SLIDING else 0] += count * per_pair
+            pairs[_positive(config, "sliding_window") if kind == SLIDING else 0] += count * per_pair
         weights += count * projections
     per_token += 2.0 * weights
     return TransformerCost(per_token, tuple((w, float(p)) for w, p in sorted(pairs.items())))
@@ -307,10 +307,6 @@ def _checked_kinds(kinds: list[str], layers: int) -> list[str]:
                 "give its cost as quadratic:a,b,c instead"
             )
     return kinds
-
-
-def _window(config: Config) -> int:
-    return _positive(config, "sliding_window")
 
 
 def _first(config: Config, *keys: str) -> int | None:

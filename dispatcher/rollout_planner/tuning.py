@@ -94,7 +94,7 @@ EVEN_PARTS = 1e-5
 
 #: What tokens count as work beside cost, where both have the same mean, as tried in turn. Chosen by
 #: trial.
-TOKEN_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
+TOKEN_WEIGHTS = (1.0, 4.0, np.inf)
 #: A step that is too much by its parts' unevenness alone has this part of it fewer next. Chosen by
 #: trial.
 CAP_STEPS_DOWN = 16

@@ -180,7 +180,10 @@ class _Task:
         for way in ways[: None if self.waits_often or self.cuts else 1]:
             if found and not (self.cuts or work.affords(price)):
                 break
-            parts = self.split(way, M, work)
+            if self.cuts:
+                parts: Parts | None = self.cut(way, M)
+            else:
+                parts = self.filled(self.samples(way, self.batch.order), M, work)
             found += [] if parts is None else [parts]
         if found and self.cuts and self.counts and self.waits_often:
             times = [time_of(self.batch, parts, self.config) for parts in found]
@@ -220,12 +223,6 @@ class _Task:
         """Samples of each rank, in this sequence, for a way to share groups out."""
         of, R = way[self.group[sequence]], self.config.dp_size
         return cut(sequence[by_label(of, R)], np.bincount(of, minlength=R).tolist())
-
-    def split(self, way: IntArray, M: int, work: Work) -> Parts | None:
-        """Micro-batches of ranks that have these groups; None if one finds no room."""
-        if self.cuts:
-            return self.cut(way, M)
-        return self.filled(self.samples(way, self.batch.order), M, work)
 
     def cut(self, way: IntArray, M: int) -> Parts:
         """Runs of neighbours on each rank, as full as can be."""
