@@ -19,6 +19,9 @@ import numpy as np
 #: model is larger, and a better selection would disturb the order of arrival. By
 #: `tests.bench.windows`, and `tests.bench.constants LEVEL 1e-4 1e-3 1e-2 --cell budget-512`.
 LEVEL = 1e-3
+#: The same of columns of equal counts, of which there are many: a step of 4096 samples takes
+#: a third longer to plan with 1e-3, `tests.bench.planner`.
+LEVEL_COLUMNS = 3e-3
 #: Loads within this of their mean, or times of their bound, count as equal: finer takes more swaps
 #: and trades. By `tests.bench.constants TOLERANCE 2e-4 2e-3 1e-2 --cell small`.
 TOLERANCE = 2e-4
@@ -94,7 +97,7 @@ EVEN_PARTS = 1e-5
 
 #: What tokens count as work beside cost, where both have the same mean, as tried in turn. Chosen by
 #: trial.
-TOKEN_WEIGHTS = (1.0, 4.0, np.inf)
+TOKEN_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
 #: A step that is too much by its parts' unevenness alone has this part of it fewer next. Chosen by
 #: trial.
 CAP_STEPS_DOWN = 16
@@ -136,7 +139,7 @@ NOISE *= np.geomspace(1, 1 / 20, TRIES)[:, None] * np.array((0.5, 0.1, 0.05))[:,
 LARGEST_RUN, END_SPREAD, END_CLOSE = (0.6, 1.0), np.arange(1, 8) / 8, np.arange(-2, 3)
 #: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
 #: could be, as tried in turn. Chosen by trial.
-FIT_PARTS = np.linspace(1, 0, 9)[:-1]
+FIT_PARTS = np.linspace(1, 0.3, 8)
 #: Where ranks keep their samples: how many numbers of micro-batches are looked at closer. Chosen by
 #: trial: 2 take longer steps.
 RECUT_COUNTS = 4

@@ -92,7 +92,7 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
     """
     columns = _row_columns(x, R, M, m)
     time, share = _time(columns, x), float(x.sum()) / R
-    if time > share * (1 + tuning.LEVEL):
+    if time > share * (1 + tuning.LEVEL_COLUMNS):
         level = levels(x, R, M, company=(m - 1) * float(x[-1]))
         start = np.repeat(level[0] - level, R)
         filled = _by_label(lpt(x, R * M, m, start), R * M, m)
@@ -100,8 +100,8 @@ def _bin_columns(x: FloatArray, R: int, M: int, m: int) -> IntArray:
         filled_time = _time(filled, x)
         if filled_time < time:
             columns, time = filled, filled_time
-    if time > share * (1 + tuning.LEVEL):
-        swap_level(columns, x, enough=tuning.LEVEL)
+    if time > share * (1 + tuning.LEVEL_COLUMNS):
+        swap_level(columns, x, enough=tuning.LEVEL_COLUMNS)
     return columns
 
 
