@@ -65,7 +65,7 @@ class _Best:
         self.time, self.first = time_of(batch, parts, config), parts.num_micro_batches
         self.share, budget = float(batch.cost.sum()) / config.dp_size, config.micro_batch_tokens
         #: What it costs to begin a micro-step, where their number is free.
-        self.begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.begin)
+        self.begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
 
     def bound(self, M: int) -> float:
         """Time that no split into M micro-batches can beat."""

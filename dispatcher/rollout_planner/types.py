@@ -102,7 +102,6 @@ class PlanConfig:
     deviation of what arrivals have; None: as far as balance has it.
     A plan whose excess is above `compared_above` is compared with other selections and splits; it
     says how good a plan may well be, serve's --target-excess when one is good enough to go early.
-    begin: cost of beginning a micro-step, which another one has to save; None: as a rule.
     What a split tries to wait less has to fit in `planning_budget`, seconds of one core, which are
     counted in operations, not timed.
     """
@@ -128,7 +127,6 @@ class PlanConfig:
     outlier_max_skips: int | None = None
     max_step_variation: float | None = 0.25
     compared_above: float = 0.01
-    begin: float | None = None
     planning_budget: float = 5e-3
 
     def micro_batches(self, needed: int) -> int:
@@ -259,6 +257,29 @@ def even_time(cost: FloatArray, stages: int = 1) -> float:
 def bubble(stages: int, micro_batches: int) -> float:
     """Time of a pipeline whose micro-batches are all alike, over what one stage does in it."""
     return 1 + (stages - 1) / micro_batches
+
+
+def computed_lengths(
+    tokens: IntArray, counts: IntArray, *, padded: bool, multiple: int = 1
+) -> IntArray:
+    """Tokens that are computed for each sample, int64[n], of micro-batches of so many samples each.
+
+    Samples, in delivery order, are padded to a multiple; and to the longest where that is so.
+    """
+    s = round_up(tokens, multiple)
+    if padded:
+        which = np.repeat(np.arange(counts.size), counts.ravel())
+        longest = np.zeros(counts.size, np.int64)
+        np.maximum.at(longest, which, s)
+        s = longest[which]
+    return s
+
+
+def summed(values: FloatArray, counts: IntArray) -> FloatArray:
+    """Of each micro-batch, in the shape of its counts; values: float64[n], in delivery order."""
+    which = np.repeat(np.arange(counts.size), counts.ravel())
+    sums = np.bincount(which, weights=values, minlength=counts.size)
+    return sums.astype(np.float64).reshape(counts.shape)
 
 
 def straggler_excess(cost: FloatArray, sync: Sync, stages: int = 1) -> float:

@@ -28,6 +28,7 @@ from rollout_planner.types import (
     Sync,
     Window,
     straggler_excess,
+    summed,
 )
 from tests.bench.cells import TRACES, read_trace
 from tests.bench.rows import report
@@ -93,7 +94,7 @@ class Run:
         self._begin = BEGIN * budget * float(truth(trace).sum()) / float(trace.sum())
         self.cost = CostInUse(CostConfig(Quadratic(), adapts=True))
 
-    def step(self, cost: CostModel, *, begin: float | None = None, number: int = 0) -> float:
+    def step(self, cost: CostModel, *, number: int = 0) -> float:
         """Plan one, train it, tell what it took; returns its excess, in percent."""
         window = Window(
             self._tokens, self._skips, np.full(len(self._tokens), -1),
@@ -101,13 +102,11 @@ class Run:
         )  # fmt: skip
         config = PlanConfig(
             dp_size=RANKS, dispatch_batch_size=BATCH, cost=cost, grouping=Grouping.IGNORE,
-            oversize=Oversize.ALONE, max_skips=8, micro_batch_tokens=self._budget, begin=begin,
+            oversize=Oversize.ALONE, max_skips=8, micro_batch_tokens=self._budget,
         )  # fmt: skip
         found = plan(window, config, BATCH)
         tokens = self._tokens[found.chosen]
-        which = np.repeat(np.arange(found.counts.size), found.counts.ravel())
-        sums = np.bincount(which, weights=self._truth(tokens), minlength=found.counts.size)
-        took = sums.reshape(found.counts.shape) + self._begin * (found.counts > 0)
+        took = summed(self._truth(tokens), found.counts) + self._begin * (found.counts > 0)
         self._report(number, found.cost, took, tokens, found.counts)
         stay = np.ones(len(self._tokens), np.bool_)
         stay[found.chosen] = False
@@ -140,10 +139,9 @@ def measure(steps: int, seeds: int, traces: list[str]) -> Iterator[Row]:
                 runs = [Run(trace, SIZES[name], truth, seed) for _ in range(3)]
                 for number in range(steps):
                     adapted = runs[1].cost.fitted_cost
-                    begin = None if adapted is None else adapted.d
                     excess[:, seed, number] = (
                         runs[0].step(Quadratic(), number=number),
-                        runs[1].step(adapted or Quadratic(), begin=begin, number=number),
+                        runs[1].step(adapted or Quadratic(), number=number),
                         runs[2].step(truth, number=number),
                     )
                 fitted[seed] = runs[1].cost

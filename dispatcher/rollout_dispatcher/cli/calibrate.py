@@ -60,9 +60,10 @@ def run(argv: Sequence[str]) -> int:
 def _of_record(recording: Recording) -> list[str]:
     setting = own_setting(recording)
     cost, seen = CostInUse(setting.core.cost), 0
-    steps = [step for _, step in sorted(recording.steps.items())]
+    steps = recording.trained()
+    slow = slowness(steps)
     for step in steps:
-        timing = _timing(recording, step, slowness(steps))
+        timing = _timing(recording, step, slow)
         if timing is not None:
             cost.measured(timing, step.number + 1)
             seen += 1

@@ -67,7 +67,7 @@ class Dispatch:
                                     holds), `next_deadline`, `drained`, `deserted`
         for each answer to a push   `standing`
         for each HTTP request       `schema`
-        for each scrape             `measured`, `ranks_seen`, `cost_warning`
+        for each scrape             `measured`, `ranks_seen`
         to find stragglers          `entries`, of which no snapshot has the payloads either
         several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`,
                                     `standstill`
@@ -585,11 +585,6 @@ class Dispatch:
     def measured(self) -> MeasuredStatistics:
         """What steps have really taken, as far as the ranks tell: a frozen snapshot."""
         return self._parts.measuring.statistics()
-
-    @property
-    def cost_warning(self) -> str:
-        """What plans lose by the cost that they balance, in words; empty if nothing to speak of."""
-        return self._parts.cost.statistics().warning
 
     @property
     def step_mix(self) -> StepMix | None:

@@ -86,7 +86,7 @@ def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray |
 def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Micro-batches of ranks that hold whole groups. work: pays for cutting padded ones anew."""
     task = _Task.of(batch, config)
-    begin = 0.0 if task.counts else begin_cost(batch.x, batch.s, task.cap, config.begin)
+    begin = 0.0 if task.counts else begin_cost(batch.x, batch.s, task.cap, config.cost)
 
     def rating(parts: Parts) -> float:
         return time_of(batch, parts, config) + begin * parts.num_micro_batches

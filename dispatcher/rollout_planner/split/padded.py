@@ -55,8 +55,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.cost import Quadratic
 from rollout_planner.order import running_sums
-from rollout_planner.types import FloatArray, IntArray, PlanConfig
+from rollout_planner.types import CostModel, FloatArray, IntArray, PlanConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +249,10 @@ def fewest_runs(s: IntArray, budget: int) -> int:
     return count
 
 
-def begin_cost(x: FloatArray, s: IntArray, budget: int, known: float | None = None) -> float:
-    """What it costs to begin a micro-step; where it is not known a share of a full one."""
-    if known is not None:
-        return known
+def begin_cost(x: FloatArray, s: IntArray, budget: int, cost: CostModel | None = None) -> float:
+    """What it costs to begin a micro-step; where the cost does not say it a share of a full one."""
+    if isinstance(cost, Quadratic) and cost.d:
+        return cost.d
     return tuning.BEGIN_MICRO_STEP * budget * float(x.sum()) / max(float(s.sum()), 1.0)
 
 
@@ -262,7 +263,7 @@ def padded_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     largest item left.
     """
     R, budget, allowed = config.dp_size, config.micro_batch_tokens or 1, config.micro_batches
-    most, begin = most_in_run(s, budget), begin_cost(x, s, budget, config.begin)
+    most, begin = most_in_run(s, budget), begin_cost(x, s, budget, config.cost)
     fewest = allowed(-(-max(fewest_runs(s, budget), 1) // R))
     share = float(x.sum()) / R / fewest
     if not share:

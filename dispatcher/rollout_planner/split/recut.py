@@ -37,7 +37,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
     place, most = by_label(rank_of[batch.order], R), np.full(n, m or 1)
     if m is None:
         most = most_in_run(batch.s, config.micro_batch_tokens or 1)
-        begin = begin_cost(batch.x, batch.s, config.micro_batch_tokens or 1, config.begin)
+        begin = begin_cost(batch.x, batch.s, config.micro_batch_tokens or 1, config.cost)
         last = min(tuning.TIMES_FEWEST * M, int(sizes.min()))
     at = np.arange(int(sizes.max()))
     own = place[np.minimum((sizes.cumsum() - sizes)[:, None] + at, n - 1)]

@@ -105,7 +105,7 @@ def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         M = config.micro_batches(-(-max(fewest_runs(batch.s, budget), 1) // R))
         last = max(min(tuning.TIMES_FEWEST * M, n // R), M)
         multiple = config.micro_batches(M + 1) - M
-        begin = begin_cost(longest, batch.s, budget, config.begin)
+        begin = begin_cost(longest, batch.s, budget, config.cost)
         counts = Counts(R, M, last - last % multiple, multiple, begin)
     starts = padded_runs(Items.of(longest, most), counts, per_step=waits_once(config))
     assert starts is not None, "samples fit one by one"

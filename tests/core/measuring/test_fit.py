@@ -5,7 +5,7 @@ import pytest
 
 from rollout_dispatcher.core.measuring.fit import Fit, most_probable, terms_of
 from rollout_planner.cost import Quadratic
-from rollout_planner.types import FloatArray
+from rollout_planner.types import FloatArray, computed_lengths
 
 BELIEVED = Quadratic()
 
@@ -27,8 +27,10 @@ def fitted(truth: FloatArray, *, far: float = 0.0, noise: float = 0.05, seed: in
 def test_terms_are_sums_over_samples_or_over_what_is_padded() -> None:
     tokens, counts = np.array([3, 1, 2]), np.array([2, 0, 1])
     assert terms_of(tokens, counts).tolist() == [[10, 4, 2, 1], [0, 0, 0, 1], [4, 2, 1, 1]]
-    assert terms_of(tokens, counts, padded=True)[0].tolist() == [18, 6, 2, 1]
-    assert terms_of(tokens, counts, multiple=4)[0].tolist() == [32, 8, 2, 1]
+    padded = computed_lengths(tokens, counts, padded=True)
+    assert terms_of(padded, counts)[0].tolist() == [18, 6, 2, 1]
+    longer = computed_lengths(tokens, counts, padded=False, multiple=4)
+    assert terms_of(longer, counts)[0].tolist() == [32, 8, 2, 1]
 
 
 @pytest.mark.parametrize("far", [0.0, 0.02])

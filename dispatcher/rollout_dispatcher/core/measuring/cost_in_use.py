@@ -26,7 +26,15 @@ from rollout_dispatcher.core.measuring.fit import (
 )
 from rollout_planner.cost import Quadratic
 from rollout_planner.cost import tokens as per_token
-from rollout_planner.types import CostModel, FloatArray, IntArray, Sync, round_up, straggler_excess
+from rollout_planner.types import (
+    CostModel,
+    FloatArray,
+    IntArray,
+    Sync,
+    computed_lengths,
+    straggler_excess,
+    summed,
+)
 
 #: How much better a fit has to have predicted before it is used, as a logarithm of the odds; and
 #: how sure it may become.
@@ -158,29 +166,16 @@ class CostInUse:
 
         Ranks that take a step's micro-batches at once tell its time with the first of them.
         """
-        config, shape = self._config, step.counts.shape
-        terms = terms_of(
-            step.tokens, step.counts.ravel(), padded=config.padded, multiple=config.multiple
-        ).reshape(*shape, TERMS)
-        slowness = np.where(step.slowness > SLOW, step.slowness, 1.0)
-        seconds, believed = step.compute / slowness[:, None], self._believed(terms, step)
+        config, counts = self._config, step.counts
+        s = computed_lengths(step.tokens, counts, padded=config.padded, multiple=config.multiple)
+        terms, believed = terms_of(s, counts), summed(config.believed(s), counts)
+        seconds = step.compute / np.where(step.slowness > SLOW, step.slowness, 1.0)[:, None]
         observed = terms
-        if bool(np.any((seconds == 0) & (step.counts > 0))):
+        if bool(np.any((seconds == 0) & (counts > 0))):
             observed = terms.sum(axis=1, keepdims=True)
             believed, seconds = (each.sum(axis=1, keepdims=True) for each in (believed, seconds))
         known = (seconds > 0) & (observed[..., 1] > 0)
         return _Seen(observed[known], believed[known], seconds[known]), terms
-
-    def _believed(self, terms: FloatArray, step: Timing) -> FloatArray:
-        """What was believed of each micro-batch, float64[R, M]."""
-        tokens, counts = step.tokens, step.counts
-        which = np.repeat(np.arange(counts.size), counts.ravel())
-        if self._config.padded:  # all are as long as the mean of what is computed
-            mean = terms[..., 1].ravel() / np.maximum(counts.ravel(), 1)
-            tokens = mean.astype(np.int64)[which]
-        costs = self._config.believed(round_up(tokens, self._config.multiple))
-        sums = np.bincount(which, weights=costs, minlength=counts.size)
-        return sums.astype(np.float64).reshape(counts.shape)
 
     def _compare(self, seen: _Seen) -> None:
         """By micro-batches that neither the newest fit nor the cost in use has seen."""

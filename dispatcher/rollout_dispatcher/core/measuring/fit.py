@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollout_planner.types import CostModel, FloatArray, IntArray, round_up
+from rollout_planner.types import CostModel, FloatArray, IntArray, summed
 
 #: Terms of the model: sum of squares, sum, count, one.
 TERMS = 4
@@ -44,21 +44,11 @@ class Fit(NamedTuple):
     error: float
 
 
-def terms_of(
-    tokens: IntArray, counts: IntArray, *, padded: bool = False, multiple: int = 1
-) -> FloatArray:
-    """float64[micro-batches, 4], of samples that follow each other; counts: of each, some of 0.
-
-    padded, multiple: micro-batches are padded to their longest; samples to so many tokens.
-    """
-    which = np.repeat(np.arange(len(counts)), counts)
-    s = round_up(tokens, multiple).astype(np.float64)
-    if padded:
-        longest = np.zeros(len(counts))
-        np.maximum.at(longest, which, s)
-        s = longest[which]
-    sums = [np.bincount(which, weights=w, minlength=len(counts)) for w in (s * s, s)]
-    return np.stack([*sums, counts.astype(np.float64), np.ones(len(counts))], axis=1)
+def terms_of(s: IntArray, counts: IntArray) -> FloatArray:
+    """float64[..., 4] of micro-batches of so many samples each, for which so much is computed."""
+    x = s.astype(np.float64)
+    sums = [summed(x * x, counts), summed(x, counts)]
+    return np.stack([*sums, counts.astype(np.float64), np.ones(counts.shape)], axis=-1)
 
 
 def most_probable(terms: FloatArray, seconds: FloatArray, believed: CostModel) -> Fit:

@@ -39,7 +39,7 @@ from rollout_dispatcher.service.config.themes.place import (
 from rollout_dispatcher.service.config.types import Retain, SharedMemoryUse
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.transport.shared_memory.segments import ARE_SUPPORTED
-from rollout_planner.cost import Quadratic, parse_cost
+from rollout_planner.cost import parse_cost
 from rollout_planner.planner import validate_config
 from rollout_planner.types import MicroBatchOrder, PlanConfig, longest_in_budget
 
@@ -167,14 +167,11 @@ class ServeConfig(  # pydantic has the fields of the last base first
 
     def plan_config(self) -> PlanConfig:
         """What the planner needs to know. Raises ConfigError if the cost cannot be read."""
-        cost = parse_cost(self.cost, _read)
-        begin = cost.d if isinstance(cost, Quadratic) else 0.0
         return PlanConfig(
             dp_size=self.dp_size,
             dispatch_batch_size=self.batch * ((self.group_size or 1) if self.by_groups else 1),
             by_groups=self.by_groups,
-            cost=cost,
-            begin=begin or None,
+            cost=parse_cost(self.cost, _read),
             micro_batch_size=self.micro_batch_size,
             micro_batch_tokens=self.micro_batch_tokens,
             layout=self.layout,

@@ -56,7 +56,7 @@ class Planner:
         if config.dp_size != wanted.dp_size:
             config = replace(config, dp_size=wanted.dp_size)
         if wanted.cost is not None:
-            config = replace(config, cost=wanted.cost, begin=wanted.cost.d or None)
+            config = replace(config, cost=wanted.cost)
         whole = isinstance(wanted, ReplanWanted)
         if whole:
             config = _for_open_step(config, wanted.window)

@@ -80,7 +80,7 @@ class Health:
 
     def warnings(self, at: Statistics) -> list[str]:
         """What is not as the settings ask for, though steps go on."""
-        cost = self._core.cost_warning
+        cost = self._core.measured.cost.warning
         found = [cost] if cost else []
         if not at.steps_unjudged:
             return found

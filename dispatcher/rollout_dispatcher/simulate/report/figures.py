@@ -25,9 +25,11 @@ from rollout_planner.types import (
     PlanConfig,
     Strategy,
     Window,
+    computed_lengths,
     even_time,
     round_up,
     step_time,
+    summed,
 )
 
 #: Bars of a length histogram.
@@ -164,14 +166,11 @@ class Figures:
         took = even = 0.0
         for step, tokens in zip(self._counted, self._tokens, strict=True):
             plan = step.plan
-            which = np.repeat(np.arange(plan.counts.size), plan.counts.ravel())
-            s = round_up(tokens, config.sample_length_multiple)
-            if config.layout is Layout.PADDED:
-                longest = np.zeros(plan.counts.size, np.int64)
-                np.maximum.at(longest, which, s)
-                s = longest[which]
-            sums = np.bincount(which, config.cost(s) + linear * s, plan.counts.size)
-            cost = sums.astype(np.float64).reshape(plan.counts.shape)
+            s = computed_lengths(
+                tokens, plan.counts, padded=config.layout is Layout.PADDED,
+                multiple=config.sample_length_multiple,
+            )  # fmt: skip
+            cost = summed(config.cost(s) + linear * s, plan.counts)
             took += step_time(cost, config.sync, config.pipeline_stages)
             even += even_time(cost, config.pipeline_stages)
         return took / (even or 1.0) - 1
