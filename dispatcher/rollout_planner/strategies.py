@@ -14,8 +14,13 @@ from dataclasses import replace
 from rollout_planner import tuning
 from rollout_planner.objective import bound_of
 from rollout_planner.split.assign import lpt_budget
-from rollout_planner.split.group_items import group_items, members_of_items
-from rollout_planner.split.groups import by_neighbours, in_turn, split_plainly
+from rollout_planner.split.groups import (
+    by_neighbours,
+    group_items,
+    in_turn,
+    members_of_items,
+    split_plainly,
+)
 from rollout_planner.split.padded import begin_cost
 from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, without_fillers
 from rollout_planner.split.recut import recut

@@ -72,12 +72,8 @@ SWAP_SLOTS = 16
 #: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
 #: others have one, and it would take a second. Chosen.
 TOO_MANY_SLOTS = 1 << 20
-#: Up to so many slots all that a fixed number of samples a micro-batch allows are there to be
-#: filled; beyond, twice as many as there are samples, as the rest stay empty. Chosen.
-FEW_SLOTS = 1 << 12
-#: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
-#: it is the budget that stands in the way. By `tests.bench.planner`, times.
-OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
+#: When no pair can gain, bins are paired otherwise, this often. By `tests.bench.planner`, times.
+OTHER_PAIRINGS = 3
 #: How often a level may rise to hold more tokens. By `tests.bench.constants RISES 1 2 8`.
 RISES = 2
 

@@ -12,9 +12,9 @@ import pytest
 
 from rollout_planner import Quadratic, plan, plan_step, tokens, tuning
 from rollout_planner.objective import bound_of
-from rollout_planner.order import by_falling_tokens
-from rollout_planner.select.choose import choose
-from rollout_planner.split.group_items import group_index, group_items
+from rollout_planner.order import by_falling_tokens, group_index
+from rollout_planner.selection import choose
+from rollout_planner.split.groups import group_items
 from rollout_planner.split.parts import Batch
 from rollout_planner.types import (
     FloatArray,

@@ -25,21 +25,35 @@ sample that alone exceeds it. This is what trainers do without a plan: in order 
 fit), or each sample into the first micro-batch that has room (first fit).
 
 Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6 4 | 5 3.
+
+Splitting when a group has to stay in one micro-batch: groups are split as samples are elsewhere.
+
+Invariant: all samples of a group are in the same micro-batch, which holds at most what it may, or
+a single group that alone exceeds the token budget.
+
+A group becomes an item with the tokens and the cost of its members together, or of its longest as
+often as it has members where the layout pads. With a fixed micro-batch size, groups of one size
+are so many items a micro-batch; groups of different sizes are packed as under a token budget, with
+samples for tokens.
+
+Example: micro-batches of 8 samples hold two groups of 4 each, or one of 5 beside one of 3.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.errors import PlanError
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.order import by_falling_tokens, by_label
+from rollout_planner.order import by_falling_tokens, by_label, group_max, running_sums
 from rollout_planner.split.assign import (
     best_fit,
     first_fit,
     levelled,
+    levels,
     lpt_budget,
     members,
     num_bins,
@@ -48,10 +62,18 @@ from rollout_planner.split.assign import (
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
 from rollout_planner.split.padded import begin_cost
-from rollout_planner.split.partition import levels
-from rollout_planner.split.parts import Batch, Parts, Work, time_of
+from rollout_planner.split.parts import Batch, Padded, Parts, Work, time_of
 from rollout_planner.split.recut import recut
-from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, cut, step_time
+from rollout_planner.types import (
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Sync,
+    cut,
+    step_time,
+)
 
 #: Falling load of each group, what it weighs, R, cap -> rank of each; None: no room.
 Share = Callable[[FloatArray, IntArray, int, int], IntArray | None]
@@ -392,3 +414,64 @@ def _spread(x: FloatArray, s: IntArray, fitted: IntArray, M: int, budget: int) -
     labels = np.empty_like(found)
     labels[falling] = found
     return labels
+
+
+def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batch, PlanConfig]:
+    """Groups as items, and how these are split. group: dense group number of each sample.
+
+    Raises PlanError for a group of more samples than a micro-batch has, and for budgets of padded
+    tokens: what a group takes of one depends on what it is padded to.
+    """
+    if config.pads_to_budget:
+        raise PlanError(
+            "groups that stay in one micro-batch cannot share a budget of padded tokens; set "
+            "--micro-batch-size, --layout packed, or --groups rank"
+        )
+    size, m = np.bincount(group), config.micro_batch_size
+    if m is not None and size.max() > m:
+        raise PlanError(
+            f"a group has {size.max()} samples and a micro-batch holds {m}; groups stay in one "
+            "micro-batch, so raise --micro-batch-size to the size of a group, or set --groups rank"
+        )
+    own = config_of_items(size, config)
+    cost, tokens = cost_of_groups(batch.cost, group, config), size
+    if m is None:
+        tokens = np.bincount(group, weights=batch.tokens).astype(np.int64)
+    if own.micro_batch_tokens is not None:
+        return replace(Batch.of(cost, tokens), padded=_padded(batch.cost, group, size, config)), own
+    return Batch(cost, tokens, None, np.argsort(-cost, kind="stable")), own
+
+
+def _padded(cost: FloatArray, group: IntArray, size: IntArray, config: PlanConfig) -> Padded | None:
+    """What a micro-batch pads: groups whose longest and whose size both differ share one."""
+    return Padded(group_max(cost, group), size) if config.layout is Layout.PADDED else None
+
+
+def config_of_items(size: IntArray, config: PlanConfig) -> PlanConfig:
+    """How groups of these sizes are split as items."""
+    m, alike = config.micro_batch_size, replace(config, grouping=Grouping.IGNORE)
+    if m is None:
+        return alike
+    if np.ptp(size):
+        return replace(alike, micro_batch_size=None, micro_batch_tokens=m, layout=Layout.PACKED)
+    return replace(alike, micro_batch_size=max(m // int(size[0]), 1))
+
+
+def cost_of_groups(cost: FloatArray, group: IntArray, config: PlanConfig) -> FloatArray:
+    """What each group costs a micro-batch: all of its samples, padded to the longest if so laid."""
+    if config.layout is Layout.PADDED:
+        return group_max(cost, group) * np.bincount(group)
+    return np.bincount(group, weights=cost).astype(np.float64)
+
+
+def members_of_items(parts: Parts, group: IntArray) -> Parts:
+    """Micro-batches of the samples of the groups that `parts` has."""
+    size = np.bincount(group)
+    by_group = np.argsort(group, kind="stable")
+    starts = np.cumsum(size) - size
+    own, counts = size[parts.sequence], parts.counts.ravel()
+    held = running_sums(own)
+    place = np.arange(len(group)) - np.repeat(held[:-1], own)
+    sequence = by_group[np.repeat(starts[parts.sequence], own) + place]
+    ends = np.cumsum(counts)
+    return Parts(sequence, (held[ends] - held[ends - counts]).reshape(parts.counts.shape))

@@ -57,8 +57,17 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import falling_place, running_sums
-from rollout_planner.split.assign import Labels, best_fit, levelled, lpt_budget, num_bins
-from rollout_planner.split.partition import bins_onto_ranks
+from rollout_planner.split.assign import (
+    Labels,
+    best_fit,
+    bins_onto_ranks,
+    levelled,
+    levels,
+    lpt,
+    lpt_budget,
+    num_bins,
+    rows_of_neighbours,
+)
 from rollout_planner.types import Allowed, FloatArray, IntArray
 
 
@@ -81,6 +90,27 @@ def pack(
     """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens."""
     labels, M = fill(x, s, R, budget, allowed)
     return level_columns(labels, x, s, R=R, M=M, budget=budget), M
+
+
+def pack_by_count(x: FloatArray, R: int, M: int, most: int) -> Labels:
+    """The same for `most` items in each bin: rows of neighbours, or filled to falling levels.
+
+    Swaps level the better of the two, unless it is good enough as it is.
+    """
+
+    def time(labels: Labels) -> float:
+        load = np.bincount(labels, weights=x, minlength=R * M)
+        return float(-np.sort(-load)[::R].sum())
+
+    even, each = float(x.sum()) / R * (1 + tuning.LEVEL_COLUMNS), -(-len(x) // (R * M))
+    labels = rows_of_neighbours(x, R, M, min(most, 2 * each))
+    if time(labels) > even:
+        level = levels(x, R, M, company=(most - 1) * x.item(-1) if len(x) == R * M * most else 0.0)
+        labels = min((labels, lpt(x, R * M, most, np.repeat(level[0] - level, R))), key=time)
+    if time(labels) > even:
+        ones = np.ones(len(x), dtype=np.int64)
+        labels = level_columns(labels, x, ones, R=R, M=M, budget=most)
+    return labels
 
 
 def fill(
