@@ -136,6 +136,14 @@ def test_swaps_keep_every_item_and_never_raise_the_largest_load(
     assert (np.sort(ids.reshape(2, -1)) == columns).all()
 
 
+def test_bins_of_which_no_pair_is_worth_a_swap_stay_as_they_are() -> None:
+    """One is above the tolerance, and once pairs are others each differs by less than half of it."""
+    above = np.array([2.05, 0.06, 0.06, 0.06, 0.06, -0.29, -1, -1])
+    ids = np.arange(8)[None, :, None]
+    swap_level(ids, 1e6 + 100 * above)
+    assert ids.ravel().tolist() == list(range(8))
+
+
 def test_large_inputs_go_by_chunks_and_keep_their_caps() -> None:
     x = falling(np.random.default_rng(0).integers(1, 9999, 6400).tolist())
     labels = lpt(x, 64, 100)

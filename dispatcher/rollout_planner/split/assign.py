@@ -292,7 +292,7 @@ class _Held:
             here = self.room[high[0][:, None], self.of_part[high[1]]][:, :, None]
             there = self.room[low[0][:, None], self.of_part[low[1]]][:, None]
             error[(gives - takes > there) | (takes - gives > here)] = np.inf
-        error = error.reshape(len(gap), -1)
+        error = error.reshape(len(gap), error.shape[1] * error.shape[2])
         best = error.argmin(axis=1)
         gain: BoolArray = error[np.arange(len(gap)), best] < gap * (1 - tuning.ROUNDING)
         i, j = np.divmod(best[gain], len(low[1]))
