@@ -137,7 +137,7 @@ def test_swaps_keep_every_item_and_never_raise_the_largest_load(
 
 
 def test_bins_of_which_no_pair_is_worth_a_swap_stay_as_they_are() -> None:
-    """One is above the tolerance, and once pairs are others each differs by less than half of it."""
+    """One is above the tolerance; once pairs are others each differs by less than half of it."""
     above = np.array([2.05, 0.06, 0.06, 0.06, 0.06, -0.29, -1, -1])
     ids = np.arange(8)[None, :, None]
     swap_level(ids, 1e6 + 100 * above)
