@@ -57,7 +57,7 @@ from rollout_planner.split.assign import (
     swap_level,
 )
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import least_bins, level_columns
+from rollout_planner.split.packing import fewest_micro_batches, level_columns
 from rollout_planner.split.trades import traded_bins
 from rollout_planner.types import (
     CostModel,
@@ -256,7 +256,7 @@ def _packed(
 ) -> tuple[Labels, int]:
     """Bin of each item of these costs and falling tokens, and how many bins."""
     fit = best_fit(s, np.full(len(s), budget), budget)
-    least, most = least_bins(s, budget), num_bins(fit)
+    most, least = num_bins(fit), fewest_micro_batches(s, 1, budget)
     for bins in range(max(least, most - tuning.FEWER_BINS), most + 1):
         count = round_up(max(bins, minimum), multiple)
         if len(s) <= count:

@@ -163,11 +163,7 @@ class _Differencing:
         return heap[0][1]
 
     def merge_singles(self, keys: list[int]) -> list[int]:
-        """Merge lone numbers, given ascending; they wait in that list, not in the heap.
-
-        A state with an empty set has the spread of its largest number, which nothing later
-        exceeds, so it stays on top and takes the next state again and again until it is full.
-        """
+        """Merge lone numbers, given ascending; they wait in that list, not in the heap."""
         heap: list[tuple[tuple[int, int], list[int]]] = []
         while heap or keys:
             first = self._pop(heap, keys)
@@ -175,8 +171,6 @@ class _Differencing:
                 return first
             second = self._pop(heap, keys)
             merged = self.merge(first, second)
-            if len(merged) < self.k:
-                merged = self._fill(merged, heap, keys)
             heapq.heappush(heap, (self.priority(merged), merged))
         return []
 
@@ -185,17 +179,6 @@ class _Differencing:
         if keys and (not heap or (-(keys[-1] >> self.sum_shift), -keys[-1]) < heap[0][0]):
             return [keys.pop()]
         return heapq.heappop(heap)[1]
-
-    def _fill(
-        self, state: list[int], heap: list[tuple[tuple[int, int], list[int]]], keys: list[int]
-    ) -> list[int]:
-        """Let a state with empty sets take the states that follow, while nothing would meet."""
-        while len(state) < self.k and (heap or keys):
-            second = self._pop(heap, keys)
-            if len(state) + len(second) > self.k:
-                return self.merge(sorted(state), second)
-            state += second  # in place: nobody else has it, and sets may be many
-        return sorted(state)
 
     def labels(self, heads: Sequence[int]) -> IntArray:
         """The set of each number, the largest set being the first, by undoing the unions."""

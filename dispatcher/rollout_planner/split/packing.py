@@ -26,16 +26,6 @@ well hold: its level rises until that is so. And it leaves a sample for each of 
 Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
 9 | 5 4; the second shares the rest: 3 | 3.
 
-How few bins may hold all items under a token budget.
-
-Invariant: `least_bins` never exceeds the bins of a legal packing.
-
-The bound is Martello & Toth's L2 (1990). For any a: items above budget - a stand alone, each of
-the others above half the budget has a bin to itself, and the items from a to half the budget go
-where these leave room, or into more bins.
-Example, budget 10, items 7 7 6 4 2: their sum is 26, so 3 bins; with a = 4, the 7s stand alone,
-6 4 are full, and as 2 is below a, L2 is 3 as well. With 7 7 6 4 4 it is 4.
-
 Packing where ranks meet once a step: what counts is the most that a rank has in all.
 
 Invariant: a micro-batch holds at most `budget` tokens, or a single item that alone exceeds it; all
@@ -56,7 +46,7 @@ from heapq import heapify, heappop, heapreplace
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.order import falling_place, running_sums
+from rollout_planner.order import falling_place
 from rollout_planner.split.assign import (
     Labels,
     best_fit,
@@ -126,9 +116,9 @@ def fill(
     if labels is not None:
         return labels, M
     tight = best_fit(s, np.full(len(s), budget), budget)
-    least, enough = (allowed(-(-bins // R)) for bins in (least_bins(s, budget), num_bins(tight)))
+    enough = allowed(-(-num_bins(tight) // R))
     while labels is None and enough > M:
-        M = max(allowed(M + 1), least)
+        M = allowed(M + 1)
         labels = _fill(x, s, R, M, budget)
     return tight if labels is None else labels, M
 
@@ -150,19 +140,6 @@ def level_columns(
     bins = R * M
     load = np.bincount(labels, weights=x, minlength=bins).astype(np.float64)
     return levelled(falling_place(load)[labels], x, bins, s, budget, rows=M, enough=tuning.LEVEL)
-
-
-def least_bins(s: IntArray, budget: int) -> int:
-    """Bound on the bins that falling `s` needs; an item above the budget has one to itself."""
-    rising = np.minimum(s, budget)[::-1]
-    sums = running_sums(rising)
-    a = np.unique(np.append(rising[2 * rising <= budget], 0))
-    halves = int(np.searchsorted(rising, budget // 2, "right"))
-    alone = np.searchsorted(rising, budget - a, "right")
-    small = np.searchsorted(rising, a, "left")
-    room = (alone - halves) * budget - (sums[alone] - sums[halves])
-    more = np.maximum(sums[halves] - sums[small] - room, 0)
-    return len(rising) - halves + int((-(-more // budget)).max())
 
 
 def well_filled(tokens: float, room: float) -> float:
