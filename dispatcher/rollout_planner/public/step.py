@@ -35,17 +35,7 @@ from rollout_planner.cost import LONGEST
 from rollout_planner.errors import UnequalPartitions, problems
 from rollout_planner.order import as_lists, labels_of
 from rollout_planner.planner import plan
-from rollout_planner.public.arguments import (
-    as_groups,
-    as_lengths,
-    at_least,
-    check_fillers,
-    check_fits,
-    cost_model,
-    costs_of,
-    option,
-    token_budget,
-)
+from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
 from rollout_planner.split.assign import best_fit, levelled, lpt_budget
 from rollout_planner.split.karmarkar_karp import differencing_labels
@@ -104,37 +94,41 @@ def plan_step(
     micro-batch has, for no lengths at all, for arguments that ask for more than `MOST_FILLERS` and
     for others that cannot be (all ValueErrors).
     """
-    dp_size, multiple, minimum = at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum)
-    [pad_to] = at_least(1, LONGEST, pad_to=pad_to)
+    dp_size, multiple, minimum = arguments.at_least(
+        1, dp_size=dp_size, multiple=multiple, minimum=minimum
+    )
+    [pad_to] = arguments.at_least(1, LONGEST, pad_to=pad_to)
     if micro_batch_size is not None:
-        [micro_batch_size] = at_least(1, micro_batch_size=micro_batch_size)
+        [micro_batch_size] = arguments.at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:
-        micro_batch_tokens = token_budget(micro_batch_tokens=micro_batch_tokens)
-    tokens = np.maximum(as_lengths(lengths), 1)
+        micro_batch_tokens = arguments.token_budget(micro_batch_tokens=micro_batch_tokens)
+    tokens = np.maximum(arguments.as_lengths(lengths), 1)
     n = len(tokens)
     if not n:
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
-    together = option("grouping", grouping, Grouping.RANK, Grouping.MICRO_BATCH)
+    together = arguments.option("grouping", grouping, Grouping.RANK, Grouping.MICRO_BATCH)
     if micro_batch_size is not None:
         micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
-    check_fillers(dp_size * round_up(minimum, multiple), n, "dp_size, minimum and multiple")
+    arguments.check_fillers(
+        dp_size * round_up(minimum, multiple), n, "dp_size, minimum and multiple"
+    )
     micro_steps = round_up(max(-(-n // per_micro_step), minimum), multiple)
     config = PlanConfig(
         dp_size=dp_size,
         dispatch_batch_size=per_micro_step * micro_steps,  # if all were full
-        cost=cost_model(cost),
+        cost=arguments.cost_model(cost),
         micro_batch_size=micro_batch_size,
         micro_batch_tokens=micro_batch_tokens,
-        sync=option("sync", sync, *Sync),
-        layout=option("layout", layout, *Layout),
+        sync=arguments.option("sync", sync, *Sync),
+        layout=arguments.option("layout", layout, *Layout),
         grouping=Grouping.IGNORE if groups is None else together,
         micro_batch_multiple=multiple,
         min_micro_batches=minimum,
         sample_length_multiple=pad_to,
-        oversize=option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
+        oversize=arguments.option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
     )
-    group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
+    group = np.full(n, -1, dtype=np.int64) if groups is None else arguments.as_groups(groups, n)
     if equal_counts:
         _check_equal_counts(n, config)
     computed = round_up(tokens, pad_to)
@@ -169,10 +163,10 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> Plan:
 
 def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> FloatArray:
     """Of each sample; raises what `plan_step` does for lengths and settings that cannot be."""
-    costs, budget, most = costs_of(tokens, config.cost), config.micro_batch_tokens, 0
+    costs, budget, most = arguments.costs_of(tokens, config.cost), config.micro_batch_tokens, 0
     together = config.grouping is Grouping.MICRO_BATCH
     if budget is not None and config.oversize is not Oversize.ALONE:
-        check_fits(tokens, budget, group if together else None)
+        arguments.check_fits(tokens, budget, group if together else None)
     if config.micro_batch_size is not None and together:
         most = int(np.bincount(group).max())
     if most > (config.micro_batch_size or 0):

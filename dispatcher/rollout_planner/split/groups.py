@@ -49,16 +49,7 @@ from rollout_planner import tuning
 from rollout_planner.errors import PlanError
 from rollout_planner.objective import micro_batches_for
 from rollout_planner.order import by_falling_tokens, by_label, group_max, running_sums
-from rollout_planner.split.assign import (
-    best_fit,
-    first_fit,
-    levelled,
-    levels,
-    lpt_budget,
-    members,
-    num_bins,
-    swap_level,
-)
+from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
 from rollout_planner.split.padded import begin_cost
@@ -221,10 +212,10 @@ class _Task:
         R, order = self.config.dp_size, np.argsort(-self.load, kind="stable")
         room = (len(self.batch) if self.config.pads_to_budget else M) * self.cap
         found = []
-        for share in (lpt_budget, by_neighbours, by_differences):
+        for share in (assign.lpt_budget, by_neighbours, by_differences):
             way = self.shared(share, order, room)
             if way is not None:
-                way = levelled(way, self.load, R, self.held, room)
+                way = assign.levelled(way, self.load, R, self.held, room)
                 found.append(alike(way, self.load[:, None], self.held, R, room))
         return sorted(found, key=lambda way: np.bincount(way, self.load).max())
 
@@ -260,7 +251,7 @@ class _Task:
         place, best, least = np.full(len(cost), -1), None, np.inf
 
         def to_levels(own: FloatArray, s: IntArray) -> IntArray | None:
-            return _fitted(lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
+            return _fitted(assign.lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
 
         def by_differences(own: FloatArray, s: IntArray) -> IntArray | None:
             labels = differencing_labels(own, M, equal_size=False)
@@ -273,12 +264,12 @@ class _Task:
                     place[ids] = labels + r * M
             if place.min() < 0:
                 return None
-            bins = members(place, len(ranks) * M).reshape(len(ranks), M, -1)
+            bins = assign.members(place, len(ranks) * M).reshape(len(ranks), M, -1)
             targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
             for target in (None, *targets):
                 if target is not None:
                     base = np.broadcast_to(target[0] - target, bins.shape[:2])
-                    swap_level(bins, x, w, cap, base=base, enough=tuning.LEVEL)
+                    assign.swap_level(bins, x, w, cap, base=base, enough=tuning.LEVEL)
                 falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
                 bins = np.take_along_axis(bins, falling[:, :, None], 1)
                 time = step_time(x[bins].sum(axis=2), sync)
@@ -300,15 +291,15 @@ class _Task:
         for ids in ranks if self.waits_often else []:
             first = cost[ids[:M]]
             np.maximum(largest[: len(first)], first, out=largest[: len(first)])
-        return levels(np.append(largest, most - largest.sum()), 1, M)
+        return assign.levels(np.append(largest, most - largest.sum()), 1, M)
 
 
 def _fitted(labels: IntArray | None, w: IntArray, bins: int, cap: int) -> IntArray | None:
     """These, or bins that are filled evenly by weight, or tightly; None if there is no room."""
     if labels is None:
-        labels = lpt_budget(w.astype(np.float64), w, bins, cap)
+        labels = assign.lpt_budget(w.astype(np.float64), w, bins, cap)
     if labels is None:
-        labels = best_fit(w, np.full(bins, cap), cap)
+        labels = assign.best_fit(w, np.full(bins, cap), cap)
     return None if labels.min(initial=0) < 0 else labels
 
 
@@ -377,10 +368,10 @@ def cut_ranks(
         own = [np.arange(len(items)) // m for items in ranks]
     elif padded or as_came:
         own = [run_of_each(s.tolist(), budget, padded=padded) for s in tokens]
-        M = config.micro_batches(max(map(num_bins, own)))
+        M = config.micro_batches(max(map(assign.num_bins, own)))
     else:
-        own = [first_fit(np.minimum(s, budget), np.full(len(s), budget)) for s in tokens]
-        needed = max(map(num_bins, own))
+        own = [assign.first_fit(np.minimum(s, budget), np.full(len(s), budget)) for s in tokens]
+        needed = max(map(assign.num_bins, own))
         if (M := config.micro_batches(needed)) > needed:
             costs = [batch.cost[items] for items in ranks]
             own = [_spread(*each, M, budget) for each in zip(costs, tokens, own, strict=True)]
@@ -408,7 +399,7 @@ def _spread(x: FloatArray, s: IntArray, fitted: IntArray, M: int, budget: int) -
     The largest goes first, wherever it stands.
     """
     falling = by_falling_tokens(s)
-    found = lpt_budget(x[falling], s[falling], M, budget)
+    found = assign.lpt_budget(x[falling], s[falling], M, budget)
     if found is None:
         return fitted
     labels = np.empty_like(found)

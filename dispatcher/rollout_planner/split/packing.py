@@ -47,17 +47,7 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import falling_place
-from rollout_planner.split.assign import (
-    Labels,
-    best_fit,
-    bins_onto_ranks,
-    levelled,
-    levels,
-    lpt,
-    lpt_budget,
-    num_bins,
-    rows_of_neighbours,
-)
+from rollout_planner.split import assign
 from rollout_planner.types import Allowed, FloatArray, IntArray
 
 
@@ -76,27 +66,29 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
 
 def pack(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
-) -> tuple[Labels, int]:
+) -> tuple[IntArray, int]:
     """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens."""
     labels, M = fill(x, s, R, budget, allowed)
     return level_columns(labels, x, s, R=R, M=M, budget=budget), M
 
 
-def pack_by_count(x: FloatArray, R: int, M: int, most: int) -> Labels:
+def pack_by_count(x: FloatArray, R: int, M: int, most: int) -> IntArray:
     """The same for `most` items in each bin: rows of neighbours, or filled to falling levels.
 
     Swaps level the better of the two, unless it is good enough as it is.
     """
 
-    def time(labels: Labels) -> float:
+    def time(labels: IntArray) -> float:
         load = np.bincount(labels, weights=x, minlength=R * M)
         return float(-np.sort(-load)[::R].sum())
 
     even, each = float(x.sum()) / R * (1 + tuning.LEVEL_COLUMNS), -(-len(x) // (R * M))
-    labels = rows_of_neighbours(x, R, M, min(most, 2 * each))
+    labels = assign.rows_of_neighbours(x, R, M, min(most, 2 * each))
     if time(labels) > even:
-        level = levels(x, R, M, company=(most - 1) * x.item(-1) if len(x) == R * M * most else 0.0)
-        labels = min((labels, lpt(x, R * M, most, np.repeat(level[0] - level, R))), key=time)
+        level = assign.levels(
+            x, R, M, company=(most - 1) * x.item(-1) if len(x) == R * M * most else 0.0
+        )
+        labels = min((labels, assign.lpt(x, R * M, most, np.repeat(level[0] - level, R))), key=time)
     if time(labels) > even:
         ones = np.ones(len(x), dtype=np.int64)
         labels = level_columns(labels, x, ones, R=R, M=M, budget=most)
@@ -105,7 +97,7 @@ def pack_by_count(x: FloatArray, R: int, M: int, most: int) -> Labels:
 
 def fill(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
-) -> tuple[Labels, int]:
+) -> tuple[IntArray, int]:
     """The same before swaps level the columns.
 
     M is the least that all tokens need if items can be placed by cost, or by tokens; else it rises,
@@ -115,31 +107,33 @@ def fill(
     labels = _fill(x, s, R, M, budget)
     if labels is not None:
         return labels, M
-    tight = best_fit(s, np.full(len(s), budget), budget)
-    enough = allowed(-(-num_bins(tight) // R))
+    tight = assign.best_fit(s, np.full(len(s), budget), budget)
+    enough = allowed(-(-assign.num_bins(tight) // R))
     while labels is None and enough > M:
         M = allowed(M + 1)
         labels = _fill(x, s, R, M, budget)
     return tight if labels is None else labels, M
 
 
-def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
+def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """By cost, micro-step after micro-step; else all at once; else by tokens alone."""
     labels = fill_columns(x, s, R, M, budget) if is_ruled(x, R, M) else None
     if labels is None:
-        labels = lpt_budget(x, s, R * M, budget)
+        labels = assign.lpt_budget(x, s, R * M, budget)
     if labels is None:
-        labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
+        labels = assign.lpt_budget(s.astype(np.float64), s, R * M, budget)
     return labels
 
 
 def level_columns(
-    labels: Labels, x: FloatArray, s: IntArray, *, R: int, M: int, budget: int
-) -> Labels:
+    labels: IntArray, x: FloatArray, s: IntArray, *, R: int, M: int, budget: int
+) -> IntArray:
     """Sort bins by cost, cut them into columns of R, swap inside columns."""
     bins = R * M
     load = np.bincount(labels, weights=x, minlength=bins).astype(np.float64)
-    return levelled(falling_place(load)[labels], x, bins, s, budget, rows=M, enough=tuning.LEVEL)
+    return assign.levelled(
+        falling_place(load)[labels], x, bins, s, budget, rows=M, enough=tuning.LEVEL
+    )
 
 
 def well_filled(tokens: float, room: float) -> float:
@@ -152,13 +146,13 @@ def is_ruled(x: FloatArray, R: int, M: int) -> bool:
     return M > 1 and bool(x[0] * (R * M) > x.sum())
 
 
-def fill_columns(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
+def fill_columns(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """Ruled micro-steps one by one, the others together by LPT; None if the latter fails."""
     filler = _Filler(x, s, R, M, budget)
     column = filler.fill_ruled()
     labels = np.array(filler.labels, dtype=np.int64)
     left = np.flatnonzero(labels < 0)
-    rest = lpt_budget(x[left], s[left], R * (M - column), budget)
+    rest = assign.lpt_budget(x[left], s[left], R * (M - column), budget)
     if rest is None:
         return None
     labels[left] = rest + column * R
@@ -241,30 +235,35 @@ class _Filler:
 
 def pack_ranks(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
-) -> tuple[Labels, int]:
+) -> tuple[IntArray, int]:
     """Micro-batch of each item, numbered rank by rank, and M; items fall in cost and in tokens."""
     bins, M = fill(x, s, R, budget, allowed)
     t, load = np.minimum(s, budget), np.bincount(bins, weights=x, minlength=R * M)
-    starts = bins_onto_ranks(load.astype(np.float64), R, M)[bins], _by_samples(x, t, R, M, budget)
-    found = [levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None]
+    starts = (
+        assign.bins_onto_ranks(load.astype(np.float64), R, M)[bins],
+        _by_samples(x, t, R, M, budget),
+    )
+    found = [
+        assign.levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None
+    ]
     return min(found, key=lambda each: float(np.bincount(each // M, weights=x).max())), M
 
 
-def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> Labels | None:
+def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """Samples onto ranks, then each rank's into its micro-batches; None if some find no room.
 
     What its rank has no room for goes where there is some, on the least loaded rank.
     """
-    rank = lpt_budget(x, t, R, M * budget)
+    rank = assign.lpt_budget(x, t, R, M * budget)
     if rank is None:
         return None
-    rank, labels = levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
+    rank, labels = assign.levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
     room, load = np.full(R * M, budget), np.zeros(R)
     for r in range(R):
         items = np.flatnonzero(rank == r)
-        own = lpt_budget(x[items], t[items], M, budget)
+        own = assign.lpt_budget(x[items], t[items], M, budget)
         if own is None:
-            own = best_fit(t[items], np.full(M, budget), budget)
+            own = assign.best_fit(t[items], np.full(M, budget), budget)
         items, own = items[own >= 0], own[own >= 0]
         labels[items] = own + r * M
         room[r * M : (r + 1) * M] -= np.bincount(own, t[items], M).astype(np.int64)
