@@ -140,9 +140,12 @@ def _of_any_size(x: FloatArray, k: int) -> IntArray:
 
 
 def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
-    """Part of each of falling `x`."""
-    enough = rank_bound(x, k, len(x) // k if equal_size else None) * (1 + tuning.EVEN_PARTS)
-    found = (_levelled(start, x, k, equal_size) for start in _starts(x, k, equal_size))
+    """Part of each of falling `x`: swaps, or moves where sizes may differ, level what each has."""
+    cap, ones = len(x) // k if equal_size else len(x), np.ones(len(x), dtype=np.int64)
+    starts = (lambda: assign.lpt(x, k, cap)), (lambda: differencing_labels(x, k, equal_size))
+    filled = (fill_empty(start(), k) for start in starts)
+    found = (fill_empty(assign.levelled(each, x, k, ones, cap), k) for each in filled)
+    enough = rank_bound(x, k, cap if equal_size else None) * (1 + tuning.EVEN_PARTS)
     best = _most_even(found, x, k, enough)
     assert best is not None, "there is a way"
     return best
@@ -160,23 +163,6 @@ def _most_even(
         if least <= enough:
             break
     return best
-
-
-def _starts(x: FloatArray, k: int, equal_size: bool) -> Iterator[IntArray]:
-    cap = len(x) // k if equal_size else len(x)
-    yield assign.lpt(x, k, cap)
-    yield differencing_labels(x, k, equal_size)
-
-
-def _levelled(labels: IntArray, x: FloatArray, k: int, equal_size: bool) -> IntArray:
-    """Swap items between parts; where sizes may differ, also with nothing in return."""
-    if equal_size:
-        ids = np.argsort(labels, kind="stable").reshape(k, -1)
-        assign.swap_level(ids[None], x)
-        labels = assign.bin_of_each(ids, len(x))
-    else:
-        labels = assign.levelled(fill_empty(labels, k), x, k)
-    return fill_empty(labels, k)
 
 
 def pack(

@@ -388,9 +388,9 @@ def _slower_after(
 
 def _largest_of_others(load: FloatArray, at: IntArray) -> FloatArray:
     """The largest of each row of load[n, M] without the one at each of `at`, [n, len(at)]."""
-    order = load.argsort(axis=1, kind="stable")
+    order = (-load).argsort(axis=1, kind="stable")
     rows = np.arange(len(load))[:, None]
-    first, second = order[:, -1:], order[:, -2:-1]
+    first, second = order[:, :1], order[:, 1:2]
     out: FloatArray = load[rows, np.where(at == first, second, first)]
     return out
 

@@ -327,7 +327,7 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
     way, done = np.append(way, own), np.zeros(R, dtype=bool)
     ranks = np.array([reach[way == r].sum(axis=0) for r in range(R)])
     for _ in range(G):
-        second, most = np.sort(ranks, axis=0)[-2:]
+        most, second = -np.sort(-ranks, axis=0)[:2]
         alone = np.where(ranks == most, most - second, 0.0).sum(axis=1)
         high = int(np.where(done, 0.0, alone).argmax())
         if done[high] or not alone[high] or most.sum() * R <= ranks.sum() * (1 + tuning.TOLERANCE):
@@ -336,7 +336,7 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
         to, room = way[theirs], cap - np.bincount(way, weights=held)
         others = ranks.copy()
         others[high] = 0.0
-        second, largest = np.sort(others, axis=0)[-2:]
+        largest, second = -np.sort(-others, axis=0)[:2]
         rest = np.where(ranks == largest, second, largest)[to]
         less = reach[mine, None] - reach[theirs]
         after = np.maximum(ranks[high] - less, ranks[to] + less)

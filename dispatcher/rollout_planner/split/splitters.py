@@ -20,15 +20,7 @@ from rollout_planner.split.padded import (
     most_in_run,
     padded_runs,
 )
-from rollout_planner.split.parts import (
-    Batch,
-    Parts,
-    Splitter,
-    Work,
-    matrix,
-    rearranged,
-    time_of,
-)
+from rollout_planner.split.parts import Batch, Parts, Splitter, Work, matrix, rearranged, time_of
 from rollout_planner.types import IntArray, Layout, PlanConfig, Sync
 
 
