@@ -84,16 +84,11 @@ Judge = Callable[[BoolArray], float]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Mask of the items to keep, what they are thought to wait, and what that costs later on."""
+    """Mask of the items to keep; what they are thought to wait, now and later; and later only."""
 
     keep: BoolArray
-    waits: float = 0.0
+    total: float = 0.0
     later: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """What decides."""
-        return self.waits + self.later
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +364,8 @@ def select(pool: Pool, take: int, judge: Judge, bound: LossBound | None = None) 
     found = []
     for candidate in of(pool, take):
         keep = candidate if bound is None else bound.within(candidate, pool.forced)
-        found.append(Selection(keep, judge(keep), debt(pool, keep)))
+        later = debt(pool, keep)
+        found.append(Selection(keep, judge(keep) + later, later))
         if found[-1].total <= tuning.LEVEL:
             break
     best = min(found, key=lambda each: each.total)

@@ -20,7 +20,7 @@ from rollout_planner.split.padded import (
     most_in_run,
     padded_runs,
 )
-from rollout_planner.split.parts import Batch, Parts, Splitter, Work, matrix, rearranged, time_of
+from rollout_planner.split.parts import Batch, Parts, Splitter, Work, matrix, time_of
 from rollout_planner.types import IntArray, Layout, PlanConfig, Sync
 
 
@@ -46,24 +46,21 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     if budget is None:
         x, s, order = batch.falling, np.ones_like(s), batch.dearest_first
         budget = config.micro_batch_size or 1
-    ours = None
+    ways, stages = list[Parts](), config.pipeline_stages
     if per_step:
-        ours = Parts.of_labels(order, *pack_ranks(x, s, R, budget, config.micro_batches), R)
-        if config.pipeline_stages == 1:
-            return ours
-    M = micro_batches_for(len(x), config)
-    if config.micro_batch_size is None or M == 1 or per_step:
-        labels, M = pack(x, s, R, budget, config.micro_batches)
-    else:
-        labels = pack_by_count(x, R, M, budget)
-    if per_step:
-        labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
-    load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
-    place = places_of(load, R, M, per_step, config.pipeline_stages)
-    level = Parts.of_labels(order, place[labels], M, R)
-    if ours is None or time_of(batch, level, config) < time_of(batch, ours, config):
-        return level
-    return ours
+        ways.append(Parts.of_labels(order, *pack_ranks(x, s, R, budget, config.micro_batches), R))
+    if not per_step or stages > 1:
+        M = micro_batches_for(len(x), config)
+        if config.micro_batch_size is None or M == 1 or per_step:
+            labels, M = pack(x, s, R, budget, config.micro_batches)
+        else:
+            labels = pack_by_count(x, R, M, budget)
+        if per_step:
+            labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
+        load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
+        place = places_of(load, R, M, per_step, stages)
+        ways.append(Parts.of_labels(order, place[labels], M, R))
+    return min(ways, key=lambda parts: time_of(batch, parts, config))
 
 
 def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
@@ -122,10 +119,7 @@ def waits_once(config: PlanConfig) -> bool:
 
 def _placed(order: IntArray, labels: IntArray, M: int, batch: Batch, config: PlanConfig) -> Parts:
     """Micro-batches dealt to ranks. labels: the one of each item in this order."""
-    R = config.dp_size
-    parts = Parts.of_labels(order, labels, M, R)
-    load = matrix(batch, parts, config.layout).ravel()
-    place = places_of(load, R, M, config.sync is Sync.STEP, config.pipeline_stages)
-    source = np.empty(R * M, dtype=np.int64)
-    source[place] = np.arange(R * M)
-    return rearranged(parts, source.reshape(R, M))
+    R, stages = config.dp_size, config.pipeline_stages
+    load = matrix(batch, Parts.of_labels(order, labels, M, R), config.layout).ravel()
+    place = places_of(load, R, M, config.sync is Sync.STEP, stages)
+    return Parts.of_labels(order, place[labels], M, R)
