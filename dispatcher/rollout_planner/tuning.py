@@ -69,9 +69,6 @@ DEBT = 1.5
 
 # Splitting: how evenly, and how long.
 
-#: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
-#: others have one, and it would take a second. Chosen.
-TOO_MANY_SLOTS = 1 << 20
 #: When no pair can gain, bins are paired otherwise, this often. By `tests.bench.planner`, times.
 OTHER_PAIRINGS = 3
 #: How often a level may rise to hold more tokens. By `tests.bench.constants RISES 1 2 8`.
@@ -84,10 +81,6 @@ RISES = 2
 FEWER_BINS = 2
 #: Trades between bins may take so many seconds of one core, which are counted. Chosen by trial.
 EVENED = 5e-4
-
-#: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
-#: by trial.
-EVEN_PARTS = 1e-5
 
 # A cap on the tokens of a rank.
 
@@ -133,7 +126,11 @@ NOISE *= np.geomspace(1, 1 / 20, TRIES)[:, None] * np.array((0.5, 0.1, 0.05))[:,
 #: Where ranks meet once a step: what a run may cost at most, in shares of a rank; places tried for
 #: its end, in parts of what is between its neighbours' and beside where it is.
 #: Chosen by trial.
-LARGEST_RUN, END_SPREAD, END_CLOSE = (0.6, 1.0), np.arange(1, 8) / 8, np.arange(-2, 3)
+LARGEST_RUN, END_SPREAD, END_CLOSE = (
+    (0.6, 1.0),
+    np.linspace(0, 1, 9)[1:-1],
+    np.arange(1 + 2 * 2) - 2,
+)
 #: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
 #: could be, as tried in turn. Chosen by trial.
 FIT_PARTS = np.linspace(1, 0.3, 8)
@@ -142,6 +139,9 @@ FIT_PARTS = np.linspace(1, 0.3, 8)
 
 #: Steps of up to so many samples are compared with other selections and plain methods. Chosen.
 COMPARED_UP_TO = 1024
+#: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
+#: others have one, and it would take a second. Chosen.
+TOO_MANY_SLOTS = COMPARED_UP_TO**2
 #: Up to so many trade samples under a budget, and padded ones are compared: of more samples single
 #: ones hardly matter. Chosen.
 SMALL_STEP = 200
@@ -160,4 +160,4 @@ TRADED_FROM, TRADE_PARTNERS = 6, 8
 #: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
 TRADE_PATIENCE = 2
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
-BETWEEN_EQUALS = 1e-6
+BETWEEN_EQUALS = LEVEL**2

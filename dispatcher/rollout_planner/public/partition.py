@@ -1,7 +1,7 @@
 """Splitting costs into k parts of nearly equal sums, as well as this planner can.
 
 Invariant: every index is in one part and no part is empty; the largest sum is at most LPT's (Graham
-1969) and Karmarkar-Karp's, but for what is too little to look further (`tuning.EVEN_PARTS`).
+1969) and Karmarkar-Karp's, but for what rounding does.
 
 The best of two starts, LPT and KK, each levelled by swaps.
 Where parts have to be equal in number KK is poor on heavy tails, as it pairs the largest with the
@@ -145,7 +145,7 @@ def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
     starts = (lambda: assign.lpt(x, k, cap)), (lambda: differencing_labels(x, k, equal_size))
     filled = (fill_empty(start(), k) for start in starts)
     found = (fill_empty(assign.levelled(each, x, k, ones, cap), k) for each in filled)
-    enough = rank_bound(x, k, cap if equal_size else None) * (1 + tuning.EVEN_PARTS)
+    enough = rank_bound(x, k, cap if equal_size else None) * (1 + tuning.ROUNDING)
     best = _most_even(found, x, k, enough)
     assert best is not None, "there is a way"
     return best
