@@ -13,31 +13,19 @@ or takes a bin beyond its count or token cap.
 
 Example: bins 5 4 and 3 2 of one row end as 5 2 and 4 3.
 
-Partition with a fixed number of samples a micro-batch: who trains on what, and when.
+Columns of equal counts: micro-batches of one index should cost the same where ranks wait at every
+micro-step, so neighbours share a column. Example, R = 2, one each: 9 8 2 1 in columns is 9 8 | 2 1:
+waits 1 + 1; equal sums would be 9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8
+would wait 7 + 7.
 
-Invariant: the result is a permutation of the items as slots[R, M, m]; each rank gets M
-micro-batches of m items. Items are costs in descending order; a partial batch is filled up with
-items of cost 0, which the caller strips.
-
-Ranks that wait once a step need equal sums: LPT under a count cap, then swaps. Ranks that wait at
-every micro-step need equal costs at equal index: sorted columns. Equal-count KK alone is poor on
-heavy tails (Zhang, Mouratidis, Pang 2011), as it makes the largest items share a rank with average
-ones.
-
-Example, R = 2, m = 1: [9, 8, 2, 1] in columns is 9 8 | 2 1: waits 1 + 1; equal sums would be
-9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8 would wait 7 + 7.
-
-Micro-batches for pipelines: a rank takes their sum, and its largest once more for each stage.
-
-Invariant: the result is a permutation of the items as slots[R, M, m]; it takes no longer than what
-it starts from. Items are costs in descending order.
+Micro-batches onto ranks, which are pipelines where they have several stages: a rank takes their
+sum, and its largest once more for each further stage. The result takes no longer than what it
+starts from.
 
 While a pipeline fills and drains, each stage beyond the first waits for the largest micro-batch. So
-micro-batches should be alike, as far as samples can be cut up that way, and a rank that has a large
-one all the same should have less besides. Two ways are compared: the ranks that are given, their
-items levelled over their own micro-batches; and all micro-batches levelled at once, then dealt to
-ranks by LPT, where a rank's first one counts for every stage. Swaps between the slowest rank and
-the fastest ones end it.
+a rank that has a large micro-batch should have less besides. Two ways are compared: ranks of equal
+sums, and LPT where a rank's first micro-batch counts for every stage. Swaps between the slowest
+rank and the fastest ones end it.
 
 Example, R = 2, M = 2, 4 stages, costs 9 4 4 2: equal sums, 9 2 | 4 4, take 11 + 27 and 8 + 12; no
 swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.

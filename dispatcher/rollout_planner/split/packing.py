@@ -14,6 +14,9 @@ then best fit.
 Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
 rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
 
+A fixed number of samples is a budget of which each sample takes one; but where ranks wait at every
+micro-step full micro-batches leave swaps little room, so that they begin as rows of neighbours.
+
 Micro-steps that a large sample rules, filled to its level; the others share what is left.
 
 Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it.
@@ -73,7 +76,7 @@ def pack(
 
 
 def pack_by_count(x: FloatArray, R: int, M: int, most: int) -> IntArray:
-    """The same for `most` items in each bin: rows of neighbours, or filled to falling levels.
+    """Bin of each item, of which a bin has room for `most`: rows of neighbours, or LPT to levels.
 
     Swaps level the better of the two, unless it is good enough as it is.
     """
@@ -98,7 +101,7 @@ def pack_by_count(x: FloatArray, R: int, M: int, most: int) -> IntArray:
 def fill(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
 ) -> tuple[IntArray, int]:
-    """The same before swaps level the columns.
+    """As `pack`, before swaps level the columns.
 
     M is the least that all tokens need if items can be placed by cost, or by tokens; else it rises,
     up to what best fit needs.
