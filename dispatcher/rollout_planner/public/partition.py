@@ -142,8 +142,12 @@ def _of_any_size(x: FloatArray, k: int) -> IntArray:
 def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
     """Part of each of falling `x`: swaps, or moves where sizes may differ, level what each has."""
     cap, ones = len(x) // k if equal_size else len(x), np.ones(len(x), dtype=np.int64)
-    starts = (lambda: assign.lpt(x, k, cap)), (lambda: differencing_labels(x, k, equal_size))
-    filled = (fill_empty(start(), k) for start in starts)
+
+    def starts() -> Iterator[IntArray]:
+        yield assign.lpt(x, k, cap)
+        yield differencing_labels(x, k, equal_size)
+
+    filled = (fill_empty(start, k) for start in starts())
     found = (fill_empty(assign.levelled(each, x, k, ones, cap), k) for each in filled)
     enough = rank_bound(x, k, cap if equal_size else None) * (1 + tuning.ROUNDING)
     best = _most_even(found, x, k, enough)
