@@ -17,7 +17,6 @@ from rollout_planner.split.assign import (
     lpt,
     lpt_budget,
     spread_columns,
-    spread_falling,
     swap_level,
 )
 from rollout_planner.split.groups import run_of_each
@@ -180,8 +179,6 @@ def test_columns_are_dealt_to_the_least_loaded_whatever_the_unit_of_cost(
     cost = np.array(costs, dtype=np.float64).reshape(columns, ranks)
     expected = dealt_one_by_one(cost)
     assert (spread_columns(cost * unit) == expected).all()
-    falls = -np.sort(-cost, axis=1)
-    assert (spread_falling(falls * unit) == dealt_one_by_one(falls)).all()
 
 
 @st.composite

@@ -134,20 +134,14 @@ def spread_columns(cost: FloatArray) -> IntArray:
     M = len(cost)
     if M == 1:
         return falling_place(cost[0])[None]
-    rows, dearest_first = np.arange(M)[:, None], np.argsort(-cost, axis=1, kind="stable")
-    ranks = np.empty(cost.shape, dtype=np.int64)
-    ranks[rows, dearest_first] = spread_falling(cost[rows, dearest_first])
+    dearest_first = np.argsort(-cost, axis=1, kind="stable")
+    falls = np.take_along_axis(cost, dearest_first, axis=1)
+    ranks, loads = np.empty(cost.shape, dtype=np.int64), np.zeros(cost.shape[1])
+    for j in (falls[:, -1] - falls[:, 0]).argsort(kind="stable"):
+        least_loaded = loads.argsort(kind="stable")
+        ranks[j, dearest_first[j]] = least_loaded
+        loads[least_loaded] += falls[j]
     return ranks
-
-
-def spread_falling(cost: FloatArray) -> IntArray:
-    """The same where columns fall."""
-    orders = np.empty(cost.shape, dtype=np.int64)
-    loads = np.zeros(cost.shape[1])
-    for j in (cost[:, -1] - cost[:, 0]).argsort(kind="stable"):
-        orders[j] = order = loads.argsort(kind="stable")
-        loads[order] += cost[j]
-    return orders
 
 
 def swap_level(

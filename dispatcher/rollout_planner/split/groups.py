@@ -248,7 +248,7 @@ class _Task:
         """
         cost, weight, cap, sync = self.batch.cost, self.weight, self.cap, self.config.sync
         level, x, w = self.levels(ranks, M), np.append(cost, 0.0), np.append(weight, 0)
-        place, best, least = np.full(len(cost), -1), None, np.inf
+        place, best, least = np.full(len(cost), -1), np.zeros((0, M, 0), np.int64), np.inf
 
         def to_levels(own: FloatArray, s: IntArray) -> IntArray | None:
             return _fitted(assign.lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
@@ -280,7 +280,8 @@ class _Task:
                 break
             if not work.affords(tuning.ONCE + tuning.SAMPLE * len(cost)):
                 break
-        return None if best is None else Parts.of_slots(best, len(cost))
+        there = best < len(cost)
+        return Parts(best[there], there.sum(axis=2))
 
     def levels(self, ranks: list[IntArray], M: int) -> FloatArray:
         """What each of M micro-steps should cost, falling: the largest sample that any rank has
