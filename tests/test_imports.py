@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.planning.trigger import TriggerConfig

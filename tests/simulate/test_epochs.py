@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.buffer.limits import MicroBatchLimits
+from rollout_dispatcher.core.buffer.entry import MicroBatchLimits
 from rollout_dispatcher.simulate import epochs as module
 from rollout_dispatcher.simulate.epochs import Epochs, doomed
 from tests.simulate.bench import make_trace

@@ -9,13 +9,16 @@ Invariant, at every return: accepted = buffered + in flight + (committed - rewou
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.dropping import Losses, name_undone
 from rollout_dispatcher.core.buffer.entry import Entry, move_payloads
-from rollout_dispatcher.core.buffer.losses import Losses, name_undone
 from rollout_dispatcher.core.config import DispatchConfig, Tuning
-from rollout_dispatcher.core.decision import NO_TOTALS, NOTHING, Decision
 from rollout_dispatcher.core.effects import (
+    NO_TOTALS,
+    NOTHING,
     AcceptedUnknown,
     Advised,
+    Decision,
     Effect,
     PlanWanted,
     PolicyReported,
@@ -37,16 +40,12 @@ from rollout_dispatcher.core.facts import (
 )
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import RankTimes
-from rollout_dispatcher.core.parts import Parts
-from rollout_dispatcher.core.planning.step_mix import StepMix
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.producers.standing import Standing
-from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
-from rollout_dispatcher.core.ranks.standstill import Standstill
-from rollout_dispatcher.core.references.said import Said
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Parts, Statistics
+from rollout_dispatcher.core.references import Said
+from rollout_dispatcher.core.steps.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.core.waiting import Reason
+from rollout_dispatcher.core.totals import StepMix
+from rollout_dispatcher.core.waiting import Reason, Standing, Standstill
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.payload import InMemory

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.clock import SteadyClock
+from rollout_dispatcher.core.config import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.record.writer import RecordWriter

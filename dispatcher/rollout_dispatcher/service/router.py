@@ -8,13 +8,11 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rollout_dispatcher.core.decision import NOTHING, Decision
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import PushAnswered
+from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
-from rollout_dispatcher.core.steps.retained import CheckpointPosition
+from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.errors import (
     ConnectionLimit,
     DispatcherError,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rollout_dispatcher.core.planning.step_mix import LONGEST, StepMix, long_weight
+from rollout_dispatcher.core.totals import LONGEST, StepMix, long_weight
 from rollout_planner.types import FloatArray, IntArray
 
 DISPATCHES = 20

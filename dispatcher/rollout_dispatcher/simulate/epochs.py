@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rollout_dispatcher.core.buffer.limits import NO_LIMITS, MicroBatchLimits
+from rollout_dispatcher.core.buffer.entry import NO_LIMITS, MicroBatchLimits
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.simulate.trace import Trace
 from rollout_planner.types import BoolArray, IntArray, round_up

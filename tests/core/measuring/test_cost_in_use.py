@@ -8,7 +8,7 @@ from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted, Spe
 from rollout_dispatcher.core.facts import CostFitted, SpeedsMeasured
 from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse, Timing
 from rollout_dispatcher.core.measuring.times import RankTimes
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_planner.cost import Quadratic
 from rollout_planner.planner import plan
 from rollout_planner.types import (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig

@@ -12,9 +12,8 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
-from rollout_dispatcher.core.planning.requests import request_plan
+from rollout_dispatcher.core.planning.planning import UsualLoss, request_plan
 from rollout_dispatcher.core.planning.trigger import Go, Trigger
-from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.service.effects.planner import PLANNED_HERE_SAMPLES, Planner
 from rollout_planner.cost import Quadratic

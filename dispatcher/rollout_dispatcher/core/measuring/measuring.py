@@ -20,13 +20,7 @@ from rollout_dispatcher.core.facts import Note, SpeedsMeasured
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.speeds import RankSpeeds
-from rollout_dispatcher.core.measuring.times import (
-    Flaw,
-    Pass,
-    RankTimes,
-    TimedStep,
-    Unmeasured,
-)
+from rollout_dispatcher.core.measuring.times import Flaw, Pass, RankTimes, TimedStep, Unmeasured
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_planner.types import UPDATE, FloatArray, Sync

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from rollout_dispatcher.core.producers.standing import Standing
+from rollout_dispatcher.core.waiting import Standing
 from rollout_dispatcher.errors import (
     DispatcherError,
     FrameTooLarge,

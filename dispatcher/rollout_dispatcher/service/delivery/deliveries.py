@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.ranks.rank_state import Unresolved
-from rollout_dispatcher.core.steps.group_totals import GroupTotals
-from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.steps.rank_state import Unresolved
+from rollout_dispatcher.core.steps.step import GroupTotals, OpenStep
 from rollout_dispatcher.errors import JournalCorrupt, ProtocolError
 from rollout_dispatcher.protocol.versions import RAGGED
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle

@@ -9,8 +9,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.steps.group_totals import GroupTotals
-from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.steps.step import GroupTotals, OpenStep
 from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.payload import InJournal, InMemory, Reference, are_in_memory
 from rollout_dispatcher.protocol.assemble import filler, micro_batch

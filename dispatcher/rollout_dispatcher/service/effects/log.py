@@ -3,9 +3,9 @@
 import logging
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.buffer.limits import STORES_CAP
+from rollout_dispatcher.core.buffer.entry import STORES_CAP
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 
 log = logging.getLogger(__name__)
 

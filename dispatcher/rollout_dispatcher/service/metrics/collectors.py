@@ -15,8 +15,8 @@ from prometheus_client.core import (
 )
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.planning.step_mix import StepMix
-from rollout_dispatcher.core.statistics import LengthStatistics, Statistics
+from rollout_dispatcher.core.parts import LengthStatistics, Statistics
+from rollout_dispatcher.core.totals import StepMix
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory

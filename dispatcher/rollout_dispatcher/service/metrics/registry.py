@@ -23,7 +23,7 @@ from prometheus_client import (
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving

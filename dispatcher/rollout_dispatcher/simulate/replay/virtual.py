@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
+    Decision,
     Deliver,
     PlanWanted,
     PushAnswered,
@@ -25,8 +26,7 @@ from rollout_dispatcher.core.effects import (
     StepPlanned,
 )
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_planner.planner import plan

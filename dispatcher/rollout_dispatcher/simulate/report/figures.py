@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout_dispatcher.core.planning.usual_loss import KEPT
+from rollout_dispatcher.core.planning.planning import KEPT
 from rollout_dispatcher.simulate.bias import selection_bias, step_mix
 from rollout_dispatcher.simulate.replay.timed import Clockwork
 from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep

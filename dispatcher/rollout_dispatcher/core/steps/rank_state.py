@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.steps.retained import CheckpointPosition
 from rollout_dispatcher.errors import ProtocolError
 
 
@@ -23,6 +22,18 @@ class Position(NamedTuple):
     taken: int
     handed_out: int
     collectives: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPosition:
+    """Where a checkpoint was taken: after `step` (-1: before the first) of this run.
+
+    allow_lost_steps: go on though steps that were trained after it cannot be given again.
+    """
+
+    run_id: str
+    step: int
+    allow_lost_steps: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

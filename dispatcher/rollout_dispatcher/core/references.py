@@ -7,6 +7,16 @@ The dispatcher opens no store: it asks one of the workers, another one if that f
 goes on until it is done. What became unneeded in one turn of the event loop is asked of one worker
 together, since asking is left to the next tick. Invariant: an object is released only after it was
 a fact that nobody needs it.
+
+What is said of payload stores, and of the workers that open them; `Dispatch.hear` is told it.
+
+A worker is any client that has the capability: its name is the shell's, and tells DP ranks from
+producers.
+
+Who is there to release objects: any client that opens payload stores, one thing at a time.
+
+Whoever could not do it for a store *rests* from that store, longer each time, while others are
+asked; whoever does not answer is not asked again until it does. Nobody is given up for good.
 """
 
 import math
@@ -14,6 +24,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from rollout_dispatcher.core.buffer.objects import (
+    AWAY_S,
+    SEPARATOR,
+    Incarnation,
+    Objects,
+    Releases,
+    Sweeps,
+)
 from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
 from rollout_dispatcher.core.facts import (
     Forgotten,
@@ -23,20 +41,146 @@ from rollout_dispatcher.core.facts import (
     Remembered,
     Unneeded,
 )
-from rollout_dispatcher.core.references.objects import Objects
-from rollout_dispatcher.core.references.releases import Releases
-from rollout_dispatcher.core.references.said import (
-    Freed,
-    Said,
-    Swept,
-    WorkerGone,
-    WorkerLeaves,
-    WorkerThere,
-)
-from rollout_dispatcher.core.references.sweeps import AWAY_S, SEPARATOR, Incarnation, Sweeps
-from rollout_dispatcher.core.references.workers import Workers
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.payload import StoredObject
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerThere:
+    """A worker is there, maybe again: what it was asked before is void."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeaves:
+    """It has said goodbye, and waits until we say it too."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """Its connection is over."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """A worker answers a `FreeWanted`: these objects are still there."""
+
+    worker: str
+    number: int
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A worker answers a `SweepWanted`: these objects are there, and others if there are more."""
+
+    worker: str
+    number: int
+    keys: tuple[str, ...] = ()
+    more: bool = False
+    failed: bool = False
+
+
+Said = WorkerThere | WorkerLeaves | WorkerGone | Freed | Swept
+
+
+#: A worker that failed is asked again after so long, twice as long each time up to the second.
+FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
+
+
+@dataclass(slots=True)
+class _Rest:
+    until: float
+    seconds: float
+
+
+class Workers:
+    """Workers by name; who was asked last is the last to be asked again."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, None] = {}
+        self._busy: dict[str, int] = {}  # with what, by number
+        self._leaving: set[str] = set()
+        self._rests: dict[tuple[str, str], _Rest] = {}
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    def there(self, worker: str) -> None:
+        """It may be asked."""
+        self.gone(worker)
+        self._idle[worker] = None
+
+    def leaves(self, worker: str) -> None:
+        """It may be asked, but waits to leave."""
+        if worker in self._idle or worker in self._busy:
+            self._leaving.add(worker)
+
+    def gone(self, worker: str) -> None:
+        """It may not."""
+        self._idle.pop(worker, None)
+        self._busy.pop(worker, None)
+        self._leaving.discard(worker)
+        for known in [known for known in self._rests if known[0] == worker]:
+            del self._rests[known]
+
+    def is_leaving(self, worker: str) -> bool:
+        """Whether it waits to leave."""
+        return worker in self._leaving
+
+    @property
+    def staying(self) -> int:
+        """How many are there that do not wait to leave."""
+        return len(self) - len(self._leaving)
+
+    def busy_with(self, worker: str) -> int | None:
+        """What it was asked and has not answered; None for nothing."""
+        return self._busy.get(worker)
+
+    # -- asking -----------------------------------------------------------------------------
+
+    def ready(self, store: str, now: float) -> str | None:
+        """Who can be asked about this store now."""
+        return next((who for who in self._idle if self._rested(who, store) <= now), None)
+
+    def ready_at(self, stores: Iterable[str]) -> float | None:
+        """When somebody can be asked about one of these stores; None if nobody is idle."""
+        return min(
+            (self._rested(who, store) for store in stores for who in self._idle), default=None
+        )
+
+    def asked(self, worker: str, number: int) -> None:
+        """It is at work."""
+        del self._idle[worker]
+        self._busy[worker] = number
+
+    def answered(self, worker: str, number: int) -> bool:
+        """It has answered; returns whether it had been asked that."""
+        if self._busy.get(worker) != number:
+            return False
+        del self._busy[worker]
+        self._idle[worker] = None
+        return True
+
+    def succeeded(self, worker: str, store: str) -> None:
+        """It can do that."""
+        self._rests.pop((worker, store), None)
+
+    def failed(self, worker: str, store: str, now: float) -> None:
+        """It could not do that just now."""
+        rest = self._rests.get((worker, store))
+        seconds = FIRST_REST_S if rest is None else min(2 * rest.seconds, LONGEST_REST_S)
+        self._rests[worker, store] = _Rest(now + seconds, seconds)
+
+    def _rested(self, worker: str, store: str) -> float:
+        rest = self._rests.get((worker, store))
+        return -math.inf if rest is None else rest.until
+
 
 #: Objects that a worker is asked to release at a time: as many keys as a message may have.
 KEYS_AT_A_TIME = 1024
