@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.cli.fields import flag_of
 from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.cli.simulate_options import (
     SimulateOptions,
     own_environment,

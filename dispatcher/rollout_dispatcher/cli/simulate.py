@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import TextIO
 
 from rollout_dispatcher.cli.options import NO_DEFAULTS, load_config
-from rollout_dispatcher.cli.recorded import defaults_of, own_setting, setting_of
 from rollout_dispatcher.cli.simulate_options import (
     Arrivals,
     Format,
     SimulateOptions,
+    defaults_of,
     own_environment,
+    own_setting,
+    setting_of,
     split_arguments,
 )
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
-from rollout_dispatcher.simulate.recommend import recommend
-from rollout_dispatcher.simulate.recorded.arrivals import trace_of
-from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran
-from rollout_dispatcher.simulate.replay.virtual import Setting
-from rollout_dispatcher.simulate.report.figures import summary
-from rollout_dispatcher.simulate.report.page import page
+from rollout_dispatcher.simulate.figures import summary
+from rollout_dispatcher.simulate.page import page
+from rollout_dispatcher.simulate.recorded import as_it_ran, trace_of
+from rollout_dispatcher.simulate.replay import Setting
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import Scenario, simulate
-from rollout_dispatcher.simulate.table import table
+from rollout_dispatcher.simulate.table import recommend, table
 from rollout_dispatcher.simulate.trace import load_trace
 
 PROG = "dispatcher simulate TRACE|DIR"

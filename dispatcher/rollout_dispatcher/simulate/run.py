@@ -5,20 +5,26 @@ planning took.
 """
 
 import gc
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TextIO
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.epochs import Epochs, doomed
-from rollout_dispatcher.simulate.plans_file import write_step
-from rollout_dispatcher.simulate.replay.steady import longest_kept, run_steady, warm_up_steps
-from rollout_dispatcher.simulate.replay.timed import Clockwork, check_arrivals, run_timed
-from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
-from rollout_dispatcher.simulate.report.figures import Figures
+from rollout_dispatcher.simulate.figures import Figures
+from rollout_dispatcher.simulate.replay import (
+    Clockwork,
+    Setting,
+    VirtualStep,
+    check_arrivals,
+    longest_kept,
+    run_steady,
+    run_timed,
+    warm_up_steps,
+)
 from rollout_dispatcher.simulate.result import Run
-from rollout_dispatcher.simulate.trace import Trace
+from rollout_dispatcher.simulate.trace import Epochs, Trace, doomed
 from rollout_planner.types import IntArray
 
 DEFAULT_STEPS = 100
@@ -128,3 +134,26 @@ def _run(
     else:
         run_steady(setting, epochs, steps or DEFAULT_STEPS, on_step)
     return figures.run(clockwork)
+
+
+def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
+    """Append a step as one JSON line, so that anyone can check what the figures say.
+
+    It names the window and the strategy it belongs to, what entered the window since the step
+    before, which samples went to which micro-batch of which rank, how often each of them had been
+    passed over (where it ever was), and what was dropped and why. Warm-up steps have negative
+    numbers.
+    """
+    ids = [entry.sample.sample_id for entry in step.entries]
+    chosen = step.plan.chosen.tolist()
+    skips = zip(chosen, step.skips.tolist(), strict=True)
+    line = {
+        "step": step.number,
+        "window": setting.window,
+        "strategy": str(setting.strategy),
+        "arrived": [sample.sample_id for sample in step.arrived],
+        "ranks": step.plan.laid_out([ids[at] for at in chosen]),
+        "skips": {ids[at]: count for at, count in skips if count},
+        "dropped": step.dropped,
+    }
+    file.write(json.dumps(line, separators=(",", ":")) + "\n")
