@@ -91,7 +91,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
     run: str | None = None
     """replay only the rows with this in their run column"""
     steps: Positive | None = None
-    """steps that count; unset: 100, or with --arrivals trace all there are"""
+    """steps that count; unset: 100, or with --arrivals trace all there are; of a record the last"""
     seed: NotNegative = 0
     """of the permutations in which epochs of the trace arrive"""
 
@@ -178,15 +178,18 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 # -- a recorded run as defaults ---------------------------------------------------------------
 
 
-def defaults_of(recording: Recording) -> dict[str, Any]:
-    """What a simulation of this run is to be told, unless the user says otherwise."""
+def defaults_of(recording: Recording, *, pace: bool) -> dict[str, Any]:
+    """What a simulation of this run is to be told, unless the user says otherwise.
+
+    pace: the trainer's too, for which all of its steps are gone through.
+    """
     usual = SimulateOptions.model_fields["window_multiple"].default
     found = {
         **_options(recording),
         "arrivals": Arrivals.TRACE,
         "window_multiple": tuple(sorted({*usual, _window(recording)})),
     }
-    load = trainer_load(recording, own_setting(recording))
+    load = trainer_load(recording, own_setting(recording)) if pace else None
     if load is not None:
         found["trainer_load"] = round(min(max(load, _LEAST_LOAD), _MOST_LOAD), 4)
     return found

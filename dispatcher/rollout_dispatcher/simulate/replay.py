@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -52,6 +53,9 @@ PRODUCER = "trace"
 MOST_WARM_UP_STEPS = 200
 #: A timer never rings early; at its exact time rounding could leave it due for ever.
 _TIMER_LATENESS = 1e-6
+#: Into so many pushes the arrivals of one step are brought together: the core takes as long for a
+#: push of one sample as for one of a hundred.
+PUSHES_A_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,67 +319,79 @@ def check_arrivals(trace: Trace) -> None:
 
 
 class _Producers:
-    """Push what has arrived, one by one, and wait while a push is held.
+    """Push what has arrived, and wait while a push is held.
 
-    Only members of a group that the buffer has begun pass by: room is reserved for them.
+    Samples that arrive close together, beside how long a step lasts, come in one push, at the time
+    of the last. Only members of a group that the buffer has begun pass by: room is reserved for
+    them.
     """
 
     def __init__(self, virtual: VirtualDispatch, setting: Setting, trace: Trace) -> None:
         self._virtual = virtual
-        self._source: Iterator[tuple[float, Sample]] = Epochs(
-            trace, 0, whole_groups=setting.core.groups_matter
-        ).once_in_order_of_arrival()
-        self._start = float(trace.arrival.min())
+        self._groups_matter = setting.core.groups_matter
+        epochs = Epochs(trace, 0, whole_groups=self._groups_matter)
+        arrivals = list(epochs.once_in_order_of_arrival())
+        start = arrivals[0][0]
+        self.arrived_at = {sample.sample_id: at - start for at, sample in arrivals}
+        slices = PUSHES_A_STEP * len(trace) / setting.plan.dispatch_batch_size
+        width = float(np.ptp(trace.arrival)) / slices
+        self._pushes = deque(
+            [(at - start, sample) for at, sample in push]
+            for _, push in groupby(arrivals, key=lambda each: (each[0] - start) // width)
+        )
         gone = doomed(
             trace,
             longest_kept(setting.plan),
-            whole_groups=setting.core.groups_matter,
+            whole_groups=self._groups_matter,
             micro_batch=setting.core.limits.micro_batch,
         )
         self._doomed = frozenset(f"0-{row}" for row in trace.row[gone])
-        self._next = next(self._source, None)
         self._ended = False
         self._waiting: deque[Sample] = deque()
-        self.arrived_at: dict[str, float] = {}
 
     @property
     def due(self) -> float:
-        """When the next sample arrives."""
-        return math.inf if self._next is None else self._next[0] - self._start
+        """When the next samples arrive."""
+        return self._pushes[0][-1][0] if self._pushes else math.inf
 
     def proceed(self, now: float) -> None:
         """Push everything that has arrived by now, as far as there is room."""
         self._catch_up()
-        while self._next is not None and self.due <= now:
-            sample = self._next[1]
-            self.arrived_at[sample.sample_id] = self.due
-            self._arrive(sample)
-            self._next = next(self._source, None)
-        if self._next is None and not self._blocked and not self._ended:
+        while self.due <= now:
+            self._arrive([sample for _, sample in self._pushes.popleft()])
+        if not (self._pushes or self._blocked or self._ended):
             self._ended = True
             self._virtual.end_stream()
 
-    def _arrive(self, sample: Sample) -> None:
-        if sample.sample_id in self._doomed:
-            self._virtual.drop((sample,), str(DropReason.OVERSIZE))
-        elif not self._blocked or self._virtual.core.is_expected(sample):
-            self._virtual.push((sample,), may_hold=True)
+    def _arrive(self, samples: list[Sample]) -> None:
+        kept = [sample for sample in samples if sample.sample_id not in self._doomed]
+        if len(kept) < len(samples):
+            lost = [sample for sample in samples if sample.sample_id in self._doomed]
+            self._virtual.drop(lost, str(DropReason.OVERSIZE))
+        if not self._blocked:
+            self._push(kept)
         else:
-            self._waiting.append(sample)
+            self._waiting += kept
+            self._push_expected()
 
     def _catch_up(self) -> None:
         """Push what waits while there is room, and behind it the members of begun groups."""
+        while self._waiting and not self._virtual.holds_a_push:
+            count = min(len(self._waiting), PUSHES_A_STEP)
+            self._push([self._waiting.popleft() for _ in range(count)])
+        self._push_expected()
+
+    def _push_expected(self) -> None:
+        """What waits, and belongs to groups that the buffer has begun."""
         is_expected = self._virtual.core.is_expected
-        progress = True
-        while progress:
-            progress = False
-            while self._waiting and not self._virtual.holds_a_push:
-                self._virtual.push((self._waiting.popleft(),), may_hold=True)
-                progress = True
-            for sample in [sample for sample in self._waiting if is_expected(sample)]:
-                self._waiting.remove(sample)
-                self._virtual.push((sample,), may_hold=True)
-                progress = True
+        if self._groups_matter and (found := [each for each in self._waiting if is_expected(each)]):
+            passed = {sample.sample_id for sample in found}
+            self._waiting = deque(each for each in self._waiting if each.sample_id not in passed)
+            self._push(found)
+
+    def _push(self, samples: list[Sample]) -> None:
+        if samples:
+            self._virtual.push(samples, may_hold=True)
 
     @property
     def _blocked(self) -> bool:

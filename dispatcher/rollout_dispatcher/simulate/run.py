@@ -6,15 +6,13 @@ planning took.
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TextIO
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.simulate.figures import Figures
 from rollout_dispatcher.simulate.replay import (
-    Clockwork,
     Setting,
     VirtualStep,
     check_arrivals,
@@ -27,10 +25,12 @@ from rollout_dispatcher.simulate.result import Run
 from rollout_dispatcher.simulate.trace import Epochs, Trace, doomed
 from rollout_planner.types import IntArray
 
+#: Of a record the last so many: a day of a run says hardly more of a window than its last hour, and
+#: takes hours of planning.
 DEFAULT_STEPS = 100
 
-#: Told after every step: the setting, steps done and steps in all (None: not known yet).
-Progress = Callable[[Setting, int, int | None], None]
+#: Called after every step with the setting and the share of all rows' work that is done.
+Progress = Callable[[Setting, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +52,40 @@ def simulate(
     scenario: Scenario,
     *,
     plans: TextIO | None = None,
-    progress: Progress = lambda _setting, _done, _of: None,
+    progress: Progress = lambda _setting, _share: None,
 ) -> list[Run]:
     """Run every setting over the trace; rows in the order of the settings."""
-    if scenario.load is not None:
+    load = scenario.load
+    if load is not None:
         check_arrivals(trace)
     kept = _kept(trace, settings[0])
     epochs = Epochs(trace, scenario.seed, whole_groups=settings[0].core.groups_matter)
-    with _no_search_for_cycles():
-        return [
-            _run(
-                each,
-                Figures(each, trace, kept),
-                scenario,
-                trace=trace,
-                epochs=epochs,
-                plans=plans,
-                progress=progress,
-            )
-            for each in settings
-        ]
+    steps = scenario.steps or (DEFAULT_STEPS if load is None else None)
 
+    def one(row: int, setting: Setting) -> Run:
+        figures = Figures(setting, trace, kept)
+        warm_up = warm_up_steps(setting) if load is None else 0
+        in_all = warm_up + (steps or len(trace) / setting.plan.dispatch_batch_size)
 
-@contextmanager
-def _no_search_for_cycles() -> Iterator[None]:
-    """Samples come and go by the million and refer to nothing that refers to them.
+        def on_step(step: VirtualStep) -> None:
+            numbered = replace(step, number=step.number - warm_up)
+            figures.add(numbered)
+            if plans is not None:
+                write_step(plans, setting, numbered)
+            done = min(1.0, (step.number + 1) / in_all)
+            progress(setting, (row + done) / len(settings))
 
-    To look for cycles among them takes a third of the whole run.
-    """
+        if load is not None:
+            return figures.run(run_timed(setting, trace, load, steps, on_step))
+        run_steady(setting, epochs, steps or DEFAULT_STEPS, on_step)
+        return figures.run(None)
+
+    # Samples come and go by the million and refer to nothing that refers to them: to look for
+    # cycles among them takes a third of the whole run.
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return [one(*each) for each in enumerate(settings)]
     finally:
         if was_on:
             gc.enable()
@@ -104,36 +106,6 @@ def _kept(trace: Trace, setting: Setting) -> IntArray:
             f"{longest}; raise it, or set --oversize alone"
         )
     return trace.tokens[~gone]
-
-
-def _run(
-    setting: Setting,
-    figures: Figures,
-    scenario: Scenario,
-    *,
-    trace: Trace,
-    epochs: Epochs,
-    plans: TextIO | None,
-    progress: Progress,
-) -> Run:
-    timed = scenario.load is not None
-    warm_up = 0 if timed else warm_up_steps(setting)
-    steps = DEFAULT_STEPS if scenario.steps is None and not timed else scenario.steps
-    in_all = None if steps is None else warm_up + steps
-
-    def on_step(step: VirtualStep) -> None:
-        numbered = replace(step, number=step.number - warm_up)
-        figures.add(numbered)
-        if plans is not None:
-            write_step(plans, setting, numbered)
-        progress(setting, step.number + 1, in_all)
-
-    clockwork: Clockwork | None = None
-    if scenario.load is not None:
-        clockwork = run_timed(setting, trace, scenario.load, steps, on_step)
-    else:
-        run_steady(setting, epochs, steps or DEFAULT_STEPS, on_step)
-    return figures.run(clockwork)
 
 
 def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
