@@ -177,7 +177,7 @@ def test_nothing_unpickles(path: Path) -> None:
         ("rollout_dispatcher.service.server", "import torch"),
         ("rollout_dispatcher.service.server", "from rollout_dispatcher.cli import main"),
         (
-            "rollout_dispatcher.simulate.profiles",
+            "rollout_dispatcher.simulate.trace",
             "import rollout_dispatcher.service.config.options",
         ),
         ("rollout_dispatcher.cli.demo.command", "from rollout_workers import MicroBatchStream"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from rollout_planner.types import FloatArray, Sync, even_time, straggler_excess
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedSample:
+class RecordedSample(NamedTuple):
     """An accepted sample. group: equal for members of one group in one process, None for none."""
 
     run: str
@@ -150,6 +149,21 @@ class Recording:
             for step in sorted(found, key=lambda step: (step.at, step.number))
             if all((step.run, ticket) in self.samples for ticket in step.tickets)
         ]
+
+    def keep_last(self, count: int) -> int:
+        """Forget what was before the last so many trained steps; returns how many steps those were.
+
+        What came in after the first sample of these steps is kept.
+        """
+        steps = self.trained()
+        if len(steps) <= count:
+            return 0
+        kept = {(step.run, step.number): step for step in steps[-count:]}
+        keys = ((step.run, ticket) for step in kept.values() for ticket in step.tickets)
+        since = min(self.samples[key].at for key in keys)
+        self.steps = kept
+        self.samples = {key: each for key, each in self.samples.items() if each.at >= since}
+        return len(steps) - count
 
 
 def load_recording(directory: Path, run: str | None = None) -> Recording:
