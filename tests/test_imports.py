@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
@@ -177,7 +177,7 @@ def test_nothing_unpickles(path: Path) -> None:
         ("rollout_dispatcher.service.server", "import torch"),
         ("rollout_dispatcher.service.server", "from rollout_dispatcher.cli import main"),
         (
-            "rollout_dispatcher.simulate.profiles",
+            "rollout_dispatcher.simulate.trace",
             "import rollout_dispatcher.service.config.options",
         ),
         ("rollout_dispatcher.cli.demo.command", "from rollout_workers import MicroBatchStream"),

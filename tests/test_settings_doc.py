@@ -3,7 +3,8 @@
 python -m tests.test_settings_doc    writes the table again
 """
 
-from rollout_dispatcher.cli.fields import flag_of, format_value
+from rollout_dispatcher.cli.options import format_value
+from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.service.config.options import ServeConfig
 from tests.support.generated import between, rewrite
 from tests.support.source import ROOT

@@ -17,9 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from rollout_dispatcher.cli.demo.command import child_environment
-from rollout_dispatcher.cli.demo.load import Load, make_load
-from rollout_dispatcher.cli.demo.run import Progress, calibrate, train
+from rollout_dispatcher.cli.demo.command import (
+    Load,
+    Progress,
+    calibrate,
+    child_environment,
+    make_load,
+    train,
+)
 from rollout_planner.types import Strategy
 from tests.bench.rows import report
 

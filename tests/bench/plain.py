@@ -22,7 +22,7 @@ from statistics import median
 
 import numpy as np
 
-from rollout_dispatcher.simulate.bias import selection_bias
+from rollout_dispatcher.simulate.figures import selection_bias
 from rollout_planner.order import by_falling_tokens
 from rollout_planner.planner import plan
 from rollout_planner.selection import tightest

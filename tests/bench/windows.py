@@ -21,7 +21,7 @@ from statistics import fmean, median
 import numpy as np
 
 from rollout_dispatcher.cli.main import main as dispatcher
-from rollout_dispatcher.simulate.bias import DISPATCHES, selection_bias
+from rollout_dispatcher.simulate.figures import DISPATCHES, selection_bias
 from rollout_dispatcher.simulate.result import Result
 from rollout_planner.types import IntArray
 from tests.bench.cells import TRACES, read_trace

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_dispatcher.cli.demo.load import BATCH, STEPS_BETWEEN, Timings, fit, make_load
+from rollout_dispatcher.cli.demo.command import BATCH, STEPS_BETWEEN, Timings, fit, make_load
 from rollout_dispatcher.cli.demo.report import quantile, summarise, table, verdict
 from rollout_planner.cost import parse_cost
 from rollout_planner.types import Strategy

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.cli.fields import flag_of
-from rollout_dispatcher.cli.loading.terminal import show_problems
 from rollout_dispatcher.cli.main import COMMANDS, main
+from rollout_dispatcher.cli.problems import flag_of, show_problems
 from rollout_dispatcher.service.config.options import ServeConfig
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]

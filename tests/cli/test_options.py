@@ -6,8 +6,8 @@ from typing import Annotated, Self
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollout_dispatcher.cli.fields import flag_of
 from rollout_dispatcher.cli.options import Loaded, load_config
+from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS, HelloRank
 from rollout_dispatcher.service.config.options import ServeConfig

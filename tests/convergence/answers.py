@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollout_dispatcher.simulate.profiles import PROBABILITIES, PROFILES
+from rollout_dispatcher.simulate.trace import PROBABILITIES, PROFILES
 from tests.convergence.policy import Policy, padded
 from tests.convergence.rollouts import Rollout
 from tests.convergence.task import Ints

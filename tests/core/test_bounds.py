@@ -3,12 +3,11 @@
 import pytest
 
 from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED
-from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
-from rollout_dispatcher.core.buffer.open_groups import DESERTED_SLACK, OpenGroups
+from rollout_dispatcher.core.admission.ends import MAX_ENDS
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.producers import MAX_NUMBERS, DuplicateMemory
+from rollout_dispatcher.core.buffer.open_groups import DESERTED_SLACK, ClosedGroups, OpenGroups
 from rollout_dispatcher.core.buffer.phases import MAX_PHASES
-from rollout_dispatcher.core.producers.agreement import MAX_ENDS
-from rollout_dispatcher.core.producers.duplicates import MAX_NUMBERS, DuplicateMemory
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample

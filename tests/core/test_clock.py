@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.clock import SteadyClock
+from rollout_dispatcher.core.config import SteadyClock
 
 
 class Source:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.effects import (
     Deliver,
     Drained,
@@ -16,8 +17,7 @@ from rollout_dispatcher.core.effects import (
 )
 from rollout_dispatcher.core.facts import Accepted, DropReason, SchemaFixed
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.sample import Outcome, SamplesByField
 from tests.support.core.cores import Bench

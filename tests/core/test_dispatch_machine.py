@@ -12,12 +12,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_dispatcher.core.buffer.limits import BufferLimits
-from rollout_dispatcher.core.clock import SteadyClock
-from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits
+from rollout_dispatcher.core.config import DispatchConfig, SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
+    Decision,
     Deliver,
     Effect,
     FailRanks,
@@ -33,9 +33,7 @@ from rollout_dispatcher.core.effects import (
 )
 from rollout_dispatcher.core.facts import DropReason, Remembered
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
-from rollout_dispatcher.core.steps.retained import CheckpointPosition
+from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.errors import (
     CheckpointRefused,

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rollout_dispatcher.core.admission.capacity import HARD_CAPS
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.admission.eligibility import HARD_CAPS
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
+    Decision,
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
@@ -27,8 +28,7 @@ from rollout_dispatcher.core.effects import (
     ReplanWanted,
 )
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
+from rollout_dispatcher.core.steps.rank_state import RankHello, Unresolved
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
 from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan

@@ -6,8 +6,8 @@ The same machine as in test_progress.py, with more that may happen.
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
-from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from tests.core.test_progress import BATCH, SHORT, TOKENS, Progress
 from tests.support.core.silence import SHRINKING, sequences
 from tests.support.samples import make_sample

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.core.waiting import Cause
 from tests.support.core.cores import Bench
 from tests.support.core.objects import StoreBench

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
 from rollout_dispatcher.cli.main import COMMANDS, main
+from rollout_dispatcher.cli.problems import ENV_PREFIX
 from rollout_dispatcher.service.config.options import ServeConfig
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 
 from rollout_dispatcher.errors import DispatcherError
-from rollout_dispatcher.simulate.profiles import sample_lengths
+from rollout_dispatcher.simulate.trace import sample_lengths
 from rollout_workers import RolloutProducer
 
 #: Real lengths are thousands of tokens; these tests care for their shape, not for their size.

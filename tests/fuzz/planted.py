@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.core.admission.ends import Ends
+from rollout_dispatcher.core.admission.producers import DuplicateMemory
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
-from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
-from rollout_dispatcher.core.producers.ends import Ends
-from rollout_dispatcher.core.ranks.generation import Generation
+from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.errors import DispatcherError, Stopping
 from rollout_dispatcher.journal import replay, store
 from rollout_dispatcher.journal.files.front import Front

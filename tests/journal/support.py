@@ -13,11 +13,7 @@ from random import Random
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import (
-    Accepted,
-    Remembered,
-    RememberedStep,
-)
+from rollout_dispatcher.core.facts import Accepted, Remembered, RememberedStep
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.producers.agreement import MAX_ENDS
+from rollout_dispatcher.core.admission.ends import MAX_ENDS
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import encode_frame

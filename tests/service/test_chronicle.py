@@ -24,8 +24,8 @@ from rollout_dispatcher.service.chronicle.recorder import Recorder
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.http.probes.steps import describe_steps
-from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of
-from rollout_dispatcher.simulate.replay.virtual import Setting
+from rollout_dispatcher.simulate.recorded import excess_of
+from rollout_dispatcher.simulate.replay import Setting
 from rollout_planner.cost import Quadratic
 from rollout_planner.planner import plan
 from rollout_planner.types import Plan, PlanConfig, Strategy, Window

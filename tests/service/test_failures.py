@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.decision import NO_TOTALS, Decision
-from rollout_dispatcher.core.effects import PushAnswered, StepCommitted
+from rollout_dispatcher.core.effects import NO_TOTALS, Decision, PushAnswered, StepCommitted
 from rollout_dispatcher.errors import IllegalTransition
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.cli.recorded import own_setting
+from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.record.recording import load_recording
-from rollout_dispatcher.simulate.recorded.course import Course
+from rollout_dispatcher.simulate.recorded import Course
 from tests.service.conftest import Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess, eventually

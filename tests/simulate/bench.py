@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.simulate.replay.virtual import Setting
+from rollout_dispatcher.simulate.replay import Setting
 from rollout_dispatcher.simulate.trace import Trace
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import Grouping, Oversize, PlanConfig, Strategy, Sync

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.cli.fields import flag_of
 from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.cli.simulate_options import (
     SimulateOptions,
     own_environment,
@@ -139,7 +139,7 @@ def test_on_a_terminal_progress_is_one_line_that_goes_away(
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["simulate", "trace.csv.gz", *SMALL]) == 0
     shown = terminal.getvalue()
-    assert "round-robin, window 1: step 1/3" in shown
+    assert "%  round-robin, window 1" in shown
     assert "\n" not in shown
     assert shown.endswith("\r\x1b[K")
 

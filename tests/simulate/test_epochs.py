@@ -6,9 +6,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.buffer.limits import MicroBatchLimits
-from rollout_dispatcher.simulate import epochs as module
-from rollout_dispatcher.simulate.epochs import Epochs, doomed
+from rollout_dispatcher.core.buffer.entry import MicroBatchLimits
+from rollout_dispatcher.simulate import trace as module
+from rollout_dispatcher.simulate.trace import Epochs, doomed
 from tests.simulate.bench import make_trace
 
 GROUPS = [0, 0, 0, 1, 1, -1, 2, 2, 0]

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.bias import selection_bias, step_mix
-from rollout_dispatcher.simulate.recommend import DELAY_PRICE, percent, recommend
-from rollout_dispatcher.simulate.report.figures import spread, summary
+from rollout_dispatcher.simulate.figures import selection_bias, spread, step_mix, summary
 from rollout_dispatcher.simulate.result import Result, Run
 from rollout_dispatcher.simulate.run import Scenario, simulate
+from rollout_dispatcher.simulate.table import DELAY_PRICE, recommend, signed
 from rollout_dispatcher.simulate.trace import Trace
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import IntArray, Layout, Strategy, Sync
@@ -183,7 +182,7 @@ def test_the_reason_is_two_sentences_with_figures(runs: list[Run]) -> None:
     [(0.0024, "0.24 %"), (0.024, "2.40 %"), (0.24, "24.0 %"), (2.4, "240 %"), (-1e-9, "0.00 %")],
 )
 def test_shares_are_shown_with_about_three_digits(ratio: float, text: str) -> None:
-    assert percent(ratio) == text
+    assert signed(ratio) == text
 
 
 def test_weights_and_distances_of_single_steps() -> None:

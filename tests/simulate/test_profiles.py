@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.profiles import PROBABILITIES, PROFILES, sample_lengths
+from rollout_dispatcher.simulate.trace import PROBABILITIES, PROFILES, sample_lengths
 from rollout_planner.types import IntArray
 
 TRACES = {

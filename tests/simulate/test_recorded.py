@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.cli.recorded import own_setting
+from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.record.recording import Waited, load_recording
 from rollout_dispatcher.simulate import table
-from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran, trainer_load
-from rollout_dispatcher.simulate.recorded.course import rank_shares, slowness
-from rollout_dispatcher.simulate.recorded.page import recorded_page
-from rollout_dispatcher.simulate.recorded.perfetto import trace_json
+from rollout_dispatcher.simulate.page import recorded_page
+from rollout_dispatcher.simulate.perfetto import trace_json
+from rollout_dispatcher.simulate.recorded import as_it_ran, rank_shares, slowness, trainer_load
 from rollout_dispatcher.simulate.result import Result
 from rollout_planner.cost import Quadratic, parse_cost
 from tests.support.recorded import RANKS, SLOW_RANK, SPEED, STEPS, write_record
@@ -158,7 +157,7 @@ def test_the_table_begins_with_how_it_ran(record: Path, capsys: pytest.CaptureFi
     rows = shown.split("---\n")[1].splitlines()
     assert rows[0].startswith("as it ran")
     assert re.search(
-        r"as it ran: 12 steps from 2023-11-14 22:13 UTC; excess planned .* measured", shown
+        r"as it ran: 3 steps from 2023-11-14 22:13 UTC; excess planned .* measured", shown
     )
 
 

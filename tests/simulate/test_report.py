@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.simulate.recommend import recommend
-from rollout_dispatcher.simulate.report.figures import summary
-from rollout_dispatcher.simulate.report.page import page
-from rollout_dispatcher.simulate.report.svg import Scale
+from rollout_dispatcher.simulate.charts import Axis
+from rollout_dispatcher.simulate.figures import summary
+from rollout_dispatcher.simulate.page import page
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import Scenario, simulate
-from rollout_dispatcher.simulate.table import columns_for, table
+from rollout_dispatcher.simulate.table import columns_for, recommend, table
 from rollout_planner.types import Strategy
 from tests.simulate.bench import make_setting, make_trace
 
@@ -111,7 +110,7 @@ def test_the_page_answers_every_question() -> None:
         "What do ranks do with their time?",
     ):
         assert question in text
-    assert text.count("<svg") == 10  # each for a wide page and a narrow one
+    assert text.count("<svg") == 5
 
 
 def test_the_page_shows_what_the_table_shows() -> None:
@@ -166,20 +165,20 @@ def test_a_report_of_something_else_is_a_usage_error(
 
 
 @pytest.mark.parametrize(
-    ("scale", "ticks"),
+    ("axis", "ticks"),
     [
-        (Scale(0, 1, 0, 100), [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
-        (Scale(0, 3.9, 0, 100), [0, 1, 2, 3]),
-        (Scale(0.8, 45, 0, 100, log=True), [1, 2, 5, 10, 20]),
-        (Scale(0.001, 50, 0, 100, log=True), [0.001, 0.01, 0.1, 1, 10]),
+        (Axis(0, 1, 0, 100), [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (Axis(0, 3.9, 0, 100), [0, 1, 2, 3]),
+        (Axis(0.8, 45, 0, 100, log=True), [1, 10]),
+        (Axis(0.001, 50, 0, 100, log=True), [0.001, 0.01, 0.1, 1, 10]),
     ],
 )
-def test_ticks_are_round_numbers(scale: Scale, ticks: list[float]) -> None:
-    assert scale.ticks() == pytest.approx(ticks)
+def test_ticks_are_round_numbers(axis: Axis, ticks: list[float]) -> None:
+    assert axis.ticks() == pytest.approx(ticks)
 
 
-def test_a_scale_maps_its_ends_to_its_ends() -> None:
+def test_an_axis_maps_its_ends_to_its_ends() -> None:
     for log in (False, True):
-        scale = Scale(1, 100, 50, 250, log)
-        assert [scale(1), scale(100), scale(1000)] == [50, 250, 250]
-    assert Scale(1, 100, 0, 100, log=True)(10) == pytest.approx(50)
+        axis = Axis(1, 100, 50, 250, log=log)
+        assert [axis(1), axis(100), axis(1000)] == [50, 250, 250]
+    assert Axis(1, 100, 0, 100, log=True)(10) == pytest.approx(50)

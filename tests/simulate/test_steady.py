@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.epochs import Epochs
-from rollout_dispatcher.simulate.replay.steady import run_steady, warm_up_steps
-from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
+from rollout_dispatcher.simulate.replay import Setting, VirtualStep, run_steady, warm_up_steps
 from rollout_dispatcher.simulate.run import Scenario, simulate
-from rollout_dispatcher.simulate.trace import Trace, load_trace
+from rollout_dispatcher.simulate.trace import Epochs, Trace, load_trace
 from rollout_planner.types import Grouping, Oversize, Strategy
 from tests.simulate.bench import make_setting, make_trace, shared_trace
 from tests.simulate.checker import Account, Key, check_books

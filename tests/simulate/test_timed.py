@@ -8,8 +8,7 @@ import pytest
 
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.replay.timed import Clockwork, run_timed
-from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
+from rollout_dispatcher.simulate.replay import Clockwork, Setting, VirtualStep, run_timed
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.trace import Trace, load_trace
 from rollout_planner.types import Grouping, Oversize, Strategy

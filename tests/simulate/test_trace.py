@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.profiles import PROFILES
-from rollout_dispatcher.simulate.trace import PROFILE_ROWS, load_trace
+from rollout_dispatcher.simulate.trace import PROFILE_ROWS, PROFILES, load_trace
 from tests.simulate.bench import HEADER, shared_trace
 
 

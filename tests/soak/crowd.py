@@ -22,7 +22,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.sample import DType, Field, Schema
-from rollout_dispatcher.simulate.profiles import sample_lengths
+from rollout_dispatcher.simulate.trace import sample_lengths
 from rollout_workers.demo import lifeline
 from rollout_workers.producer.asynchronous import AsyncRolloutProducer
 from rollout_workers.producer.encode import RolloutSample

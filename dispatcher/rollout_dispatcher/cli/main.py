@@ -10,24 +10,32 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.cli.loading.terminal import show_problems
+from rollout_dispatcher.cli.problems import show_problems
 from rollout_dispatcher.errors import ConfigError, DispatcherError
 from rollout_dispatcher.hints import nearest
 
 OK, FAILURE, USAGE = 0, 1, 2
 
-#: Subcommand -> (module with `run(argv) -> int`, one line of help). Modules load when asked for.
+#: Subcommand -> (module, its function of argv, one line of help). Modules load when asked for.
 COMMANDS = {
-    "serve": ("serve", "run the dispatcher beside your trainers"),
-    "check-config": ("check_config", "show the config that serve would use, and its sources"),
-    "wait-ready": ("asking.wait_ready", "wait until a dispatcher serves (for scripts and probes)"),
-    "top": ("top.command", "watch a running dispatcher on a terminal"),
-    "gc": ("stores.command", "release what lies in a payload store and nobody needs"),
-    "simulate": ("simulate", "show on a trace or a recorded run what each window would give"),
-    "calibrate": ("calibrate", "say what samples cost, from what micro-batches took"),
-    "report": ("report", "make an HTML page of a recorded run, or of a simulation"),
-    "trace": ("trace", "write a recorded run as a trace for Perfetto"),
-    "demo": ("demo.command", "train for real on this machine, once per strategy, and compare"),
+    "serve": ("serve", "run", "run the dispatcher beside your trainers"),
+    "check-config": ("serve", "check", "show the config that serve would use, and its sources"),
+    "wait-ready": ("ask", "run", "wait until a dispatcher serves (for scripts and probes)"),
+    "top": ("top", "run", "watch a running dispatcher on a terminal"),
+    "gc": ("gc", "run", "release what lies in a payload store and nobody needs"),
+    "simulate": (
+        "simulate",
+        "run",
+        "show on a trace or a record what each window would give",
+    ),
+    "calibrate": ("recorded", "calibrate", "say what samples cost, from what micro-batches took"),
+    "report": ("recorded", "report", "make an HTML page of a recorded run, or of a simulation"),
+    "trace": ("recorded", "trace", "write a recorded run as a trace for Perfetto"),
+    "demo": (
+        "demo.command",
+        "run",
+        "train for real on this machine, once a strategy, and compare",
+    ),
 }
 
 HELP = """usage: dispatcher COMMAND [options]
@@ -72,13 +80,13 @@ def _run(name: str, argv: list[str]) -> int:
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
         raise ConfigError(f"unknown {kind} {name}{nearest(name, COMMANDS)}; see dispatcher --help")
-    module = import_module(f"rollout_dispatcher.cli.{COMMANDS[name][0]}")
-    code: int = module.run(argv)
+    module, function, _ = COMMANDS[name]
+    code: int = getattr(import_module(f"rollout_dispatcher.cli.{module}"), function)(argv)
     return code
 
 
 def _help() -> str:
-    lines = (f"  {name:<14}{summary}" for name, (_, summary) in COMMANDS.items())
+    lines = (f"  {name:<14}{summary}" for name, (*_, summary) in COMMANDS.items())
     return HELP.format(commands="\n".join(lines))
 
 

@@ -7,21 +7,24 @@ that is wrong is told at once.
 """
 
 import argparse
+import json
 import re
+import tomllib
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rollout_dispatcher.cli.fields import expects_list, flag_of, format_value, is_optional, metavar
-from rollout_dispatcher.cli.loading.problems import ENV_PREFIX, Written, variable_of
-from rollout_dispatcher.cli.loading.toml_file import read_toml
+from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, variable_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import nearest
 from rollout_dispatcher.service.config.options import WRONG
+from rollout_dispatcher.service.config.units import Unit
 
 #: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read
 #: others, and the test suite has a switch of its own; none is meant for us.
@@ -31,6 +34,8 @@ FOREIGN = re.compile(
 )
 #: What flags, variables and TOML write for "unset", as TOML and shells have no null.
 NONE = "none"
+
+_AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
 
 M = TypeVar("M", bound=BaseModel)
 #: Values by option, and where they were written.
@@ -209,3 +214,126 @@ def _take_file(written: Written, path: Path) -> Iterator[str]:
             yield f"{file.place(key)}: options stand by themselves, not in a table [{key}]"
         else:
             yield f"{file.place(key)}: unknown key {key}{nearest(key, known)}"
+
+
+# -- a --config file --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TomlFile:
+    """What a file says. lines: of each key, from 1."""
+
+    path: Path
+    values: dict[str, Any]
+    lines: dict[str, int]
+
+    def place(self, key: str) -> str:
+        """`serve.toml:3`."""
+        return f"{self.path}:{self.lines[key]}"
+
+
+def read_toml(path: Path) -> TomlFile:
+    """Read a file. Raises ConfigError if that cannot be done."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"--config {path} cannot be read: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        found = _AT_LINE.search(str(error))
+        at, why = (f":{found[1]}", str(error)[: found.start()]) if found else ("", str(error))
+        raise ConfigError(f"{path}{at}: this is not valid TOML: {why}") from None
+    return TomlFile(path, values, {key: _line_of(key, text) for key in values})
+
+
+def _line_of(key: str, text: str) -> int:
+    """Where a key, or a table of that name, begins; tomllib does not tell."""
+    begins = re.compile(rf"""[ \t]*\[*[ \t]*["']?{re.escape(key)}["']?[ \t]*[=.\]]""")
+    lines = text.splitlines()
+    places = [at for at, line in enumerate(lines) if begins.match(line)]
+    # Inside of a text of several lines something may look like it: what is before is no file then.
+    whole = (at + 1 for at in places if _is_toml("\n".join(lines[:at])))
+    return next(whole, 1)
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+# -- how a field is written: unit, list or not, optional or not -------------------------------
+
+
+def unit_of(field: FieldInfo) -> Unit | None:
+    """The unit in which the option is written, if it has one."""
+    found = (item for item in _metadata(field) if isinstance(item, Unit))
+    return next(found, None)
+
+
+def expects_list(field: FieldInfo) -> bool:
+    """Whether the option may be given more than once."""
+    return get_origin(field.annotation) in {tuple, list}
+
+
+def is_optional(field: FieldInfo) -> bool:
+    """Whether the option may be unset."""
+    return types.NoneType in get_args(field.annotation)
+
+
+def metavar(name: str, field: FieldInfo) -> str:
+    """What stands for the value in the help: unit, choices, `N`, or the name's last word."""
+    unit = unit_of(field)
+    kind = field.annotation
+    if unit is not None:
+        return unit.metavar
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(item.value for item in kind)
+    number = kind in {int, float} or any(part in {int, float} for part in _plain(kind))
+    words = [word for part in get_args(kind) for word in get_args(part) if isinstance(word, str)]
+    return "|".join(["N", *words]) if number else name.rpartition("_")[2].upper()
+
+
+def format_value(field: FieldInfo, value: object) -> str:
+    """A value as it is written after its flag."""
+    unit = unit_of(field)
+    if unit is not None and isinstance(value, int | float):
+        return unit.format(value)
+    if isinstance(value, tuple | list):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def toml_value(field: FieldInfo, value: object) -> str:
+    """A value as it is written in a TOML file; not for None, which TOML lacks."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(json.dumps(str(item)) for item in value) + "]"
+    if isinstance(value, int | float) and unit_of(field) is None:
+        return repr(value)
+    return json.dumps(format_value(field, value), ensure_ascii=False)
+
+
+def _metadata(field: FieldInfo) -> Iterator[Any]:
+    yield from field.metadata
+    yield from _nested(field.annotation)
+
+
+def _plain(annotation: object) -> Iterator[Any]:
+    """The types in a union, without their metadata."""
+    for part in get_args(annotation):
+        yield getattr(part, "__origin__", part)
+
+
+def _nested(annotation: object) -> Iterator[Any]:
+    """Metadata inside a union: that of `Duration | None` is not the field's own."""
+    yield from getattr(annotation, "__metadata__", ())
+    if get_origin(annotation) in {Union, types.UnionType}:
+        for part in get_args(annotation):
+            yield from _nested(part)

@@ -1,62 +1,200 @@
-"""A recorded run as defaults: the options that it ran with, in the words of `simulate`."""
+"""Commands that look at a recorded run: `report` makes a page of it, `trace` a file for Perfetto,
+and `calibrate` says what its samples cost.
+"""
 
+import http.client
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from rollout_dispatcher.cli.simulate_options import Arrivals, SimulateOptions
+import numpy as np
+
+from rollout_dispatcher.cli.ask import Client, NoAnswer, add_address, add_credentials, reason
+from rollout_dispatcher.cli.options import Parser
+from rollout_dispatcher.cli.simulate_options import own_setting
+from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.record.recording import Recording
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.simulate.recorded.as_it_ran import trainer_load
-from rollout_dispatcher.simulate.replay.virtual import Setting
-from rollout_planner.types import Strategy
+from rollout_dispatcher.record.recording import RecordedStep, Recording, load_recording
+from rollout_dispatcher.simulate.page import page, recorded_page
+from rollout_dispatcher.simulate.perfetto import trace_json
+from rollout_dispatcher.simulate.recorded import main_pass, slowness
+from rollout_dispatcher.simulate.result import Result
 
-#: What `simulate` takes several of.
-_COMPARED = {"strategy", "window_multiple"}
-#: Bounds of --trainer-load; a record of very little says more than can be.
-_LEAST_LOAD, _MOST_LOAD = 0.01, 10.0
+REPORT = """\
+Make an HTML page with plots, which needs no other file: of a recorded run, what balancing bought,
+by rank and over time; of a simulation, which window is worth it."""
+REPORT_EPILOG = """\
+examples:
+  dispatcher serve ... --record /var/lib/dispatcher/record
+  dispatcher report /var/lib/dispatcher/record -o report.html
+  dispatcher simulate lineage --dp-size 8 --dispatch-batch-size 64 --micro-batch-size 1 \\
+      --json > result.json
+  dispatcher report result.json -o report.html
+"""
+TRACE = """\
+Write a recorded run as a trace: what each DP rank did, step by step, the dispatcher's steps from
+plan to commit, what was waited for, and what was held. Open it at https://ui.perfetto.dev (the file
+stays on your machine) or chrome://tracing."""
+TRACE_EPILOG = """\
+examples:
+  dispatcher serve ... --record /var/lib/dispatcher/record
+  dispatcher trace /var/lib/dispatcher/record -o trace.json
+
+exit codes: 0 written, 1 failure, 2 usage, or no record
+"""
+CALIBRATE = """\
+Print what samples cost as serve and simulate take it, fitted to what micro-batches took: of a
+recorded run, or of a dispatcher that serves now."""
+CALIBRATE_EPILOG = """\
+examples:
+  dispatcher calibrate /var/lib/dispatcher/record     # what serve --record wrote
+  dispatcher calibrate --http 127.0.0.1:9471          # a dispatcher that serves
+  dispatcher simulate lineage ... $(dispatcher calibrate /var/lib/dispatcher/record | head -1)
+
+serve --cost auto does the same while it runs. The first line is the option, what follows says how
+sure it is. The part of a micro-batch itself, the last number, is what another one has to save.
+
+exit codes: 0 done, 1 nothing was measured, or no answer, 2 usage
+"""
 
 
-def defaults_of(recording: Recording) -> dict[str, Any]:
-    """What a simulation of this run is to be told, unless the user says otherwise."""
-    usual = SimulateOptions.model_fields["window_multiple"].default
-    found = {
-        **_options(recording),
-        "arrivals": Arrivals.TRACE,
-        "window_multiple": tuple(sorted({*usual, _window(recording)})),
-    }
-    load = trainer_load(recording, own_setting(recording))
-    if load is not None:
-        found["trainer_load"] = round(min(max(load, _LEAST_LOAD), _MOST_LOAD), 4)
-    return found
-
-
-def own_setting(recording: Recording) -> Setting:
-    """What the run was planned with."""
-    window = _window(recording)
+def report(argv: Sequence[str]) -> int:
+    """Write the page of a record, or of what `simulate --json` printed."""
+    parser = Parser(prog="dispatcher report", description=REPORT, epilog=REPORT_EPILOG)
+    parser.add_argument(
+        "source",
+        metavar="DIR|FILE.json",
+        help="what serve --record wrote, or what simulate --json printed (- reads it from stdin)",
+    )
+    args = _parsed(parser, argv, "FILE.html", "the page")
+    if Path(args.source).is_dir():
+        recording = load_recording(Path(args.source), args.run)
+        _write(args.output, [recorded_page(recording, own_setting(recording))])
+        return 0
+    if args.run is not None:
+        raise ConfigError("--run chooses a run of a record, and this is no directory")
     try:
-        strategy = Strategy(recording.config["strategy"])
-        options = SimulateOptions(**_options(recording), window_multiple=(window,))
-        return setting_of(options, strategy, window)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"{recording.name}: its options cannot be used ({error})") from None
+        text = sys.stdin.read() if args.source == "-" else Path(args.source).read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{args.source} is not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"{args.source} cannot be read: {error.strerror}") from None
+    _write(args.output, [page(Result.from_json(text))])
+    return 0
 
 
-def setting_of(options: SimulateOptions, strategy: Strategy, window: float) -> Setting:
-    """What one row of a table is run with."""
-    config = options.serve_config(strategy, window)
-    return Setting(strategy, window, config.plan_config(), core_config(config), options.cost_error)
+def trace(argv: Sequence[str]) -> int:
+    """Write the trace of a record."""
+    parser = Parser(prog="dispatcher trace", description=TRACE, epilog=TRACE_EPILOG)
+    parser.add_argument("record", metavar="DIR", help="what serve --record wrote")
+    args = _parsed(parser, argv, "FILE.json", "the trace")
+    recording = load_recording(Path(args.record), args.run)
+    for note in recording.notes:
+        print(f"dispatcher trace: {note}", file=sys.stderr)
+    _write(args.output, trace_json(recording))
+    return 0
 
 
-def _window(recording: Recording) -> float:
-    return float(recording.config.get("window_multiple", 1.0))
+def _parsed(parser: Parser, argv: Sequence[str], metavar: str, what: str) -> Namespace:
+    parser.add_argument("-o", "--output", metavar=metavar, required=True, help=what)
+    parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
+    return parser.parse_strictly(argv)
 
 
-def _options(recording: Recording) -> dict[str, Any]:
-    """Options that both commands have, of the process that wrote last."""
-    config = recording.config
-    names = SimulateOptions.model_fields.keys() & config.keys() - _COMPARED
-    found = {name: config[name] for name in names}
-    if found.get("dispatch_batch_size") is None:  # counted in groups, of sizes that vary
-        sizes = [len(step.tickets) for step in recording.steps.values()]
-        found["dispatch_batch_size"] = round(sum(sizes) / len(sizes)) if sizes else 1
-    return found
+def _write(path: str, text: Iterable[str]) -> None:
+    try:
+        with Path(path).open("w", encoding="utf-8") as file:
+            file.writelines(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+
+
+# -- calibrate --------------------------------------------------------------------------------
+
+
+def calibrate(argv: Sequence[str]) -> int:
+    """Print it. Raises NoAnswer while nothing can be told."""
+    parser = Parser(prog="dispatcher calibrate", description=CALIBRATE, epilog=CALIBRATE_EPILOG)
+    parser.add_argument("record", metavar="DIR", nargs="?", help="a recorded run")
+    parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
+    add_address(parser, ready_file="ask the dispatcher that writes this file")
+    add_credentials(parser)
+    args = parser.parse_strictly(argv)
+    if args.record is not None:
+        lines = _of_record(load_recording(Path(args.record), args.run))
+    elif args.run is not None:
+        raise ConfigError("--run chooses a run of a record; give its DIR")
+    else:
+        lines = _of_service(_measured(args))
+    print("\n".join(lines))
+    return 0
+
+
+def _measured(args: Namespace) -> Mapping[str, Any]:
+    """What the dispatcher has measured."""
+    client = Client(args, os.environ, timeout=5.0)
+    try:
+        response, body = client.ask("GET", "/statusz", Accept="application/json")
+        said = json.loads(body)
+        if response.status != 200:
+            raise NoAnswer(f"HTTP {response.status} {said['message']}")
+        measured: Mapping[str, Any] = said["measured"]
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(reason(error)) from None
+    except (ValueError, LookupError, TypeError):
+        raise NoAnswer("what answers there is no dispatcher of this release") from None
+    finally:
+        client.close()
+    return measured
+
+
+def _of_record(recording: Recording) -> list[str]:
+    setting = own_setting(recording)
+    cost, seen = CostInUse(setting.core.cost), 0
+    steps = recording.trained()
+    slow = slowness(steps)
+    for step in steps:
+        timing = _timing(recording, step, slow)
+        if timing is not None:
+            cost.measured(timing, step.number + 1)
+            seen += 1
+    at = cost.statistics()
+    if at.newest is None or at.error is None:
+        raise NoAnswer(
+            f"{recording.name}: of {len(steps)} steps {seen} were measured, which is too little"
+        )
+    return _told(str(at.newest), at.error, at.loss, f"{seen} steps")
+
+
+def _timing(recording: Recording, step: RecordedStep, slow: np.ndarray | None) -> Timing | None:
+    compute = main_pass(step)
+    if compute is None:
+        return None
+    tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
+    counts = [[len(part) for part in rank] for rank in step.micro_batches]
+    return Timing(
+        np.array(tokens), np.array(counts), step.cost, compute, step.slowness,
+        np.ones(step.dp_size) if slow is None else slow, step.sync,
+    )  # fmt: skip
+
+
+def _of_service(measured: Mapping[str, Any]) -> list[str]:
+    found = measured.get("cost", {})
+    if not found.get("fitted"):
+        raise NoAnswer(
+            "the dispatcher has not measured enough to tell: "
+            + (measured["why_not"] or "its first steps are still to come")
+        )
+    return _told(found["fitted"], found["error"], found["loss"], "the last micro-batches")
+
+
+def _told(cost: str, error: float, loss: float | None, of: str) -> list[str]:
+    return [
+        f"--cost {cost}",
+        f"fitted to {of}; a micro-batch strays from it by {error:.1%}, as a rule",
+        f"the cost that these plans balanced has lost {loss or 0:.1%} of the ranks' time by it",
+    ]

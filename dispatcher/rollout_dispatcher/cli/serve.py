@@ -1,10 +1,11 @@
-"""`dispatcher serve`: load the config, then hand over to the service."""
+"""`dispatcher serve` and `check-config`: load the config, then serve with it or print it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-from rollout_dispatcher.cli.options import Loaded, load_config
+from rollout_dispatcher.cli.options import Loaded, load_config, toml_value
+from rollout_dispatcher.service.config.checks import notes
 from rollout_dispatcher.service.config.options import ServeConfig
 
 DESCRIPTION = "Run the dispatcher. It serves until SIGTERM (drain, then stop) or a second one."
@@ -52,3 +53,38 @@ def load(argv: Sequence[str], *, prog: str, description: str) -> Loaded[ServeCon
     return load_config(
         ServeConfig, argv, os.environ, prog=prog, description=description, epilog=EPILOG
     )
+
+
+def check(argv: Sequence[str]) -> int:
+    """Print the config as TOML, with the source of each value; one that is wrong has raised before.
+
+    What it prints can be saved and given back with `--config`: it yields the same config.
+    """
+    about = "Check the options of serve and print the config that results, as TOML."
+    print("\n".join(render(load(argv, prog="dispatcher check-config", description=about))))
+    return 0
+
+
+def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
+    """Lines of TOML, and as comments what in it can be of no use."""
+    derived = {
+        "buffer_capacity": loaded.config.buffer_samples,
+        "buffer_bytes": loaded.config.buffer_memory,
+        "held_bytes": loaded.config.held_memory,
+        "referenced_bytes": loaded.config.referenced_capacity,
+        "max_skips": loaded.config.skips_bound,
+        "outlier_max_skips": loaded.config.skips_bound,
+    }
+    heading = ""
+    for name, field in ServeConfig.model_fields.items():
+        if name in ServeConfig.HEADINGS:
+            yield f"{heading}# {ServeConfig.HEADINGS[name]}"
+            heading = "\n"
+        value = getattr(loaded.config, name)
+        if value is None:  # a comment: written out, it would stay when what it follows from moves
+            shown = derived.get(name, "none")
+            yield f"# {name} = {shown}" + ("  # derived" if name in derived else "")
+        else:
+            yield f"{name} = {toml_value(field, value)}  # {loaded.sources.get(name, 'default')}"
+    for note in notes(loaded.config):
+        yield f"\n# note: {note}"

@@ -8,31 +8,31 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
 from rollout_dispatcher.cli.options import NO_DEFAULTS, load_config
-from rollout_dispatcher.cli.recorded import defaults_of, own_setting, setting_of
 from rollout_dispatcher.cli.simulate_options import (
     Arrivals,
     Format,
     SimulateOptions,
+    defaults_of,
     own_environment,
+    own_setting,
+    setting_of,
     split_arguments,
 )
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
-from rollout_dispatcher.simulate.recommend import recommend
-from rollout_dispatcher.simulate.recorded.arrivals import trace_of
-from rollout_dispatcher.simulate.recorded.as_it_ran import as_it_ran
-from rollout_dispatcher.simulate.replay.virtual import Setting
-from rollout_dispatcher.simulate.report.figures import summary
-from rollout_dispatcher.simulate.report.page import page
+from rollout_dispatcher.simulate.figures import summary
+from rollout_dispatcher.simulate.page import page
+from rollout_dispatcher.simulate.recorded import as_it_ran, trace_of
+from rollout_dispatcher.simulate.replay import Setting
 from rollout_dispatcher.simulate.result import Result
-from rollout_dispatcher.simulate.run import Scenario, simulate
-from rollout_dispatcher.simulate.table import table
+from rollout_dispatcher.simulate.run import DEFAULT_STEPS, Scenario, simulate
+from rollout_dispatcher.simulate.table import recommend, table
 from rollout_dispatcher.simulate.trace import load_trace
 
 PROG = "dispatcher simulate TRACE|DIR"
@@ -64,15 +64,22 @@ def run(argv: Sequence[str]) -> int:
     """Simulate and report."""
     source, flags = split_arguments(argv)
     recording = _recording(source, None)
-    options = _options(flags, source, recording)
+    options = _options(flags, source, recording, pace=False)
     if source is None:
         raise ConfigError(
             "name a trace first, a CSV file or a built-in profile: "
             "dispatcher simulate lineage ...; see dispatcher simulate --help"
         )
-    if options.run is not None and recording is not None:  # with its own options
+    if options.run is not None and recording is not None:
         recording = _recording(source, options.run)
-        options = _options(flags, source, recording)
+    if recording is not None:  # options are those of its run, at the pace of its last steps
+        count = options.steps or DEFAULT_STEPS
+        if before := recording.keep_last(count):
+            recording.notes.append(
+                f"of {before + count:,} recorded steps the last {count} are replayed; --steps N "
+                "replays the last N"
+            )
+        options = _options(flags, source, recording, pace=True)
     result = _simulate(source, options, recording)
     if options.html is not None:
         options.html.write_text(page(result), encoding="utf-8")
@@ -86,7 +93,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _options(
-    flags: Sequence[str], source: str | None, recording: Recording | None
+    flags: Sequence[str], source: str | None, recording: Recording | None, *, pace: bool
 ) -> SimulateOptions:
     """What was asked for, and for the rest what the recorded run had, if it is one."""
     return load_config(
@@ -96,7 +103,9 @@ def _options(
         prog=PROG,
         description=DESCRIPTION,
         epilog=EPILOG,
-        defaults=NO_DEFAULTS if recording is None else (str(source), defaults_of(recording)),
+        defaults=NO_DEFAULTS
+        if recording is None
+        else (str(source), defaults_of(recording, pace=pace)),
     ).config
 
 
@@ -104,6 +113,7 @@ def _recording(source: str | None, run: str | None) -> Recording | None:
     """The recorded run in a directory, if the source is one."""
     if source is None or not Path(source).is_dir():
         return None
+    _show(f"reading {source}")
     return load_recording(Path(source), run)
 
 
@@ -113,6 +123,7 @@ def _simulate(source: str, options: SimulateOptions, recording: Recording | None
         trace = load_trace(source, options.run, options.seed)
     else:
         trace = trace_of(recording)
+        _show("")
         for note in recording.notes:
             print(f"dispatcher simulate: {note}", file=sys.stderr)
     load = options.trainer_load if options.arrivals is Arrivals.TRACE else None
@@ -121,9 +132,8 @@ def _simulate(source: str, options: SimulateOptions, recording: Recording | None
         if options.html is not None:
             _open(files, options.html)
         plans = None if options.plans is None else _open(files, options.plans)
-        progress = _Progress(sys.stderr)
-        runs = simulate(trace, settings, scenario, plans=plans, progress=progress.show)
-        progress.clear()
+        runs = simulate(trace, settings, scenario, plans=plans, progress=_progress())
+    _show("")
     return Result(
         trace=summary(trace),
         options={"trace": source} | options.written(),
@@ -140,26 +150,22 @@ def _open(files: ExitStack, path: Path) -> TextIO:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
-class _Progress:
+def _progress() -> Callable[[Setting, float], None]:
+    """Draws how much is done; at most some ten times a second."""
+    last = 0.0
+
+    def show(setting: Setting, share: float) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= 0.1:
+            last = now
+            bar = f"{'#' * round(40 * share):.<40}"
+            _show(f"[{bar}] {share:4.0%}  {setting.strategy}, window {setting.window:g}")
+
+    return show
+
+
+def _show(text: str) -> None:
     """One live line on a terminal, nothing elsewhere."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._live = stream.isatty()
-        self._last = 0.0
-
-    def show(self, setting: Setting, done: int, of: int | None) -> None:
-        """A step is done; at most some ten lines a second are drawn."""
-        now = time.monotonic()
-        if not self._live or now - self._last < 0.1:
-            return
-        self._last = now
-        steps = f"{done}" if of is None else f"{done}/{of}"
-        self._stream.write(f"\r\x1b[K{setting.strategy}, window {setting.window:g}: step {steps}")
-        self._stream.flush()
-
-    def clear(self) -> None:
-        """Leave the line empty for what follows."""
-        if self._live:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()

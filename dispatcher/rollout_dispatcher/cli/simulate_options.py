@@ -4,22 +4,31 @@ Options that `serve` has too are turned into the very config that `serve` would 
 once for each row of the table; so a setting that `serve` would refuse is refused here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rollout_dispatcher.cli.fields import expects_list, flag_of
-from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
+from rollout_dispatcher.cli.options import expects_list
+from rollout_dispatcher.cli.problems import ENV_PREFIX, flag_of
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.record.recording import Recording
+from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.types import Multiple, NotNegative, Positive, Ratio
 from rollout_dispatcher.service.config.units import Duration
+from rollout_dispatcher.simulate.recorded import trainer_load
+from rollout_dispatcher.simulate.replay import Setting
 from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Grouping, Oversize, Strategy
+
+#: What `simulate` takes several of.
+_COMPARED = {"strategy", "window_multiple"}
+#: Bounds of --trainer-load; a record of very little says more than can be.
+_LEAST_LOAD, _MOST_LOAD = 0.01, 10.0
 
 
 class Arrivals(StrEnum):
@@ -82,7 +91,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
     run: str | None = None
     """replay only the rows with this in their run column"""
     steps: Positive | None = None
-    """steps that count; unset: 100, or with --arrivals trace all there are"""
+    """steps that count; unset: 100, or with --arrivals trace all there are; of a record the last"""
     seed: NotNegative = 0
     """of the permutations in which epochs of the trace arrive"""
 
@@ -161,10 +170,58 @@ def _wants_value(flag: str) -> bool:
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what is meant for `serve` alone, such as the addresses in a pod."""
-    return dict(_without_serve(environ))
-
-
-def _without_serve(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     foreign = ServeConfig.model_fields.keys() - SimulateOptions.model_fields.keys() | {"config"}
     names = {ENV_PREFIX + name.upper() for name in foreign}
-    yield from ((name, value) for name, value in environ.items() if name not in names)
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+# -- a recorded run as defaults ---------------------------------------------------------------
+
+
+def defaults_of(recording: Recording, *, pace: bool) -> dict[str, Any]:
+    """What a simulation of this run is to be told, unless the user says otherwise.
+
+    pace: the trainer's too, for which all of its steps are gone through.
+    """
+    usual = SimulateOptions.model_fields["window_multiple"].default
+    found = {
+        **_options(recording),
+        "arrivals": Arrivals.TRACE,
+        "window_multiple": tuple(sorted({*usual, _window(recording)})),
+    }
+    load = trainer_load(recording, own_setting(recording)) if pace else None
+    if load is not None:
+        found["trainer_load"] = round(min(max(load, _LEAST_LOAD), _MOST_LOAD), 4)
+    return found
+
+
+def own_setting(recording: Recording) -> Setting:
+    """What the run was planned with."""
+    window = _window(recording)
+    try:
+        strategy = Strategy(recording.config["strategy"])
+        options = SimulateOptions(**_options(recording), window_multiple=(window,))
+        return setting_of(options, strategy, window)
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{recording.name}: its options cannot be used ({error})") from None
+
+
+def setting_of(options: SimulateOptions, strategy: Strategy, window: float) -> Setting:
+    """What one row of a table is run with."""
+    config = options.serve_config(strategy, window)
+    return Setting(strategy, window, config.plan_config(), core_config(config), options.cost_error)
+
+
+def _window(recording: Recording) -> float:
+    return float(recording.config.get("window_multiple", 1.0))
+
+
+def _options(recording: Recording) -> dict[str, Any]:
+    """Options that both commands have, of the process that wrote last."""
+    config = recording.config
+    names = SimulateOptions.model_fields.keys() & config.keys() - _COMPARED
+    found = {name: config[name] for name in names}
+    if found.get("dispatch_batch_size") is None:  # counted in groups, of sizes that vary
+        sizes = [len(step.tickets) for step in recording.steps.values()]
+        found["dispatch_batch_size"] = round(sum(sizes) / len(sizes)) if sizes else 1
+    return found

@@ -1,18 +1,23 @@
-"""What the core needs to know of the settings."""
+"""What the core needs to know of the settings.
+
+Time for the core: seconds that never go back, whatever the clock underneath does.
+
+Invariant: two readings differ by what the source advanced in between, its steps back left out. So
+no wait is ever negative, and a deadline that was set before a step back comes no later than it
+would have come without it. A step forward cannot be told from time that passed, and is believed.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.entry import BufferLimits
+from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.measuring.cost_in_use import CostConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.core.steps.generation import SizeCheck
 from rollout_dispatcher.sample import Schema
 from rollout_planner.types import Sync
-
-#: Raises ConfigError if steps cannot be planned for so many DP ranks.
-SizeCheck = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +87,19 @@ class DispatchConfig:
             trigger=replace(self.trigger, window=tuning.window, max_wait=tuning.max_wait),
             target_excess=tuning.target_excess,
         )
+
+
+class SteadyClock:
+    """Called for the time, in seconds from the source's first reading. For one thread."""
+
+    def __init__(self, source: Callable[[], float]) -> None:
+        self._source = source
+        self._last = self._now = source()
+
+    def __call__(self) -> float:
+        """The time now; at least what it was at the last call."""
+        reading = self._source()
+        if reading > self._last:
+            self._now += reading - self._last
+        self._last = reading
+        return self._now

@@ -7,13 +7,20 @@ all producers (`SchemaDecided`, `PolicyReported`), those whose samples they were
 the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open
 payload stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else
 there is has happened, and is told.
+
+A decision: all that follows from one thing that the core was told.
+
+Facts and effects come together, so that nobody performs the ones and forgets the others: what an
+effect tells the world rests on the facts beside it. Invariant: a fact is in one decision, the first
+one that is returned after it was noted.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import CostFitted, DropReason
+from rollout_dispatcher.core.facts import CostFitted, DropReason, Fact, SpeedsMeasured
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -174,7 +181,7 @@ class PlanWanted:
 
     entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
     trial: the plan is used only if its straggler excess is within the target. cost: of samples;
-    None: as configured.
+    None: as configured. slowness: of the ranks; None: they are equally fast.
     """
 
     entries: tuple[Entry, ...]
@@ -184,6 +191,7 @@ class PlanWanted:
     trigger: Trigger
     trial: bool
     cost: Quadratic | None = None
+    slowness: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +199,8 @@ class ReplanWanted:
     """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
 
     step: open, and without a plan for so many. entries: its samples and then `refill`, which is
-    still buffered and takes the place of samples that the step has lost; each oldest first. cost:
-    as above.
+    still buffered and takes the place of samples that the step has lost; each oldest first. cost,
+    slowness: as above.
     """
 
     step: OpenStep
@@ -201,6 +209,7 @@ class ReplanWanted:
     dp_size: int
     refill: tuple[Entry, ...] = ()
     cost: Quadratic | None = None
+    slowness: tuple[float, ...] | None = None
 
     @property
     def take(self) -> int:
@@ -391,6 +400,13 @@ class CostChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedsChanged:
+    """For the log: plans give DP ranks work in proportion to other speeds from now on."""
+
+    measured: SpeedsMeasured
+
+
+@dataclass(frozen=True, slots=True)
 class Rewound:
     """For the log: a generation goes on after a checkpoint's step, and not after the last one.
 
@@ -467,8 +483,30 @@ Effect = (
     | StepCommitted
     | StepMeasured
     | CostChanged
+    | SpeedsChanged
     | Rewound
     | StepsEvicted
     | Advised
     | Drained
 )
+
+
+#: What there is to keep where there are no facts.
+NO_TOTALS: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Make `facts` durable, with `totals`; behind them perform `effects`, in this order.
+
+    totals: the run's counters with these facts, as JSON can hold them; empty without facts, as in
+    every decision of a core whose facts nobody keeps.
+    """
+
+    effects: Sequence[Effect]
+    facts: Sequence[Fact]
+    totals: Mapping[str, object]
+
+
+#: Nothing follows, as most of the time.
+NOTHING = Decision((), (), NO_TOTALS)

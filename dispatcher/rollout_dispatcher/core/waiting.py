@@ -3,25 +3,227 @@
 It says what lacks, and who could bring it: absent ranks, ranks that hang or have not committed,
 producers of open groups, producers that have not ended a phase, or time that samples are given.
 Bounded, however many there are of them.
+
+Which DP ranks hang: those that are behind the others while none of them gets on.
+
+Training ranks are in lockstep, so where one hangs the others soon stand still as well, in a
+collective or in `next()`, and heartbeats go on everywhere. What tells them apart is how far each
+has got (`Position`): steps, micro-batches handed out, collectives begun. Ranks that all stand at
+the same position are paused (evaluation, weight sync), or hang where nothing tells them apart.
+
+Invariant: no rank is named while any rank gets on, while ranks are away (which is said otherwise),
+or while no rank holds a step.
+
+How far producers are ahead of the trainer: what whoever pushes is told, to keep pace with it.
+
+Looked up for every answer to a push, so it is worked out from counts that are kept anyway.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
+from statistics import median
+from typing import NamedTuple
 
 from rollout_dispatcher.core.admission.admission import Admission
+from rollout_dispatcher.core.admission.ends import Agreement
+from rollout_dispatcher.core.admission.held_pushes import HeldPushes, Push
+from rollout_dispatcher.core.admission.producers import Producers
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.phases import Phases
+from rollout_dispatcher.core.buffer.phases import Freshness, NextStep, Phases
+from rollout_dispatcher.core.effects import Advised, Effect
 from rollout_dispatcher.core.lifecycle import Lifecycle
 from rollout_dispatcher.core.planning.timing import Timing
-from rollout_dispatcher.core.producers.agreement import Agreement
-from rollout_dispatcher.core.producers.producers import Producers
-from rollout_dispatcher.core.ranks.standstill import Lockstep, Standstill
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.rank_state import Position
+from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.payload import Reference
+
+#: Ranks stand still once none has got on for so many times what a step usually takes, from the
+#: first rank's taking it to the last one's commit: steps of one run differ by less.
+USUAL_STEPS = 3
+#: But for at least so long: a checkpoint or a garbage collection is no hang.
+LEAST_SECONDS = 60.0
+#: Before a step of this generation was committed, as its first one compiles; torch's own default
+#: for collectives that hang.
+FIRST_SECONDS = 600.0
+#: Steps that the usual one is the median of.
+REMEMBERED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """No DP rank gets on. hung: those that are behind all others; empty where all stand alike.
+
+    since: when a rank got on last. usual: seconds that a step usually takes; None if not known.
+    positions: of every rank.
+    """
+
+    hung: tuple[int, ...]
+    since: float
+    usual: float | None
+    positions: Mapping[int, Position]
+
+    @property
+    def where(self) -> str:
+        """In words, what the others have done, and those that hang have not."""
+        behind = min(self.positions.values())
+        ahead = max(self.positions.values())
+        if not self.hung:
+            return f"at the same place of step {ahead.taken}"
+        if behind.committed < ahead.committed:
+            return f"before the commit of step {behind.committed + 1}"
+        if behind.taken < ahead.taken:
+            return f"before step {behind.taken + 1}"
+        if behind.handed_out < ahead.handed_out:
+            first = f"{behind.handed_out} of its micro-batches handed out"
+            return f"in step {behind.taken}, {first}, and {ahead.handed_out} on others"
+        return f"in step {behind.taken}, before a collective that others have begun"
+
+
+class Lockstep:
+    """Watches how far the DP ranks of the current generation get."""
+
+    def __init__(self, ledger: StepLedger) -> None:
+        self._ledger = ledger
+        self._generation = 0
+        self._positions: dict[int, Position] = {}
+        self._got_on = 0.0
+        self._taken: dict[int, float] = {}  # by step, when the first rank took it
+        self._took: deque[float] = deque(maxlen=REMEMBERED)
+
+    def joined(self, dp_rank: int, now: float) -> None:
+        """A rank is there, maybe again."""
+        self._positions.pop(dp_rank, None)
+        self.heard(dp_rank, now)
+
+    def heard(self, dp_rank: int, now: float) -> None:
+        """A rank has said how far it is."""
+        generation = self._ledger.generation
+        if generation.number != self._generation:
+            self._generation = generation.number
+            for known in (self._positions, self._taken, self._took):
+                known.clear()
+        rank = generation.ranks.get(dp_rank)
+        if rank is None or self._positions.get(dp_rank) == rank.position:
+            return
+        self._positions[dp_rank], self._got_on = rank.position, now
+        if rank.taken > rank.committed:
+            self._taken.setdefault(rank.taken, now)
+
+    def committed(self, steps: Iterable[OpenStep], now: float) -> None:
+        """Every rank has applied these steps."""
+        for step in steps:
+            if (began := self._taken.pop(step.number, None)) is not None:
+                self._took.append(now - began)
+
+    def standstill(self, now: float) -> Standstill | None:
+        """Why nothing gets on; None while anything does, or waits for samples."""
+        ledger, ranks = self._ledger, self._ledger.ranks
+        usual = median(self._took) if self._took else None
+        patience = FIRST_SECONDS if usual is None else max(LEAST_SECONDS, USUAL_STEPS * usual)
+        if (
+            now - self._got_on < patience
+            or ledger.generation.failed is not None
+            or len(ranks) < ledger.generation.dp_size
+            or not all(rank.connected for rank in ranks.values())
+            or not any(rank.taken > rank.committed for rank in ranks.values())
+            or (ledger.wanted and ledger.hungry)
+        ):
+            return None
+        positions = {dp_rank: rank.position for dp_rank, rank in sorted(ranks.items())}
+        last, first = min(positions.values()), max(positions.values())
+        hung = [at for at, position in positions.items() if position == last < first]
+        return Standstill(tuple(hung), self._got_on, usual, positions)
+
+
+#: The trainer's word of its weights may come later than the weights: by one version.
+MOST_AHEAD = 1
+AHEAD = (
+    "samples have policy_version {}, and the trainer stands at {}: they count as fresh under "
+    "--max-staleness, however old they are. Push the version that stream.set_policy_version() "
+    "reports of the weights, and report it when workers get them"
+)
+
+
+class Standing(NamedTuple):
+    """Where the trainer is, for those who push.
+
+    policy_version: that DP rank 0 reported last. training_version: that the next step trains with.
+    expected_version: that a sample pushed now is trained with if samples go in order of arrival.
+    All three None before any was reported. remaining: samples, or groups where steps are counted
+    in these, that the soft caps still let in; 0 while pushes wait.
+    """
+
+    policy_version: int | None
+    training_version: int | None
+    expected_version: int | None
+    remaining: int
+
+    def staleness(self, oldest: int | None) -> int | None:
+        """Of samples of which this is the oldest version, were they trained on now."""
+        if self.training_version is None or oldest is None:
+            return None
+        return max(0, self.training_version - oldest)
+
+
+class Standings:
+    """Looks at the parts of one run. batch: samples or groups of a step."""
+
+    def __init__(
+        self,
+        buffer: SampleBuffer,
+        held: HeldPushes,
+        freshness: Freshness,
+        ledger: StepLedger,
+        *,
+        batch: int,
+    ) -> None:
+        self._buffer, self._held, self._batch = buffer, held, batch
+        self._freshness, self._steps = freshness, ledger.steps
+        # What versions were worked out from the last time, and these: they change with steps.
+        self._known: tuple[int | None, int, int, int] | None = None
+        self._versions: tuple[int | None, int | None] = (None, None)
+        self._told: set[str] = set()
+
+    def now(self) -> Standing:
+        """As it is."""
+        buffer, steps, reported = self._buffer, self._steps, self._freshness.reported
+        remaining = 0 if self._held else buffer.remaining
+        if reported is None:
+            return Standing(None, None, None, remaining)
+        ahead = buffer.ready_units // self._batch
+        known = (reported, steps.next_step, steps.num_uncommitted, ahead)
+        if known != self._known:
+            self._known, self._versions = known, self._work_out(ahead)
+        return Standing(reported, *self._versions, remaining)
+
+    def ahead(self, push: Push) -> list[Effect]:
+        """Tell its producer, once a connection, that the trainer can have no such weights yet."""
+        version, producer = self.now().training_version, push.producer
+        if version is None or producer in self._told:
+            return []
+        newest = max((sample.judged_version or 0 for sample in push.samples), default=0)
+        if newest <= version + MOST_AHEAD:
+            return []
+        self._told.add(producer)
+        return [Advised(AHEAD.format(newest, version), producer)]
+
+    def forget(self, producer: str) -> None:
+        """Its connection is gone."""
+        self._told.discard(producer)
+
+    def _work_out(self, ahead: int) -> tuple[int | None, int | None]:
+        """What the next step trains with, and the one that comes so many steps behind it."""
+        at = self._steps.next
+        behind = NextStep(at.number + ahead, at.committed)
+        version = self._freshness.training_version
+        return version(at), version(behind)
+
 
 #: Names that are said of each kind.
 NAMED = 4

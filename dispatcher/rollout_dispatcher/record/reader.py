@@ -4,12 +4,13 @@ Invariant: what is damaged costs what is behind it in its segment, and a note th
 that is not a record passes for one.
 """
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.segments import FORMAT, Event, segments
@@ -59,7 +60,7 @@ class Reader:
         header = None
         for number, line in enumerate(self._lines(path), 1):
             try:
-                event = json.loads(line)
+                event = from_json(line)
                 if header is None:
                     header = _header(path, event)
                     continue

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from rollout_planner.types import FloatArray, Sync, even_time, straggler_excess
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedSample:
+class RecordedSample(NamedTuple):
     """An accepted sample. group: equal for members of one group in one process, None for none."""
 
     run: str
@@ -40,8 +39,9 @@ class RecordedSample:
 class RecordedStep:
     """One step. micro_batches: tickets by DP rank and micro-batch; skips: in that order, flat.
 
-    cost: float64[R, M], as planned; attempt: how often it was planned. eligible: samples that the
-    plan could choose from. staleness: versions, of the samples of which it is known.
+    cost: float64[R, M], as planned, and slowness, float64[R], of ranks in the plan; attempt: how
+    often it was planned. eligible: samples that the plan could choose from. staleness: versions, of
+    the samples of which it is known.
     delivered, taken, done: when each rank was given its last micro-batch, began to train, and
     committed; nan where that was not seen. measured: by pass.
     """
@@ -57,6 +57,7 @@ class RecordedStep:
     skips: list[int]
     staleness: list[int]
     cost: FloatArray
+    slowness: FloatArray
     fifo_excess: float
     fifo_imbalance: float
     lower_bound: float
@@ -149,6 +150,21 @@ class Recording:
             if all((step.run, ticket) in self.samples for ticket in step.tickets)
         ]
 
+    def keep_last(self, count: int) -> int:
+        """Forget what was before the last so many trained steps; returns how many steps those were.
+
+        What came in after the first sample of these steps is kept.
+        """
+        steps = self.trained()
+        if len(steps) <= count:
+            return 0
+        kept = {(step.run, step.number): step for step in steps[-count:]}
+        keys = ((step.run, ticket) for step in kept.values() for ticket in step.tickets)
+        since = min(self.samples[key].at for key in keys)
+        self.steps = kept
+        self.samples = {key: each for key, each in self.samples.items() if each.at >= since}
+        return len(steps) - count
+
 
 def load_recording(directory: Path, run: str | None = None) -> Recording:
     """Read a directory; of one run alone if that is named. Raises ConfigError."""
@@ -218,6 +234,7 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         skips=event.get("skips", [0] * len(event["tickets"])),
         staleness=stale if isinstance(stale, list) else [stale] * len(event["tickets"]),
         cost=np.array(event["cost"], dtype=np.float64),
+        slowness=np.array(event.get("slowness", np.ones(len(event["cost"])))),
         fifo_excess=event["fifo_excess"],
         fifo_imbalance=event["fifo_imbalance"],
         lower_bound=event["lower_bound"],

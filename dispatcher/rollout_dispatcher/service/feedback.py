@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PushAnswered, SamplesDropped
-from rollout_dispatcher.core.producers.standing import Standing
+from rollout_dispatcher.core.waiting import Standing
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import FEEDBACK, REASONS

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rollout_dispatcher.core.planning.step_mix import StepMix
+from rollout_dispatcher.core.totals import StepMix
 from rollout_dispatcher.errors import ConfigError
 
 FORMAT = 2

@@ -5,26 +5,32 @@ planning took.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TextIO
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.epochs import Epochs, doomed
-from rollout_dispatcher.simulate.plans_file import write_step
-from rollout_dispatcher.simulate.replay.steady import longest_kept, run_steady, warm_up_steps
-from rollout_dispatcher.simulate.replay.timed import Clockwork, check_arrivals, run_timed
-from rollout_dispatcher.simulate.replay.virtual import Setting, VirtualStep
-from rollout_dispatcher.simulate.report.figures import Figures
+from rollout_dispatcher.simulate.figures import Figures
+from rollout_dispatcher.simulate.replay import (
+    Setting,
+    VirtualStep,
+    check_arrivals,
+    longest_kept,
+    run_steady,
+    run_timed,
+    warm_up_steps,
+)
 from rollout_dispatcher.simulate.result import Run
-from rollout_dispatcher.simulate.trace import Trace
+from rollout_dispatcher.simulate.trace import Epochs, Trace, doomed
 from rollout_planner.types import IntArray
 
+#: Of a record the last so many: a day of a run says hardly more of a window than its last hour, and
+#: takes hours of planning.
 DEFAULT_STEPS = 100
 
-#: Told after every step: the setting, steps done and steps in all (None: not known yet).
-Progress = Callable[[Setting, int, int | None], None]
+#: Called after every step with the setting and the share of all rows' work that is done.
+Progress = Callable[[Setting, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,38 +52,40 @@ def simulate(
     scenario: Scenario,
     *,
     plans: TextIO | None = None,
-    progress: Progress = lambda _setting, _done, _of: None,
+    progress: Progress = lambda _setting, _share: None,
 ) -> list[Run]:
     """Run every setting over the trace; rows in the order of the settings."""
-    if scenario.load is not None:
+    load = scenario.load
+    if load is not None:
         check_arrivals(trace)
     kept = _kept(trace, settings[0])
     epochs = Epochs(trace, scenario.seed, whole_groups=settings[0].core.groups_matter)
-    with _no_search_for_cycles():
-        return [
-            _run(
-                each,
-                Figures(each, trace, kept),
-                scenario,
-                trace=trace,
-                epochs=epochs,
-                plans=plans,
-                progress=progress,
-            )
-            for each in settings
-        ]
+    steps = scenario.steps or (DEFAULT_STEPS if load is None else None)
 
+    def one(row: int, setting: Setting) -> Run:
+        figures = Figures(setting, trace, kept)
+        warm_up = warm_up_steps(setting) if load is None else 0
+        in_all = warm_up + (steps or len(trace) / setting.plan.dispatch_batch_size)
 
-@contextmanager
-def _no_search_for_cycles() -> Iterator[None]:
-    """Samples come and go by the million and refer to nothing that refers to them.
+        def on_step(step: VirtualStep) -> None:
+            numbered = replace(step, number=step.number - warm_up)
+            figures.add(numbered)
+            if plans is not None:
+                write_step(plans, setting, numbered)
+            done = min(1.0, (step.number + 1) / in_all)
+            progress(setting, (row + done) / len(settings))
 
-    To look for cycles among them takes a third of the whole run.
-    """
+        if load is not None:
+            return figures.run(run_timed(setting, trace, load, steps, on_step))
+        run_steady(setting, epochs, steps or DEFAULT_STEPS, on_step)
+        return figures.run(None)
+
+    # Samples come and go by the million and refer to nothing that refers to them: to look for
+    # cycles among them takes a third of the whole run.
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return [one(*each) for each in enumerate(settings)]
     finally:
         if was_on:
             gc.enable()
@@ -100,31 +108,24 @@ def _kept(trace: Trace, setting: Setting) -> IntArray:
     return trace.tokens[~gone]
 
 
-def _run(
-    setting: Setting,
-    figures: Figures,
-    scenario: Scenario,
-    *,
-    trace: Trace,
-    epochs: Epochs,
-    plans: TextIO | None,
-    progress: Progress,
-) -> Run:
-    timed = scenario.load is not None
-    warm_up = 0 if timed else warm_up_steps(setting)
-    steps = DEFAULT_STEPS if scenario.steps is None and not timed else scenario.steps
-    in_all = None if steps is None else warm_up + steps
+def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
+    """Append a step as one JSON line, so that anyone can check what the figures say.
 
-    def on_step(step: VirtualStep) -> None:
-        numbered = replace(step, number=step.number - warm_up)
-        figures.add(numbered)
-        if plans is not None:
-            write_step(plans, setting, numbered)
-        progress(setting, step.number + 1, in_all)
-
-    clockwork: Clockwork | None = None
-    if scenario.load is not None:
-        clockwork = run_timed(setting, trace, scenario.load, steps, on_step)
-    else:
-        run_steady(setting, epochs, steps or DEFAULT_STEPS, on_step)
-    return figures.run(clockwork)
+    It names the window and the strategy it belongs to, what entered the window since the step
+    before, which samples went to which micro-batch of which rank, how often each of them had been
+    passed over (where it ever was), and what was dropped and why. Warm-up steps have negative
+    numbers.
+    """
+    ids = [entry.sample.sample_id for entry in step.entries]
+    chosen = step.plan.chosen.tolist()
+    skips = zip(chosen, step.skips.tolist(), strict=True)
+    line = {
+        "step": step.number,
+        "window": setting.window,
+        "strategy": str(setting.strategy),
+        "arrived": [sample.sample_id for sample in step.arrived],
+        "ranks": step.plan.laid_out([ids[at] for at in chosen]),
+        "skips": {ids[at]: count for at, count in skips if count},
+        "dropped": step.dropped,
+    }
+    file.write(json.dumps(line, separators=(",", ":")) + "\n")

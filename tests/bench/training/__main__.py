@@ -15,9 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rollout_dispatcher.cli.demo.load import RANKS, Timings, make_load
+from rollout_dispatcher.cli.demo.command import RANKS, Timings, calibrate, make_load
 from rollout_dispatcher.cli.demo.processes import signals_unwind
-from rollout_dispatcher.cli.demo.run import calibrate
 from tests.bench.training.cases import COMPARED, Case, measure
 from tests.bench.training.orders import Work
 from tests.bench.training.rows import Measured, line, medians

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from rollout_dispatcher.core.clock import SteadyClock
+from rollout_dispatcher.core.config import SteadyClock
 from rollout_dispatcher.service import dispatcher
 
 JUMP = signal.SIGUSR1

@@ -11,11 +11,10 @@ from inspect import signature
 from types import ModuleType
 from typing import Any
 
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Deliver, Effect
+from rollout_dispatcher.core.effects import Decision, Deliver, Effect
 from rollout_dispatcher.core.facts import Fact
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 
 Bug = Callable[[], None]

@@ -1,6 +1,6 @@
-"""The pictures in docs/top.md, taken of a real run in a real terminal.
+"""The picture in docs/top.md, taken of a real run in a real terminal.
 
-python -m tests.cli.top.captures    takes them again, in about a minute; it needs tmux and rich
+python -m tests.cli.top.captures    takes it again, in about a minute; it needs tmux and rich
 """
 
 import sys
@@ -16,8 +16,8 @@ from tests.support.source import ROOT
 from tests.support.terminal import Terminal
 
 DOCUMENT = ROOT / "docs/top.md"
-SIZES = {"narrow": (80, 24), "wide": (160, 50)}
-#: Long enough that rates are those of a whole half minute, and charts have a past.
+SIZES = {"narrow": (80, 24)}
+#: Long enough that rates are those of a whole half minute.
 WATCHED_SECONDS = 45.0
 
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from rollout_dispatcher.cli.top.exposition import parse
-from rollout_dispatcher.cli.top.history import History
-from rollout_dispatcher.cli.top.reading import FAMILIES, Reading
+from rollout_dispatcher.cli.top import parse
+from rollout_dispatcher.cli.top_view import Reading
 
 START = 1_700_000_000.0
 
@@ -76,12 +75,4 @@ def staged(stage: str, *, excess: float, imbalance: float, steps: int) -> str:
 
 def reading(said: dict[str, Any], text: str, at: float = 0.0) -> Reading:
     """A look after `at` seconds."""
-    return Reading(1000.0 + at, START + 100.0 + at, said, parse(text, FAMILIES))
-
-
-def history_of(*readings: Reading) -> History:
-    """These looks, one after the other."""
-    history = History()
-    for each in readings:
-        history.add(each)
-    return history
+    return Reading(1000.0 + at, START + 100.0 + at, said, parse(text))

@@ -14,7 +14,7 @@ def test_a_picture_is_whole(name: str) -> None:
     start, stop = between(text, name)
     fence, *picture, end = text[start:stop].splitlines()
     assert (fence, end) == ("```text", "```")
-    assert len(picture) == height
+    assert len(picture) <= height
     assert max(map(len, picture)) <= width
-    assert "q quit" in picture[-1]
+    assert "dispatcher top" in picture[0]
     assert f"rank {SLOW} takes 1.4" in "\n".join(picture), "run: python -m tests.cli.top.captures"

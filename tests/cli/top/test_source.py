@@ -1,7 +1,6 @@
 """Whoever answers: what no dispatcher says is told in words, and ends no view."""
 
 import json
-import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from rollout_dispatcher.cli.asking.wait_ready import Expected
-from rollout_dispatcher.cli.top.source import NoAnswer, Source
-from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.cli.ask import NoAnswer
+from rollout_dispatcher.cli.top import Source, parser
 from tests.cli.top.readings import metrics, status
 
 #: Begins as gzip does, and goes on as nothing does.
@@ -40,12 +38,11 @@ def answering(said: bytes, encoding: str = "identity") -> Iterator[Source]:
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        address = Endpoint.parse(f"127.0.0.1:{server.server_port}")
-        source = Source(Expected(address), ssl.create_default_context)
+        source = Source(parser().parse_args(["--http", f"127.0.0.1:{server.server_port}"]), {})
         try:
             yield source
         finally:
-            source.close()
+            source.client.close()
             server.shutdown()
             thread.join()
 

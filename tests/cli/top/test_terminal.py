@@ -37,7 +37,7 @@ def serving(folder: Path, http: str) -> Iterator[ServeProcess]:
 def is_whole(terminal: Terminal, width: int, height: int) -> bool:
     """Whether a frame of this size is shown."""
     lines = terminal.lines()
-    return len(lines) == height and len(lines[0]) >= width - 2 and "q quit" in lines[-1]
+    return len(lines) == height and lines[0].startswith(" dispatcher top")
 
 
 def test_a_slow_rank_a_resize_a_restart_and_the_end(tmp_path: Path, tmux: str) -> None:
@@ -51,16 +51,10 @@ def test_a_slow_rank_a_resize_a_restart_and_the_end(tmp_path: Path, tmux: str) -
             assert is_whole(terminal, 80, 24)
             assert len(re.findall(r"^ +\d+  +\d+ .* s$", terminal.text(), re.MULTILINE)) == RANKS
             (row,) = re.findall(rf"^ +{SLOW}  +\d+ .*$", terminal.text(), re.MULTILINE)
-            assert "◀" in row
+            assert "<" in row
 
-            terminal.resize(160, 50)
-            eventually(lambda: is_whole(terminal, 160, 50), "it has the new size")
-            assert re.search(r"^lost .*ranks +4 of 4 connected", terminal.text(), re.MULTILINE)
-
-            terminal.resize(80, 17)
-            eventually(lambda: "worst first, 1 to" in terminal.text(), "not all ranks fit")
-            terminal.press("Down")
-            eventually(lambda: "worst first, 2 to" in terminal.text(), "they are scrolled")
+            terminal.resize(80, 15)
+            eventually(lambda: "the worst " in terminal.text(), "not all ranks fit")
             terminal.resize(80, 24)
 
             server.send_signal(signal.SIGSTOP)  # connected, and silent
@@ -77,29 +71,25 @@ def test_a_slow_rank_a_resize_a_restart_and_the_end(tmp_path: Path, tmux: str) -
             run = server.status()["run_id"][:8]
             assert run != first
             eventually(lambda: run in terminal.text(), "the new run is shown")
-            eventually(lambda: "not there: 0-3" in terminal.text(), "its ranks are missing")
+            eventually(lambda: "not there: 0, 1, 2, 3" in terminal.text(), "its ranks are missing")
             assert "no answer" not in terminal.text()
-            terminal.press("q")
-            eventually(lambda: terminal.lines()[-1] != " q quit", "it ends")
+            terminal.press("C-c")
+            eventually(lambda: "dispatcher top" not in terminal.lines()[0], "it ends")
             terminal.type(f"echo code $?; {STTY}")
             eventually(lambda: "icanon echo ends" in terminal.text(), "the terminal is sane")
-            assert "code 0" in terminal.text()
-            assert "q quit" not in terminal.text()
+            assert "code 130" in terminal.text()
             assert terminal.text().rstrip().endswith(PROMPT.rstrip())
 
 
-@pytest.mark.parametrize(("keys", "code"), [("C-c", 130), ("q", 0)])
-def test_it_can_be_left_while_nobody_answers(
-    tmp_path: Path, tmux: str, keys: str, code: int
-) -> None:
+def test_it_can_be_left_while_nobody_answers(tmp_path: Path, tmux: str) -> None:
     with Terminal(tmp_path, tmux, width=60, height=10, NO_COLOR="1") as terminal:
         terminal.type(" ".join(command(free_address())))
         eventually(lambda: "no answer since" in terminal.text(), "it waits")
-        terminal.press(keys)
+        terminal.press("C-c")
         eventually(lambda: "no answer" not in terminal.text(), "it ends")
         terminal.type(f"echo code $?; {STTY}")
         eventually(lambda: "icanon echo ends" in terminal.text(), "the terminal is sane")
-        assert f"code {code}" in terminal.text()
+        assert "code 130" in terminal.text()
 
 
 def test_once_prints_a_frame_for_scripts(tmp_path: Path) -> None:
@@ -110,9 +100,7 @@ def test_once_prints_a_frame_for_scripts(tmp_path: Path) -> None:
         assert frame.returncode == 0, frame.stderr
         assert re.search(rf"^ +rank {SLOW} takes 1\.[34]\d times", frame.stdout, re.MULTILINE)
         assert all(len(line) <= 80 for line in frame.stdout.splitlines())
-        plain = top(server.http, *once, PYTHONIOENCODING="ascii")
-        assert plain.stdout.isascii()
-        assert "#" in plain.stdout
+        assert frame.stdout.isascii()
         ready = top("", *once, ready_file=tmp_path / "ready.json")
         assert ready.returncode == 0, ready.stderr
 

@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission
-from rollout_dispatcher.core.admission.deciding import Deciding
-from rollout_dispatcher.core.admission.held_pushes import MAX_OF_GROUP, HeldPushes
+from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission, Deciding
+from rollout_dispatcher.core.admission.held_pushes import MAX_OF_GROUP, HeldPushes, Push
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.effects import Effect, PushAnswered, PushHeld, PushRecalled
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject, WithProducer
 from rollout_dispatcher.sample import Outcome, Sample

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.admission.deciding import Deciding
-from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.admission.admission import Deciding
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits, Entry
 from rollout_dispatcher.core.effects import Effect, PushHeld
 from rollout_dispatcher.core.facts import Accepted, Fact
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import DType, Field, Schema
 from tests.support.core.admissions import Lobby
 from tests.support.samples import make_sample

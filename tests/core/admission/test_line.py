@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.admission.line import Line
+from rollout_dispatcher.core.admission.held_pushes import Line
 
 
 def take(line: Line[str]) -> str:

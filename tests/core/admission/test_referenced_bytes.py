@@ -3,9 +3,9 @@
 import pytest
 
 from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.effects import GroupGivenUp, PushAnswered
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.admissions import Lobby
 from tests.support.core.worlds import NBYTES, STORE, TOKENS, World

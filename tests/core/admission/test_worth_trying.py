@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.effects import Effect
-from rollout_dispatcher.core.producers.push import Push
 from tests.support.core.admissions import Lobby
 from tests.support.samples import make_sample
 

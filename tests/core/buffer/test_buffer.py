@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.limits import NO_LIMITS, BufferLimits, MicroBatchLimits
+from rollout_dispatcher.core.buffer.entry import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.core.admissions import make_groups

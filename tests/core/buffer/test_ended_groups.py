@@ -2,9 +2,9 @@
 
 import pytest
 
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -24,7 +24,7 @@ def restarted(bench: Bench) -> None:
 
 
 def buffered(bench: Bench) -> list[str]:
-    return [entry.sample.sample_id for entry in bench.core.entries()]
+    return [entry.sample.sample_id for entry in bench.core._buffer.all_entries()]
 
 
 # -- late members ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Which samples are too old: for the next step, for those after it, and for the next phase."""
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep, StalenessPolicy
+from rollout_dispatcher.core.buffer.phases import Freshness, NextStep, StalenessPolicy
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 

@@ -2,16 +2,11 @@
 
 import pytest
 
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import (
-    Advised,
-    GroupGivenUp,
-    PayloadsToJournal,
-    PushRecalled,
-)
+from rollout_dispatcher.core.effects import Advised, GroupGivenUp, PayloadsToJournal, PushRecalled
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample

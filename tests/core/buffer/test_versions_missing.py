@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
+from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import Outcome, Sample

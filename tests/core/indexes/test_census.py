@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.indexes.census import Census
+from rollout_dispatcher.core.steps.generation import Census
 
 changes = st.lists(
     st.tuples(st.integers(0, 4), st.one_of(st.none(), st.integers(0, 3)), st.integers(0, 3))

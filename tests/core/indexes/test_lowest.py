@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.indexes.lowest import SPARE, Lowest
+from rollout_dispatcher.core.buffer.entry import SPARE, Lowest
 
 changes = st.lists(
     st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(-3, 3), st.just("below")))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.indexes.smallest import Smallest
+from rollout_dispatcher.core.admission.held_pushes import Smallest
 
 _sizes = st.none() | st.integers(0, 9)
 

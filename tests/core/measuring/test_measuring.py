@@ -7,7 +7,7 @@ from rollout_dispatcher.core.effects import StepMeasured
 from rollout_dispatcher.core.measuring.measuring import FORGET_AFTER, KEPT_STEPS, MAX_COST_KEYS
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import Pass, RankTimes, Split, Unmeasured
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_planner.types import Sync, imbalance
 from tests.support.core.cores import Bench
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.planning.lengths import (
+from rollout_dispatcher.core.totals import (
     BINS_PER_OCTAVE,
     COUNTED_TOGETHER,
     OCTAVES,

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.planning.lengths import LengthCounts
-from rollout_dispatcher.core.planning.selection_bias import DISPATCHES, LEVEL, SelectionBias
-from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.core.totals import DISPATCHES, LEVEL, LengthCounts, SelectionBias, Totals
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 

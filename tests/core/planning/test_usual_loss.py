@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.planning.usual_loss import UsualLoss
+from rollout_dispatcher.core.planning.planning import UsualLoss
 from rollout_planner.types import Window
 
 

@@ -1,7 +1,7 @@
 """What is remembered of accepted samples, and how little."""
 
-from rollout_dispatcher.core.producers import duplicates
-from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.admission import producers as duplicates
+from rollout_dispatcher.core.admission.producers import DuplicateMemory
 
 
 def test_an_accepted_number_is_seen_again_and_another_is_not() -> None:

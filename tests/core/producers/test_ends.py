@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.core.buffer.freshness import Freshness, NextStep, StalenessPolicy
+from rollout_dispatcher.core.buffer.phases import Freshness, NextStep, StalenessPolicy
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Drained
 from rollout_dispatcher.core.facts import DropReason

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.producers.ranges import Ranges
+from rollout_dispatcher.core.admission.producers import Ranges
 
 _number = st.integers(0, 30)
 _span = st.tuples(_number, st.integers(1, 6)).map(lambda pair: range(pair[0], sum(pair)))

@@ -1,8 +1,8 @@
 """Samples under ids that were accepted before: which are told, and how often."""
 
+from rollout_dispatcher.core.admission.eligibility import MANY
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.effects import IdsRepeated
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.producers.repeats import MANY
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample

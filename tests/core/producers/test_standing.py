@@ -4,7 +4,7 @@ import pytest
 
 from rollout_dispatcher.core.effects import Advised, PolicyReported, PushAnswered, SamplesDropped
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.producers.standing import Standing
+from rollout_dispatcher.core.waiting import Standing
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 

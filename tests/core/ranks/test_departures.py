@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.core.effects import Effect, FailRanks, LimitSteps
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.errors import DispatcherError, PeerLost
 from tests.support.core.cores import Bench

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.effects import (
     Drained,
     EndProducers,
@@ -14,8 +15,7 @@ from rollout_dispatcher.core.effects import (
     PushAnswered,
 )
 from rollout_dispatcher.core.facts import DropReason, Finished
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import PeerLost, ProtocolError, RunFinished, StepContractError

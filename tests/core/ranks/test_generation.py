@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from rollout_dispatcher.core.config import SizeCheck
 from rollout_dispatcher.core.effects import Release
-from rollout_dispatcher.core.ranks.generation import Generation
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.generation import Generation, SizeCheck
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import GenerationFenced, RankRefused
 from tests.support.core.ledgers import (
     hello,

@@ -17,8 +17,7 @@ from rollout_dispatcher.core.effects import (
     Rewound,
     WelcomeRank,
 )
-from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.core.steps.retained import CheckpointPosition
+from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
 from rollout_dispatcher.errors import (
     CheckpointRefused,
     DispatcherError,

@@ -2,11 +2,12 @@
 
 import pytest
 
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
+    Decision,
     Deliver,
     Effect,
     EndRanks,
@@ -14,8 +15,7 @@ from rollout_dispatcher.core.effects import (
     ReplanWanted,
 )
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import PlanConfig

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.core.ranks.standstill import FIRST_SECONDS, LEAST_SECONDS
-from rollout_dispatcher.core.waiting import Cause
+from rollout_dispatcher.core.waiting import FIRST_SECONDS, LEAST_SECONDS, Cause
 from tests.support.core.cores import Bench
 
 STEP_S = 30.0

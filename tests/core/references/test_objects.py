@@ -5,10 +5,10 @@ from timeit import repeat
 
 import pytest
 
+from rollout_dispatcher.core.buffer import objects
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.buffer.objects import Objects
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.references import objects
-from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.objects import NBYTES, STORE, STORES, StoreBench, push_of, stored

@@ -4,18 +4,19 @@ from dataclasses import replace
 
 import pytest
 
+from rollout_dispatcher.core.buffer.objects import AWAY_S, MAX_INCARNATIONS, Sweeps
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
-from rollout_dispatcher.core.references.references import ANSWER_S, KEYS_AT_A_TIME
-from rollout_dispatcher.core.references.said import (
+from rollout_dispatcher.core.references import (
+    ANSWER_S,
+    KEYS_AT_A_TIME,
+    LONGEST_REST_S,
     Freed,
     Swept,
     WorkerGone,
     WorkerLeaves,
     WorkerThere,
 )
-from rollout_dispatcher.core.references.sweeps import AWAY_S, MAX_INCARNATIONS, Sweeps
-from rollout_dispatcher.core.references.workers import LONGEST_REST_S
 from tests.support.core.objects import STORES, StoreBench, push_of
 from tests.support.samples import make_sample
 

@@ -13,12 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_dispatcher.core.decision import Decision
-from rollout_dispatcher.core.effects import PushAnswered, SamplesDropped, StepCommitted
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.references.references import ANSWER_S
-from rollout_dispatcher.core.references.said import WorkerGone, WorkerThere
-from rollout_dispatcher.core.references.sweeps import AWAY_S
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.objects import AWAY_S
+from rollout_dispatcher.core.effects import Decision, PushAnswered, SamplesDropped, StepCommitted
+from rollout_dispatcher.core.references import ANSWER_S, WorkerGone, WorkerThere
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.objects import StoreBench, push_of
 from tests.support.samples import make_sample

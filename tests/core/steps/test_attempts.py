@@ -20,8 +20,7 @@ from rollout_dispatcher.core.effects import (
 )
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
-from rollout_dispatcher.core.steps.retained import CheckpointPosition
+from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import StepState
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, GenerationFenced, ProtocolError

@@ -21,8 +21,7 @@ from rollout_dispatcher.core.facts import (
     RetainedEvicted,
     RunBegan,
 )
-from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.core.steps.retained import CheckpointPosition
+from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
 from tests.support.core.cores import Bench
 

@@ -1,7 +1,7 @@
 """Groups of a step by number, and their loss tokens over all ranks."""
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.steps.group_totals import GroupTotals
+from rollout_dispatcher.core.steps.step import GroupTotals
 from tests.support.samples import make_sample
 
 

@@ -3,15 +3,9 @@
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.effects import (
-    Deliver,
-    Effect,
-    FailRanks,
-    Redelivered,
-    Release,
-)
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.effects import Deliver, Effect, FailRanks, Redelivered, Release
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError
 from rollout_planner.types import Plan, Sync

@@ -1,8 +1,7 @@
 """Open steps, and those that wait behind them: one row of numbers without a gap."""
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.steps.open_steps import OpenSteps
-from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, StepState
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps, StepState
 from tests.support.samples import make_sample
 
 

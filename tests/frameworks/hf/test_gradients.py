@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from examples import hf_trainer, trl_async_grpo
 from rollout_dispatcher.record.recording import load_recording
-from rollout_dispatcher.simulate.recorded.as_it_ran import main_pass
+from rollout_dispatcher.simulate.recorded import main_pass
 from tests.examples.gradients import record
 from tests.examples.run import finish, torchrun
 from tests.support.gradients import diaries, largest_difference

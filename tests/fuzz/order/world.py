@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_dispatcher.core import facts as f
-from rollout_dispatcher.core.clock import SteadyClock
+from rollout_dispatcher.core.config import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.protocol import messages as m

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import PlanWanted, PushAnswered
+from rollout_dispatcher.core.effects import Decision, PlanWanted, PushAnswered
 from rollout_dispatcher.core.facts import DropReason, Remembered
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema

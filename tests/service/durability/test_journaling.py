@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.facts import StreamEnded
-from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.service.config.core import core_config
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier

@@ -12,9 +12,8 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
-from rollout_dispatcher.core.planning.requests import request_plan
+from rollout_dispatcher.core.planning.planning import UsualLoss, request_plan
 from rollout_dispatcher.core.planning.trigger import Go, Trigger
-from rollout_dispatcher.core.planning.usual_loss import UsualLoss
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.service.effects.planner import PLANNED_HERE_SAMPLES, Planner
 from rollout_planner.cost import Quadratic
@@ -27,7 +26,14 @@ def wanted(samples: int) -> PlanWanted:
     entries = [Entry(make_sample(f"s{at}", 1 + at % 7), at, 0.0) for at in range(samples)]
     go = Go(Trigger.WINDOW_FULL)
     return request_plan(
-        entries, np.zeros(samples, np.bool_), samples, 2, go, usual=UsualLoss(), cost=None
+        entries,
+        np.zeros(samples, np.bool_),
+        samples,
+        2,
+        go,
+        usual=UsualLoss(),
+        cost=None,
+        slowness=None,
     )
 
 

@@ -9,7 +9,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from rollout_dispatcher.core.admission.capacity import ASKS_AGAIN_S
+from rollout_dispatcher.core.admission.eligibility import ASKS_AGAIN_S
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import Serve
 from tests.service.http.test_limits import connect

@@ -3,21 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.admission.capacity import Capacity
-from rollout_dispatcher.core.admission.deciding import Deciding
-from rollout_dispatcher.core.admission.eligibility import Eligibility
+from rollout_dispatcher.core.admission.admission import Admission, Deciding
+from rollout_dispatcher.core.admission.eligibility import Capacity, Eligibility, Outcomes
 from rollout_dispatcher.core.admission.held_pushes import HeldPushes
-from rollout_dispatcher.core.admission.outcomes import Outcomes
+from rollout_dispatcher.core.admission.producers import DuplicateMemory, Producers
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.closed_groups import ClosedGroups
 from rollout_dispatcher.core.buffer.dropping import Dropping
-from rollout_dispatcher.core.buffer.limits import BufferLimits
-from rollout_dispatcher.core.buffer.open_groups import OpenGroups
+from rollout_dispatcher.core.buffer.entry import BufferLimits
+from rollout_dispatcher.core.buffer.objects import Objects
+from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroups
 from rollout_dispatcher.core.facts import Note
-from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
-from rollout_dispatcher.core.producers.producers import Producers
-from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.totals import Totals
 
 

@@ -1,10 +1,13 @@
 """A core with its planner run inline, two ranks, and a clock that moves when told to."""
 
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from dataclasses import replace
+
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import (
+    Decision,
     Effect,
     PayloadsToJournal,
     PlanWanted,
@@ -14,8 +17,7 @@ from rollout_dispatcher.core.effects import (
 )
 from rollout_dispatcher.core.facts import DropReason, Fact
 from rollout_dispatcher.core.planning.trigger import Trigger, TriggerConfig
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
@@ -79,11 +81,15 @@ class Bench:
             if isinstance(effect, PayloadsToJournal) and self.syncs:
                 self.perform(self.core.payloads_durable(effect.entries, self.now))
             if isinstance(effect, PlanWanted):
-                answer = plan(effect.window, self.plan_config, effect.take)
+                answer = plan(effect.window, self._config(effect), effect.take)
                 self.perform(self.core.planned(effect, answer, self.now))
             if isinstance(effect, ReplanWanted):
-                answer = plan(effect.window, self.plan_config, effect.take, whole=True)
+                answer = plan(effect.window, self._config(effect), effect.take, whole=True)
                 self.perform(self.core.replanned(effect, answer, self.now))
+
+    def _config(self, wanted: PlanWanted | ReplanWanted) -> PlanConfig:
+        config = replace(self.plan_config, slowness=wanted.slowness)
+        return config if wanted.cost is None else replace(config, cost=wanted.cost)
 
     def join(self) -> None:
         self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))

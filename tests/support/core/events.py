@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.measuring.times import RankTimes
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.core.worlds import ENDLESS, STORE, TOKENS, World
 from tests.support.samples import make_sample

@@ -4,8 +4,8 @@ import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import Effect
-from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_planner.types import Plan, Sync
 from tests.support.samples import make_sample

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import FreeWanted, PushAnswered, SweepWanted
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.references.said import Freed, Said, Swept, WorkerGone, WorkerThere
+from rollout_dispatcher.core.effects import Decision, FreeWanted, PushAnswered, SweepWanted
+from rollout_dispatcher.core.references import Freed, Said, Swept, WorkerGone, WorkerThere
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.cores import Bench

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
-from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.sample import Sample

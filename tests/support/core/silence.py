@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import Phase, settings
 
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Decision
 
 #: How many random sequences each state machine tries where the usual number is not enough.
 SEQUENCES = "DISPATCHER_SEQUENCES"

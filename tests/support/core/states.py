@@ -6,9 +6,9 @@ for events that come later, so that what these cost is their own.
 
 from collections.abc import Callable
 
-from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.effects import PayloadsToJournal
-from rollout_dispatcher.core.producers.push import Push
 from tests.support.core.worlds import NBYTES, STORE, TOKENS, World
 from tests.support.samples import make_sample
 

@@ -3,14 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from rollout_dispatcher.core.buffer.limits import BufferLimits
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import PlanWanted
+from rollout_dispatcher.core.effects import Decision, PlanWanted
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
-from rollout_dispatcher.core.producers.push import Push
-from rollout_dispatcher.core.ranks.rank_state import RankHello
+from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.sample import Sample
 from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan

@@ -8,21 +8,189 @@ always one that can come in at once. The line is that of `line.py:Line`: fair to
 
 Who may come in, or be refused, while the first in line may not, is found without looking at all of
 them: what is small enough, and members of groups of which something has changed.
+
+A push while it is decided: which of its samples are, and what it holds of memory meanwhile.
+
+A line in which nobody stands behind more than a turn of each other's, whatever they bring.
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996): what somebody adds starts where his own last
+ends, but not before what is being taken now, and what starts first is first.
+
+    a adds 4, 4, 4 units; they start at 0, 4, 8
+    the first of a is taken; now b adds 1 unit, which starts at 0: before the second of a
+    b adds 4 units more, which start at 1: before the second of a, too
+
+Who decides when something is taken is not the line's affair: whoever takes all that there is, as
+admission does while no step can be planned, does so in any order.
+
+Invariant: of one owner, first come is first served.
+
+Things by size, of which those that are small enough are asked for, without the others.
 """
 
 import sys
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import count, takewhile
+from operator import attrgetter
+from typing import Generic, TypeVar
 
-from rollout_dispatcher.core.admission.line import Line
-from rollout_dispatcher.core.indexes.lowest import Lowest
-from rollout_dispatcher.core.indexes.smallest import Smallest
-from rollout_dispatcher.core.producers.push import Push
+from rollout_dispatcher.core.buffer.entry import Lowest
+from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, Taken
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import Outcome, Sample
+
+_VERSION = attrgetter("judged_version")
+
+
+@dataclass(slots=True, eq=False)
+class Push:
+    """Samples `first_seq`, `first_seq + 1`, ... of one producer, as far as they are decided.
+
+    producer: its client id; empty for a push that is never sent again under the same numbers.
+    floor: this producer never again sends a number below it.
+    named: sample ids were given by the user, so a repeat from any producer is a duplicate.
+    refers: whether some of the samples lie in payload stores.
+    excused: it was here before what it belongs to was ended, and may come in nevertheless.
+    """
+
+    producer: str
+    first_seq: int
+    samples: tuple[Sample, ...]
+    floor: int = 0
+    named: bool = False
+    refers: bool = False
+    outcomes: list[Outcome | None] = field(init=False)
+    errors: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    excused: bool = False
+
+    def __post_init__(self) -> None:
+        self.outcomes = [None] * len(self.samples)
+
+    @property
+    def numbers(self) -> range:
+        """The samples' sequence numbers."""
+        return range(self.first_seq, self.first_seq + len(self.samples))
+
+    @property
+    def undecided(self) -> list[int]:
+        """Indices of the samples that wait."""
+        return [index for index, outcome in enumerate(self.outcomes) if outcome is None]
+
+    @property
+    def waiting(self) -> list[Sample]:
+        """The samples that wait."""
+        return [self.samples[index] for index in self.undecided]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no sample waits."""
+        return all(self.outcomes)
+
+    @property
+    def given_ids(self) -> tuple[str, ...]:
+        """The samples' ids, if the user gave them."""
+        return tuple(sample.sample_id for sample in self.samples) if self.named else ()
+
+    def answer(self) -> PushAnswered:
+        """The outcomes, in the order of the samples."""
+        outcomes = tuple(filter(None, self.outcomes))
+        versions = set(map(_VERSION, self.samples)) - {None}
+        oldest = min(versions, default=None)
+        return PushAnswered(
+            self.producer, self.first_seq, outcomes, self.errors, oldest, self.reasons
+        )
+
+
+T = TypeVar("T", bound=Hashable)
+
+#: Owners without anything in line that are remembered before those are forgotten who owe nothing.
+REMEMBERED = 64
+
+
+class Line(Generic[T]):
+    """What waits, with its owner and how much it is."""
+
+    def __init__(self) -> None:
+        self._line: list[tuple[int, int, T]] = []
+        self._places: dict[T, tuple[int, int]] = {}
+        #: Where the next of an owner starts, if that is behind `_now`.
+        self._ends: dict[str, int] = {}
+        self._now = self._added = 0
+
+    def __iter__(self) -> Iterator[T]:
+        """From the first to the last."""
+        return (item for _, _, item in self._line)
+
+    def first(self) -> T:
+        """Whose turn it is; there has to be one."""
+        return self._line[0][2]
+
+    def in_order(self, items: Iterable[T]) -> list[T]:
+        """These, as they stand in line."""
+        return sorted(items, key=self._places.__getitem__)
+
+    def add(self, item: T, owner: str, units: int) -> None:
+        """It waits from now on."""
+        start = max(self._now, self._ends.get(owner, 0))
+        self._ends[owner] = start + units
+        self._added += 1
+        self._places[item] = (start, self._added)
+        insort(self._line, (start, self._added, item))
+
+    def give_up(self, item: T, owner: str, units: int) -> None:
+        """It waits no more and was not taken: its owner, who may come again with it, owes none."""
+        self.remove(item)
+        if owner in self._ends:
+            self._ends[owner] -= units
+
+    def remove(self, item: T) -> None:
+        """It was taken, and waits no more."""
+        place = self._places.pop(item)
+        at = bisect_left(self._line, place, key=_place)
+        del self._line[at]
+        if at == 0:
+            self._now = place[0]
+        if not self._line:  # everybody starts anew
+            self._ends.clear()
+            self._now = 0
+        elif len(self._ends) > 2 * len(self._line) + REMEMBERED:
+            self._ends = {owner: end for owner, end in self._ends.items() if end > self._now}
+
+
+def _place(entry: tuple[int, int, T]) -> tuple[int, int]:
+    return entry[:2]
+
+
+class Smallest(Generic[T]):
+    """Things in ascending order; serial: tells each from others of its size."""
+
+    def __init__(self) -> None:
+        self._line: list[tuple[int, int, T]] = []
+
+    def move(self, thing: T, serial: int, before: int | None, size: int | None) -> None:
+        """It has another size than before; None: it is not here."""
+        if size == before:
+            return
+        if before is not None:
+            del self._line[bisect_left(self._line, (before, serial))]
+        if size is not None:
+            insort(self._line, (size, serial, thing))
+
+    @property
+    def largest(self) -> int | None:
+        """The largest size; None if nothing is here."""
+        return self._line[-1][0] if self._line else None
+
+    def fitting(self, fits: Callable[[int], bool]) -> Iterator[T]:
+        """Those that fit; if a size does not, no larger one does."""
+        count = bisect_left(self._line, True, key=lambda entry: not fits(entry[0]))
+        return (thing for _, _, thing in self._line[:count])
+
 
 #: How long a payload that was asked for again keeps others from being asked for theirs.
 RESEND_SECONDS = 10.0

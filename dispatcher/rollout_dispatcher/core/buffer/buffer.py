@@ -10,9 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from operator import lt
 
-from rollout_dispatcher.core.buffer.ages import Ages
-from rollout_dispatcher.core.buffer.entry import Amount, Entry
-from rollout_dispatcher.core.buffer.limits import MEMORY_CAP, STORES_CAP, BufferLimits
+from rollout_dispatcher.core.buffer.entry import (
+    MEMORY_CAP,
+    STORES_CAP,
+    Ages,
+    Amount,
+    BufferLimits,
+    Entry,
+)
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
 from rollout_dispatcher.errors import BufferFull, SampleRefused
 from rollout_dispatcher.payload import InMemory, Payload, Reference, are_in_memory

@@ -1,11 +1,31 @@
-"""A buffered sample, and how much of a buffer samples take up."""
+"""A buffered sample, and how much of a buffer samples take up.
 
-from collections.abc import Iterable
+The caps of the sample buffer.
+
+Two are *soft*: they count ready samples only, so that beginnings of groups stop nobody, and they
+hold producers back only while a step could be planned of what is ready. Two are *hard*: payload
+bytes in memory, and in payload stores, whatever they belong to.
+
+Things by a number that may change, of which the lowest is asked for: O(log n) for each change.
+
+A heap whose entries are left behind when a number changes, and are passed by when they come up.
+Invariant: there are never many more of these than of things.
+
+Ready samples by what may end their stay: their policy version, and their length.
+
+So that what has become too old, or is too long, is found without a look at what is not. Nothing is
+kept by versions before somebody asks for them, which only settings and phases make anybody do.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from heapq import heapify, heappop, heappush
+from itertools import count, groupby
+from typing import Generic, Self, TypeVar
 
-from rollout_dispatcher.payload import InMemory, Taken
+from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Sample, SamplesByField
+from rollout_planner.types import round_up
 
 
 @dataclass(slots=True, eq=False)
@@ -29,12 +49,6 @@ class Entry:
     def version(self) -> int | None:
         """The policy version that it is judged by: its group's oldest; None if not tracked."""
         return self.sample.judged_version if self.oldest is None else self.oldest
-
-
-def move_payloads(moved: Iterable[tuple[Entry, InMemory]]) -> None:
-    """These samples have the same payload at another place in memory now."""
-    for entry, payload in moved:
-        entry.sample = entry.sample._replace(payload=payload)
 
 
 def in_journal(entry: Entry) -> Entry:
@@ -89,3 +103,222 @@ class Amount:
         self.nbytes -= other.nbytes
         self.referenced -= other.referenced
         return self
+
+
+#: How the hard caps are called: of what is in memory, and in payload stores.
+MEMORY_CAP, STORES_CAP = "bytes", "referenced-bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchLimits:
+    """What a micro-batch takes of a group that has to stay in one; None: any.
+
+    length_multiple: a sample counts as many tokens as the next multiple of this. drops: a group of
+    more tokens is accepted and dropped, not refused.
+    """
+
+    samples: int | None = None
+    tokens: int | None = None
+    length_multiple: int = 1
+    drops: bool = False
+
+    def tokens_of(self, samples: Iterable[Sample]) -> int:
+        """Tokens that a micro-batch has of these."""
+        return sum(round_up(sample.tokens, self.length_multiple) for sample in samples)
+
+    def too_long(self, samples: Iterable[Sample]) -> bool:
+        """Whether these are more tokens than a micro-batch takes of one group."""
+        return self.tokens is not None and self.tokens_of(samples) > self.tokens
+
+
+#: Groups need not stay in one micro-batch.
+NO_LIMITS = MicroBatchLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """samples, tokens: soft; `samples` counts groups where a batch is counted in groups.
+
+    group: samples of the largest group, None: any. tokens=None: not capped. nbytes: hard.
+    max_sample_tokens: of one sample. held_bytes: payloads of pushes that are held back.
+    stores: addresses of those that references may be into; referenced_bytes: there, hard.
+    micro_batch: for groups that have to stay in one.
+    """
+
+    samples: int
+    group: int | None
+    tokens: int | None
+    nbytes: int
+    max_sample_tokens: int
+    held_bytes: int = 1 << 30
+    stores: frozenset[str] = frozenset()
+    referenced_bytes: int = 1 << 40
+    micro_batch: MicroBatchLimits = NO_LIMITS
+
+    def too_large(self, size: int) -> str:
+        """What does not take a group of so many samples, in words; empty if all does."""
+        for what, most in (("step", self.group), ("micro-batch", self.micro_batch.samples)):
+            if most is not None and size > most:
+                return f"a {what} takes at most {most} samples"
+        return ""
+
+
+T = TypeVar("T", bound=Hashable)
+
+#: Entries that may be left behind before it pays to clear them away.
+SPARE = 64
+
+
+class Lowest(Generic[T]):
+    """Numbers of things, which stay in memory for a while after `remove`: names, not samples."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[T, int] = {}
+        self._heap: list[tuple[int, int, T]] = []
+        self._pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, thing: object) -> bool:
+        return thing in self._numbers
+
+    def set(self, thing: T, number: int) -> None:
+        """It has this number from now on."""
+        if self._numbers.get(thing) == number:
+            return
+        self._numbers[thing] = number
+        self._pushed += 1
+        heappush(self._heap, (number, self._pushed, thing))
+        if len(self._heap) > 2 * len(self._numbers) + SPARE:
+            self._heap = [entry for entry in self._heap if self._numbers.get(entry[2]) == entry[0]]
+            heapify(self._heap)
+
+    def remove(self, thing: T) -> None:
+        """It is not asked for any more, if it was."""
+        self._numbers.pop(thing, None)
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest number; None if there is nothing."""
+        heap, numbers = self._heap, self._numbers
+        while heap and numbers.get(heap[0][2]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def take_below(self, number: int) -> list[T]:
+        """Remove what has a lower number than this, and return it, lowest first."""
+        found = []
+        while (lowest := self.lowest) is not None and lowest < number:
+            thing = heappop(self._heap)[2]
+            del self._numbers[thing]
+            found.append(thing)
+        return found
+
+
+class Ages:
+    """Ready samples, of which groups come and leave whole.
+
+    too_long: above so many tokens. micro_batch: what groups have to fit, if they are dropped else.
+    """
+
+    def __init__(
+        self, too_long: int | None = None, micro_batch: MicroBatchLimits = NO_LIMITS
+    ) -> None:
+        self._above, self._micro_batch = too_long, micro_batch
+        #: Whether anything is to be told of what comes and leaves.
+        self.watches = too_long is not None
+        self._by_version: dict[int | None, dict[Entry, int]] | None = None
+        self._versions: Lowest[int] = Lowest()
+        self._unknown: Lowest[int] = Lowest()  # tickets of samples without a version
+        self._long: dict[Entry, None] = {}
+        self._places = count()
+
+    def watch(self, ready: Iterable[Entry]) -> None:
+        """Versions will be asked for: of these samples, and of those that come from now on."""
+        if self._by_version is None:
+            self._by_version, self.watches = {}, True
+            self._place(list(ready))
+
+    # -- they come and leave ------------------------------------------------------------------
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """These are ready, behind all others: one group, or samples without one."""
+        if self._by_version is not None:
+            self._place(entries)
+        if (above := self._above) is not None:
+            long = [entry for entry in entries if entry.sample.tokens > above]
+            if long or self._are_too_long(entries):
+                self._long.update(dict.fromkeys(entries if entries[0].group >= 0 else long))
+
+    def _are_too_long(self, entries: Sequence[Entry]) -> bool:
+        """Whether they are a group that is dropped for its tokens."""
+        if not self._micro_batch.drops or entries[0].group < 0:
+            return False
+        return self._micro_batch.too_long(entry.sample for entry in entries)
+
+    def _place(self, entries: Sequence[Entry]) -> None:
+        assert self._by_version is not None
+        for version, same in _by_version(entries):
+            if version is None:
+                for entry in same:
+                    self._unknown.set(entry.ticket, entry.ticket)
+            elif version not in self._by_version:
+                self._versions.set(version, version)
+            self._by_version.setdefault(version, {}).update(zip(same, self._places, strict=False))
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """These are ready no more."""
+        if self._by_version is not None:
+            for version, gone in _by_version(entries):
+                same = self._by_version[version]
+                for entry in gone:
+                    del same[entry]
+                if version is None:
+                    for entry in gone:
+                        self._unknown.remove(entry.ticket)
+                elif not same:
+                    self._versions.remove(version)
+                    del self._by_version[version]
+        if self._long:
+            for entry in entries:
+                self._long.pop(entry, None)
+
+    # -- which are asked for --------------------------------------------------------------------
+
+    def too_long(self) -> list[Entry]:
+        """Samples that are too long, each with its whole group, in the order that they came in."""
+        return list(self._long)
+
+    def older_than(self, version: int) -> list[Entry]:
+        """Samples of older policy versions than this, in the order that they came in."""
+        if not self.has_before(version, 0):
+            return []
+        assert self._by_version is not None
+        found: dict[Entry, int] = {}
+        for old in self._versions.take_below(version):
+            found |= self._by_version[old]
+            self._versions.set(old, old)  # they are here until they are removed
+        return sorted(found, key=found.__getitem__)
+
+    def has_before(self, version: int, ticket: int) -> bool:
+        """Whether there is an older one, or one without a version of a lower ticket."""
+        oldest, first = self._versions.lowest, self._unknown.lowest
+        return (oldest is not None and oldest < version) or (first is not None and first < ticket)
+
+
+def _by_version(entries: Sequence[Entry]) -> Iterator[tuple[int | None, Sequence[Entry]]]:
+    """Neighbours of one version, as a rule all of them."""
+    # `Entry.version` of each, which as a call for each would take as long as all the rest.
+    versions = [
+        entry.oldest
+        if entry.oldest is not None
+        else None
+        if (sample := entry.sample).staleness_exempt
+        else sample.policy_version
+        for entry in entries
+    ]
+    stop = 0
+    for version, same in groupby(versions):
+        start, stop = stop, stop + len(list(same))
+        yield version, entries[start:stop]

@@ -6,13 +6,7 @@ from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.lifecycle import Lifecycle
-from rollout_dispatcher.core.planning.trigger import (
-    Decided,
-    Situation,
-    TriggerConfig,
-    Wait,
-    decide,
-)
+from rollout_dispatcher.core.planning.trigger import Decided, Situation, TriggerConfig, Wait, decide
 
 
 class Timing:

@@ -5,8 +5,22 @@ loads one *resumes* after that step, once, however often its ranks repeat it: st
 are open are committed (the trainer was killed before every rank's word was heard), retained steps
 after it are *rewound*, which means open again. Both are facts before any rank is given a step.
 Retained steps that there is no room for are evicted, the oldest first: counted, told and a fact.
+
+Retained steps: what is committed, and may have to be trained again.
+
+A trainer that loads a checkpoint takes its weights back to the step after which it was taken, and
+the ledger has to go back with it. With a journal committed steps stay here, identical, until a
+checkpoint at or after them is reported saved, or until there is no room for them: then the oldest
+are evicted. With `--retain commit` none does. Invariant: the retained steps are the last ones
+committed, without a gap, up to the newest; so what a run can go back to is one step number,
+`oldest`. Payloads are not held: the journal has them.
 """
 
+import sys
+from collections.abc import Iterable
+from itertools import takewhile
+
+from rollout_dispatcher.core.buffer.objects import Objects
 from rollout_dispatcher.core.effects import Advised, Effect, Rewound, StepCommitted, StepsEvicted
 from rollout_dispatcher.core.facts import (
     CheckpointSaved,
@@ -17,12 +31,161 @@ from rollout_dispatcher.core.facts import (
     Resumed,
     RetainedEvicted,
 )
-from rollout_dispatcher.core.references.objects import Objects
 from rollout_dispatcher.core.steps.ledger import StepLedger
-from rollout_dispatcher.core.steps.retained import CheckpointPosition, RetainedSteps
+from rollout_dispatcher.core.steps.rank_state import CheckpointPosition
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.core.totals import Totals
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import CheckpointRefused, ProtocolError
+
+#: Retained samples; each takes a kilobyte of memory for what is no payload.
+MAX_RETAINED_SAMPLES = 1_000_000
+#: Committed steps after which a trainer that has reported no checkpoint as saved is told so.
+ADVISED_STEPS = 100
+
+
+class RetainedSteps:
+    """Committed steps that no saved checkpoint covers; `keep=False` retains none.
+
+    saved: the last step that a saved checkpoint covers, as reported. evicted: the last one that had
+    to go before that. limit: of `nbytes`.
+    samples, nbytes: of the retained steps; the bytes are those of their payloads, on disk.
+    """
+
+    def __init__(self, *, keep: bool) -> None:
+        self.keep = keep
+        self.saved = self.evicted = -1
+        self.limit = sys.maxsize
+        self.samples = self.nbytes = 0
+        self._steps: dict[int, OpenStep] = {}  # in order
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def restore(self, steps: Iterable[OpenStep], saved: int, evicted: int) -> None:
+        """Start from what an earlier process retained."""
+        self.saved, self.evicted = saved, evicted
+        for step in steps:
+            self._add(step)
+
+    def committed(self, step: OpenStep) -> bool:
+        """A step is committed; returns whether it is retained."""
+        retained = self.keep and step.number > self.saved
+        if retained:
+            self._add(step.in_journal())
+        return retained
+
+    def release(self, through: int) -> list[OpenStep]:
+        """A checkpoint that covers the steps up to there is saved; returns what it lets go of."""
+        self.saved = through
+        covered = list(takewhile(lambda number: number <= through, self._steps))
+        return [self._remove(number) for number in covered]
+
+    def evict(self) -> list[OpenStep]:
+        """Let go of the oldest steps for which there is no room; returns them."""
+        gone = []
+        while self._steps and (
+            not self.keep or self.nbytes > self.limit or self.samples > MAX_RETAINED_SAMPLES
+        ):
+            gone.append(self._remove(next(iter(self._steps))))
+            self.evicted = gone[-1].number
+        return gone
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether half of what may be retained is."""
+        return 2 * self.nbytes >= self.limit or 2 * self.samples >= MAX_RETAINED_SAMPLES
+
+    def advice(self) -> str:
+        """What a trainer should know that reports no checkpoints as saved; empty if nothing."""
+        never = self.saved < 0 and len(self) >= ADVISED_STEPS
+        if not self._steps or not (never or self.is_half_full):
+            return ""
+        since = f"since the one after step {self.saved}" if self.saved >= 0 else "so far"
+        return (
+            f"no checkpoint was reported as saved {since}, so {len(self)} committed steps with "
+            f"{self.samples} samples ({self.nbytes / 2**20:.1f} MiB) are kept to be given again; "
+            f"beyond {self.limit / 2**20:.1f} MiB (--retain-bytes) or {MAX_RETAINED_SAMPLES} "
+            "samples the oldest go, and an older checkpoint cannot be resumed from then: call "
+            "stream.checkpoint_saved(state) once a checkpoint is on the disk, or start the "
+            "dispatcher with --retain commit if none is ever loaded"
+        )
+
+    def take_after(self, number: int) -> list[OpenStep]:
+        """Give up the steps after this one, oldest first: they are committed no more."""
+        after = list(takewhile(lambda at: at > number, reversed(self._steps)))
+        return [self._remove(at) for at in reversed(after)]
+
+    def oldest(self, committed: int) -> int:
+        """The oldest step that the run can go back to, if `committed` is the last one committed."""
+        return next(iter(self._steps), committed + 1) - 1
+
+    def check(
+        self,
+        position: CheckpointPosition,
+        run_id: str,
+        committed: int,
+        planned: int,
+        announced: int,
+    ) -> None:
+        """Raise CheckpointRefused for a position that this run cannot go on from.
+
+        committed, planned, announced: the last step that is, or ever was announced; -1 for none.
+        """
+        self.check_run(position, run_id, committed)
+        if position.step > announced:
+            raise CheckpointRefused(
+                f"the checkpoint was taken after step {position.step}, and the last step that this "
+                f"dispatcher knows of run {run_id} is {planned}: its journal has lost what came "
+                "after that, or is an older copy; start it with the journal that has those steps"
+            )
+        if position.step > planned:  # the run went back, and lost samples of what it gave again
+            raise CheckpointRefused(
+                f"the checkpoint was taken after step {position.step}, which was withdrawn since, "
+                f"as its samples could not be got again, and the last step of run {run_id} is "
+                f"{planned} now: load an older checkpoint, or do not load the stream's part of "
+                "this one to go on with what there is here"
+            )
+        oldest = self.oldest(committed)
+        if self.keep and position.step < oldest and not position.allow_lost_steps:
+            raise CheckpointRefused(
+                f"the checkpoint was taken after step {position.step}, and the steps up to "
+                f"{oldest} that were trained after it cannot be given again, "
+                f"{oldest - position.step} in all: {self._why_gone(oldest)}. The oldest that run "
+                f"{run_id} can go back to is one after step {oldest}; to go on from this one "
+                "without their samples: load_state_dict(state, allow_lost_steps=True)"
+            )
+
+    def _why_gone(self, oldest: int) -> str:
+        if oldest <= self.evicted:
+            return (
+                f"they were let go of when there was no room for more than {self.limit} bytes or "
+                f"{MAX_RETAINED_SAMPLES} samples of committed steps; a larger --retain-bytes, or "
+                "checkpoint_saved for each checkpoint, would have kept them"
+            )
+        if oldest <= self.saved:
+            return "they were released for good since a later checkpoint was reported saved"
+        return "they were committed under --retain commit; without it they would have been kept"
+
+    def check_run(self, position: CheckpointPosition, run_id: str, committed: int) -> None:
+        """Raise CheckpointRefused for a position of another run."""
+        if position.run_id != run_id:
+            raise CheckpointRefused(
+                f"the checkpoint is of run {position.run_id}, after its step {position.step}; this "
+                f"dispatcher serves run {run_id}, whose last committed step is {committed}: start "
+                "it with the --journal-dir of the checkpoint's run, or do not load the stream's "
+                "part of the checkpoint to go on with what there is here"
+            )
+
+    def _add(self, step: OpenStep) -> None:
+        self._steps[step.number] = step
+        self.samples += step.num_samples
+        self.nbytes += step.nbytes
+
+    def _remove(self, number: int) -> OpenStep:
+        step = self._steps.pop(number)
+        self.samples -= step.num_samples
+        self.nbytes -= step.nbytes
+        return step
 
 
 class Checkpoints:

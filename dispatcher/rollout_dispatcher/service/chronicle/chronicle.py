@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.measuring.times import RankTimes
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.service.chronicle.recent import RecentSteps, SeenStep
 from rollout_dispatcher.service.chronicle.recorder import Recorder

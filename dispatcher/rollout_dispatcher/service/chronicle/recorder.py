@@ -15,7 +15,7 @@ import numpy as np
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
 from rollout_dispatcher.core.measuring.times import Pass
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import Sample, SamplesByField
@@ -169,6 +169,7 @@ class Recorder:
             fifo_excess=round(plan.fifo_excess, _COST_DIGITS),
             fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
             lower_bound=float(f"{plan.lower_bound:.9g}"),
+            **({} if plan.slowness is None else {"slowness": list(plan.slowness)}),
         )
 
     def withdrawn(self, step: int, now: float) -> None:

@@ -1,6 +1,6 @@
 """The part of the settings that the core needs, in its own terms."""
 
-from rollout_dispatcher.core.buffer.limits import NO_LIMITS, BufferLimits, MicroBatchLimits
+from rollout_dispatcher.core.buffer.entry import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.measuring.cost_in_use import CostConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig

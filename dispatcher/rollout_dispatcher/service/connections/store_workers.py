@@ -10,10 +10,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from rollout_dispatcher.core.decision import Decision
+from rollout_dispatcher.core import references as said
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
-from rollout_dispatcher.core.references import said
+from rollout_dispatcher.core.effects import Decision, FreeWanted, SweepWanted
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import REFERENCES
 from rollout_dispatcher.service.config.options import ServeConfig

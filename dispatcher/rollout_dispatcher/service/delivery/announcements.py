@@ -7,8 +7,7 @@ loss tokens to expect; others would not know the keys.
 from collections import defaultdict
 from dataclasses import dataclass
 
-from rollout_dispatcher.core.steps.group_totals import GroupTotals
-from rollout_dispatcher.core.steps.step import OpenStep
+from rollout_dispatcher.core.steps.step import GroupTotals, OpenStep
 from rollout_dispatcher.protocol.assemble import step_header
 from rollout_dispatcher.protocol.versions import EXPECTED_LOSS, GROUP_TOTALS, Terms
 

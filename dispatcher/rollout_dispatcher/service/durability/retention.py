@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.errors import JournalFull
 from rollout_dispatcher.service.config.options import ServeConfig
 

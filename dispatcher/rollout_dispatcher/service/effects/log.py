@@ -3,9 +3,9 @@
 import logging
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.buffer.limits import STORES_CAP
+from rollout_dispatcher.core.buffer.entry import STORES_CAP
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,18 @@ def cost_changed(effect: e.CostChanged) -> None:
         "from step %d on plans are made with the cost %s, fitted to what micro-batches took (they "
         "stray from it by %.1f %%); the one before has lost %.1f %% of the ranks' time",
         fitted.first_step, fitted.cost, 100 * fitted.error, 100 * effect.loss,
+    )  # fmt: skip
+
+
+def speeds_changed(effect: e.SpeedsChanged) -> None:
+    """Plans are made for ranks of other speed."""
+    measured = effect.measured
+    slow = [f"{rank} takes {slow:.2f}" for rank, slow in enumerate(measured.slowness) if slow != 1]
+    log.info(
+        "from step %d on plans give each DP rank work in proportion to its speed: %s",
+        measured.first_step,
+        f"rank {', '.join(slow[:8])}{', ...' * (len(slow) > 8)} times as long as the median one"
+        if slow else "no rank is slower than the median one",
     )  # fmt: skip
 
 

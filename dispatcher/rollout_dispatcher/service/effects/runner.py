@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, TypeVarTuple
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
@@ -119,6 +119,7 @@ class EffectRunner:
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
             e.CostChanged: effect_log.cost_changed,
+            e.SpeedsChanged: effect_log.speeds_changed,
             e.Rewound: effect_log.rewound,
             e.StepsEvicted: effect_log.evicted,
             e.Advised: self._advise,

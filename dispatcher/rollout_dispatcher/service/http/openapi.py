@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.config.types import RUN_HEADER
 from rollout_dispatcher.service.http.bodies.encoding import SUPPORTED

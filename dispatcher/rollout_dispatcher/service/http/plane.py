@@ -10,8 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from pydantic import BaseModel, ValidationError
 
-from rollout_dispatcher.core.decision import Decision
-from rollout_dispatcher.core.effects import Advised
+from rollout_dispatcher.core.effects import Advised, Decision
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition, RunChanged
 from rollout_dispatcher.protocol.messages.base import MAX_NAME
 from rollout_dispatcher.service.config.types import RUN_HEADER

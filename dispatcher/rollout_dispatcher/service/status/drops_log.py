@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from rollout_dispatcher.core.buffer.dropping import Losses
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.losses import Losses
 from rollout_dispatcher.core.facts import DropReason
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.errors import DispatcherError
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.status.health import Health
 

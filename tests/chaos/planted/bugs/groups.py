@@ -1,11 +1,10 @@
 """Bugs in what a new process group is given, and who belongs to it."""
 
-from rollout_dispatcher.core.effects import Effect, Redelivered
-from rollout_dispatcher.core.ranks.generation import Generation
-from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.core.steps.open_steps import OpenSteps
-from rollout_dispatcher.core.steps.retained import RetainedSteps
-from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from rollout_dispatcher.core.effects import Effect
+from rollout_dispatcher.core.steps.checkpoints import RetainedSteps
+from rollout_dispatcher.core.steps.generation import Generation
+from rollout_dispatcher.core.steps.rank_state import RankHello
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps
 from rollout_planner.types import FloatArray
 from tests.chaos.planted.plant import plant, planted
 
@@ -34,11 +33,10 @@ def drop_a_redelivery() -> None:
     """P1: a new generation is not given the oldest open step again."""
     start_over = OpenSteps.start_over
 
-    def forgetful(steps: OpenSteps, dp_size: int) -> list[Redelivered]:
-        effects = start_over(steps, dp_size)
+    def forgetful(steps: OpenSteps) -> None:
+        start_over(steps)
         if steps:
             steps.commit(min(steps))
-        return effects
 
     plant(OpenSteps, "start_over", forgetful)
 
@@ -48,11 +46,10 @@ def change_a_redelivery() -> None:
     """P2: a new generation is given open steps with its ranks' shares exchanged."""
     start_over = OpenSteps.start_over
 
-    def changing(steps: OpenSteps, dp_size: int) -> list[Redelivered]:
-        effects = start_over(steps, dp_size)
+    def changing(steps: OpenSteps) -> None:
+        start_over(steps)
         for number, step in list(steps.items()):
             steps.replace(number, step.micro_batches[::-1], step.dp_size)
-        return effects
 
     plant(OpenSteps, "start_over", changing)
 

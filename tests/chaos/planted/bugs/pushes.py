@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from time import sleep
 
-from rollout_dispatcher.core.producers.duplicates import DuplicateMemory
+from rollout_dispatcher.core.admission.producers import DuplicateMemory
 from rollout_dispatcher.journal.store import Store
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from tests.chaos.planted.plant import forget_facts, plant, planted

@@ -4,12 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.references.objects import Objects
-from rollout_dispatcher.core.references.references import References
-from rollout_dispatcher.core.references.sweeps import Sweeps
-from rollout_dispatcher.core.steps import attempts
-from rollout_dispatcher.core.steps.open_steps import OpenSteps
-from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from rollout_dispatcher.core.buffer.objects import Objects, Sweeps
+from rollout_dispatcher.core.references import References
+from rollout_dispatcher.core.steps import ledger as attempts
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps
 from tests.chaos.planted.plant import plant, planted
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.steps.open_steps import OpenSteps
-from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep
+from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps
 from rollout_dispatcher.sample import Sample
 from tests.chaos.planted.plant import plant, planted
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Effect
-from rollout_dispatcher.core.ranks.generation import Generation
-from rollout_dispatcher.core.ranks.rank_state import RankHello, RankState
+from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.rank_state import RankHello, RankState
 from tests.chaos.planted.plant import forget_facts, mishear_hello, plant, planted, redeliver
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from rollout_dispatcher.core.buffer.freshness import StalenessPolicy
+from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS
 from rollout_dispatcher.service.config.fields import DeclaredField
 from rollout_dispatcher.service.config.themes.shared import Options, SelectionOptions, StepOptions

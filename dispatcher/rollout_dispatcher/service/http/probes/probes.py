@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
+from rollout_dispatcher.core.parts import ObjectStatistics, Statistics
 from rollout_dispatcher.service.config.types import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import dumps, indented, problem
 from rollout_dispatcher.service.http.probes.negotiation import preferred, takes_gzip

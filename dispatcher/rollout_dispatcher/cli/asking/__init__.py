@@ -1,1 +1,0 @@
-"""How commands ask a running dispatcher over HTTP."""

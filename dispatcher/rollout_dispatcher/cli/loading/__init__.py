@@ -1,1 +1,0 @@
-"""Where options were written, and what is wrong with them, in words that show the place"""

@@ -1,0 +1,167 @@
+"""What is wrong with options, said of the place where each was written.
+
+--max-wait 100: write a number and a unit (ms, s, m, h, d), ...; did you mean 100ms or 100s?
+DISPATCHER_STRATEGY=windw: write round-robin, greedy, kk or window; did you mean window?
+serve.toml:3: max_skips = -1: it must be at least 0
+"""
+
+import json
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from pydantic import BaseModel, ValidationError
+
+from rollout_dispatcher.hints import nearest_of
+
+ENV_PREFIX = "DISPATCHER_"
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+def flag_of(name: str) -> str:
+    """`window_multiple` -> `--window-multiple`."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """`window_multiple` -> `DISPATCHER_WINDOW_MULTIPLE`."""
+    return ENV_PREFIX + name.upper()
+
+
+@dataclass(slots=True)
+class Written:
+    """What was written of a model's options, and where: `--flag`, variable or file and line."""
+
+    model: type[BaseModel]
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def wrong_values(self, error: ValidationError) -> dict[str, list[str]]:
+        """Of each option that cannot be read, by name, why; the name is empty where it is none."""
+        found: dict[str, list[str]] = {}
+        for item in error.errors(include_url=False):
+            name = str(item["loc"][0]) if item["loc"] else ""
+            if item["type"] == "too_short" and name in found:
+                continue  # a list lacks what could not be read
+            if item["type"] == "literal_error" and name in found:  # a number, or this word
+                found[name][-1] += f", or {next(_choices(str(item['ctx']['expected'])))}"
+                continue
+            found.setdefault(name, []).append(self._explain(name, dict(item)))
+        return found
+
+    def with_places(self, problem: str) -> str:
+        """A problem of several options, and where those in it stand that are no flags."""
+        words = set(re.findall(r"[a-z][a-z_-]+", problem))
+        places = [
+            place if place == variable_of(name) else f"{name} in {place}"
+            for name, place in self.sources.items()
+            if place != flag_of(name) and words & {name, flag_of(name)[2:]}
+        ]
+        return f"{problem} [{', '.join(places)}]" if places else problem
+
+    def _explain(self, name: str, error: Mapping[str, Any]) -> str:
+        if error["type"] == "missing":
+            about = " ".join((self.model.model_fields[name].description or "").split())
+            return (
+                f"{flag_of(name)} is required ({about}); give the flag, {variable_of(name)}, "
+                f"or {name} in the --config file"
+            )
+        if name not in self.values:  # a default where it cannot be used, or no option at all
+            message = _message(error, error["input"])
+            return f"{flag_of(name)}: {message}" if name in self.model.model_fields else message
+        value = self.values[name]
+        many = isinstance(value, list) and len(error["loc"]) > 1
+        part = value[error["loc"][1]] if many and isinstance(error["loc"][1], int) else value
+        return f"{self._written(name, part)}: {_message(error, part)}"
+
+    def _written(self, name: str, value: object) -> str:
+        """As it was written, which is where somebody looks for it."""
+        place = self.sources[name]
+        if place == flag_of(name):
+            return f"{place} {value}"
+        if place == variable_of(name):
+            return f"{place}={value}"
+        return f"{place}: {name} = {_as_toml(value)}"
+
+
+def _message(error: Mapping[str, Any], value: object) -> str:
+    kind = str(error["type"])
+    if kind == "enum":
+        return _choose(value, list(_choices(str(error["ctx"]["expected"]))))
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        return f"it must be {words} {error['ctx'][key]:g}"
+    wanted, _, trouble = kind.partition("_")
+    if wanted in _KINDS and trouble in {"parsing", "type", "from_float"}:
+        return f"write {_KINDS[wanted]}{_number_hint(value)}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _choices(expected: str) -> Iterator[str]:
+    """From pydantic's `'a', 'b' or 'c'`."""
+    return (found[1] for found in re.finditer(r"'([^']*)'", expected))
+
+
+def _choose(value: object, choices: list[str]) -> str:
+    listed = f"{', '.join(choices[:-1])} or {choices[-1]}" if choices[1:] else choices[0]
+    near = nearest_of(str(value), choices)
+    return f"write {listed}" + (f"; did you mean {near}?" if near else "")
+
+
+def _number_hint(value: object) -> str:
+    """For `1e6`, `1,000` and `64k`, which people mean as numbers."""
+    found = re.fullmatch(r"([\d.,_]+(?:e\d+)?)\s*([kKmM]?)", str(value).strip())
+    if found is None:
+        return ""
+    try:
+        number = float(re.sub("[,_]", "", found[1])) * {"": 1, "k": 1e3, "m": 1e6}[found[2].lower()]
+    except ValueError:
+        return ""
+    return f"; did you mean {int(number)}?" if number.is_integer() else ""
+
+
+def _as_toml(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError:  # a date, which TOML has and JSON has not
+        return str(value)
+
+
+def show_problems(
+    problems: Sequence[str], out: TextIO, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Write what is wrong: a line each in pipes, wrapped and coloured on a terminal."""
+    if not out.isatty():
+        for problem in problems:
+            print(f"dispatcher: {problem}", file=out)
+        return
+    plain = "NO_COLOR" in environ or environ.get("TERM") == "dumb"
+    bold, red, off = ("", "", "") if plain else ("\x1b[1m", "\x1b[31m", "\x1b[0m")
+    many = f"{len(problems)} things have" if len(problems) > 1 else "one thing has"
+    print(f"{red}dispatcher:{off} {many} to be mended first", file=out)
+    width = max(30, min(100, shutil.get_terminal_size().columns))
+    for problem in problems:
+        where, colon, what = problem.partition(": ")
+        where, what = (where, what) if colon and len(where) < width else ("", problem)
+        if where:
+            print(f"\n  {bold}{where}{off}", file=out)
+        else:
+            print(file=out)
+        print(
+            textwrap.fill(
+                what, width, initial_indent="    ", subsequent_indent="    ",
+                break_on_hyphens=False, break_long_words=False,
+            ),
+            file=out,
+        )  # fmt: skip

@@ -1,1 +1,0 @@
-"""`dispatcher gc`: what lies in a payload store and nobody needs."""

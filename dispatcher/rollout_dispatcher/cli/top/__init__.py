@@ -1,1 +1,0 @@
-"""`dispatcher top`: a live view of one dispatcher, for an operator on a terminal."""

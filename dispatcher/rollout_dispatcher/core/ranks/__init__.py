@@ -1,1 +1,0 @@
-"""DP ranks: their generation, and where each stands."""

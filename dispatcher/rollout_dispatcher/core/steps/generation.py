@@ -1,0 +1,395 @@
+"""The current generation: one process group, its DP ranks, and who may take a place in it.
+
+    hello of a rank                  what becomes of it
+    asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask,
+                                     and the run's first one has the size that was configured
+    of a generation that is over     fenced: a newer process group has taken its place
+    of another run, or not known     fenced: the dispatcher was restarted without its journal
+    of this one                      seated, unless its place is taken or the generation failed
+
+Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
+same step and trains alike, or all of them fail before any is given one.
+
+Things by number for which something holds, each asked again only after it has changed.
+
+What is asked may itself depend on something, such as the last step: where that is another than the
+last time, all are asked.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from rollout_dispatcher.core.effects import FailRanks
+from rollout_dispatcher.core.steps.rank_state import RankHello, RankState
+from rollout_dispatcher.errors import (
+    CheckpointRefused,
+    ConfigError,
+    DispatcherError,
+    GenerationFenced,
+    RankRefused,
+)
+
+T = TypeVar("T")
+
+
+class Census(Generic[T]):
+    """Asks `things`, by number; whoever changes one says so."""
+
+    def __init__(self, things: Mapping[int, T]) -> None:
+        self._things = things
+        self._found: set[int] = set()
+        self._about: Hashable = None
+        #: Those that are others, or gone, and are to be asked again: a set to add to, since a word
+        #: of one thing is one of many censuses.
+        self.changed: set[int] = set()
+
+    def find(self, about: Hashable, holds: Callable[[T], bool]) -> set[int]:
+        """Those for which it holds, not to be changed; about: what it depends on beside them."""
+        if about != self._about:
+            self._about = about
+            self._found = {number for number, thing in self._things.items() if holds(thing)}
+        else:
+            for number in self.changed:
+                thing = self._things.get(number)
+                if thing is not None and holds(thing):
+                    self._found.add(number)
+                else:
+                    self._found.discard(number)
+        self.changed.clear()
+        return self._found
+
+
+#: Raises ConfigError if steps cannot be planned for so many DP ranks.
+SizeCheck = Callable[[int], None]
+#: Differences, and ranks for each, that an error lists.
+MOST_SHOWN = 8
+
+
+def check_run(hello: RankHello, run_id: str) -> None:
+    """Raise GenerationFenced for a rank that belongs to another run.
+
+    A run that begins anew counts its generations from 1 again, so the number alone proves nothing.
+    """
+    if hello.generation is not None and hello.run_id not in (None, run_id):
+        raise GenerationFenced(
+            f"generation {hello.generation} is of run {hello.run_id}, this dispatcher serves run "
+            f"{run_id}: it was restarted without its journal, or is another one; restart the "
+            "trainers, or start it with the journal of their run"
+        )
+
+
+def _differences(said: Mapping[int, Mapping[str, str]]) -> str:
+    """What is not the same, with the DP ranks of each value: the first few of them."""
+    names = sorted({name for each in said.values() for name in each})
+    found = []
+    for name in names:
+        ranks: dict[str, list[int]] = {}
+        for dp_rank in sorted(said):
+            ranks.setdefault(said[dp_rank].get(name, "not given"), []).append(dp_rank)
+        if len(ranks) > 1:
+            each = (f"{value} on {_ranks(which)}" for value, which in ranks.items())
+            found.append(f"{name} is {', '.join(each)}")
+    return "; ".join(found[:MOST_SHOWN])
+
+
+def _ranks(which: Sequence[int]) -> str:
+    shown = ", ".join(map(str, which[:MOST_SHOWN]))
+    more = f" and {len(which) - MOST_SHOWN} more" if len(which) > MOST_SHOWN else ""
+    return f"DP rank{'s' if len(which) > 1 else ''} {shown}{more}"
+
+
+class Generation:
+    """A number, and the states of the DP ranks that belong to it.
+
+    dp_size: DP ranks of the current generation; of the first one, before it has begun.
+    check_size: which other numbers of ranks a new generation may bring; None: no other.
+    """
+
+    def __init__(self, dp_size: int, check_size: SizeCheck | None = None) -> None:
+        self.number = 0
+        self.dp_size = dp_size
+        self._check_size = check_size
+        self.ranks: dict[int, RankState] = {}
+        #: Whether it is an earlier process's.
+        self.inherited = False
+        #: The step after which it goes on, if its ranks have loaded a checkpoint.
+        self.resumed: int | None = None
+        #: What it has failed with.
+        self.failed: DispatcherError | None = None
+        self._seats: dict[str, int] = {}  # by client id
+        self._censuses: list[Census[RankState]] = []
+        self._prepared, self._committed = self.census(), self.census()
+        self._taking, self._waiting = self.census(), self.census()
+        self._ready, self._gone = self.census(), self.census()
+
+    def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
+        """Be what an earlier process knew; no rank is seated yet.
+
+        dp_size: of that generation. It stays, unless the settings no longer allow it: then its
+        ranks cannot come back, and open steps wait for the next generation.
+        """
+        self.number, self.resumed = number, resumed
+        self.inherited = True
+        if dp_size is not None and self._check_size is not None:
+            with suppress(ConfigError):
+                self._check_size(dp_size)
+                self.dp_size = dp_size
+
+    def begin(self, hello: RankHello) -> list[FailRanks]:
+        """The next one begins, as this rank has asked; every rank of the one before is fenced.
+
+        Also a client that asks again, as it lost its connection before it heard the answer: what
+        that connection may still say is of the generation before.
+        """
+        fenced = tuple(rank.client_id for rank in self.ranks.values())
+        self.number += 1
+        self.dp_size = hello.dp_size
+        self.failed = self.resumed = None
+        self.inherited = False
+        self.ranks.clear()
+        self._seats.clear()
+        error = GenerationFenced(
+            f"generation {self.number} has begun: a newer process group took over"
+        )
+        return [FailRanks(fenced, error)] if fenced else []
+
+    def fail(self, error: DispatcherError) -> list[FailRanks]:
+        """End it with one error on all of its ranks, none of which is heard from now on."""
+        self.failed = error
+        for dp_rank, rank in self.ranks.items():
+            if rank.connected:
+                rank.went(for_good=False)
+                self.changed(dp_rank)
+        return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
+
+    def refuse(self, dp_rank: int, error: DispatcherError) -> FailRanks:
+        """One rank of it is over: it is told why, and nobody waits for it."""
+        rank = self.ranks[dp_rank]
+        rank.went(for_good=True)
+        self.changed(dp_rank)
+        return FailRanks((rank.client_id,), error)
+
+    # -- who may join -----------------------------------------------------------------------
+
+    def check(self, hello: RankHello) -> None:
+        """Raise RankRefused or GenerationFenced for a rank that may not join."""
+        if hello.dp_rank >= hello.dp_size:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} is out of range, ranks are 0 to {hello.dp_size - 1}"
+            )
+        if hello.generation is None:
+            self._check_founder(hello)
+        else:
+            self._check_number(hello.generation)
+            self._check_member(hello)
+
+    def _check_founder(self, hello: RankHello) -> None:
+        if hello.dp_rank != 0:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} asked for a new generation; only DP rank 0 may, and "
+                "shares the number with the others"
+            )
+        if hello.dp_size != self.dp_size:
+            self._check_not_first(hello.dp_size)
+            self._check_new_size(hello.dp_size)
+        if hello.resume is not None:
+            raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
+
+    def _check_not_first(self, dp_size: int) -> None:
+        """A later group may be another one; before the first a wrong size is taken for a mistake.
+
+        Ranks that are not data-parallel to each other would be given different samples, unseen.
+        """
+        if self.number == 0:
+            raise RankRefused(
+                f"DP rank 0 says there are {dp_size} DP ranks, and this dispatcher was started "
+                f"with --dp-size {self.dp_size}, which the first process group of a run must have; "
+                f"start it with --dp-size {dp_size}, or, if the ranks' mesh has other dimensions "
+                "as well (tensor, pipeline, context), pass dp_rank= and dp_size= of its "
+                "data-parallel dimension"
+            )
+
+    def _check_new_size(self, dp_size: int) -> None:
+        if self._check_size is None:
+            raise RankRefused(
+                f"DP rank 0 says there are {dp_size} DP ranks, this dispatcher serves "
+                f"{self.dp_size}; start it with --dp-size {dp_size}, or with --elastic"
+            )
+        try:
+            self._check_size(dp_size)
+        except ConfigError as error:
+            raise RankRefused(f"no steps for {dp_size} DP ranks: {error}") from error
+
+    def _check_number(self, number: int) -> None:
+        if number > self.number:
+            raise GenerationFenced(
+                f"generation {number} has not begun here, the latest is {self.number}: leave out "
+                "generation=, and DP rank 0 asks for a new one and tells the others its number; if "
+                "it did, the dispatcher has lost its journal since: restart the trainers"
+            )
+        if number < self.number:
+            raise GenerationFenced(
+                f"generation {number} is over, the current one is {self.number}; "
+                "a newer process group has taken its place"
+            )
+
+    def _check_member(self, hello: RankHello) -> None:
+        if hello.dp_size != self.dp_size:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} says there are {hello.dp_size} DP ranks, generation "
+                f"{self.number} has {self.dp_size}; another number of ranks is another process "
+                "group, whose DP rank 0 asks for a new generation"
+            )
+        if self.failed is not None:
+            raise self.failed
+        dp_rank = self._seats.get(hello.client_id, hello.dp_rank)
+        if dp_rank != hello.dp_rank:
+            raise RankRefused(
+                f"client {hello.client_id} is DP rank {dp_rank} of generation "
+                f"{self.number} and cannot be DP rank {hello.dp_rank} too; give every rank "
+                "a client_id of its own"
+            )
+        seated = self.ranks.get(hello.dp_rank)
+        if seated is not None and seated.connected and seated.client_id != hello.client_id:
+            raise RankRefused(
+                f"DP rank {hello.dp_rank} of generation {self.number} is taken by a connected "
+                "client; two processes claim one rank"
+            )
+
+    def believed(self, hello: RankHello) -> RankHello:
+        """The hello of a rank that may join, without steps that it cannot have been given.
+
+        Of a rank that is not known only an earlier dispatcher can have known more.
+        """
+        known = None if hello.generation is None else self.ranks.get(hello.dp_rank)
+        fresh = known is None or (hello.resume is not None and not known.begun)
+        outlived = hello.generation is not None and self.inherited
+        return hello.with_empty_hands() if fresh and not outlived else hello
+
+    def seat(self, dp_rank: int, rank: RankState) -> None:
+        """A rank that may join has this place from now on."""
+        before = self.ranks.get(dp_rank)
+        if before is not None:
+            del self._seats[before.client_id]
+        self.ranks[dp_rank], self._seats[rank.client_id] = rank, dp_rank
+        self.changed(dp_rank)
+
+    # -- where its ranks go on --------------------------------------------------------------
+
+    def agrees(self, rank: RankState) -> bool:
+        """Whether the rank goes on where its generation does, as far as it has said."""
+        return self.resumed is None or rank.begun
+
+    def disagreement(self, hello: RankHello) -> DispatcherError | None:
+        """Why this rank cannot train beside the others, as far as they have said."""
+        return self._other_training(hello) or self._other_checkpoint(hello)
+
+    def _other_training(self, hello: RankHello) -> RankRefused | None:
+        """Ranks whose losses, for one, are averaged differently would train on no gradient at all.
+
+        Those that are here agree with each other, so that it is held against one of them.
+        """
+        others = (
+            (dp_rank, rank.training)
+            for dp_rank, rank in self.ranks.items()
+            if dp_rank != hello.dp_rank and not rank.gone
+        )
+        one = next(others, None)
+        if one is None or one[1] == hello.training:
+            return None
+        said = dict((one, *others, (hello.dp_rank, hello.training)))
+        return RankRefused(
+            f"the DP ranks of generation {self.number} do not train alike: {_differences(said)}; "
+            "make the stream with the same options on every rank, and restart all ranks"
+        )
+
+    def _other_checkpoint(self, hello: RankHello) -> CheckpointRefused | None:
+        """Why this rank cannot go on where it says, beside what other ranks have said."""
+        after = None if hello.resume is None else hello.resume.step
+        known = self.ranks.get(hello.dp_rank)
+        if after is None and (not hello.begun or (known is not None and known.begun)):
+            return None
+        others = self.resumed is not None or max(hello.taken, hello.committed) >= 0
+        others = others or any(rank.begun for rank in self.ranks.values())
+        if after == self.resumed or (after is not None and not others):
+            return None
+        return self.disagreement_after(hello.dp_rank, after)
+
+    def disagreement_after(self, dp_rank: int, after: int | None) -> CheckpointRefused:
+        """Why a rank cannot go on after that step (None: it has loaded no checkpoint)."""
+
+        def told(step: int | None) -> str:
+            return "no checkpoint" if step is None else f"a checkpoint taken after step {step}"
+
+        return CheckpointRefused(
+            f"DP rank {dp_rank} has loaded {told(after)}, other DP ranks {told(self.resumed)}; "
+            "every rank must load the same checkpoint, before its first step: restart all ranks"
+        )
+
+    # -- its ranks together -----------------------------------------------------------------
+
+    def census(self) -> Census[RankState]:
+        """What is asked of every DP rank, once for every word that it says."""
+        census = Census(self.ranks)
+        self._censuses.append(census)
+        return census
+
+    def changed(self, dp_rank: int) -> None:
+        """A DP rank has said something, or come, or gone."""
+        for census in self._censuses:
+            census.changed.add(dp_rank)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every DP rank is connected and has said where it goes on."""
+        found = self._ready.find(self.number, lambda rank: rank.ready)
+        return len(found) == self.dp_size
+
+    def has_prepared(self, step: int) -> bool:
+        """Whether every DP rank holds this step."""
+        found = self._prepared.find((self.number, step), lambda rank: rank.prepared >= step)
+        return len(found) == self.dp_size
+
+    def has_committed(self, step: int) -> bool:
+        """Whether every DP rank has applied this step."""
+        found = self._committed.find((self.number, step), lambda rank: rank.committed >= step)
+        return len(found) == self.dp_size
+
+    def takes_after(self, last: int) -> bool:
+        """Whether every DP rank of a live generation is connected and takes a step after `last`."""
+        if self.failed is not None:
+            return False
+        found = self._taking.find(
+            (self.number, self.resumed, last),
+            lambda rank: rank.connected and rank.takes_after(last) and self.agrees(rank),
+        )
+        return len(found) == self.dp_size
+
+    def waits_after(self, last: int) -> bool:
+        """Whether some DP rank waits for the step after `last`."""
+        return bool(self._waiting.find((self.number, last), lambda rank: rank.waits_after(last)))
+
+    @property
+    def missing(self) -> list[int]:
+        """DP ranks that have not joined."""
+        return [at for at in range(self.dp_size) if at not in self.ranks]
+
+    @property
+    def absent(self) -> list[int]:
+        """DP ranks that lost their connection and have not come back, without a goodbye.
+
+        None of a generation that has failed: its ranks cannot come back.
+        """
+        away = (at for at, rank in self.ranks.items() if not (rank.connected or rank.gone))
+        return sorted(away) if self.failed is None else []
+
+    @property
+    def left(self) -> list[int]:
+        """DP ranks that said goodbye, or were sent away."""
+        return sorted(self._gone.find(self.number, lambda rank: rank.gone))
+
+    @property
+    def deserted(self) -> bool:
+        """Whether every DP rank that joined has said goodbye."""
+        return len(self.left) == len(self.ranks)

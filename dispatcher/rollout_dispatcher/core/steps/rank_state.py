@@ -1,0 +1,253 @@
+"""A DP rank as the ledger knows it: how it introduces itself, and what it has said since.
+
+A rank prepares, takes and commits steps in order, so its state is a few watermarks over step
+numbers. Invariant: no watermark is above the last step that the rank can have been given, whatever
+it says; within a generation none falls, unless the rank loads a checkpoint, another process takes
+its place, or a step that it is prepared for loses samples.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
+
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.errors import ProtocolError
+
+
+class Position(NamedTuple):
+    """How far a training loop has got; see `RankState`. A rank that is behind has a lesser one."""
+
+    committed: int
+    taken: int
+    handed_out: int
+    collectives: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPosition:
+    """Where a checkpoint was taken: after `step` (-1: before the first) of this run.
+
+    allow_lost_steps: go on though steps that were trained after it cannot be given again.
+    """
+
+    run_id: str
+    step: int
+    allow_lost_steps: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """What a DP rank cannot get of an attempt at a step, and in whose words that is so.
+
+    reason: UNRESOLVED where it says so itself, of a payload store; UNREADABLE where the journal
+    cannot read it back for the rank.
+    """
+
+    step: int
+    attempt: int
+    sample_ids: tuple[str, ...]
+    why: str = ""
+    reason: DropReason = DropReason.UNRESOLVED
+
+
+@dataclass(frozen=True, slots=True)
+class RankHello:
+    """How a DP rank introduces itself; `generation=None` asks for a new one.
+
+    received: open steps that it is prepared for, and how many micro-batches it has of each.
+    attempts: at those, as far as they are not the first. released: the last step that it may train.
+    run_id: of the run that welcomed it last, if any did. resume: the checkpoint that it has loaded.
+    saved: the last step of a checkpoint that it has reported saved. finished: the step after which
+    it has finished the run, if it has; discards: whether what is not used is to go.
+    training: what shapes its gradients, in words by name.
+    """
+
+    client_id: str
+    dp_rank: int
+    dp_size: int
+    generation: int | None
+    prefetch_steps: int = 1
+    taken: int = -1
+    committed: int = -1
+    hungry: bool = False
+    received: dict[int, int] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    released: int = -1
+    resume: CheckpointPosition | None = None
+    saved: int = -1
+    run_id: str | None = None
+    training: Mapping[str, str] = field(default_factory=dict)
+    finished: int | None = None
+    discards: bool = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether it says where it goes on."""
+        return self.resume is not None or self.hungry or max(self.taken, self.committed) >= 0
+
+    @property
+    def prepared(self) -> int:
+        """The last step that it has taken or holds, -1 for none."""
+        return max(self.taken, *self.received, -1)
+
+    def check(self, planned: int, announced: int) -> None:
+        """Raise ProtocolError if no rank can stand there.
+
+        planned: the last step that is, -1 for none; announced: that ever was.
+        """
+        # A rank that has finished may have begun a step that is none any more.
+        begun = planned if self.finished is None else announced
+        said = (
+            ("taken", self.taken, begun), ("committed", self.committed, planned),
+            ("got", max(self.received, default=-1), announced),
+        )  # fmt: skip
+        for what, step, last in said:
+            if step > last:
+                raise ProtocolError(
+                    f"DP rank {self.dp_rank} says that it has {what} step {step}, and the last one "
+                    f"that this dispatcher knows of is {planned}: the rank is of another run, or "
+                    "the journal is an older copy; restart all ranks, or start the dispatcher with "
+                    "the journal that has those steps"
+                )
+        if self.committed > self.taken:
+            raise ProtocolError(
+                f"DP rank {self.dp_rank} says that it has committed step {self.committed}, and the "
+                f"last one that it has taken is {self.taken}"
+            )
+
+    def with_empty_hands(self) -> "RankHello":
+        """The same of a rank that was never given a step."""
+        return replace(self, taken=-1, committed=-1, received={}, attempts={}, released=-1)
+
+    def of_attempts(self, attempts: Mapping[int, int]) -> "RankHello":
+        """The same without what it holds of other attempts than these, by step, and after it."""
+        mine = {step: self.attempts.get(step, 0) for step in self.received}
+        void = [step for step, attempt in mine.items() if attempts.get(step, attempt) != attempt]
+        if not void:
+            return self
+        kept = {step: count for step, count in self.received.items() if step < min(void)}
+        return replace(self, received=kept, released=min(self.released, min(void) - 1))
+
+
+@dataclass(slots=True)
+class RankState:
+    """What one DP rank of the current generation has said; -1 for no step yet.
+
+    training: as it has said in its hello.
+    released: the last step that it may have begun, as it said in its hello.
+    begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
+    handed_out: micro-batches of its open steps that its training loop was given, all passes.
+    collectives: that it has begun in process groups of all DP ranks.
+    unresolved: what it has said that it cannot get, and nobody has acted on, by step.
+    away_since: when its connection was lost, or it said goodbye (`gone`); infinite of a rank that
+    was sent away. lost: it has been away for too long.
+    finished: the step after which it has finished the run; discards: without what is not used.
+    """
+
+    client_id: str
+    prefetch_steps: int
+    last_seen: float
+    connected: bool = True
+    gone: bool = False
+    taken: int = -1
+    released: int = -1
+    prepared: int = -1
+    committed: int = -1
+    hungry: bool = False
+    begun: bool = False
+    handed_out: int = 0
+    collectives: int = 0
+    away_since: float = math.inf
+    lost: bool = False
+    finished: int | None = None
+    discards: bool = False
+    unresolved: dict[int, Unresolved] = field(default_factory=dict)
+    training: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def introduced(cls, hello: RankHello, now: float, *, committed: int, ready: int) -> Self:
+        """A rank that is not known; it may have outlived the dispatcher that knew it.
+
+        It says itself where it stands, between the last step that is committed and the last one
+        that ranks may hear of.
+        """
+
+        def within(told: int) -> int:
+            return min(max(committed, told), ready)
+
+        return cls(
+            hello.client_id,
+            hello.prefetch_steps,
+            now,
+            taken=within(hello.taken),
+            released=within(hello.released),
+            prepared=within(hello.prepared),
+            committed=within(hello.committed),
+            hungry=hello.hungry,
+            begun=hello.begun,
+            training=hello.training,
+            finished=hello.finished,
+            discards=hello.discards,
+        )
+
+    def succeeded_by(self, hello: RankHello, now: float) -> "RankState":
+        """Another process of the same generation takes this one's place: it holds nothing."""
+        return RankState(
+            hello.client_id,
+            hello.prefetch_steps,
+            now,
+            taken=self.committed,
+            prepared=self.committed,
+            committed=self.committed,
+            hungry=hello.hungry,
+            begun=hello.begun or self.begun,
+            training=hello.training,
+        )
+
+    def came_back(self, hello: RankHello, now: float) -> None:
+        """The same process, on a new connection, on which it repeats what it cannot get."""
+        self.unresolved.clear()
+        self.connected, self.gone, self.lost = True, False, False
+        self.last_seen, self.away_since = now, math.inf
+        if hello.finished is not None:
+            self.finished, self.discards = hello.finished, hello.discards
+        self.committed = max(self.committed, min(hello.committed, self.prepared))
+        self.taken = max(self.taken, min(hello.taken, self.prepared))
+        self.released = max(self.released, min(hello.released, self.prepared))
+        self.hungry = hello.hungry
+        self.begun = hello.begun or self.begun
+
+    def lost_plan(self, step: int) -> None:
+        """This step is to be planned again: whatever it held of it, it is not prepared any more."""
+        self.prepared = min(self.prepared, step - 1)
+
+    def went(self, *, for_good: bool) -> None:
+        """Its connection is gone, `for_good` if it said goodbye."""
+        self.connected = self.hungry = False
+        self.gone = for_good
+
+    @property
+    def position(self) -> Position:
+        """How far its training loop has got: ranks in lockstep go through the same positions."""
+        return Position(self.committed, self.taken, self.handed_out, self.collectives)
+
+    @property
+    def departed(self) -> bool:
+        """Whether it trains nothing more, and has not said that all ranks are to stop there."""
+        return (self.gone or self.lost) and self.finished is None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is there and has said where it goes on."""
+        return self.connected and self.begun
+
+    def waits_after(self, last: int) -> bool:
+        """Whether it waits for the step after `last`."""
+        return self.hungry and self.taken == last
+
+    def takes_after(self, last: int) -> bool:
+        """Whether it takes a step after `last`, ahead of its training loop or for it."""
+        if self.finished is not None:
+            return False
+        return last - self.taken < self.prefetch_steps or self.waits_after(last)

@@ -1,0 +1,394 @@
+"""A recorded run: as a trace to simulate, as the row "as it ran", and as columns over its steps and
+ranks, which pages show.
+
+Invariant: no plan is made again, except the plain split of the example; what is shown was planned,
+measured and waited for.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.measuring.speeds import lower_median
+from rollout_dispatcher.core.measuring.times import Pass, measured_excess
+from rollout_dispatcher.core.planning.trigger import Trigger
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.record.recording import RecordedStep, Recording
+from rollout_dispatcher.sample import Sample, Schema
+from rollout_dispatcher.simulate.figures import Figures
+from rollout_dispatcher.simulate.replay import Clockwork, Setting, VirtualStep
+from rollout_dispatcher.simulate.result import Recorded
+from rollout_dispatcher.simulate.trace import Trace
+from rollout_planner.types import FloatArray, Plan, Sync
+
+#: The pass that a step is planned for; of others the one that takes longest stands for it.
+PLANNED_FOR = "update"
+
+_NO_FIELDS = Schema(())
+_NO_PAYLOAD = memoryview(b"")
+
+
+def trace_of(recording: Recording) -> Trace:
+    """Every accepted sample, in order of its arrival. Raises ConfigError if there is none."""
+    samples = sorted(recording.samples.values(), key=lambda sample: (sample.at, sample.ticket))
+    if not samples:
+        raise ConfigError(f"{recording.name}: nothing had arrived when this was recorded")
+    numbers: dict[str, int] = {}
+    groups = [
+        -1 if sample.group is None else numbers.setdefault(sample.group, len(numbers))
+        for sample in samples
+    ]
+    arrival = np.array([sample.at for sample in samples])
+    return Trace(
+        recording.name,
+        np.arange(len(samples)),
+        np.array([sample.tokens for sample in samples], dtype=np.int64),
+        np.array(groups, dtype=np.int64),
+        arrival - arrival[0],
+    )
+
+
+def trained_steps(recording: Recording) -> list[RecordedStep]:
+    """Committed steps, in order. Raises ConfigError if there is none."""
+    steps = recording.trained()
+    if not steps:
+        raise ConfigError(
+            f"{recording.name}: no step was committed whose samples are all on record; let the "
+            "run go on, or give it more --record-bytes"
+        )
+    return steps
+
+
+def durations(steps: list[RecordedStep]) -> list[float]:
+    """Seconds that each step was in training: from when its last rank began to its commit.
+
+    nan where that was not seen, as of steps that an earlier process had begun.
+    """
+    return [
+        step.committed - max(step.taken)
+        if step.committed is not None and step.taken and not np.isnan(step.taken).any()
+        else float("nan")
+        for step in steps
+    ]
+
+
+# -- as it ran --------------------------------------------------------------------------------
+
+
+def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
+    """What the recorded steps came to. Raises ConfigError if none was committed."""
+    steps = trained_steps(recording)
+    trace = trace_of(recording)
+    figures = Figures(setting, trace, trace.tokens)
+    waiting = sorted(recording.samples.values(), key=lambda sample: sample.at, reverse=True)
+    for number, step in enumerate(steps):
+        arrived = []
+        while waiting and waiting[-1].at <= step.at:
+            arrived.append(_sample(waiting.pop().tokens))
+        figures.add(_virtual(recording, step, number, setting, tuple(arrived)))
+    took = durations(steps)
+    measured = [excess_of(step, setting) for step in steps]
+    known = [
+        (excess, seconds)
+        for excess, seconds in zip(measured, took, strict=True)
+        if excess is not None
+    ]
+    run = replace(figures.run(_clockwork(recording, steps, took, measured)), strategy="as it ran")
+    return Recorded(
+        run=replace(run, dropped=dict(recording.dropped)),
+        began=steps[0].at,
+        measured=_mean_excess(known) if known else None,
+        measured_steps=len(known),
+    )
+
+
+def main_pass(step: RecordedStep) -> FloatArray | None:
+    """float64[R, M], seconds that ranks computed in the pass that steps are planned for.
+
+    None where that was not measured of all of them.
+    """
+    found = {key: times.compute(step.dp_size) for key, times in step.measured.items()}
+    there = {key: compute for key, compute in found.items() if compute is not None}
+    if not there or PLANNED_FOR in there:
+        return there.get(PLANNED_FOR)
+    return max(there.values(), key=lambda each: float(each.sum()))
+
+
+def excess_of(step: RecordedStep, setting: Setting) -> float | None:
+    """Straggler excess of what ranks computed; None where that was not measured of all of them."""
+    compute = main_pass(step)
+    if compute is None:
+        return None
+    return measured_excess(compute, setting.plan.sync)
+
+
+def trainer_load(recording: Recording, setting: Setting) -> float | None:
+    """How fast the trainer was, as `--trainer-load` says it; None where that was not seen."""
+    steps = recording.trained()
+    plans = [_plan(step, setting, [0] * len(step.tickets)) for step in steps]
+    rates = [
+        seconds / plan.time
+        for plan, seconds in zip(plans, durations(steps), strict=True)
+        if plan.time > 0 and seconds > 0
+    ]
+    if not rates:
+        return None
+    trace = trace_of(recording)
+    total, span = float(setting.plan.cost(trace.tokens).sum()), float(np.ptp(trace.arrival))
+    if span <= 0:
+        return None
+    return float(np.median(rates)) * total / (span * setting.plan.dp_size)
+
+
+def _virtual(
+    recording: Recording,
+    step: RecordedStep,
+    number: int,
+    setting: Setting,
+    arrived: tuple[Sample, ...],
+) -> VirtualStep:
+    tickets = step.tickets
+    order = sorted(range(len(tickets)), key=tickets.__getitem__)
+    position = [0] * len(tickets)
+    for at, index in enumerate(order):
+        position[index] = at
+    tokens = [recording.samples[step.run, tickets[index]].tokens for index in order]
+    entries = tuple(Entry(_sample(count), ticket, 0.0) for ticket, count in enumerate(tokens))
+    known = {trigger.value: trigger for trigger in Trigger}
+    return VirtualStep(
+        number=number,
+        at=step.at,
+        plan=_plan(step, setting, position),
+        entries=entries,
+        arrived=arrived,
+        skips=np.array(step.skips, dtype=np.int64),
+        trigger=known.get(step.trigger, Trigger.WINDOW_FULL),
+        seconds=0.0,
+        dropped={},
+    )
+
+
+def _plan(step: RecordedStep, setting: Setting, position: list[int]) -> Plan:
+    """The recorded plan; position: of each sample, in the order of delivery."""
+    return Plan(
+        chosen=np.array(position, dtype=np.int64),
+        counts=np.array([list(map(len, rank)) for rank in step.micro_batches], dtype=np.int64),
+        cost=step.cost,
+        sync=setting.plan.sync,
+        fifo_imbalance=step.fifo_imbalance,
+        fifo_excess=step.fifo_excess,
+        lower_bound=step.lower_bound,
+        pipeline_stages=setting.plan.pipeline_stages,
+    )
+
+
+def _clockwork(
+    recording: Recording,
+    steps: list[RecordedStep],
+    took: list[float],
+    measured: list[float | None],
+) -> Clockwork | None:
+    """What became of time; of stragglers as measured, and where it was not, as planned.
+
+    As in a simulation, time is in steps or waiting for one: optimizer, weight syncs and whatever
+    else is between steps is left out.
+    """
+    began = [min(step.taken) for step in steps if step.taken and not np.isnan(step.taken).any()]
+    if not began:
+        return None
+    first, last = min(began), max(step.committed or 0.0 for step in steps)
+    waited = sum(
+        max(0.0, min(wait.at + wait.seconds, last) - max(wait.at, first))
+        for wait in recording.waits
+    )
+    ranks = max(step.dp_size for step in steps)
+    of_stragglers = 0.0
+    for step, seconds, found in zip(steps, took, measured, strict=True):
+        excess = step.excess if found is None else found
+        of_stragglers += (0.0 if np.isnan(seconds) else seconds) * excess / (1 + excess)
+    samples = recording.samples
+    waits = [step.at - samples[step.run, ticket].at for step in steps for ticket in step.tickets]
+    origin = min(sample.at for sample in samples.values())
+    of_data = min(waited / ranks, last - first)
+    return Clockwork(
+        elapsed=float(np.nansum(took)) + of_data,
+        of_data=of_data,
+        of_stragglers=of_stragglers,
+        finished=last - origin,
+        waits=waits,
+    )
+
+
+def _mean_excess(known: list[tuple[float, float]]) -> float:
+    """Of all steps together: what they took, over what they would have taken evenly."""
+    took = [0.0 if np.isnan(seconds) else seconds for _, seconds in known]
+    weights = took if sum(took) > 0 else [1.0] * len(known)
+    even = sum(weight / (1 + excess) for (excess, _), weight in zip(known, weights, strict=True))
+    return sum(weights) / even - 1
+
+
+def _sample(tokens: int) -> Sample:
+    return Sample("", tokens, tokens - 1, _NO_FIELDS, _NO_PAYLOAD)
+
+
+# -- its course -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Columns over the trained steps, in order; nan where something was not seen.
+
+    at: when planned, seconds since the first. took: seconds in training. fifo, planned, measured,
+    bound: straggler excess. fill: eligible samples over a full window. stale: mean versions.
+    """
+
+    at: FloatArray
+    took: FloatArray
+    fifo: FloatArray
+    planned: FloatArray
+    measured: FloatArray
+    bound: FloatArray
+    fill: FloatArray
+    stale: FloatArray
+
+    @classmethod
+    def of(cls, steps: list[RecordedStep], setting: Setting) -> "Course":
+        """The columns of these steps; there has to be one."""
+        found = [excess_of(step, setting) for step in steps]
+        window = setting.core.trigger.window
+        stale = [np.mean(step.staleness) if step.staleness else np.nan for step in steps]
+        return cls(
+            at=np.array([step.at - steps[0].at for step in steps]),
+            took=np.array(durations(steps)),
+            fifo=np.array([step.fifo_excess for step in steps]),
+            planned=np.array([step.excess for step in steps]),
+            measured=np.array([np.nan if excess is None else excess for excess in found]),
+            bound=np.array([step.lower_bound_excess for step in steps]),
+            fill=np.array(
+                # The window of its own time: --window-multiple may change while it serves.
+                [step.eligible / window * setting.window / step.window_multiple for step in steps]
+            ),
+            stale=np.array(stale, dtype=np.float64),
+        )
+
+    def lost(self, excess: FloatArray) -> float | None:
+        """Share of trainer time lost to waiting for stragglers, each step by what it took."""
+        known = ~np.isnan(excess) & ~np.isnan(self.took)
+        if not known.any() or self.took[known].sum() <= 0:
+            return float(np.nanmean(lost_share(excess))) if (~np.isnan(excess)).any() else None
+        return float(np.average(lost_share(excess[known]), weights=self.took[known]))
+
+
+def lost_share(excess: FloatArray) -> FloatArray:
+    """Of the whole time, where the excess is over the work itself."""
+    share: FloatArray = excess / (1 + excess)
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """One DP rank, in seconds of the time from the first step to the last: at work, waiting for
+    other ranks, for data, and what nobody told. Of so many steps, work and stragglers are measured
+    by the rank; of the others they are by the plans' costs.
+    """
+
+    rank: int
+    work: float
+    stragglers: float
+    data: float
+    elapsed: float
+    steps: int
+    measured_steps: int
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Work, stragglers, data, over all of the time."""
+        whole = self.elapsed or 1.0
+        return self.work / whole, self.stragglers / whole, self.data / whole
+
+
+def rank_shares(
+    recording: Recording, steps: list[RecordedStep], setting: Setting
+) -> list[RankShare]:
+    """Each rank of the last number of DP ranks, over the steps that had that many."""
+    ranks = steps[-1].dp_size
+    timed = [
+        (step, seconds)
+        for step, seconds in zip(steps, durations(steps), strict=True)
+        if step.dp_size == ranks and seconds > 0
+    ]
+    if not timed:
+        return []
+    work, stragglers = np.zeros(ranks), np.zeros(ranks)
+    measured = 0
+    for step, seconds in timed:
+        found = _measured_work(step, setting.plan.sync)
+        measured += found is not None
+        busy, lost = _planned_work(step, seconds, setting) if found is None else found
+        work += busy
+        stragglers += lost
+    first = min(min(step.taken) for step, _ in timed)
+    last = max(step.committed or 0.0 for step, _ in timed)
+    data = np.zeros(ranks)
+    for wait in recording.waits:
+        if wait.rank < ranks:
+            data[wait.rank] += max(0.0, min(wait.at + wait.seconds, last) - max(wait.at, first))
+    return [
+        RankShare(
+            rank, float(work[rank]), float(stragglers[rank]), float(data[rank]),
+            last - first, steps=len(timed), measured_steps=measured,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+
+
+def slowness(steps: list[RecordedStep]) -> FloatArray | None:
+    """float64[R]: seconds a unit of planned cost, over the median rank's; 1 is as the median.
+
+    The median that metrics have: of an even number the faster one in the middle.
+    None where it was not measured, or the number of DP ranks has changed.
+    """
+    found = [
+        (compute, step.cost / step.slowness[:, None])
+        for step in steps
+        if (compute := main_pass(step)) is not None
+    ]
+    if not found or len({len(compute) for compute, _ in found}) != 1:
+        return None
+    seconds = sum((compute.sum(axis=1) for compute, _ in found), np.zeros(len(found[0][0])))
+    cost = sum((planned.sum(axis=1) for _, planned in found), np.zeros(len(found[0][1])))
+    rates = seconds / np.maximum(cost, 1e-300)
+    middle = float(lower_median(rates))
+    return rates / middle if middle > 0 else None
+
+
+def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArray] | None:
+    """Seconds of computing and of waiting for slower ranks, of each rank over all passes."""
+    found: list[Pass] = list(step.measured.values())
+    computed = [times.compute(step.dp_size) for times in found]
+    known = [compute for compute in computed if compute is not None]
+    if not known or main_pass(step) is None:
+        return None
+    work = sum((compute.sum(axis=1) for compute in known), np.zeros(step.dp_size))
+    lost = sum((_behind(compute, sync) for compute in known), np.zeros(step.dp_size))
+    return work, lost
+
+
+def _planned_work(
+    step: RecordedStep, seconds: float, setting: Setting
+) -> tuple[FloatArray, FloatArray]:
+    """The same by the plan's costs, scaled to the time that the step took."""
+    work, lost = step.cost.sum(axis=1), _behind(step.cost, setting.plan.sync)
+    scale = seconds / float((work + lost).max() or 1.0)
+    return work * scale, lost * scale
+
+
+def _behind(cost: FloatArray, sync: Sync) -> FloatArray:
+    """What each rank waits for slower ones, of cost[R, M]."""
+    if sync is Sync.STEP:
+        ranks = cost.sum(axis=1)
+        behind: FloatArray = ranks.max() - ranks
+    else:
+        behind = (cost.max(axis=0) - cost).sum(axis=1)
+    return behind

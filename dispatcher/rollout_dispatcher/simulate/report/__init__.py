@@ -1,1 +1,0 @@
-"""What a run says: figures, tables, an HTML page."""
