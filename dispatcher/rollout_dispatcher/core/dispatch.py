@@ -81,8 +81,7 @@ class Dispatch:
         self._facts: list[Fact] = []
         self._parts = parts = Parts(config, self._note)
         self._admission, self._capacity = parts.admission, parts.capacity
-        self._planning, self._relief = parts.planning, parts.relief
-        self._ledger, self._ends = parts.ledger, parts.ends
+        self._planning, self._ledger, self._ends = parts.planning, parts.ledger, parts.ends
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
         self._departures = parts.departures
         self._totals, self._buffer = parts.totals, parts.buffer
@@ -193,18 +192,18 @@ class Dispatch:
         keep: bool | None = None,
         said: tuple[str, int] | None = None,
     ) -> Decision:
-        """No member of a group beyond `size` will come, or none at all; see `Closing`.
+        """No member of a group beyond `size` will come, or none at all; see `Presence.close`.
 
         said: by which producer, and the number that it gave to this: it is heard once.
         """
-        advised = self._parts.closing.close(group_id, size, keep, now, said=said)
+        advised = self._parts.presence.close(group_id, size, keep, now, said=said)
         return self._decide(advised + self._settle(now))
 
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
     ) -> Decision:
         """A producer gives up samples of a group, which has `size` members if that was told."""
-        self._parts.closing.withdraw(group_id, size, producer, numbers, now)
+        self._parts.presence.withdraw(group_id, size, producer, numbers, now)
         return self._decide(self._settle(now))
 
     def end_phase(
@@ -419,7 +418,7 @@ class Dispatch:
 
     def journal_takes_more(self, now: float) -> Decision:
         """The journal takes samples again: let in who was held back for it."""
-        self._relief.look_again()
+        self._planning.look_again()
         return self._decide(self._settle(now))
 
     def _settle(self, now: float) -> list[Effect]:
@@ -429,18 +428,18 @@ class Dispatch:
         may come in; with each round but the last of these something leaves the buffer or the line,
         or a group changes of which members wait, so there are no more rounds than samples here.
         """
-        relief = self._relief
+        planning = self._planning
         effects: list[Effect] = []
         while True:
             effects += self._ends.settle()
-            if relief.is_due:
-                effects += relief.let_in(now)
+            if planning.retry_is_due:
+                effects += planning.retry(now)
                 continue
-            effects += relief.help(now)
-            effects += self._planning.consider(now)
+            effects += planning.spill_open_groups(now)
+            effects += planning.consider(now)
             if self._lifecycle.ended:
                 effects += self._finish()
-            if not relief.is_due:
+            if not planning.retry_is_due:
                 return effects
 
     def _end_steps(self, now: float) -> list[Effect]:
@@ -569,7 +568,7 @@ class Dispatch:
 
     def end_waits(self, version: int | None) -> list[str]:
         """Producers whose word the end of this phase still waits for; None: of the stream."""
-        return self._parts.agreement.pending_waits(version)
+        return self._parts.ends.pending_waits(version)
 
     @property
     def losses(self) -> Losses:

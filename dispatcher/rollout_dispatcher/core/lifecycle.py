@@ -43,11 +43,9 @@ has; a start on the journal after that goes on with what is left.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.dropping import Dropping
-from rollout_dispatcher.core.buffer.phases import Freshness
+from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import (
     Drained,
     Effect,
@@ -61,13 +59,10 @@ from rollout_dispatcher.core.facts import (
     DropReason,
     Finished,
     GenerationBegan,
-    Note,
     Remembered,
     Withdrawn,
 )
-from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.generation import check_run
-from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, RankState
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
@@ -78,6 +73,9 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
+
 
 class Lifecycle:
     """Where a run stands between its beginning and its end.
@@ -85,17 +83,9 @@ class Lifecycle:
     batch: samples in a whole dispatch batch. flush_partial: a last smaller one is dispatched too.
     """
 
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        ledger: StepLedger,
-        dropping: Dropping,
-        *,
-        batch: int,
-        flush_partial: bool,
-    ) -> None:
-        self._buffer, self._ledger, self._dropping = buffer, ledger, dropping
-        self._batch, self._flush_partial = batch, flush_partial
+    def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
+        self._buffer, self._ledger, self._dropping = parts.buffer, parts.ledger, parts.dropping
+        self._batch, self._flush_partial = config.trigger.batch, config.flush_partial
         #: Whether nothing more is accepted, and why.
         self.ended = False
         self.reason = EndReason.ENDED
@@ -104,7 +94,7 @@ class Lifecycle:
         #: Whether the stream has ended and everything is committed, or the run is finished.
         self.drained = False
         self._told: set[str] = set()
-        self._untold = ledger.generation.census()
+        self._untold = self._ledger.generation.census()
 
     @property
     def state(self) -> str:
@@ -183,16 +173,9 @@ class Lifecycle:
 class Joining:
     """Gives DP ranks their places."""
 
-    def __init__(
-        self,
-        ledger: StepLedger,
-        checkpoints: Checkpoints,
-        freshness: Freshness,
-        lifecycle: Lifecycle,
-        note: Note,
-    ) -> None:
-        self._ledger, self._checkpoints = ledger, checkpoints
-        self._freshness, self._lifecycle, self._note = freshness, lifecycle, note
+    def __init__(self, parts: "Parts") -> None:
+        self._ledger, self._checkpoints = parts.ledger, parts.checkpoints
+        self._freshness, self._lifecycle, self._note = parts.freshness, parts.lifecycle, parts.note
 
     def join(self, hello: RankHello, run_id: str, now: float) -> list[Effect]:
         """Welcome a DP rank, or refuse it by raising; see `Dispatch.join`."""
@@ -248,9 +231,9 @@ class Departure:
 class Departures:
     """Follows who leaves. timeout: seconds after which a rank without a connection is lost."""
 
-    def __init__(self, ledger: StepLedger, lifecycle: Lifecycle, timeout: float) -> None:
-        self._ledger, self._lifecycle, self._timeout = ledger, lifecycle, timeout
-        self._generation = ledger.generation
+    def __init__(self, parts: "Parts", timeout: float) -> None:
+        self._ledger, self._lifecycle, self._timeout = parts.ledger, parts.lifecycle, timeout
+        self._generation = parts.ledger.generation
         self._of_generation = 0
         self._away: dict[int, float] = {}  # since when, in that order
         self._departed, self._finished = self._generation.census(), self._generation.census()
@@ -413,19 +396,10 @@ RUN_FINISHED = (
 class Finishing:
     """Hears that DP ranks finish. keeps: what is not used outlives the process, in a journal."""
 
-    def __init__(
-        self,
-        ledger: StepLedger,
-        lifecycle: Lifecycle,
-        admission: Admission,
-        dropping: Dropping,
-        note: Note,
-        *,
-        keeps: bool,
-    ) -> None:
-        self._ledger, self._lifecycle = ledger, lifecycle
-        self._admission, self._dropping = admission, dropping
-        self._note, self._keeps = note, keeps
+    def __init__(self, parts: "Parts", *, keeps: bool) -> None:
+        self._ledger, self._lifecycle = parts.ledger, parts.lifecycle
+        self._admission, self._dropping = parts.admission, parts.dropping
+        self._note, self._keeps = parts.note, keeps
 
     def restore(self, memory: Remembered) -> None:
         """An earlier process was not done with telling everybody."""

@@ -19,23 +19,23 @@ committed, without a gap, up to the newest; so what a run can go back to is one 
 import sys
 from collections.abc import Iterable
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.buffer.objects import Objects
 from rollout_dispatcher.core.effects import Advised, Effect, Rewound, StepCommitted, StepsEvicted
 from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
-    Note,
     Remembered,
     RememberedStep,
     Resumed,
     RetainedEvicted,
 )
-from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
-from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
 
 #: Retained samples; each takes a kilobyte of memory for what is no payload.
 MAX_RETAINED_SAMPLES = 1_000_000
@@ -194,11 +194,10 @@ class Checkpoints:
     retain: keep committed steps until a checkpoint that covers them is saved.
     """
 
-    def __init__(
-        self, ledger: StepLedger, totals: Totals, objects: Objects, note: Note, *, retain: bool
-    ) -> None:
+    def __init__(self, parts: "Parts", *, retain: bool) -> None:
         self.retained = RetainedSteps(keep=retain)
-        self._ledger, self._totals, self._objects, self._note = ledger, totals, objects, note
+        self._ledger, self._totals, self._note = parts.ledger, parts.totals, parts.note
+        self._objects = parts.references.objects
         self._advised, self._evicted_told = False, 0
 
     def restore(self, memory: Remembered) -> None:
