@@ -352,7 +352,7 @@ class Dispatch:
         Raises ProtocolError for a step that was never planned.
         """
         if dp_rank == 0:
-            self._checkpoints.saved(step)
+            self._checkpoints.checkpoint_saved(step)
         return self._decide([])
 
     def retain_at_most(self, nbytes: int) -> Decision:
@@ -458,12 +458,12 @@ class Dispatch:
     @property
     def retained_bytes(self) -> int:
         """Payload bytes of committed steps that are retained."""
-        return self._checkpoints.retained.nbytes
+        return self._checkpoints.nbytes
 
     @property
     def advice(self) -> str:
         """What the trainer should know of itself; empty if nothing."""
-        return self._checkpoints.retained.advice()
+        return self._checkpoints.advice()
 
     @property
     def generation(self) -> int:
@@ -544,7 +544,7 @@ class Dispatch:
         After a restart with steps that no saved checkpoint covers, ranks are still to come; and so
         are those that may not have heard that their run is finished.
         """
-        awaited = len(self._checkpoints.retained) > 0
+        awaited = self._checkpoints.num_retained > 0
         if self._lifecycle.finished:
             awaited = self._ledger.generation.inherited
         return self._ledger.generation.deserted and not (awaited and not self._ledger.ranks)

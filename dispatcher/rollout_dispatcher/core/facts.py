@@ -35,7 +35,7 @@ class DropReason(StrEnum):
 class Fact:
     """What a restart must not forget. kind: what its row in the journal is called."""
 
-    __slots__ = ()
+    __slots__: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[str]
 
 

@@ -207,7 +207,7 @@ class Joining:
         effects += deliveries
         effects += self._checkpoints.committed(ledger.commit(hello.dp_rank, committed), now)
         if hello.dp_rank == 0:
-            self._checkpoints.saved(hello.saved)
+            self._checkpoints.checkpoint_saved(hello.saved)
         return effects + ledger.release_ready()
 
     def _resume(self, position: CheckpointPosition, run_id: str, now: float) -> list[Effect]:

@@ -295,7 +295,7 @@ class Statistics:
     def of(cls, parts: Parts, run_id: str) -> Self:
         """What the parts of a run show at this moment."""
         buffer, totals, ledger = parts.buffer, parts.totals, parts.ledger
-        retained, held = parts.checkpoints.retained, parts.held
+        retained, held = parts.checkpoints, parts.held
         ranks, generation = ledger.ranks, ledger.generation
         steps = tuple(map(StepStatistics.of, ledger.steps.uncommitted()))
         return cls(
@@ -331,7 +331,7 @@ class Statistics:
             samples_rewound=totals.samples_rewound,
             steps_not_rewound=totals.steps_not_rewound,
             steps_evicted=totals.steps_evicted,
-            steps_retained=len(retained),
+            steps_retained=retained.num_retained,
             samples_retained=retained.samples,
             retained_bytes=retained.nbytes,
             dropped=dict(totals.dropped),
