@@ -1,14 +1,14 @@
 """Effects: what the core asks the shell to do, and what it reports for metrics and the log.
 
 The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
-in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
-for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
-all producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`),
-the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open
-payload stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else
-there is has happened, and is told.
+in the order in which the shell has to carry them out, in a `Decision`. They are named for whom they
+are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`), all producers
+(`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`), the planner
+(`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open payload stores
+(`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else there is has
+happened, and is told.
 
-A decision: all that follows from one thing that the core was told.
+`Decision`: all that follows from one thing that the core was told.
 
 Facts and effects come together, so that nobody performs the ones and forgets the others: what an
 effect tells the world rests on the facts beside it. Invariant: a fact is in one decision, the first

@@ -9,18 +9,19 @@
 After the end nothing is accepted. Invariant: a rank is told of the end when nothing is left to be
 planned, once on each connection; the run is drained when every step is committed.
 
-A DP rank says hello: what of the run changes with that, and what it and the others are told.
+`Joining`: a DP rank says hello: what of the run changes with that, and what it and the others are
+told.
 
 In this order: the steps that its checkpoint commits or rewinds, the ranks that its new generation
 fences, its welcome, its deliveries. Nobody is told anything of a generation before it is welcomed
 in it. Invariant: where a hello is refused by raising, nothing has changed.
 
-DP ranks that take no further step, and what the others are told of that.
+`Departures`: DP ranks that take no further step, and what the others are told of that.
 
     connected --goodbye--> left
     connected --loss--> away --rank_timeout--> lost
     missing after a restart ---rank_timeout--> lost
-    connected --finish()--> finished, once every DP rank has: see finishing.py
+    connected --finish()--> finished, once every DP rank has: see below
     left, away, lost --hello--> connected
 
 The last step that such a rank has taken is the last one that any rank may take: others are told to
@@ -29,7 +30,7 @@ hears that (no more than the rank that left prefetches) is told at its next; it 
 Invariant: whoever asks for more, or waits for others to finish, gets an error that names the rank;
 who does not, hears nothing.
 
-The trainer has had enough: every DP rank has said so after the same step.
+`Finishing`: the trainer has had enough: every DP rank has said so after the same step.
 
     running --Finish of every DP rank--> finished --told to all--> over
                                              |

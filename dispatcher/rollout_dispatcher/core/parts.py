@@ -1,9 +1,10 @@
-"""The parts of one run, wired together: each is given those that it asks or tells.
+"""The parts of one run, wired together: each takes from them what it asks or tells.
 
 Read from top to bottom: what is remembered, what is buffered, who comes in, how it ends, what the
 ranks hold, how steps come into being, what producers say.
 
-A frozen snapshot of the core, all of it values: what metrics, /statusz and the log look at.
+`Statistics`: a frozen snapshot of the core, all of it values: what metrics, /statusz and the log
+look at.
 """
 
 from collections.abc import Mapping

@@ -1,17 +1,16 @@
 """Counters of a whole run: they only grow, and go on where they were after a restart.
 
-Counts of sample lengths in fine logarithmic bins: what arrived against what was dispatched.
+`LengthCounts`: sample lengths in fine logarithmic bins: what arrived against what was dispatched.
 
 Eight bins an octave keep the error of a quantile under 9 % at a fixed 256 counters, however many
 samples a run sees. The Kolmogorov-Smirnov distance of two counts is how far selection has bent
 the distribution of lengths that the trainer sees.
 
-What shares a step: whether steps are like the arrivals, and what that does to weights.
+`StepMix`: whether steps are like the arrivals, and what that does to weights. Under `token-mean` a
+token weighs one over the loss tokens of its step. Where the longest samples leave together their
+steps have more of these, so that each of their tokens weighs less.
 
-Under `token-mean` a token weighs one over the loss tokens of its step. Where the longest samples
-leave together their steps have more of these, so that each of their tokens weighs less.
-
-Whether what ranks train on is as long as what producers push, over the last dispatches.
+`SelectionBias`: whether what ranks train on is as long as what producers push.
 
 Compared are the lengths of what was dispatched, and of all that could have been: what was buffered
 before the first of these dispatches, and what has come since. What was dropped is missing in one of

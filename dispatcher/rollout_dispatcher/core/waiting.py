@@ -4,7 +4,7 @@ It says what lacks, and who could bring it: absent ranks, ranks that hang or hav
 producers of open groups, producers that have not ended a phase, or time that samples are given.
 Bounded, however many there are of them.
 
-Which DP ranks hang: those that are behind the others while none of them gets on.
+`Lockstep`: which DP ranks hang: those that are behind the others while none of them gets on.
 
 Training ranks are in lockstep, so where one hangs the others soon stand still as well, in a
 collective or in `next()`, and heartbeats go on everywhere. What tells them apart is how far each
@@ -14,7 +14,8 @@ the same position are paused (evaluation, weight sync), or hang where nothing te
 Invariant: no rank is named while any rank gets on, while ranks are away (which is said otherwise),
 or while no rank holds a step.
 
-How far producers are ahead of the trainer: what whoever pushes is told, to keep pace with it.
+`Standings`: how far producers are ahead of the trainer: what whoever pushes is told, to keep pace
+with it.
 
 Looked up for every answer to a push, so it is worked out from counts that are kept anyway.
 """

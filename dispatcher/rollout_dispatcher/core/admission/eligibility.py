@@ -1,11 +1,10 @@
-"""Eligibility: which samples may come in at all, now or later, whatever the capacity.
+"""Who may come in: `Eligibility` ever, `Capacity` now; `Outcomes` writes down what is decided.
 
 Most pushes are of new and valid samples without a group: these are told from others as a whole, by
-what decides on each of them too.
+the rules that decide on each of them too.
 
-Capacity: which cap holds a sample back, now and the last time that one was.
-
-A sample is held back only
+`Capacity` knows which cap holds a sample back, now and the last time that one was. A sample is held
+back only
 
     at a hard cap       if its bytes would exceed what may be in memory, or in payload stores, or
                         the journal has no capacity for it
@@ -15,17 +14,15 @@ A sample is held back only
 so while ranks cannot be given a step, whatever may make one comes in: nobody waits for a producer
 that waits for us.
 
-Samples in a row under ids that were accepted before: a sign that ids name too little.
+`Repeats` counts samples in a row under ids that were accepted before: a sign that ids name too
+little. Who pushes a sample again because it does not know what became of it is no such case: these
+numbers of its are known. Nor is a producer that begins anew, with what it has pushed before a
+crash; but that cannot be told from here, so what is found is for the log.
 
-Who pushes a sample again because it does not know what became of it is no such case: these numbers
-of its are known. Nor is a producer that begins anew, with what it has pushed before a crash; but
-that cannot be told from here, so what is found is for the log.
-
-Outcomes: what becomes of a sample is written down everywhere that has to know.
-
-Invariant: whatever is accepted is in the buffer, remembered against a repetition, counted, and a
-fact if facts are kept; every outcome is in its push's answer and in the totals. The first sample
-that is accepted decides on the run's schema, unless it is declared.
+`Outcomes` writes down what becomes of a sample everywhere that has to know. Invariant: whatever is
+accepted is in the buffer, remembered against a repetition, counted, and a fact if facts are kept;
+every outcome is in its push's answer and in the totals. The first sample that is accepted decides
+on the run's schema, unless it is declared.
 """
 
 from bisect import bisect_left

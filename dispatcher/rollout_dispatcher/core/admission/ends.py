@@ -1,14 +1,13 @@
-"""Phases and the stream end: when producers agree (agreement.py), and what follows then.
+"""Phases and the stream end: when producers agree, and what follows then.
 
 Facts are noted when something is decided, so that a restart stands by it.
 
-Producers come and go, and what they leave behind: pushes that wait, and beginnings of groups.
+`Presence`: producers come and go, and leave behind pushes that wait, and beginnings of groups,
+which are given up when their time is over (`OpenGroups`). Producers close groups, and withdraw
+members of them: a group is whole sooner, or never.
 
-A group whose producers are gone is given up when its time is over (open_groups.py).
-
-Producers close groups, and withdraw members of them: a group is whole sooner, or never.
-
-When a phase, or the stream, ends: everybody who contributed has said so, or a controller has.
+`Ends`: a phase, or the stream, ends when everybody who contributed has said so, or a controller
+has.
 
     asked for --everybody is done, or gone, or it is forced--> decided
     decided --what waited for room before that has come in--> ended

@@ -4,14 +4,14 @@
     held without (`held_bytes` were used up) --its turn--> asked for again --arrives--> decided
 
 Invariant: payload bytes of held pushes stay within `held_bytes`, but for one push, so that there is
-always one that can come in at once. The line is that of `line.py:Line`: fair to each producer.
+always one that can come in at once. `Line` is fair to each producer.
 
 Who may come in, or be refused, while the first in line may not, is found without looking at all of
 them: what is small enough, and members of groups of which something has changed.
 
-A push while it is decided: which of its samples are, and what it holds of memory meanwhile.
+`Push`: a push while it is decided.
 
-A line in which nobody stands behind more than a turn of each other's, whatever they bring.
+`Line`: a line in which nobody stands behind more than a turn of each other's, whatever they bring.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): what somebody adds starts where his own last
 ends, but not before what is being taken now, and what starts first is first.
@@ -24,8 +24,6 @@ Who decides when something is taken is not the line's affair: whoever takes all 
 admission does while no step can be planned, does so in any order.
 
 Invariant: of one owner, first come is first served.
-
-Things by size, of which those that are small enough are asked for, without the others.
 """
 
 import sys

@@ -4,7 +4,8 @@ Invariant: what leaves the buffer other than into a step, or an open step, leave
 reason; a group is dropped whole. A group that cannot be whole is dropped, or made whole of what has
 come (`keep`).
 
-What a shutdown costs: accepted samples that nobody will train on, counted and the first named.
+`Losses`: what a shutdown costs: accepted samples that nobody will train on, counted and the first
+named.
 
 Reasons that the settings ask for, such as `--last-batch drop`, are no losses.
 """

@@ -6,14 +6,12 @@ are open are committed (the trainer was killed before every rank's word was hear
 after it are *rewound*, which means open again. Both are facts before any rank is given a step.
 Retained steps that there is no room for are evicted, the oldest first: counted, told and a fact.
 
-Retained steps: what is committed, and may have to be trained again.
-
-A trainer that loads a checkpoint takes its weights back to the step after which it was taken, and
-the ledger has to go back with it. With a journal committed steps stay here, identical, until a
-checkpoint at or after them is reported saved, or until there is no room for them: then the oldest
-are evicted. With `--retain commit` none does. Invariant: the retained steps are the last ones
-committed, without a gap, up to the newest; so what a run can go back to is one step number,
-`oldest`. Payloads are not held: the journal has them.
+*Retained* is what is committed, and may have to be trained again. A trainer that loads a checkpoint
+takes its weights back to the step after which it was taken, and the ledger has to go back with it.
+With a journal committed steps stay here, identical, until a checkpoint at or after them is reported
+saved, or until there is no room for them: then the oldest are evicted. With `--retain commit` none
+does. Invariant: the retained steps are the last ones committed, without a gap, up to the newest; so
+what a run can go back to is one step number, `oldest`. Payloads are not held: the journal has them.
 """
 
 import sys
@@ -134,10 +132,10 @@ class Checkpoints:
         return (
             f"no checkpoint was reported as saved {since}, so {len(self._steps)} committed steps "
             f"with {self.samples} samples ({self.nbytes / 2**20:.1f} MiB) are kept to be given "
-            f"again; beyond {self.limit / 2**20:.1f} MiB (--retain-bytes) or {MAX_RETAINED_SAMPLES} "
-            "samples the oldest go, and an older checkpoint cannot be resumed from then: call "
-            "stream.checkpoint_saved(state) once a checkpoint is on the disk, or start the "
-            "dispatcher with --retain commit if none is ever loaded"
+            f"again; beyond {self.limit / 2**20:.1f} MiB (--retain-bytes) or "
+            f"{MAX_RETAINED_SAMPLES} samples the oldest go, and an older checkpoint cannot be "
+            "resumed from then: call stream.checkpoint_saved(state) once a checkpoint is on the disk, or "
+            "start the dispatcher with --retain commit if none is ever loaded"
         )
 
     def begun(self) -> list[Effect]:

@@ -14,14 +14,14 @@ of another number of DP ranks than there are now, or that has lost samples and s
 PLANNED until a new plan replaces it. Plans of one step number that ranks may have heard of are told
 apart by their *attempts*; none is used twice.
 
-The groups of a step by numbers, and the loss tokens of each over all DP ranks.
+`GroupTotals`: the groups of a step by numbers, and the loss tokens of each over all DP ranks.
 
 A group goes into a step whole, but its members may go to different ranks: what is averaged over the
 tokens of a group needs a total that no single rank can count. A sample without a group is a group
 of its own. Numbers are given in the order of the plan, so that they are the same whenever a step is
 told of.
 
-The steps that are planned and not committed, in order of their numbers.
+`OpenSteps`: the steps that are planned and not committed, in order of their numbers.
 
     open                                        waiting
     as many as ranks have room for, at most     planned too, not open yet: a rewind has put them
