@@ -35,7 +35,7 @@ from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import Attempts, StepLedger
 from rollout_dispatcher.core.steps.rank_state import RankState
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
-from rollout_dispatcher.core.totals import LengthCounts, SelectionBias, Totals
+from rollout_dispatcher.core.totals import OF_STEPS_AND_SAMPLES, LengthCounts, SelectionBias, Totals
 from rollout_dispatcher.core.waiting import Lockstep, Standings, Waiting
 from rollout_dispatcher.sample import Outcome
 
@@ -303,9 +303,6 @@ class Statistics:
             received=dict(totals.received),
             refused=dict(totals.refused),
             received_tokens=totals.arrived.tokens,
-            received_bytes=totals.received_bytes,
-            samples_referenced=totals.samples_referenced,
-            referenced_bytes=totals.referenced_bytes,
             lengths=LengthStatistics.of(totals.arrived),
             buffered=len(buffer),
             buffered_tokens=buffer.held_tokens,
@@ -324,14 +321,7 @@ class Statistics:
             steps_waiting=ledger.steps.waiting,
             steps=steps,
             steps_planned=dict(totals.planned),
-            small_steps=totals.small_steps,
             dispatched_tokens=totals.dispatched.tokens,
-            steps_committed=totals.steps_committed,
-            samples_committed=totals.samples_committed,
-            steps_rewound=totals.steps_rewound,
-            samples_rewound=totals.samples_rewound,
-            steps_not_rewound=totals.steps_not_rewound,
-            steps_evicted=totals.steps_evicted,
             steps_retained=retained.num_retained,
             samples_retained=retained.samples,
             retained_bytes=retained.nbytes,
@@ -352,4 +342,5 @@ class Statistics:
             selection_bias=parts.selection_bias.distance,
             selection_bias_chance=parts.selection_bias.chance,
             objects=ObjectStatistics.of(parts),
+            **{name: getattr(totals, name) for name in OF_STEPS_AND_SAMPLES},
         )

@@ -97,12 +97,12 @@ def ks_distance(ours: IntArray, theirs: IntArray) -> float:
     return float(np.abs(below / below[-1] - others_below / others_below[-1]).max())
 
 
-#: Counters that are one number.
-_PLAIN = (
+#: Counters that are one number, as the snapshot has them too.
+OF_STEPS_AND_SAMPLES = (
     "received_bytes", "samples_referenced", "referenced_bytes", "small_steps", "steps_committed",
-    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound",
-    "steps_evicted", "objects_freed", "releases_failed",
+    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound", "steps_evicted",
 )  # fmt: skip
+_PLAIN = (*OF_STEPS_AND_SAMPLES, "objects_freed", "releases_failed")
 
 
 @dataclass(slots=True)

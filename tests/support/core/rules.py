@@ -310,7 +310,7 @@ class Rules:
         each: Counter[str] = Counter()
         for at, push in enumerate(held):
             each[push.producer] += 1
-            if held.is_emptied(push):
+            if push.emptied:
                 continue
             just_came = self.latest == (push.producer, push.first_seq)
             for sample in push.waiting:

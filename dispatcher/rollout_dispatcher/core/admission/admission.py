@@ -140,7 +140,7 @@ class Admission:
         effects: list[Effect] = []
         while unsettled := self.held.take_unsettled():
             for push in unsettled:
-                if push in self.held and not self.held.is_emptied(push):
+                if push in self.held and not push.emptied:
                     self._decide_each(push, now, in_line=True)
                     effects += self._after_try(push)
         return effects
@@ -173,9 +173,9 @@ class Admission:
 
     def _try(self, push: Push, now: float) -> list[Effect]:
         """Decide a held push as far as that is possible now."""
-        if self.held.is_emptied(push):
+        if push.emptied:
             return self._recall(push, now)
-        if not self.held.is_grouped(push):  # a member may be refused by now
+        if not push.groups:  # a member may be refused by now
             full = self.capacity.holds_back_all(self.held.least(push))
             if full is not None:
                 self.capacity.press(full, now)
@@ -192,7 +192,7 @@ class Admission:
 
     def _recall(self, push: Push, now: float) -> list[Effect]:
         """Ask for the payload again if it can come in, and not as much as can is on its way."""
-        if self.held.is_asked(push):
+        if push.asked:
             return []
         first, asked = push.waiting[0], self.held.asked_samples
         if (full := self.capacity.holds_back_after(asked, first)) is not None:

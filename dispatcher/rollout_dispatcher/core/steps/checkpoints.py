@@ -134,8 +134,8 @@ class Checkpoints:
             f"with {self.samples} samples ({self.nbytes / 2**20:.1f} MiB) are kept to be given "
             f"again; beyond {self.limit / 2**20:.1f} MiB (--retain-bytes) or "
             f"{MAX_RETAINED_SAMPLES} samples the oldest go, and an older checkpoint cannot be "
-            "resumed from then: call stream.checkpoint_saved(state) once a checkpoint is on the disk, or "
-            "start the dispatcher with --retain commit if none is ever loaded"
+            "resumed from then: call stream.checkpoint_saved(state) once a checkpoint is on the "
+            "disk, or start the dispatcher with --retain commit if none is ever loaded"
         )
 
     def begun(self) -> list[Effect]:
