@@ -270,7 +270,7 @@ class DispatchMachine(RuleBasedStateMachine):
             with pytest.raises(CheckpointRefused, match="which was withdrawn since"):
                 self.load(0, position)
             return
-        oldest = self.core._checkpoints.retained.oldest(steps.committed)
+        oldest = self.core._checkpoints.oldest
         if self.core.config.retain and position.step < oldest and not lossy:
             with pytest.raises(CheckpointRefused, match=f"one after step {oldest}"):
                 self.load(0, position)

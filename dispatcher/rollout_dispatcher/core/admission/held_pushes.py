@@ -176,13 +176,14 @@ def _place(entry: tuple[int, int, T]) -> tuple[int, int]:
 
 
 class Smallest(Generic[T]):
-    """Things in ascending order; serial: tells each from others of its size."""
+    """Things in ascending order; kind: what so many bytes take, of memory or of payload stores."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[[int], Taken]) -> None:
+        self.kind = kind
         self._line: list[tuple[int, int, T]] = []
 
     def move(self, thing: T, serial: int, before: int | None, size: int | None) -> None:
-        """It has another size than before; None: it is not here."""
+        """It has another size than before; None: it is not here. serial: tells it from others."""
         if size == before:
             return
         if before is not None:
@@ -195,9 +196,9 @@ class Smallest(Generic[T]):
         """The largest size; None if nothing is here."""
         return self._line[-1][0] if self._line else None
 
-    def fitting(self, fits: Callable[[int], bool]) -> Iterator[T]:
+    def fitting(self, fits: Callable[[Taken], bool]) -> Iterator[T]:
         """Those that fit; if a size does not, no larger one does."""
-        count = bisect_left(self._line, True, key=lambda entry: not fits(entry[0]))
+        count = bisect_left(self._line, True, key=lambda entry: not fits(self.kind(entry[0])))
         return (thing for _, _, thing in self._line[:count])
 
 
@@ -208,10 +209,6 @@ RESEND_SECONDS = 10.0
 MAX_OF_GROUP = 256
 #: Older than every policy version: that of samples of which none is known.
 _UNKNOWN = -sys.maxsize
-
-
-#: Of memory and of payload stores, what so many bytes are.
-_KINDS = (Taken, partial(Taken, 0))
 
 
 class HeldPushes:
@@ -227,7 +224,9 @@ class HeldPushes:
         self._emptied: dict[tuple[str, int], Push] = {}
         self._asked: dict[Push, float] = {}  # since when, in that order
         self._serials = count()
-        self._by_least: tuple[Smallest[Push], Smallest[Push]] = Smallest(), Smallest()
+        self._by_least: tuple[Smallest[Push], ...] = (
+            Smallest(Taken), Smallest(partial(Taken, 0)),
+        )  # fmt: skip
         self._unsettled: dict[Push, None] = {}  # of whose groups something has changed
         self._unexcused: dict[Push, None] = {}
         self._excused: Lowest[int] = Lowest()  # the oldest version that waits, by serial
@@ -282,16 +281,17 @@ class HeldPushes:
         fits: whether so many bytes do; if not, no more do either.
         """
         found: dict[Push, None] = {}
-        for kind, pushes in zip(_KINDS, self._by_least, strict=True):
-            found |= dict.fromkeys(pushes.fitting(lambda nbytes, kind=kind: fits(kind(nbytes))))
+        for pushes in self._by_least:
+            found |= dict.fromkeys(pushes.fitting(fits))
         return self._line.in_order(found)
 
     def largest(self) -> list[Taken]:
         """What is taken, of memory and of payload stores, by those that fit last."""
-        return self._taken(tuple(pushes.largest for pushes in self._by_least))
+        return self._taken(*(pushes.largest for pushes in self._by_least))
 
-    def _taken(self, nbytes: tuple[int | None, ...]) -> list[Taken]:
-        return [kind(n) for kind, n in zip(_KINDS, nbytes, strict=True) if n is not None]
+    def _taken(self, *sizes: int | None) -> list[Taken]:
+        kinds = zip(self._by_least, sizes, strict=True)
+        return [pushes.kind(nbytes) for pushes, nbytes in kinds if nbytes is not None]
 
     def members(self, group_id: str) -> int:
         """How many samples of this group wait."""
@@ -390,7 +390,7 @@ class HeldPushes:
 
     def least(self, push: Push) -> list[Taken]:
         """What the smallest of its samples that wait take: of memory, of a payload store."""
-        return self._taken(push.least)
+        return self._taken(*push.least)
 
     # -- without their payloads ---------------------------------------------------------------
 

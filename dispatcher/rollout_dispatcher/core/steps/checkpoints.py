@@ -142,7 +142,7 @@ class Checkpoints:
         """A new process group asks for its first step; returns what its trainer should know."""
         if self._ledger.generation.resumed is not None or not self._steps:
             return []
-        oldest = self._oldest
+        oldest = self.oldest
         return [
             Advised(
                 f"DP ranks begin without having loaded a checkpoint, after step "
@@ -196,7 +196,7 @@ class Checkpoints:
                 f"{planned} now: load an older checkpoint, or do not load the stream's part of "
                 "this one to go on with what there is here"
             )
-        oldest = self._oldest
+        oldest = self.oldest
         if self._keep and position.step < oldest and not position.allow_lost_steps:
             raise CheckpointRefused(
                 f"the checkpoint was taken after step {position.step}, and the steps up to "
@@ -207,7 +207,7 @@ class Checkpoints:
             )
 
     @property
-    def _oldest(self) -> int:
+    def oldest(self) -> int:
         """The oldest step that the run can go back to."""
         return next(iter(self._steps), self._ledger.steps.committed + 1) - 1
 
