@@ -33,11 +33,12 @@ that "committed" and "opened" are one number each.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, count, pairwise, takewhile
-from typing import Self
+from operator import attrgetter
+from typing import Self, TypeVar
 
 from rollout_dispatcher.core.buffer.entry import Entry, in_journal
 from rollout_dispatcher.core.buffer.phases import NextStep
@@ -93,8 +94,16 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
 }
 
 
+T = TypeVar("T")
+#: Something of each sample, by DP rank and micro-batch.
+Each = tuple[tuple[tuple[T, ...], ...], ...]
 #: Entries by DP rank and micro-batch; an empty micro-batch is a filler.
-MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
+MicroBatches = Each[Entry]
+
+
+def _each(micro_batches: MicroBatches, of: Callable[[Entry], T]) -> Each[T]:
+    """What is of each entry, in the same nesting."""
+    return tuple(tuple(tuple(map(of, part)) for part in rank) for rank in micro_batches)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,11 +172,7 @@ class OpenStep:
 
     def in_journal(self) -> "OpenStep":
         """The same with the payloads in the journal alone."""
-        micro_batches = tuple(
-            tuple(tuple(in_journal(entry) for entry in part) for part in rank)
-            for rank in self.micro_batches
-        )
-        return replace(self, micro_batches=micro_batches)
+        return replace(self, micro_batches=_each(self.micro_batches, in_journal))
 
     def without(self, lost: Collection[Entry]) -> MicroBatches:
         """Its samples but for these."""
@@ -176,12 +181,9 @@ class OpenStep:
             for rank in self.micro_batches
         )
 
-    def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def tickets(self) -> Each[int]:
         """The tickets of its samples, in the same nesting."""
-        return tuple(
-            tuple(tuple(entry.ticket for entry in part) for part in rank)
-            for rank in self.micro_batches
-        )
+        return _each(self.micro_batches, attrgetter("ticket"))
 
     @property
     def num_samples(self) -> int:
@@ -224,7 +226,7 @@ def step_digest(
 class GroupTotals:
     """numbers[dp rank][micro-batch]: of the group of each sample. loss_tokens: by that number."""
 
-    numbers: tuple[tuple[tuple[int, ...], ...], ...]
+    numbers: Each[int]
     loss_tokens: tuple[int, ...]
 
     @classmethod
@@ -240,10 +242,7 @@ class GroupTotals:
         for number, sample in zip(given, samples, strict=True):
             totals[number] += sample.loss_tokens
         taken = iter(given)
-        numbers = tuple(
-            tuple(tuple(next(taken) for _ in part) for part in rank) for rank in micro_batches
-        )
-        return cls(numbers, tuple(totals))
+        return cls(_each(micro_batches, lambda _: next(taken)), tuple(totals))
 
 
 class OpenSteps(Mapping[int, OpenStep]):
