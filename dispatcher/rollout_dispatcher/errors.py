@@ -9,7 +9,6 @@
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
     |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
-    |   +-- SegmentRefused   shared memory is not what it has to be; bytes can be sent instead
     |   +-- BodyTooLarge     a request body is larger than may be, as sent or decompressed
     |   +-- UnknownEncoding  a request body is compressed in a way that nobody here undoes
     |   +-- VersionMismatch  there is no protocol version that both sides speak
@@ -83,22 +82,6 @@ class FrameTooSlow(ProtocolError):
             f"{filled} bytes of a frame have come, the last of them too slowly over {seconds:g} s; "
             "connect again and send it again (raise --request-timeout where the network is as slow "
             "as that, or --receive-bytes so that others need not wait for the memory meanwhile)"
-        )
-
-
-class SegmentRefused(ProtocolError):
-    """What came as shared memory is not what it has to be, or could not be taken.
-
-    why: in words, of what came.
-    """
-
-    code = "segment-refused"
-    retriable = True
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"a file descriptor came as shared memory and was refused: {why}; connect again and "
-            "send bytes instead (--shared-memory off has nobody try)"
         )
 
 

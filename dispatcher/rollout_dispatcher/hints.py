@@ -5,10 +5,18 @@ from collections.abc import Iterable
 
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
+#: Options that there are no more, and what to do instead.
+REMOVED = {
+    "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
+    "--payload-stores file:///dev/shm/rollouts",
+}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for the nearest of `known`, or nothing."""
+    """` (did you mean X?)` for the nearest of `known`, what became of a removed one, or nothing."""
+    plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("_", "-")
+    if plain in REMOVED:
+        return f" (it was removed: {REMOVED[plain]})"
     found = nearest_of(name, known)
     return f" (did you mean {found}?)" if found else ""
 

@@ -36,8 +36,6 @@ COMMANDS = {
     "orders": "python -m tests.bench.orders --json FILE",
     "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
-    "shared": "python -m tests.bench.plane --rows shared-26k shared-1m shared-memory-held "
-    "hop-latency-50mbps shared-against-transferqueue shared-against-ray-queue --json FILE",
     "watched": "python -m tests.bench.plane.watched --pairs 40 --json FILE",
     "references": "python -m tests.bench.engines --pairs 5 --engines ray mooncake file --json FILE",
     "inline-limit": "python -m tests.bench.inline_limit --kib 256 1024 4096 --pairs 7 --json FILE",
@@ -57,7 +55,7 @@ COMMANDS = {
     "--arrivals trace --window-multiple 1 1.5 --max-wait 5s --target-excess 0.01 --json",
 }
 #: Of these every run of a row is in what the command writes.
-PLANES = ("plane", "shared")
+PLANES = ("plane",)
 DISPATCHER = ["-m", "rollout_dispatcher.cli.main"]
 
 

@@ -256,11 +256,6 @@ def plane_table(name: str = "plane") -> str:
     return _table("row | value | lowest to highest, runs | beside", rows, found)
 
 
-def shared_table() -> str:
-    """docs/performance.md: shared memory beside sockets and peers, in a run of their own."""
-    return plane_table("shared")
-
-
 def references_table() -> str:
     """docs/payload-stores.md: every engine beside itself used bare."""
     found = load("references")
@@ -473,7 +468,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "prefetch": prefetch_table,
     },
     "planner.md": {"seams": seams_table},
-    "performance.md": {"plane": plane_table, "shared": shared_table, "watched": watched_table},
+    "performance.md": {"plane": plane_table, "watched": watched_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
     },

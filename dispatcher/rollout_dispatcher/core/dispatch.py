@@ -6,12 +6,11 @@ follows the steps through the ranks, checkpoints take it back, the lifecycle let
 Invariant, at every return: accepted = buffered + in flight + (committed - rewound) + dropped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
 
 from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.buffer.dropping import Losses, name_undone
-from rollout_dispatcher.core.buffer.entry import Entry, move_payloads
+from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import DispatchConfig, Tuning
 from rollout_dispatcher.core.effects import (
     NO_TOTALS,
@@ -48,7 +47,6 @@ from rollout_dispatcher.core.totals import StepMix
 from rollout_dispatcher.core.waiting import Reason, Standing, Standstill
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import Unauthorized
-from rollout_dispatcher.payload import InMemory
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_planner.types import Plan
 
@@ -399,18 +397,6 @@ class Dispatch:
         self._capacity.helped_since = None
         self._buffer.let_go(entries)
         return self._decide(self._settle(now))
-
-    def entries(self) -> Iterator[Entry]:
-        """Every sample that is held now, in open steps or buffered; what leaves stays among them.
-
-        To go through them may take as long as it likes: the state may change meanwhile.
-        """
-        steps = chain.from_iterable(step.entries() for step in self._ledger.steps.uncommitted())
-        return chain(steps, self._buffer.all_entries())
-
-    def payloads_moved(self, moved: Iterable[tuple[Entry, InMemory]]) -> None:
-        """These samples have the same payload at another place in memory now."""
-        move_payloads(moved)
 
     def heed_journal(self, takes: Callable[[int, int], bool]) -> None:
         """Let in only what the journal takes: so many samples, of so many payload bytes."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import CostFitted, DropReason, Fact
+from rollout_dispatcher.core.facts import CostFitted, DropReason, Fact, SpeedsMeasured
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -187,7 +187,7 @@ class PlanWanted(Effect):
 
     entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
     trial: the plan is used only if its straggler excess is within the target. cost: of samples;
-    None: as configured.
+    None: as configured. slowness: of the ranks; None: they are equally fast.
     """
 
     entries: tuple[Entry, ...]
@@ -197,6 +197,7 @@ class PlanWanted(Effect):
     trigger: Trigger
     trial: bool
     cost: Quadratic | None = None
+    slowness: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +205,8 @@ class ReplanWanted(Effect):
     """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
 
     step: open, and without a plan for so many. entries: its samples and then `refill`, which is
-    still buffered and takes the place of samples that the step has lost; each oldest first. cost:
-    as above.
+    still buffered and takes the place of samples that the step has lost; each oldest first. cost,
+    slowness: as above.
     """
 
     step: OpenStep
@@ -214,6 +215,7 @@ class ReplanWanted(Effect):
     dp_size: int
     refill: tuple[Entry, ...] = ()
     cost: Quadratic | None = None
+    slowness: tuple[float, ...] | None = None
 
     @property
     def take(self) -> int:
@@ -401,6 +403,13 @@ class CostChanged(Effect):
 
     fitted: CostFitted
     loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedsChanged(Effect):
+    """For the log: plans give DP ranks work in proportion to other speeds from now on."""
+
+    measured: SpeedsMeasured
 
 
 @dataclass(frozen=True, slots=True)

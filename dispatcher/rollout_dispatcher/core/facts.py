@@ -258,6 +258,18 @@ class CostFitted(Fact):
     first_step: int
 
 
+@fact("speeds")
+class SpeedsMeasured(Fact):
+    """Steps from `first_step` on are planned for DP ranks of this slowness, in this generation.
+
+    slowness: seconds that each takes for what the median rank takes one for.
+    """
+
+    generation: int
+    slowness: tuple[float, ...]
+    first_step: int
+
+
 @fact("unneeded")
 class Unneeded(Fact):
     """Nobody needs these objects of payload stores: they are on the list of releases."""
@@ -359,6 +371,7 @@ class Remembered:
     posted: tuple[PostedSetting, ...] = ()
     schema: Schema | None = None
     cost: CostFitted | None = None
+    speeds: SpeedsMeasured | None = None
     set_by: str = ""
     phases: tuple[int, ...] = ()
     ended: bool = False

@@ -18,6 +18,7 @@ from rollout_dispatcher.core.facts import (
     Forgotten,
     Planned,
     SchemaFixed,
+    SpeedsMeasured,
     Unneeded,
 )
 from rollout_dispatcher.payload import InMemory, Reference, StoredObject
@@ -146,6 +147,8 @@ class Encoder:
                 return row if fact.attempt or fact.usual_loss else row[:6]
             case CostFitted(version, cost, error, first_step):
                 return [fact.kind, [version, *astuple(cost), error, first_step]]
+            case SpeedsMeasured(generation, slowness, first_step):
+                return [fact.kind, [generation, list(slowness), first_step]]
             case Configured(posted):
                 row[1] = [list(astuple(setting)) for setting in posted]
             case Unneeded(objects):

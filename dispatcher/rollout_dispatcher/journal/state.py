@@ -36,6 +36,7 @@ _SINGLE = {
     facts.RunBegan.kind: "run_id",
     facts.GroupSizeSet.kind: "group_size",
     facts.CostFitted.kind: "cost",
+    facts.SpeedsMeasured.kind: "speeds",
     facts.Configured.kind: "posted",
 }
 

@@ -8,7 +8,6 @@ lies in a payload store stays there: a micro-batch says where, and the rank fetc
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import compress, repeat
-from typing import NamedTuple
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import (
@@ -101,19 +100,6 @@ def step_header(
     )
 
 
-class Shared(NamedTuple):
-    """Which samples of a micro-batch the rank finds in shared memory.
-
-    sizes: bytes of each segment whose descriptor comes along. places: of each sample the index of
-    its segment, those that the rank has kept first, and the byte there that its span begins at, or
-    None. keep: whether it keeps all of these for the next one.
-    """
-
-    sizes: Sequence[int]
-    places: Sequence[tuple[int, int] | None]
-    keep: bool = False
-
-
 def micro_batch(
     step: int,
     index: int,
@@ -121,12 +107,8 @@ def micro_batch(
     group_numbers: Sequence[int] | None = None,
     *,
     attempt: int = 0,
-    shared: Shared | None = None,
 ) -> list[Buffer]:
-    """The frame of one micro-batch: header and payload as buffers to write in order.
-
-    The payload has the samples alone that are not `shared`.
-    """
+    """The frame of one micro-batch: header and payload as buffers to write in order."""
     held = SamplesByField.of(samples)
     header: dict[str, object] = {
         "step": step,
@@ -147,13 +129,7 @@ def micro_batch(
     if schema.ragged:
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
-    if shared is not None:
-        header["segments"], header["segment_places"], keep = shared
-        if keep:
-            header["keep_segments"] = True
-        here = [place is None for place in shared.places]
-        payload, nbytes = _gather_some(schema, held, rows, here)
-    elif are_in_memory(held.payloads):
+    if are_in_memory(held.payloads):
         payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
     else:
         header |= m.places_of(held.payloads)

@@ -48,10 +48,6 @@ STEP_TIMES = "step-times"
 COMMIT_TIMES = "commit-times"
 #: Payloads may lie in a payload store: `objects`, `places`, attempts, and the messages about them.
 REFERENCES = "references"
-#: Payloads may stay in shared memory, of which file descriptors are sent: over Unix sockets only.
-SHARED_MEMORY = "shared-memory"
-#: And a DP rank keeps descriptors for the micro-batches that follow, which need not come again.
-KEPT_SEGMENTS = "kept-segments"
 #: The dispatcher says in a word why a sample is refused: a client can tell what to push again.
 REASONS = "reasons"
 #: Producers are told what is likely a mistake of theirs, and refused for nothing of it.
@@ -62,8 +58,6 @@ OF_PRODUCERS = frozenset({SCHEMA, FEEDBACK, RAGGED, REASONS, REFERENCES, ADVICE}
 OF_RANKS = frozenset({PADDING, RAGGED, STEP_TIMES, COMMIT_TIMES, REFERENCES})
 #: What this release speaks.
 OURS = Offer((2, 2), OF_PRODUCERS | OF_RANKS | {GROUP_TOTALS, EXPECTED_LOSS})
-#: What it speaks where file descriptors can be sent.
-OURS_ON_ONE_HOST = Offer(OURS.versions, OURS.capabilities | {SHARED_MEMORY, KEPT_SEGMENTS})
 
 
 def agree(client: Offer, dispatcher: Offer) -> Terms:

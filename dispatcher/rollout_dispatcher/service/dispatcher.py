@@ -35,11 +35,9 @@ from rollout_dispatcher.service.config.references import warn_if_unknown
 from rollout_dispatcher.service.connections.descriptors import (
     ConnectionLimits,
     fit,
-    for_segments,
     open_files_limit,
     warn_if_lowered,
 )
-from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.durability.journal_log import JournalLog
 from rollout_dispatcher.service.durability.journaling import Opened, go_on_from, read_journal
 from rollout_dispatcher.service.durability.own_thread import in_own_thread
@@ -241,7 +239,6 @@ class Dispatcher:
         router = Router(
             config, core, metrics, clock, journal,
             access=config.access(), limits=limits, settings=settings, chronicle=chronicle,
-            shared_memory=SharedMemory(_for_segments(config)),
         )  # fmt: skip
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
@@ -353,20 +350,15 @@ class Dispatcher:
 
 def _limits(config: ServeConfig) -> ConnectionLimits:
     """How many connections there may be. Raises ConfigError where they are too few."""
-    asked, limit, segments = config.connection_limits, open_files_limit(), _for_segments(config)
-    limits = fit(asked, limit, segments)
-    warn_if_lowered(asked, limits, limit, segments)
+    asked, limit = config.connection_limits, open_files_limit()
+    limits = fit(asked, limit)
+    warn_if_lowered(asked, limits, limit)
     if config.dp_size > limits.sample:
         raise ConfigError(
             f"{config.dp_size} DP ranks need as many connections, and {limits.sample} are allowed; "
             f"raise --max-connections, and the limit on open files (ulimit -n) from {limit}"
         )
     return limits
-
-
-def _for_segments(config: ServeConfig) -> int:
-    """How many descriptors are kept for shared memory."""
-    return for_segments(open_files_limit()) if config.shares_memory else 0
 
 
 async def _watch(router: Router, retention: Retention | None) -> None:
@@ -387,7 +379,6 @@ async def _watch(router: Router, retention: Retention | None) -> None:
         away = max(0.0, router.clock() - due_by_clock)
         router.close_silent(away)
         router.keep_pace(away)
-        router.stragglers.look()
         router.health.look(router.clock())
         stalls.check(router.clock())
         progress.check(router.clock())

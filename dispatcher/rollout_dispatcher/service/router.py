@@ -39,9 +39,7 @@ from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.connections.pace import Pace
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
-from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
-from rollout_dispatcher.service.connections.stragglers import Stragglers
 from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.effects.runner import EffectRunner
 from rollout_dispatcher.service.failure import Failure
@@ -74,7 +72,6 @@ class Router:
         limits: ConnectionLimits | None = None,
         settings: Settings | None = None,
         chronicle: Chronicle | None = None,
-        shared_memory: SharedMemory | None = None,
     ) -> None:
         self.access = access or Access()
         self.config = config
@@ -86,11 +83,8 @@ class Router:
         self.clock = clock
         self.chronicle = chronicle or Chronicle(clock)
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
-        self.shared_memory = SharedMemory(0) if shared_memory is None else shared_memory
-        self.stragglers = Stragglers(self.shared_memory, core)
         self._pace = Pace(config.request_timeout, config.idle_timeout)
         metrics.watch_receiving(self.receiving)
-        metrics.watch_shared_memory(self.shared_memory)
         metrics.watch_pending("sample", self.pending)
         metrics.watch_pending("http", self.http_pending)
         self._connections = Connections()
@@ -378,10 +372,7 @@ class Router:
                 self.perform(self.core.unresolved(dp_rank, said, now))
             case m.Commit():
                 self.chronicle.rank_commits(dp_rank, message.step, now)
-                committed = self.core.commit(dp_rank, message.step, now)
-                self.perform(committed)
-                if committed.effects:  # of the last rank's to say so
-                    self.stragglers.look()
+                self.perform(self.core.commit(dp_rank, message.step, now))
                 for times in message.times or ():
                     self._took(dp_rank, message.step, times)
             case m.PolicyVersion():

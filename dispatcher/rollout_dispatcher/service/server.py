@@ -48,7 +48,7 @@ def run(found: Read, read: Callable[[], Read]) -> int:
     logs.set_up(config.log_level, config.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
-    raise_soft_limit(config.connection_limits, shares_memory=config.shares_memory)
+    raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:

@@ -5,32 +5,14 @@ here a protocol offers many buffers (`get_buffers`) and gathered writes go out a
 written in one turn of the event loop leaves together. Invariants: bytes leave in the order in which
 they were written; `connection_lost` is called once, after everything else; a peer that does not
 read costs what was written before `pause_writing`, and references rather than copies.
-
-Over a Unix socket file descriptors travel with bytes (SCM_RIGHTS): those of one `writelines` with
-its first byte, so that they are there before the frame that speaks of them. Who has not asked for
-any (`take_descriptors`) is told that some were sent, and they are closed: elsewhere, as that takes
-as long as their sender likes, also where the kernel does it for want of room.
 """
 
 import asyncio
-import fcntl
-import os
 import socket
-import termios
-from array import array
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any
 
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
-from rollout_dispatcher.transport.descriptors.closing import CLOSER
-from rollout_dispatcher.transport.descriptors.sockets import (
-    CLOSE_ON_EXEC,
-    close_socket,
-    descriptors_in,
-    let_descriptors_come,
-    room_for_descriptors,
-)
 from rollout_dispatcher.transport.fair_selector import turns_of
 from rollout_dispatcher.transport.turns import Turns
 
@@ -41,17 +23,6 @@ WRITE_AT_ONCE_BYTES = 512 * 1024
 WRITE_BYTES = 2 * 1024 * 1024
 #: The protocol is paused while more than this is unsent, and resumed once it is all sent.
 HIGH_WATER_BYTES = 64 * 1024
-#: Or while more than so many descriptors are: each is a copy, and a process has few.
-HIGH_WATER_DESCRIPTORS = 64
-#: As a number: to ask a flag of an enumeration takes as long as to receive some bytes.
-_TRUNCATED = int(socket.MSG_CTRUNC)
-
-
-class DescriptorsLost(ConnectionError):
-    """Descriptors were sent that nobody asked for, or that there was no room for."""
-
-    def __init__(self) -> None:
-        super().__init__("file descriptors came that were not agreed on, or more than may be open")
 
 
 class StreamProtocol(asyncio.BufferedProtocol):
@@ -72,17 +43,6 @@ class StreamProtocol(asyncio.BufferedProtocol):
         """Memory for the next bytes, in order; none of it empty, at most IOV_MAX pieces."""
         raise NotImplementedError
 
-    def descriptors_received(self, descriptors: Sequence[int]) -> None:
-        """These came with the bytes that are told next; they are the protocol's to close."""
-        CLOSER.close(descriptors)
-
-    def descriptors_lost(self) -> None:
-        """Descriptors came that could not be taken, and are closed.
-
-        Raises OSError to end the connection at once; who does not ends it himself.
-        """
-        raise DescriptorsLost
-
 
 class StreamTransport(asyncio.Transport):
     """Owns a connected socket of a running event loop; reads from the start."""
@@ -95,7 +55,6 @@ class StreamTransport(asyncio.Transport):
         self._loop, self._sock, self._protocol = loop, sock, protocol
         self._turns, self._descriptor = turns_of(loop), sock.fileno()
         self._outbox = Outbox()
-        self._ancillary_bytes, self._most_descriptors = room_for_descriptors(sock), 0
         self._reading = self._writing = self._scheduled = False
         self._paused = self._closing = self._ends = self._lost = False
         protocol.connection_made(self)
@@ -137,15 +96,8 @@ class StreamTransport(asyncio.Transport):
 
     def _receive(self) -> bool:
         """Receive once; returns whether there may be more."""
-        if self._ancillary_bytes and CLOSER.is_full:
-            self._receive_later()
-            return False
         try:
-            nbytes, ancillary, flags, _ = self._sock.recvmsg_into(
-                self._protocol.get_buffers(), self._ancillary_bytes, CLOSE_ON_EXEC
-            )
-            if ancillary or flags & _TRUNCATED:
-                self._pass_on(ancillary, is_truncated=bool(flags & _TRUNCATED))
+            nbytes = self._sock.recvmsg_into(self._protocol.get_buffers())[0]
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
@@ -165,74 +117,20 @@ class StreamTransport(asyncio.Transport):
             self._give_up(error)
         return self._reading
 
-    def _receive_later(self) -> None:
-        """Once descriptors of others, of which this may bring more, were closed."""
-        self._loop.remove_reader(self._sock)
-        CLOSER.when_room(self._there_is_room)
-
-    def _there_is_room(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._receive_again)
-
-    def _receive_again(self) -> None:
-        if self._reading:
-            self._reading = False
-            self.resume_reading()
-
-    # -- descriptors ------------------------------------------------------------------------
-
-    @property
-    def takes_more_descriptors(self) -> bool:
-        """Whether they can travel here, and not too many of others wait to be closed already."""
-        return self._sock.family == socket.AF_UNIX and bool(CLOSE_ON_EXEC) and not CLOSER.is_full
-
-    @property
-    def is_all_read(self) -> bool:
-        """Whether the peer has received all that was written; a Unix socket can tell."""
-        if self._outbox.nbytes:
-            return False
-        return self._lost or not any(fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4)))
-
-    def put_descriptors_together(self, count: int) -> None:
-        """From now on those of several frames leave with one write, which takes less: so many."""
-        self._outbox.together = count
-
-    def take_descriptors(self, at_once: int) -> None:
-        """From now on so many descriptors may come with one write of the peer's."""
-        let_descriptors_come(self._sock, may=True)
-        self._ancillary_bytes = room_for_descriptors(self._sock)
-        self._most_descriptors = at_once
-
-    def _pass_on(self, ancillary: Sequence[tuple[int, int, bytes]], *, is_truncated: bool) -> None:
-        """Give the protocol what came, if it may have that many."""
-        came = descriptors_in(ancillary)
-        if is_truncated or len(came) > self._most_descriptors:
-            CLOSER.close(came)
-            self._protocol.descriptors_lost()
-        else:
-            self._protocol.descriptors_received(came)
-
     # -- writing ----------------------------------------------------------------------------
 
     def write(self, data: Buffer) -> None:
         """Write one buffer; see `writelines`."""
         self.writelines((data,))
 
-    def writelines(self, list_of_data: Iterable[Buffer], descriptors: Sequence[int] = ()) -> None:
-        """Write buffers in order; they must not change before they are sent.
-
-        descriptors: leave with the first byte, at most `sockets.MAX_DESCRIPTORS`, over a Unix
-        socket; they stay the caller's. Raises OSError if there can be no more of them; nothing is
-        written then.
-        """
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
+        """Write buffers in order; they must not change before they are sent."""
         if self._closing:
             return
-        self._outbox.put(list_of_data, _copies(descriptors) if descriptors else ())
+        self._outbox.put(list_of_data)
         if self._writing:
             self._pause_above_high_water()
-        elif self._outbox.nbytes >= WRITE_AT_ONCE_BYTES or (
-            self._outbox.num_descriptors > self._outbox.together  # they need a write anyway
-        ):
+        elif self._outbox.nbytes >= WRITE_AT_ONCE_BYTES:
             self._write()
         elif not self._scheduled:
             self._scheduled = True
@@ -265,7 +163,8 @@ class StreamTransport(asyncio.Transport):
         try:
             left = WRITE_BYTES
             while self._outbox.nbytes and left > 0:
-                sent = self._send()
+                sent = self._sock.sendmsg(self._outbox.head())
+                self._outbox.sent(sent)
                 left -= sent
             if self._outbox.nbytes:
                 self._wait_for_room()
@@ -285,18 +184,6 @@ class StreamTransport(asyncio.Transport):
             self._paused = False
             self._protocol.resume_writing()
 
-    def _send(self) -> int:
-        """Write once; returns how many bytes that were."""
-        outbox = self._outbox
-        if not (descriptors := outbox.descriptors):
-            sent = self._sock.sendmsg(outbox.head())
-            outbox.sent(sent)
-            return sent
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-        sent = self._sock.sendmsg(outbox.head(), (rights,))
-        _close_all(outbox.sent(sent))
-        return sent
-
     def _wait_for_room(self) -> None:
         if not self._writing:
             self._writing = True
@@ -304,9 +191,7 @@ class StreamTransport(asyncio.Transport):
         self._pause_above_high_water()
 
     def _pause_above_high_water(self) -> None:
-        outbox = self._outbox
-        much = outbox.nbytes > HIGH_WATER_BYTES or outbox.num_descriptors > HIGH_WATER_DESCRIPTORS
-        if much and not self._paused:
+        if self._outbox.nbytes > HIGH_WATER_BYTES and not self._paused:
             self._paused = True
             self._protocol.pause_writing()
 
@@ -348,7 +233,7 @@ class StreamTransport(asyncio.Transport):
         self._closing = True
         self.pause_reading()
         self._wait_no_more()
-        _close_all(self._outbox.clear())
+        self._outbox.clear()
         if not self._lost:
             self._lost = True
             # In a turn of its own: the protocol may be in the midst of something.
@@ -358,12 +243,11 @@ class StreamTransport(asyncio.Transport):
         try:
             self._protocol.connection_lost(error)
         finally:
-            close_socket(self._sock)
+            self._sock.close()
 
     def __del__(self) -> None:
         if not self._lost:
-            _close_all(self._outbox.clear())
-            close_socket(self._sock)
+            self._sock.close()
 
     def set_protocol(self, protocol: Any) -> None:
         """Have another protocol take over."""
@@ -372,20 +256,3 @@ class StreamTransport(asyncio.Transport):
     def get_protocol(self) -> Any:
         """The protocol that is in charge."""
         return self._protocol
-
-
-def _copies(descriptors: Iterable[int]) -> list[int]:
-    """The same files again, so that the originals may be closed. Raises OSError, with none open."""
-    made: list[int] = []
-    try:
-        for descriptor in descriptors:
-            made.append(os.dup(descriptor))  # noqa: PERF401  what was made is closed if one fails
-    except OSError:
-        _close_all(made)
-        raise
-    return made
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)

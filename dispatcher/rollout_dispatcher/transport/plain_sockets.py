@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.transport.descriptors.sockets import UnixSocket, may_bring_descriptors
 from rollout_dispatcher.transport.interface import ConnectionHandler, Listener, Transport
 from rollout_dispatcher.transport.listener import SocketListener
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
@@ -22,8 +21,7 @@ class PlainListener(SocketListener):
         if isinstance(protocol, StreamProtocol):
             StreamTransport(self._loop, sock, protocol)
             return
-        theirs = UnixSocket.of(sock) if may_bring_descriptors(sock) else sock
-        self._start(lambda _: self._hand_over(theirs, protocol))
+        self._start(lambda _: self._hand_over(sock, protocol))
 
     async def _hand_over(self, sock: socket.socket, protocol: asyncio.BaseProtocol) -> None:
         try:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.transport.descriptors.sockets import close_socket, let_descriptors_come
 
 #: Connections that the kernel has made and we have not accepted, per socket; it may allow fewer.
 BACKLOG = 1024
@@ -21,10 +20,7 @@ BACKLOG = 1024
 
 @contextlib.contextmanager
 def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
-    """A bound socket; a Unix socket is private to this user and its path is removed again.
-
-    What it accepts brings no descriptors, where the kernel can refuse them, until it is let.
-    """
+    """A bound socket; a Unix socket is private to this user and its path is removed again."""
     if not endpoint.path:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         sock = socket.create_server((endpoint.host, endpoint.port), family=family, backlog=BACKLOG)
@@ -37,7 +33,6 @@ def listening_socket(endpoint: Endpoint) -> Iterator[socket.socket]:
     _remove_stale(path)
     with _closing(socket.socket(socket.AF_UNIX)) as sock:
         _bind(sock, path)
-        let_descriptors_come(sock, may=False)
         sock.listen(BACKLOG)
         ours = _identity(path)
         try:
@@ -65,7 +60,7 @@ def _closing(sock: socket.socket) -> Iterator[socket.socket]:
         yield sock
     finally:
         with contextlib.suppress(OSError):
-            close_socket(sock)
+            sock.close()
 
 
 def _remove_stale(path: Path) -> None:

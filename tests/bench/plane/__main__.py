@@ -18,7 +18,6 @@ from tests.bench.plane.measure.dispatch import dispatch_latency
 from tests.bench.plane.measure.end_to_end import beside_journal, end_to_end
 from tests.bench.plane.measure.hops import hop_latency, one_hop, push_to_loop
 from tests.bench.plane.measure.memory import memory_held
-from tests.bench.plane.measure.shared import shared, shared_memory_held
 from tests.bench.plane.rows import Row, write
 
 #: What measures a load in so many rounds.
@@ -36,22 +35,11 @@ MEASUREMENTS: dict[str, tuple[Measurement, Load]] = {
     "dispatch-latency-512x8": (dispatch_latency, LOADS["512x8"]),
     "dispatch-512-ranks": (dispatch_to_a_crowd, LOADS["crowd"]),
     "memory-held": (memory_held, LOADS["held"]),
-    "shared-26k": (partial(shared, beside_tcp=True), LOADS["26k"]),
-    "shared-1m": (partial(shared, beside_tcp=False), LOADS["1m"]),
-    "shared-memory-held": (shared_memory_held, LOADS["held"]),
     "against-transferqueue": (
         partial(against, "against-transferqueue", TRANSFERQUEUE),
         LOADS["26k"],
     ),
     "against-ray-queue": (partial(against, "against-ray-queue", RAY), LOADS["26k"]),
-    "shared-against-transferqueue": (
-        partial(against, "shared-against-transferqueue", TRANSFERQUEUE, shared=True),
-        LOADS["26k"],
-    ),
-    "shared-against-ray-queue": (
-        partial(against, "shared-against-ray-queue", RAY, shared=True),
-        LOADS["26k"],
-    ),
 }
 
 

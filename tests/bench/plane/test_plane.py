@@ -10,7 +10,6 @@ import pytest
 
 from tests.bench.plane.load.check import WHOLE_EVERY, Checker
 from tests.bench.plane.load.loads import LOADS, Array, Load, find
-from tests.bench.plane.measure.shared import _rate_rows
 from tests.bench.plane.rows import latency_rows, percentile, row, write
 
 
@@ -29,19 +28,6 @@ def test_a_row_is_measured_beside_its_floor_and_written(tmp_path: Path) -> None:
     for found in others:
         assert found["against"] == relay["name"]
         assert found["ratio"] == found["value"] / relay["value"] > 0
-
-
-@pytest.mark.e2e
-def test_shared_memory_is_measured_beside_both_floors(tmp_path: Path) -> None:
-    kept = tmp_path / "rows.json"
-    command = [sys.executable, "-m", "tests.bench.plane", "--quick", "--rows", "shared-1m"]
-    subprocess.run([*command, "--json", str(kept)], timeout=100, check=True, capture_output=True)
-    rows = {row["name"]: row for row in json.loads(kept.read_text())}
-    moved = ["raw-tcp-1m", "raw-segments-1m", "over-tcp-1m", "shared-1m"]
-    both = [[f"over-tcp-1m-{it}", f"shared-1m-{it}"] for it in ("producer", "dispatcher", "ranks")]
-    assert list(rows) == [*moved, *(name for pair in both for name in pair)]
-    for name, beside in [*((name, moved[0]) for name in moved[1:]), *((b, a) for a, b in both)]:
-        assert rows[name]["ratio"] == rows[name]["value"] / rows[beside]["value"] > 0
 
 
 @pytest.mark.e2e
@@ -69,15 +55,6 @@ def test_a_load_of_other_sizes_is_found_by_its_order() -> None:
     load = LOADS["26k"].stepping(1024, 256)
     assert (load.batch, load.push, load.samples) == (1024, 256, LOADS["26k"].samples)
     assert find(load.order()) == load
-
-
-def test_what_is_held_to_tcp_has_floors_that_say_how_far_apart_both_can_be() -> None:
-    rates = {"raw-tcp": [8.0], "raw-relay": [4.0], "raw-segments": [5.0]}
-    ours = {"over-tcp": [1.0], "shared": [1.2]}
-    rows = {it.name: it for it in _rate_rows(LOADS["26k"], rates | ours, beside_tcp=True)}
-    assert rows["raw-segments-26k"].ratio == 1.25
-    assert rows["shared-26k"].ratio == 1.2
-    assert rows["raw-relay-26k"].ratio == 0.5
 
 
 def packed(load: Load, indexes: range) -> tuple[dict[str, Array], Array]:

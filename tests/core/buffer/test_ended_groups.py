@@ -24,7 +24,7 @@ def restarted(bench: Bench) -> None:
 
 
 def buffered(bench: Bench) -> list[str]:
-    return [entry.sample.sample_id for entry in bench.core.entries()]
+    return [entry.sample.sample_id for entry in bench.core._buffer.all_entries()]
 
 
 # -- late members ------------------------------------------------------------------------------

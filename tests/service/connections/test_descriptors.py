@@ -13,7 +13,6 @@ from rollout_dispatcher.service.connections.descriptors import (
     RESERVE,
     ConnectionLimits,
     fit,
-    for_segments,
     warn_if_lowered,
 )
 
@@ -50,17 +49,6 @@ def test_ranks_and_producers_come_before_probes(
 def test_too_few_are_refused_with_what_to_set() -> None:
     with pytest.raises(ConfigError, match=r"raise the limit \(ulimit -n, LimitNOFILE=\) to 9280"):
         fit(ASKED, RESERVE + LEAST - 1)
-
-
-def test_segments_of_shared_memory_have_a_quarter_and_are_named() -> None:
-    limit, segments = 1024, for_segments(1024)
-    assert segments == 256
-    assert [for_segments(few) for few in (90, 70)] == [90 - RESERVE - LEAST, 0]
-    assert fit(ASKED, limit, segments).descriptors <= limit - segments
-    with pytest.raises(ConfigError, match=r"\(30 of them for shared memory\).* to 12374"):
-        fit(ASKED, 100, 30)
-    enough = 12374
-    assert fit(ASKED, enough, for_segments(enough)) == ASKED
 
 
 def test_what_is_lowered_is_named_with_its_flags(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_dispatcher.service.connections.peer import Bulk, Peer
+from rollout_dispatcher.service.connections.peer import Peer
 from tests.service.connections.wires import Wire, make_hub
 
 #: No producer hears such a thing.
@@ -22,7 +22,7 @@ OUT_OF_TURN = m.Release(step=1)
     [
         lambda peer: peer.send(m.Pong(), OUT_OF_TURN),
         lambda peer: peer.write(codec.encode(OUT_OF_TURN)),
-        lambda peer: peer.enqueue(lambda: Bulk([codec.encode(OUT_OF_TURN)])),
+        lambda peer: peer.enqueue(lambda: [codec.encode(OUT_OF_TURN)]),
     ],
     ids=["send", "write", "enqueue"],
 )

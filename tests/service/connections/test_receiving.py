@@ -84,24 +84,6 @@ def test_while_the_journal_is_behind_large_frames_are_put_off_and_small_ones_pas
     assert (under_way.is_put_off, late.lets, list(receiving.waiting)) == (False, ["late"], [])
 
 
-def test_who_has_everything_here_at_once_stands_behind_the_journal_too() -> None:
-    receiving, sharing = Receiving(SMALL_BYTES, PATIENCE), Sender()
-    receiving.count(sharing, BEHIND_BYTES)
-    first = receiving.queued(sharing)
-    receiving.done(sharing)
-    receiving.put_off_if_behind(sharing)
-    assert not sharing.is_put_off
-    receiving.count(sharing, 1)
-    second = receiving.queued(sharing)
-    receiving.done(sharing)
-    for _ in range(2):
-        receiving.put_off_if_behind(sharing)
-    assert (sharing.is_put_off, receiving.waiting, receiving.nbytes) == (True, (sharing,), 0)
-    receiving.durable(first)
-    assert (sharing.is_put_off, receiving.waiting) == (False, ())
-    receiving.durable(second)
-
-
 def test_a_journal_that_keeps_up_puts_nobody_off() -> None:
     receiving = Receiving(100 * BEHIND_BYTES, PATIENCE)
     whole, under_way = Sender(), Sender()

@@ -6,7 +6,7 @@ from functools import partial
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
-from rollout_dispatcher.service.connections.peer import BULK_BYTES_A_TURN, Bulk
+from rollout_dispatcher.service.connections.peer import BULK_BYTES_A_TURN
 from tests.service.connections.wires import Wire, make_hub
 
 FRAME_BYTES = BULK_BYTES_A_TURN // 2
@@ -22,9 +22,9 @@ async def test_bulk_leaves_in_order_and_a_share_of_it_in_each_turn() -> None:
     wire, written = Wire(router, "p"), list[int]()
     told = len(wire.sent)
 
-    def job(number: int) -> Bulk:
+    def job(number: int) -> list[bytes]:
         written.append(number)
-        return Bulk([frame(number)])
+        return [frame(number)]
 
     for number in range(5):
         wire.peer.enqueue(partial(job, number))

@@ -6,7 +6,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from rollout_dispatcher import __version__
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import PATIENCE_S, Producer, Rank, Trainer
-from tests.support.descriptors import a_lingering_socket, send_away
 from tests.support.server import ServeProcess
 
 #: How long a reason to wait is there, behind its words.
@@ -263,24 +261,6 @@ def test_the_http_plane_can_listen_on_a_unix_socket(serve: Serve, tmp_path: Path
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_nobody_waits_for_descriptors_that_are_sent_over_it_to_be_closed(
-    serve: Serve, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "http.sock")
-    server = serve(http=f"unix:{path}")
-    with Producer(server.endpoint, "p") as producer, a_lingering_socket(20) as slow:
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(path)
-            request = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
-            if not send_away(stranger, slow, request):  # the kernel refuses it
-                stranger.sendall(request)
-            stranger.settimeout(PATIENCE_S)
-            began = monotonic()
-            assert stranger.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
-        producer.push([3])
-        assert monotonic() - began < 5
 
 
 def trained(serve: Serve, **options: object) -> ServeProcess:

@@ -173,24 +173,10 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     )
 
 
-def _segments(size: int) -> st.SearchStrategy[dict[str, object]]:
-    """Of what a micro-batch of so many samples says of shared memory, all keys or none."""
-    place = st.none() | st.tuples(st.integers(0, 1), st.integers(0, 9).map(lambda at: 8 * at))
-    places = st.lists(place, min_size=size, max_size=size)
-    keys = st.fixed_dictionaries(
-        {
-            "segments": st.lists(st.integers(1, 99), max_size=2),
-            "segment_places": places,
-            "keep_segments": st.booleans(),
-        }
-    )
-    return st.just({}) | keys
-
-
 def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
     return _placed(
         m.MicroBatch,
-        _places(size) | _segments(size),
+        _places(size),
         attempt=_counts,
         step=_counts,
         index=_counts,

@@ -22,7 +22,6 @@ from rollout_workers.client.liveness import (
     SAID_EVERY_S,
     Backoff,
 )
-from rollout_workers.client.sharing import Sharing
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,6 @@ class Connector:
     ) -> None:
         self._loop, self._endpoint, self._role = loop, endpoint, role
         self._credentials, self._backoff = credentials, Backoff(reconnect_timeout)
-        self._sharing = Sharing(endpoint)
         self._leaving: asyncio.Future[None] = loop.create_future()
         self._attempt: asyncio.Timeout | None = None
         self._link: Link | None = None
@@ -176,8 +174,8 @@ class Connector:
         role = self._role
         token, tls = self._credentials.token(), self._credentials.tls_for(self._endpoint)
         with role.guard:
-            role.core.token, role.core.shares_memory = token, self._sharing.is_on
-        self._link = link = Link(role, self._loop, self._sharing)
+            role.core.token = token
+        self._link = link = Link(role, self._loop)
         self._backoff.begins(self._loop.time())
         try:
             await self._within(

@@ -14,7 +14,6 @@ from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.transport.memory import Memory, uninitialised
-from rollout_dispatcher.transport.shared_memory.arrivals import Arrivals
 
 #: A message to send and the buffers of its payload.
 Outgoing = tuple[m.Message, Sequence[Buffer]]
@@ -23,12 +22,10 @@ Outgoing = tuple[m.Message, Sequence[Buffer]]
 class ClientCore(Protocol):
     """One role's side of the protocol.
 
-    token: the secret that `hello` shows. shares_memory: whether it offers shared memory, as
-    descriptors can travel. Both are set before every connection.
+    token: the secret that `hello` shows, set before every connection.
     """
 
     token: str | None
-    shares_memory: bool
 
     def hello(self) -> m.Message:
         """The first message of a connection: everything that a lost one may have swallowed."""
@@ -67,26 +64,14 @@ class ClientCore(Protocol):
         """
 
 
-class Incoming(Protocol):
-    """Takes what comes in shared memory, in the thread of the connection."""
-
-    def complete(
-        self, message: m.Message, payload: memoryview, arrivals: Arrivals
-    ) -> tuple[m.Message, memoryview]:
-        """A message and its payload as if it had been sent whole; most are that already.
-
-        arrivals: descriptors that have come. Raises SegmentRefused for those that are of no use.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class Role:
     """A core, and how connections treat it.
 
     side: which of the protocol's it is. limits: of the frames that the dispatcher sends to this
     role. changed: called when the core has heard something. guard: held wherever the core is used,
-    and where `changed` is called. memory: gives what payloads are received into. incoming: takes
-    what comes in shared memory; None if nothing may. name: what the log calls it.
+    and where `changed` is called. memory: gives what payloads are received into. name: what the
+    log calls it.
     """
 
     core: ClientCore
@@ -95,5 +80,4 @@ class Role:
     changed: Callable[[], None]
     guard: AbstractContextManager[object] = field(default_factory=nullcontext)
     memory: Memory = uninitialised
-    incoming: Incoming | None = None
     name: str = "a producer"

@@ -7,21 +7,15 @@ OSError; what goes wrong with the bytes, a ProtocolError.
 """
 
 import asyncio
-import errno
-import os
 from collections.abc import Sequence
 
-from rollout_dispatcher.errors import ProtocolError, SegmentRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import Session, SessionState
-from rollout_dispatcher.protocol.versions import OURS, OURS_ON_ONE_HOST, SHARED_MEMORY
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
-from rollout_dispatcher.transport.shared_memory.arrivals import Arrivals
-from rollout_workers.client.core import Incoming, Role
+from rollout_workers.client.core import Role
 from rollout_workers.client.liveness import CLOSE_TIMEOUT_S, Heartbeat
 from rollout_workers.client.refusal import refusal
-from rollout_workers.client.sharing import SEGMENT_FROM_BYTES, Sharing
 
 #: What a link heeds beside its core; all others are the core's alone.
 OF_CONNECTIONS = frozenset({m.Error, m.Bye, m.WelcomeProducer, m.WelcomeRank})
@@ -40,12 +34,9 @@ class Link(StreamProtocol):
     #: A few megabytes in micro-batches; a ping or a commit waits for no more.
     reads_at_once = 16
 
-    def __init__(self, role: Role, loop: asyncio.AbstractEventLoop, sharing: Sharing) -> None:
-        self._role, self._core, self._loop, self._sharing = role, role.core, loop, sharing
-        offer = OURS_ON_ONE_HOST if sharing.is_on else OURS
-        self._session = Session(role.side, role.limits, role.memory, offer)
-        self._incoming = role.incoming if sharing.is_on else None
-        self._arrivals = Arrivals(2 * m.MAX_SEGMENTS)  # of the next message while one comes
+    def __init__(self, role: Role, loop: asyncio.AbstractEventLoop) -> None:
+        self._role, self._core, self._loop = role, role.core, loop
+        self._session = Session(role.side, role.limits, role.memory)
         self._arrived: list[tuple[m.Message, memoryview]] = []
         self._transport: asyncio.Transport | None = None
         self._room = asyncio.Event()
@@ -182,8 +173,6 @@ class Link(StreamProtocol):
         if self._transport is None or self._is_closed:
             return
         nbytes = sum(map(len, payload))
-        if nbytes >= SEGMENT_FROM_BYTES and self._write_segment(message, payload, nbytes):
-            return
         frame = [self._session.say(message, nbytes), *payload]
         self._written += sum(map(len, frame))
         if isinstance(self._transport, StreamTransport):
@@ -191,46 +180,12 @@ class Link(StreamProtocol):
         else:  # TLS makes a record, and keeps a reference, of whatever it is given
             self._transport.write(b"".join(frame))
 
-    def _write_segment(self, message: m.Message, payload: Sequence[Buffer], nbytes: int) -> bool:
-        """Have the payload of a push in shared memory; returns whether it is said so."""
-        transport = self._transport
-        if (
-            SHARED_MEMORY not in self._session.terms.capabilities
-            or not isinstance(message, m.Push)
-            or not isinstance(transport, StreamTransport)
-            or (descriptor := self._sharing.segment(payload)) is None
-        ):
-            return False
-        frame = self._session.say(message.model_copy(update={"segment": nbytes}))
-        try:
-            transport.writelines((frame,), (descriptor,))
-        except OSError as error:
-            self._sharing.failed(error)
-            return False
-        finally:
-            os.close(descriptor)
-        self._written += len(frame)
-        return True
-
     def _receive(self, nbytes: int) -> None:
         """Take the messages that are now complete."""
-        incoming = self._incoming
         for message, parts in self._session.received(nbytes):
-            heard = message, parts[0] if parts else NO_PAYLOAD
-            if incoming is not None:
-                heard = self._completed(incoming, *heard)
-            self._arrived.append(heard)
+            self._arrived.append((message, parts[0] if parts else NO_PAYLOAD))
             if len(self._arrived) == 1:
                 self._loop.call_soon(self._hear_arrived)
-
-    def _completed(
-        self, incoming: Incoming, message: m.Message, payload: memoryview
-    ) -> tuple[m.Message, memoryview]:
-        try:
-            return incoming.complete(message, payload, self._arrivals)
-        except SegmentRefused as refused:
-            self._sharing.give_up(refused)
-            raise ConnectionAbortedError(str(refused)) from refused
 
     def _hear_arrived(self) -> None:
         """Give the core what has arrived in this turn of the event loop, all at once.
@@ -257,8 +212,6 @@ class Link(StreamProtocol):
             self._core.heard(message, payload, self._loop.time())
             return
         if isinstance(message, m.Error):
-            if message.code == SegmentRefused.code:
-                self._sharing.give_up(message.message)
             raise refusal(message)
         if isinstance(message, m.Bye) and self._leaving:
             self._end(None)
@@ -276,28 +229,12 @@ class Link(StreamProtocol):
         """Introduce the client."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self._incoming is not None:
-            assert isinstance(transport, StreamTransport)
-            transport.take_descriptors(m.MAX_SEGMENTS)
         with self._role.guard:
             self._write(self._core.hello())
 
     def get_buffers(self) -> list[memoryview]:
         """Memory that the next bytes belong into."""
         return self._session.get_buffers()
-
-    def descriptors_received(self, descriptors: Sequence[int]) -> None:
-        """These belong to a message that comes next."""
-        try:
-            self._arrivals.put(descriptors)
-        except ProtocolError as error:
-            self._end(error)
-
-    def descriptors_lost(self) -> None:
-        """As many are open as may be: connect again, and have bytes sent."""
-        if self._incoming is not None:
-            self._sharing.give_up("as many files are open as may be")
-        super().descriptors_lost()
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes are in `get_buffers`."""
@@ -321,11 +258,8 @@ class Link(StreamProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is over."""
-        if isinstance(error, OSError) and error.errno == errno.ETOOMANYREFS:
-            self._sharing.give_up(error)  # as many descriptors are on their way as may
         self._hear_arrived()
         self._end(error or ConnectionError("the dispatcher closed the connection"))
         # Now, not when cycles are looked for: trainers put that off, and an error holds us.
         self._transport = None
-        self._arrivals.close()
         self._session.drop()

@@ -25,7 +25,7 @@ from secrets import token_hex
 from rollout_dispatcher.errors import ProtocolError, RunChanged, SampleRefused
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED, SHARED_MEMORY
+from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.core import Outgoing
 from rollout_workers.feedback import Hearing
@@ -76,7 +76,6 @@ class ProducerCore:
         self.run_id, self._num_accepted = "", 0
         self._key = token_hex(16)
         self.token: str | None = None
-        self.shares_memory = False
         self.max_payload_bytes = 0
         self.welcomed = self._connected = False
         self._able = OF_PRODUCERS  # the dispatcher and we
@@ -191,14 +190,13 @@ class ProducerCore:
 
     def hello(self) -> m.HelloProducer:
         """The first message of a connection."""
-        able = OF_PRODUCERS | {SHARED_MEMORY} if self.shares_memory else OF_PRODUCERS
         return m.HelloProducer(
             client_id=self.client_id,
             token=self.token,
             key=self._key,
             incarnation=self.objects.incarnation,
             accepted=self._accepted,
-            capabilities=sorted(able),
+            capabilities=sorted(OF_PRODUCERS),
         )
 
     def lost(self) -> None:

@@ -16,7 +16,6 @@ from rollout_workers.client.checked import validated
 from rollout_workers.client.credentials import Credentials
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.memory_pool import MemoryPool
-from rollout_workers.rank.shared_memory.incoming import most_mappings
 from rollout_workers.rank.steps import StepClient
 from rollout_workers.rank.thread import RankThread
 
@@ -68,8 +67,6 @@ class RankClient(StepClient):
         self._thread = RankThread(
             address, core, changed, reconnect_timeout,
             credentials=shown, memory=memory, ended=self._ended,
-            # What others have written is ordinary memory: no substitute for pinned, say.
-            mappings=most_mappings() if isinstance(memory, MemoryPool) else 0,
         )  # fmt: skip
         super().__init__(core, changed, self._thread, whole_steps=whole_steps)
 

@@ -22,9 +22,7 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import (
     COMMIT_TIMES,
-    KEPT_SEGMENTS,
     OF_RANKS,
-    SHARED_MEMORY,
     STEP_TIMES,
 )
 from rollout_workers.client.core import Outgoing
@@ -53,7 +51,6 @@ class RankCore:
     ) -> None:
         self._client_id = client_id
         self.token: str | None = None  # that HELLO shows
-        self.shares_memory = False
         #: Collectives that this process has begun so far in process groups of all DP ranks.
         self.count_collectives: Callable[[], int] = lambda: 0
         self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
@@ -98,7 +95,7 @@ class RankCore:
         hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
-            capabilities=sorted(OF_RANKS | self._needs | self._offers),
+            capabilities=sorted(OF_RANKS | self._needs),
             dp_rank=self.dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
@@ -122,10 +119,6 @@ class RankCore:
         self._introduced, self._hello_due, self._told_resume = True, False, self._resume
         self._unsaid.clear()
         return hello
-
-    @property
-    def _offers(self) -> frozenset[str]:
-        return frozenset({SHARED_MEMORY, KEPT_SEGMENTS} if self.shares_memory else ())
 
     def lost(self) -> None:
         """Nothing said from here on is heard; the next HELLO will tell it."""

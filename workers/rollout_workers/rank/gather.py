@@ -4,14 +4,13 @@
     spans elsewhere        a sample each, its fields one after the other
     what is made of them   a block a field, of all samples in the micro-batch's order
 
-Elsewhere is a payload store, which puts what it has where it belongs (`get_into`), or shared memory
-(`shared_memory/`). So each value is copied once, and other threads run meanwhile.
+Elsewhere is a payload store, which puts what it has where it belongs (`get_into`). So each value is
+copied once, and other threads run meanwhile.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, compress, pairwise
-from typing import Generic, TypeVar
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
@@ -20,14 +19,11 @@ from rollout_dispatcher.spans import ALIGNMENT, PADDING, aligned
 from rollout_dispatcher.transport.memory import Memory, copy_bytes
 from rollout_workers.stores.interface import Part
 
-P = TypeVar("P")
 #: Where a sample's values of a field begin and end in a payload.
 Ends = tuple[int, int]
-#: What is read of the zeros between the fields of a span; nobody looks at it.
-_BETWEEN = [memoryview(bytearray(len(padding))) for padding in PADDING]
 
 
-class Whole(Generic[P]):
+class Whole:
     """The payload of all samples of a micro-batch.
 
     places: of each sample where its span lies, or None if it is in the frame's payload. rows: of
@@ -35,7 +31,7 @@ class Whole(Generic[P]):
     than the schema's.
     """
 
-    def __init__(self, schema: Schema, header: m.MicroBatch, places: Sequence[P | None]) -> None:
+    def __init__(self, schema: Schema, header: m.MicroBatch, places: Sequence[object]) -> None:
         self._schema, self._header, self._places = schema, header, places
         self.rows = header.rows_of(schema)
         self._blocks, self.nbytes = schema.blocks(header.tokens, self.rows)
@@ -48,26 +44,6 @@ class Whole(Generic[P]):
                 f"micro-batch {self._header.index} of step {self._header.step} describes "
                 f"{described} payload bytes beside what lies elsewhere, the frame carries {nbytes}"
             )
-
-    def put_together(
-        self, carried: memoryview, memory: Memory, read: Callable[[P, Sequence[memoryview]], object]
-    ) -> memoryview:
-        """The payload, in memory of its own; `carried` was checked.
-
-        read: called for each span elsewhere, in order, with its place and with where its bytes
-        belong: the values of each field, and what is between them, which may be empty.
-        """
-        payload = self.begun(carried, memory)
-        pieces: list[list[memoryview]] = []
-        for ends, (unit, _) in zip(self._values, self._schema.units, strict=True):
-            values = [payload[start:stop] for start, stop in ends]
-            pieces.append(values)
-            if unit % ALIGNMENT:
-                pieces.append([_BETWEEN[len(value) % ALIGNMENT] for value in values])
-        for place, *span in zip(self._places, *pieces, strict=True):
-            if place is not None:
-                read(place, span)
-        return payload
 
     def begun(self, carried: memoryview, memory: Memory) -> memoryview:
         """The payload without the values of spans elsewhere; `carried` was checked."""
@@ -104,7 +80,7 @@ class Whole(Generic[P]):
         fields = zip(self._blocks, self._schema.units, strict=True)
         return [_one_by_one(block.start, unit, counts[by]) for block, (unit, by) in fields]
 
-    def _by_sample(self) -> Iterator[tuple[P | None, *tuple[Ends, ...]]]:
+    def _by_sample(self) -> Iterator[tuple[object, *tuple[Ends, ...]]]:
         """Of each sample its place, and where its values belong."""
         return zip(self._places, *self._values, strict=True)
 

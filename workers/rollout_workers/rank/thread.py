@@ -21,8 +21,6 @@ from rollout_workers.client.loop_thread import LoopThread
 from rollout_workers.client.own_process import OwnProcess
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.fetcher import Fetcher
-from rollout_workers.rank.shared_memory.gatherer import Gatherer
-from rollout_workers.rank.shared_memory.incoming import SharedMemory
 
 #: Sample ids are at most 128 bytes: room for a hundred thousand samples a micro-batch. A payload
 #: of 4 GiB is more than a packed micro-batch of any model holds in token tensors.
@@ -34,7 +32,7 @@ class RankThread:
 
     Begins to connect when made. over: no connection will come any more. failure: what ended it for
     good, if that was no goodbye and not the end of the stream; the users raise it. ended: is told
-    the same, when it is set. mappings: payloads in shared memory that may be mapped at a time.
+    the same, when it is set.
     """
 
     def __init__(
@@ -46,7 +44,6 @@ class RankThread:
         *,
         credentials: Credentials,
         memory: Memory,
-        mappings: int,
         ended: Callable[[DispatcherError | None], object],
     ) -> None:
         self._core, self._changed, self._ended = core, changed, ended
@@ -54,9 +51,8 @@ class RankThread:
         self._woken = False
         self.stopping = self.over = False
         self.failure: DispatcherError | None = None
-        incoming = SharedMemory(Gatherer(memory, mappings, LIMITS.payload))
         role = Role(
-            core, Side.RANK, LIMITS, self._heard, guard=changed, memory=memory, incoming=incoming,
+            core, Side.RANK, LIMITS, self._heard, guard=changed, memory=memory,
             name=f"DP rank {core.dp_rank}",
         )  # fmt: skip
         self._fetcher = Fetcher(core, changed, memory, spoken=self.wake, failed=self._fail)

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, groupby
 from typing import Generic, Self, TypeVar
 
-from rollout_dispatcher.payload import InMemory, Taken
+from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Sample, SamplesByField
 from rollout_planner.types import round_up
 
@@ -46,12 +46,6 @@ class Entry:
     def version(self) -> int | None:
         """The policy version that it is judged by: its group's oldest; None if not tracked."""
         return self.sample.judged_version if self.oldest is None else self.oldest
-
-
-def move_payloads(moved: Iterable[tuple[Entry, InMemory]]) -> None:
-    """These samples have the same payload at another place in memory now."""
-    for entry, payload in moved:
-        entry.sample = entry.sample._replace(payload=payload)
 
 
 def in_journal(entry: Entry) -> Entry:

@@ -88,20 +88,26 @@ def request_plan(
     *,
     usual: UsualLoss,
     cost: Quadratic | None,
+    slowness: tuple[float, ...] | None,
 ) -> PlanWanted:
     """Ask for a plan of `take` of these entries, or groups of them, oldest first."""
     window = _window(entries, must_go)
     window = replace(window, usual_loss_tokens=usual.with_(window))
-    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial, cost)
+    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial, cost, slowness)
 
 
 def request_replan(
-    step: OpenStep, dp_size: int, refill: list[Entry], cost: Quadratic | None
+    step: OpenStep,
+    dp_size: int,
+    refill: list[Entry],
+    *,
+    cost: Quadratic | None,
+    slowness: tuple[float, ...] | None,
 ) -> ReplanWanted:
     """Ask for another plan of exactly the samples of an open step, and those that fill it up."""
     entries = [*sorted(step.entries(), key=lambda entry: entry.ticket), *refill]
     window = _window(entries, np.ones(len(entries), np.bool_))
-    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill), cost)
+    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill), cost, slowness)
 
 
 def _window(entries: list[Entry], must_go: BoolArray) -> Window:
@@ -195,8 +201,11 @@ class Planning:
         if self._asked is not None:
             return effects
         if (unplanned := ledger.unplanned) is not None:
-            refill, dp_size = self._refill(unplanned), ledger.generation.dp_size
-            self._asked = request_replan(unplanned, dp_size, refill, self._cost.fitted_cost)
+            generation, cost = ledger.generation, self._cost
+            self._asked = request_replan(
+                unplanned, generation.dp_size, self._refill(unplanned),
+                cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
+            )  # fmt: skip
             return [*effects, self._asked]
         return effects + self._ask(now) if ledger.wanted else effects
 
@@ -215,9 +224,10 @@ class Planning:
         entries = self._phases.window(self._window)
         due = self._freshness.must_go(entries, self._ledger.steps.next, self._batch)
         take = min(self._batch, self._buffer.units_of(entries))
+        generation, cost = self._ledger.generation, self._cost
         self._asked = request_plan(
-            entries, due, take, self._ledger.generation.dp_size, decided,
-            usual=self._usual, cost=self._cost.fitted_cost,
+            entries, due, take, generation.dp_size, decided, usual=self._usual,
+            cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
         )  # fmt: skip
         return [self._asked]
 

@@ -114,8 +114,9 @@ class OpenStep:
     which samples it has. attempt: rises with every plan that is lost so.
     dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
     simulation has one rank that speaks for all, so the two may differ.
-    planned_cost: float64[R, M], what its plan estimates for each micro-batch; None of a step that
-    an earlier process planned, as the journal does not keep it.
+    planned_cost: float64[R, M], what its plan estimates that each micro-batch takes its rank; None
+    of a step that an earlier process planned, as the journal does not keep it. slowness: of the
+    ranks in that plan; None: all are equally fast.
     usual_loss: loss tokens of a sample as they arrived when it was planned, the mean; it stays,
     whatever samples the step loses. 0 of a step that an earlier release planned.
     """
@@ -127,6 +128,7 @@ class OpenStep:
     state: StepState = StepState.PLANNED
     dp_size: int = 0
     planned_cost: FloatArray | None = None
+    slowness: tuple[float, ...] | None = None
     attempt: int = 0
     usual_loss: float = 0.0
 
@@ -375,7 +377,9 @@ class OpenSteps(Mapping[int, OpenStep]):
         dp_size: int,
         now: float,
         cost: FloatArray | None = None,
+        *,
         usual_loss: float = 0.0,
+        slowness: tuple[float, ...] | None = None,
     ) -> OpenStep:
         """The next step was planned, at this cost; it is open at once unless others wait.
 
@@ -387,7 +391,8 @@ class OpenSteps(Mapping[int, OpenStep]):
         digest = step_digest(number, micro_batches, attempt, usual_loss)
         step = OpenStep(
             number, micro_batches, digest, now,
-            dp_size=dp_size, planned_cost=cost, attempt=attempt, usual_loss=usual_loss,
+            dp_size=dp_size, planned_cost=cost, slowness=slowness, attempt=attempt,
+            usual_loss=usual_loss,
         )  # fmt: skip
         if self._waiting:  # it was being planned when the trainer rewound
             self._waiting.append(step)
@@ -401,6 +406,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         micro_batches: MicroBatches,
         dp_size: int,
         cost: FloatArray | None = None,
+        slowness: tuple[float, ...] | None = None,
     ) -> None:
         """An open step was planned again, for so many DP ranks, at this cost."""
         self._look_from(number - 1)
@@ -408,7 +414,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         digest = step_digest(number, micro_batches, before.attempt, before.usual_loss)
         self._open[number] = replace(
             before, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
-            dp_size=dp_size, planned_cost=cost,
+            dp_size=dp_size, planned_cost=cost, slowness=slowness,
         )  # fmt: skip
 
     def hold_back(self, number: int) -> None:

@@ -24,7 +24,6 @@ from rollout_dispatcher.protocol.messages.base import (
     Message,
     Name,
     Tokens,
-    Total,
     Version,
 )
 from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
@@ -47,9 +46,6 @@ class Push(HasSamples, HasFields):
         counted in a metric.
     staleness_exempt: which samples may be trained on however old they are, and need no policy
         version where `--max-staleness` is set; left out where none is.
-    segment: bytes of the spans, with the capability `shared-memory`, if they are in a sealed
-        segment instead of the payload, which is empty then; its descriptor comes with this
-        message's first byte.
     """
 
     type_code = 5
@@ -62,32 +58,16 @@ class Push(HasSamples, HasFields):
     group_sizes: list[Count] | None = None
     left_out: Count = 0
     staleness_exempt: list[bool] | None = None
-    segment: Total | None = None
 
     def spans(self, nbytes: int) -> list[int]:
-        """The size of each sample's span in the payload: 0 for those that lie in an object.
-
-        None at all if they are in a segment.
-        """
-        if self.segment is None:
-            return self._cut(nbytes, "the frame carries")
-        if nbytes:
-            raise ProtocolError(f"a push of a segment carries {nbytes} payload bytes as well")
-        return []
-
-    def spans_in_segment(self) -> list[int]:
-        """The same of the segment, which there has to be."""
-        assert self.segment is not None
-        return self._cut(self.segment, "the segment has")
-
-    def _cut(self, nbytes: int, what: str) -> list[int]:
+        """The size of each sample's span in the payload: 0 for those that lie in an object."""
         sizes = self.sizes()
         if self.places is not None:
             sizes = [0 if at else size for at, size in zip(self.places, sizes, strict=True)]
         if sum(sizes) != nbytes:
             raise ProtocolError(
-                f"the header describes {sum(sizes)} payload bytes, {what} {nbytes}"
-                f"{self.rows_in_words()}"
+                f"the header describes {sum(sizes)} payload bytes, the frame carries "
+                f"{nbytes}{self.rows_in_words()}"
             )
         return sizes
 

@@ -33,15 +33,8 @@ from rollout_dispatcher.protocol.messages.base import (
     Why,
 )
 from rollout_dispatcher.protocol.messages.samples import MAX_SAMPLES, HasFields, HasSamples
-from rollout_dispatcher.spans import ALIGNMENT
 from rollout_planner.types import UPDATE
 
-#: Segments that one micro-batch may refer to: a rank has their descriptors open meanwhile, and
-#: those of the next, of the 256 or 1,024 that a process may have. And that it keeps from one to the
-#: next.
-MAX_SEGMENTS = 64
-#: A segment by its index, and a byte in it.
-SegmentPlace = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: Micro-batches of a rank in a step whose times can be told.
 MAX_TIMED = 1 << 16
 #: Passes whose times a commit has with it: most steps have one or two.
@@ -121,39 +114,16 @@ class MicroBatch(HasSamples):
     group_numbers: which entry of the step's `group_loss_tokens` is of each sample's group; left out
         where there are none, and of a filler.
     attempt: of the step, as in its header; left out if 0.
-    segments: bytes of each segment of shared memory that spans of these samples lie in, with the
-        capability `shared-memory`; its descriptor has come along, in this order. Those that the
-        rank has kept are not said again. Left out where all samples are in the frame's payload,
-        and where one lies in a payload store.
-    segment_places: of each sample the index of its segment, where those that the rank has kept
-        count first, and the byte there that its span begins at; null if it is in the frame's
-        payload, which has these samples alone. Left out with `segments`.
-    keep_segments: whether the rank keeps those that it has then, at most 64, for the next
-        micro-batch on this connection, with the capability `kept-segments`; if not, it closes them.
     """
 
     type_code = 14
-    optional = ("attempt", "keep_segments")
-    each = (*HasSamples.each, "group_numbers", "segment_places")
+    optional = ("attempt",)
+    each = (*HasSamples.each, "group_numbers")
     step: Count
     index: Count
     is_filler: bool = False
     group_numbers: list[Count] | None = None
     attempt: Count = 0
-    segments: Annotated[list[Total], Declared(max_length=MAX_SEGMENTS)] | None = None
-    segment_places: list[SegmentPlace | None] | None = None
-    keep_segments: bool = False
-
-    @model_validator(mode="after")
-    def _places_are_in_segments(self) -> Self:
-        if (self.segments is None) != (self.segment_places is None):
-            raise ValueError("segments and segment_places come together, or neither")
-        if self.segments is not None and self.objects:
-            raise ValueError("samples lie in segments or in payload stores, not in both")
-        for index, offset in filter(None, self.segment_places or ()):
-            if offset % ALIGNMENT:
-                raise ValueError(f"byte {offset} of segment {index} is no place of a span")
-        return self
 
     def spans(self, nbytes: int) -> tuple[int]:
         """All in one piece: what it says of its fields is held against the step's header."""

@@ -36,9 +36,8 @@ from rollout_dispatcher.service.config.themes.place import (
     SecurityOptions,
     StoreOptions,
 )
-from rollout_dispatcher.service.config.types import Retain, SharedMemoryUse
+from rollout_dispatcher.service.config.types import Retain
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
-from rollout_dispatcher.transport.shared_memory.segments import ARE_SUPPORTED
 from rollout_planner.cost import parse_cost
 from rollout_planner.planner import validate_config
 from rollout_planner.types import MicroBatchOrder, PlanConfig, longest_in_budget
@@ -140,12 +139,6 @@ class ServeConfig(  # pydantic has the fields of the last base first
         """Connections that are asked for, whether descriptors allow them or not."""
         most = self.max_connections
         return ConnectionLimits(most, most, self.max_pending_connections)
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether there may be segments of shared memory."""
-        is_local = any(endpoint.path for endpoint in self.listen)
-        return is_local and ARE_SUPPORTED and self.shared_memory is SharedMemoryUse.AUTO
 
     @property
     def longest_in_budget(self) -> int | None:

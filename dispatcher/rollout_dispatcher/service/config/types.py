@@ -36,13 +36,6 @@ class Retain(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-class SharedMemoryUse(StrEnum):
-    """Whether producers and ranks on this host pass payloads on as shared memory."""
-
-    AUTO = "auto"
-    OFF = "off"
-
-
 class LogLevel(StrEnum):
     """The least severe message that is logged."""
 

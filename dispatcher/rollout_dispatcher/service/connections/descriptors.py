@@ -3,14 +3,13 @@
 Whoever has opened every descriptor with connections cannot open the journal's next segment any
 more, nor answer a probe. So descriptors are divided at the start:
 
-    limit = reserve + sample plane + HTTP plane + pending on each + segments of shared memory
+    limit = reserve + sample plane + HTTP plane + pending on each
 
-Segments, where there may be some, have a quarter; who finds no place there is copied instead.
 What is asked for is given where it fits. Where it does not, pending connections get at most an
 eighth of what is there beside the reserve on each plane, and of the rest the sample plane gets
 three quarters, or more if HTTP needs less: ranks and producers come before probes, and HTTP clients
 come and go. Invariant: all planes together never have more descriptors than the limit less the
-reserve and what segments have.
+reserve.
 """
 
 import contextlib
@@ -25,10 +24,6 @@ log = logging.getLogger(__name__)
 #: The journal's files and index, listeners, the event loop, logs, and what is opened for a moment;
 #: a dozen of them are open all the time.
 RESERVE = 64
-#: Of the limit, one part in so many is for segments; but no more than that, as each of them is a
-#: mapping too (two descriptors), of which a process may have 65,530 by default.
-SEGMENTS_SHARE = 4
-MOST_FOR_SEGMENTS = 32_768
 #: With fewer there is no point in starting.
 LEAST = 16
 
@@ -47,20 +42,10 @@ class ConnectionLimits:
         return RESERVE + self.sample + self.http + 2 * self.pending
 
 
-def for_segments(limit: int) -> int:
-    """How many of `limit` descriptors segments may take; what else there is can do without."""
-    return max(0, min(limit // SEGMENTS_SHARE, MOST_FOR_SEGMENTS, limit - RESERVE - LEAST))
-
-
-def raise_soft_limit(asked: ConnectionLimits, *, shares_memory: bool = False) -> None:
-    """Let this process open as many files as that takes, or as it may: soft limits are low.
-
-    shares_memory: as many as segments have a use for on top.
-    """
+def raise_soft_limit(asked: ConnectionLimits) -> None:
+    """Let this process open as many files as that takes, or as it may: soft limits are low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = asked.descriptors
-    if shares_memory:
-        wanted = max(wanted + MOST_FOR_SEGMENTS, SEGMENTS_SHARE * MOST_FOR_SEGMENTS)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
@@ -74,19 +59,16 @@ def open_files_limit() -> int:
     return 2**31 - 1 if soft == resource.RLIM_INFINITY else soft
 
 
-def fit(asked: ConnectionLimits, limit: int, segments: int = 0) -> ConnectionLimits:
-    """What of `asked` fits into `limit` descriptors, of which `segments` are for shared memory.
-
-    Raises ConfigError if that is next to none.
-    """
-    if asked.descriptors <= limit - segments:
+def fit(asked: ConnectionLimits, limit: int) -> ConnectionLimits:
+    """What of `asked` fits into `limit` descriptors. Raises ConfigError if that is next to none."""
+    if asked.descriptors <= limit:
         return asked
-    rest = limit - segments - RESERVE
+    rest = limit - RESERVE
     if rest < LEAST:
         raise ConfigError(
-            f"this process may open {limit} files{_of_these(segments)}, and {RESERVE} of them are "
+            f"this process may open {limit} files, and {RESERVE} of them are "
             "kept for the journal and the like; raise the limit (ulimit -n, LimitNOFILE=) to "
-            f"{_enough(asked, segments)}"
+            f"{asked.descriptors}"
         )
     pending = min(asked.pending, max(1, rest // 8))
     rest -= 2 * pending
@@ -94,28 +76,14 @@ def fit(asked: ConnectionLimits, limit: int, segments: int = 0) -> ConnectionLim
     return ConnectionLimits(sample, min(asked.http, rest - sample), pending)
 
 
-def warn_if_lowered(
-    asked: ConnectionLimits, given: ConnectionLimits, limit: int, segments: int = 0
-) -> None:
+def warn_if_lowered(asked: ConnectionLimits, given: ConnectionLimits, limit: int) -> None:
     """Say what does not fit, and what to set."""
     if given != asked:
         log.warning(
-            "this process may open %d files%s: at most %d connections are served on the sample "
+            "this process may open %d files: at most %d connections are served on the sample "
             "plane (--max-connections %d), %d on the HTTP plane, and %d pending on each "
             "(--max-pending-connections %d); for all of them raise the limit (ulimit -n, "
             "LimitNOFILE=) to %d",
-            limit, _of_these(segments), given.sample, asked.sample, given.http, given.pending,
-            asked.pending, _enough(asked, segments),
+            limit, given.sample, asked.sample, given.http, given.pending, asked.pending,
+            asked.descriptors,
         )  # fmt: skip
-
-
-def _of_these(segments: int) -> str:
-    return f" ({segments} of them for shared memory)" if segments else ""
-
-
-def _enough(asked: ConnectionLimits, segments: int) -> int:
-    """The limit of which all connections have their part."""
-    if not segments:
-        return asked.descriptors
-    shared = -(-asked.descriptors * SEGMENTS_SHARE // (SEGMENTS_SHARE - 1))
-    return min(shared, asked.descriptors + MOST_FOR_SEGMENTS)

@@ -14,34 +14,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from rollout_dispatcher.core.waiting import Standing
 from rollout_dispatcher.errors import (
     DispatcherError,
-    FrameTooLarge,
     IllegalTransition,
     ProtocolError,
-    SegmentRefused,
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
-from rollout_dispatcher.protocol.versions import (
-    KEPT_SEGMENTS,
-    OURS,
-    OURS_ON_ONE_HOST,
-    SHARED_MEMORY,
-    Terms,
-)
+from rollout_dispatcher.protocol.versions import Terms
 from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.connections.receiving import Receiving
-from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.pending import MADE_ROOM
-from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
-from rollout_dispatcher.transport.shared_memory.arrivals import Arrivals
+from rollout_dispatcher.transport.plain import StreamProtocol
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +41,8 @@ GOODBYE_SECONDS = 2.0
 #: Bulk that is written to one peer before others get their turn: about a millisecond.
 BULK_BYTES_A_TURN = 2 * 1024 * 1024
 
-#: Descriptors that have come before the pushes that speak of them, one each: one read may bring the
-#: end of a push with the beginning of the next.
-DESCRIPTORS_AHEAD = 2
-
-
-class Bulk(NamedTuple):
-    """A bulk frame.
-
-    descriptors: that go along with it. without: makes a frame that needs none, should this process
-    have no room for copies of them.
-    """
-
-    buffers: Sequence[Buffer]
-    descriptors: Sequence[int] = ()
-    without: Callable[[], "Bulk"] | None = None
-
-
-#: Produces the next bulk frame when there is room to write it; None: no longer needed.
-Job = Callable[[], Bulk | None]
+#: Produces the buffers of the next bulk frame when there is room for it; None: no longer needed.
+Job = Callable[[], Sequence[Buffer] | None]
 
 
 class Pause(Enum):
@@ -95,13 +68,9 @@ class PeerLimits:
 
 
 class PeerListener(Protocol):
-    """What a peer reports to; `receiving` has room for the frames of all peers.
-
-    shared_memory: takes the segments of all of them.
-    """
+    """What a peer reports to; `receiving` has room for the frames of all peers."""
 
     receiving: Receiving
-    shared_memory: SharedMemory
 
     def admits(self) -> DispatcherError | None:
         """Why a new connection is not welcome, if it is not."""
@@ -136,16 +105,12 @@ class Peer(StreamProtocol):
         self._pauses: set[Pause] = set()
         #: Whether `receiving` counts a frame of ours.
         self._counted = False
-        #: Descriptors that came and belong to no push yet; None: there may be none.
-        self._arrivals: Arrivals | None = None
         self._ending: str | None = None
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
         #: By the token that its last hello has shown.
         self.rights = Rights.ALL
         self.role = "unknown"
-        #: Whether it and we may send each other descriptors of shared memory, and it keeps some.
-        self.shares_memory = self.keeps_segments = False
         #: Whether its hello was answered; a DP rank is told nothing before that.
         self.welcomed = False
         self.last_heard = clock()
@@ -160,9 +125,7 @@ class Peer(StreamProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         # Only now: during a TLS handshake there is nothing to receive into it.
-        on_one_host = isinstance(transport, StreamTransport) and transport.takes_more_descriptors
-        offer = OURS_ON_ONE_HOST if on_one_host and self._listener.shared_memory.is_on else OURS
-        self._session = Session(Side.DISPATCHER, self._limits.frame, uninitialised, offer)
+        self._session = Session(Side.DISPATCHER, self._limits.frame, uninitialised)
         refusal = self._listener.admits()
         self._listener.connected(self)
         if refusal is not None:
@@ -184,23 +147,6 @@ class Peer(StreamProtocol):
         self.last_heard = self._clock()
         self._take(self._session.received(nbytes, self._admit))
 
-    def descriptors_received(self, descriptors: Sequence[int]) -> None:
-        """Keep what came for the push that speaks of it."""
-        if self._arrivals is None or self._ending is not None:
-            super().descriptors_received(descriptors)
-            return
-        try:
-            self._arrivals.put(descriptors)
-        except ProtocolError as error:
-            self.fail(error)
-
-    def descriptors_lost(self) -> None:
-        """The peer has sent what was not agreed on, or we have no room for: say so."""
-        if self._arrivals is None:
-            self.fail(ProtocolError("file descriptors came, and shared memory was not agreed on"))
-        else:
-            self.fail(SegmentRefused("too many came at a time, or as many are open as may be"))
-
     def eof_received(self) -> bool:
         """The peer will send nothing more."""
         self._end(self._reason("eof"))
@@ -211,7 +157,7 @@ class Peer(StreamProtocol):
         for deadline in self._deadlines.values():
             deadline.cancel()
         self._jobs.clear()
-        self._transport = self._arrivals = None  # each holds the other
+        self._transport = None  # each holds the other
         self._receive_no_more()
         reason = self._ending or self._reason("eof" if exc is None else "reset")
         self._ending = reason
@@ -277,11 +223,6 @@ class Peer(StreamProtocol):
     def is_behind(self) -> bool:
         """Whether it has not read what was written to it before."""
         return self._paused
-
-    @property
-    def has_read_all(self) -> bool:
-        """Whether nothing that was written to it is on its way still; told over Unix sockets."""
-        return not isinstance(self._transport, StreamTransport) or self._transport.is_all_read
 
     @property
     def filled(self) -> int | None:
@@ -361,38 +302,7 @@ class Peer(StreamProtocol):
                 raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
             self.client_id = message.client_id
             self.role = "producer" if isinstance(message, m.HelloProducer) else "rank"
-            self._take_descriptors()
-        elif isinstance(message, m.Push) and message.segment is not None:
-            self._hear_segment(message, message.segment)
-            return
         self._listener.said(self, message, spans)
-
-    def _take_descriptors(self) -> None:
-        """A producer may send descriptors from now on, if that was agreed; a rank is sent some."""
-        self.shares_memory = SHARED_MEMORY in self.terms.capabilities
-        self.keeps_segments = KEPT_SEGMENTS in self.terms.capabilities
-        if not self.shares_memory:
-            return
-        assert isinstance(self._transport, StreamTransport)
-        if self.role == "rank":
-            self._transport.put_descriptors_together(m.MAX_SEGMENTS)
-        else:
-            self._arrivals = Arrivals(DESCRIPTORS_AHEAD)
-            self._transport.take_descriptors(DESCRIPTORS_AHEAD)
-
-    def _hear_segment(self, push: m.Push, nbytes: int) -> None:
-        """The spans are in a segment: for the limits and the journal as if they had been sent."""
-        if self._arrivals is None:
-            raise ProtocolError("a push speaks of a segment, and shared memory was not agreed on")
-        if nbytes > (limit := self._limits.frame.payload):
-            raise FrameTooLarge("segment", nbytes, limit)
-        sizes = push.spans_in_segment()
-        (descriptor,) = self._arrivals.take(1)
-        spans = self._listener.shared_memory.spans(descriptor, sizes)
-        receiving, self._counted = self._listener.receiving, True
-        receiving.count(self, nbytes)
-        self._listener.said(self, push, spans)
-        receiving.put_off_if_behind(self)
 
     def _take(self, heard: Heard) -> None:
         """Handle what became complete; a frame has room until its message was handled."""
@@ -464,13 +374,10 @@ class Peer(StreamProtocol):
     def _pump(self) -> None:
         """Write bulk frames while there is room; in a later turn what exceeds a turn's share."""
         while self._jobs and not self._paused and self._share > 0 and self._transport is not None:
-            bulk = self._jobs.popleft()()
-            if bulk is not None and self._may_send(bulk.buffers[0]):
-                if bulk.descriptors:
-                    bulk = _write_with_descriptors(self._transport, bulk)
-                else:
-                    self._transport.writelines(bulk.buffers)
-                self._share -= frame_bytes(bulk.buffers[0])
+            frame = self._jobs.popleft()()
+            if frame is not None and self._may_send(frame[0]):
+                self._transport.writelines(frame)
+                self._share -= frame_bytes(frame[0])
                 if self._share <= 0:
                     asyncio.get_running_loop().call_soon(self._pump_on)
 
@@ -517,15 +424,3 @@ class Peer(StreamProtocol):
     def _clear_deadline(self, name: str) -> None:
         if (handle := self._deadlines.pop(name, None)) is not None:
             handle.cancel()
-
-
-def _write_with_descriptors(transport: asyncio.Transport, bulk: Bulk) -> Bulk:
-    """Write a frame with its descriptors, or one without; returns what was written."""
-    assert isinstance(transport, StreamTransport)
-    assert bulk.without is not None
-    try:
-        transport.writelines(bulk.buffers, bulk.descriptors)
-    except OSError:  # there can be no more of them
-        bulk = bulk.without()
-        transport.writelines(bulk.buffers)
-    return bulk

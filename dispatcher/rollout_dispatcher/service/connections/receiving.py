@@ -94,10 +94,6 @@ class Receiving:
         self._count(who, nbytes)
         return True
 
-    def count(self, who: Receiver, nbytes: int) -> None:
-        """So many bytes of `who` are here already, without having been received."""
-        self._count(who, nbytes)
-
     def wait(self, who: Receiver, nbytes: int) -> None:
         """Stand in line; `who` is let in when its turn has come."""
         self._line[who] = nbytes
@@ -126,12 +122,6 @@ class Receiving:
             for other in self._put_off:
                 other.put_off()
         return nbytes
-
-    def put_off_if_behind(self, who: Receiver) -> None:
-        """What `who` sends is here at once: it is read on when the journal takes more."""
-        if self._is_behind and who not in self._put_off:
-            self._put_off.append(who)
-            who.put_off()
 
     def durable(self, nbytes: int) -> None:
         """So many of these bytes wait no more."""

@@ -7,7 +7,7 @@ over, is not sent: it is looked at again when its turn comes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from rollout_dispatcher.core import effects as e
@@ -17,10 +17,10 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.steps.rank_state import Unresolved
 from rollout_dispatcher.core.steps.step import GroupTotals, OpenStep
 from rollout_dispatcher.errors import JournalCorrupt, ProtocolError
+from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.versions import RAGGED
 from rollout_dispatcher.service.chronicle.chronicle import Chronicle
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
-from rollout_dispatcher.service.connections.peer import Bulk
 from rollout_dispatcher.service.delivery.announcements import Announcements
 from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.failure import Failure
@@ -120,7 +120,7 @@ class Deliveries:
 
     def _bulk(
         self, rank: RankConnection, step: OpenStep, groups: GroupTotals | None, index: int
-    ) -> Bulk | None:
+    ) -> Sequence[Buffer] | None:
         """The frame of one micro-batch; None once the step is over, or planned again."""
         if self._core.step(step.number) is not step:
             return None
@@ -129,7 +129,7 @@ class Deliveries:
             self._metrics.delivery_duration.observe(now - step.planned_at)
             self._chronicle.delivered(step.number, rank.dp_rank, now)
         try:
-            return self._frames.of(rank, step, groups, index)
+            return self._frames.of(rank.dp_rank, step, groups, index)
         except JournalCorrupt:  # since it was looked at
             self._are_readable(rank, step, index)
             return None

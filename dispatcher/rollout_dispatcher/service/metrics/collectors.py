@@ -19,7 +19,6 @@ from rollout_dispatcher.core.parts import LengthStatistics, Statistics
 from rollout_dispatcher.core.totals import StepMix
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.metrics.exposition import RankFamily
 
 if TYPE_CHECKING:
@@ -326,30 +325,6 @@ class RecordCollector:
             "dispatcher_record_errors",
             "Writes of the record that failed, and events that were lost before.",
             value=self._writer.errors,
-        )
-
-
-class SharedMemoryCollector:
-    """What producers on this host have passed on as shared memory, and is held of it."""
-
-    def __init__(self) -> None:
-        #: None of it, until somebody says whose.
-        self.watched = SharedMemory(0)
-
-    def collect(self) -> Iterator[Metric]:
-        """Every family."""
-        held = self.watched
-        for name, text, value in (
-            ("segments", "Pushes that are held as shared memory.", len(held)),
-            ("bytes", "Bytes of these pushes, with samples that are done with.", held.nbytes),
-            ("descriptors", "File descriptors that they take.", held.descriptors),
-        ):
-            yield GaugeMetricFamily(f"dispatcher_shared_memory_{name}", text, value=value)
-        yield CounterMetricFamily(
-            "dispatcher_shared_memory_copied_bytes",
-            "Bytes that came as shared memory and were copied: the last samples of a push, or for "
-            "want of descriptors.",
-            value=held.copied_bytes,
         )
 
 

@@ -27,13 +27,11 @@ from rollout_dispatcher.core.parts import Statistics
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
-from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.metrics.collectors import (
     CoreCollector,
     JournalCollector,
     PerRank,
     RecordCollector,
-    SharedMemoryCollector,
 )
 from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, ValueHistogram
 from rollout_dispatcher.service.metrics.measured import MeasuredCollector
@@ -127,8 +125,6 @@ class Metrics:
         self._core_collector = CoreCollector(core, config, clock)
         registry.register(self._core_collector)
         registry.register(MeasuredCollector(core, per_rank=config.per_rank_metrics))
-        self._shared_memory = SharedMemoryCollector()
-        registry.register(self._shared_memory)
         self._make_connection_metrics(registry)
         self._make_plan_metrics(registry)
         self._make_sample_histograms(registry)
@@ -277,10 +273,6 @@ class Metrics:
     def watch_receiving(self, receiving: Receiving) -> None:
         """Export how much memory frames have that are being received."""
         self._receiving.set_function(lambda: receiving.nbytes)
-
-    def watch_shared_memory(self, shared_memory: SharedMemory) -> None:
-        """Export what producers on this host share."""
-        self._shared_memory.watched = shared_memory
 
     def watch_journal(self, journal: "Journal") -> None:
         """Export what the journal does; it calls from its own thread."""

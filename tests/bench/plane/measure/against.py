@@ -4,14 +4,12 @@
 for each batch size finds the peer's best, and one for each size of a step ours; then runs of the
 peer's best, of our best and of our steps as they are elsewhere (`end-to-end`) alternate, and of the
 floor: what moves the same bytes in the same way and decides nothing. Our ranks prefetch as those of
-`end-to-end` do; peers' consumers find whatever their queue has. `shared-against-*` are the same
-where ours connect over a Unix socket, so that payloads are shared memory. Peers live in an
-environment of their own, which `make bench-plane` makes; without it these rows are left out, which
-is said.
+`end-to-end` do; peers' consumers find whatever their queue has. Peers live in an environment of
+their own, which `make bench-plane` makes; without it these rows are left out, which is said.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 from tempfile import TemporaryDirectory
@@ -19,7 +17,7 @@ from tempfile import TemporaryDirectory
 from tests.bench.plane.children.children import Child
 from tests.bench.plane.load.loads import Load
 from tests.bench.plane.measure.end_to_end import RANK
-from tests.bench.plane.planes.floor import Floor, floor, raw_relay, segments_floor
+from tests.bench.plane.planes.floor import floor, raw_relay
 from tests.bench.plane.planes.plane import Plane, plane
 from tests.bench.plane.rows import Row, row
 from tests.support.source import ROOT
@@ -46,12 +44,10 @@ OUR_BATCHES = (1024, 2048)
 RAY = Peer("ray", "ray_queue", (8, 64, 256, 512), 16384)
 
 
-def against(
-    name: str, peer: Peer, load: Load, rounds: int, *, shared: bool = False
-) -> Iterator[Row]:
+def against(name: str, peer: Peer, load: Load, rounds: int) -> Iterator[Row]:
     """The peer's rows, one a batch size; the floor's; ours, one a size of steps, and the best.
 
-    shared: over a Unix socket. Where the peer is not installed there are none.
+    Where the peer is not installed there are none.
     """
     if not PYTHON.exists():
         print(f"{name} skipped: {PYTHON} is not there; `make bench-plane` makes it")
@@ -61,8 +57,8 @@ def against(
     with (
         _environ() as environ,
         Child(module, {}, str(PYTHON), environ) as theirs,
-        _floor(load, shared=shared) as bare,
-        _planes(loads, shared=shared) as ours,
+        floor(load, raw_relay) as bare,
+        _planes(loads) as ours,
     ):
         theirs.hear()
 
@@ -97,26 +93,15 @@ def _rate(moving: Plane) -> float:
 
 
 @contextmanager
-def _planes(loads: Sequence[Load], *, shared: bool) -> Iterator[dict[int, Plane]]:
+def _planes(loads: Sequence[Load]) -> Iterator[dict[int, Plane]]:
     """Joined, by the samples of their steps."""
     with ExitStack() as stack:
         found = {}
         for load in loads:
-            folder = stack.enter_context(TemporaryDirectory(prefix="plane-"))
-            listen = _address(folder, shared=shared)
-            found[load.batch] = stack.enter_context(plane(load, rank=RANK, listen=listen))
+            found[load.batch] = stack.enter_context(plane(load, rank=RANK))
         for moving in found.values():
             moving.join()
         yield found
-
-
-def _floor(load: Load, *, shared: bool) -> AbstractContextManager[Floor]:
-    """What passes the same bytes on, in the same way."""
-    return segments_floor(load) if shared else floor(load, raw_relay)
-
-
-def _address(folder: str, *, shared: bool) -> str:
-    return f"unix:{folder}/socket" if shared else "127.0.0.1:0"
 
 
 @contextmanager

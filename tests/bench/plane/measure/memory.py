@@ -6,7 +6,7 @@ the process's resident memory since it began to serve is divided by the payload 
 then. Everything counts: allocators, what Python keeps for each sample, what was never given back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench.plane.load.loads import Load
@@ -16,17 +16,10 @@ from tests.bench.plane.rows import Row, row
 
 def memory_held(load: Load, rounds: int) -> Iterator[Row]:
     """One row, a ratio."""
-    return memory_row("memory-held", load, rounds, resident)
-
-
-def memory_row(
-    name: str, load: Load, rounds: int, taken: Callable[[Plane], int], **options: object
-) -> Iterator[Row]:
-    """One row of that name; taken: bytes at some moment."""
     runs = []
-    with plane(load, rank={"prefetch_steps": 0}, **options) as moving:
+    with plane(load, rank={"prefetch_steps": 0}) as moving:
         moving.join()
-        before = taken(moving)
+        before = resident(moving)
         moving.fill(load.batch // 4)
         for _ in range(rounds + 1):
             for _ in range(load.steps):
@@ -35,15 +28,15 @@ def memory_row(
             moving.fill(load.batch)
             moving.server.await_scrape(lambda now: now["samples_in_flight"] == 0, "all committed")
             held = moving.server.scrape()["buffer_bytes"]
-            runs.append((taken(moving) - before) / held)
+            runs.append((resident(moving) - before) / held)
             moving.train(1)
         moving.finish()
-    yield row(name, "x payload", runs[1:])
+    yield row("memory-held", "x payload", runs[1:])
 
 
-def resident(moving: Plane, kind: str = "VmRSS") -> int:
-    """Resident bytes of the dispatcher, of a kind that the system knows."""
+def resident(moving: Plane) -> int:
+    """Resident bytes of the dispatcher."""
     for line in Path(f"/proc/{moving.server.pid}/status").read_text().splitlines():
-        if line.startswith(f"{kind}:"):
+        if line.startswith("VmRSS:"):
             return 1024 * int(line.split()[1])
-    raise RuntimeError(f"no {kind}: this needs Linux")
+    raise RuntimeError("no VmRSS: this needs Linux")

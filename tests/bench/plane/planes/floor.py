@@ -1,15 +1,13 @@
-"""Runs of the floors; see `raw` and `raw_segments`."""
+"""Runs of the floors; see `raw`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from tempfile import TemporaryDirectory
 
 from tests.bench.plane.children.children import Child
 from tests.bench.plane.children.raw import RECEIVERS
 from tests.bench.plane.load.loads import Load
 
 MODULE = "tests.bench.plane.children.raw"
-SEGMENTS = "tests.bench.plane.children.raw_segments"
 
 
 class Floor:
@@ -75,20 +73,3 @@ def floor(load: Load, through: Middle | None = None) -> Iterator[Floor]:
         sender = stack.enter_context(Child(MODULE, given))
         sender.hear()
         yield Floor(load, sender, receivers)
-
-
-@contextmanager
-def segments_floor(load: Load) -> Iterator[Floor]:
-    """A sender, a relay and two receivers, which pass shared memory on."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(TemporaryDirectory(prefix="plane-"))
-        paths = [f"{folder}/{at}" for at in range(RECEIVERS)]
-
-        def start(role: str, **given: object) -> Child:
-            child = stack.enter_context(Child(SEGMENTS, {"role": role, **given, **load.order()}))
-            child.hear()
-            return child
-
-        receivers = [start("receiver", path=path, place=at) for at, path in enumerate(paths)]
-        start("relay", path=f"{folder}/relay", receivers=paths)
-        yield Floor(load, start("sender", path=f"{folder}/relay"), receivers)

@@ -12,7 +12,6 @@ from rollout_dispatcher.service.config.types import (
     Address,
     JournalSync,
     Retain,
-    SharedMemoryUse,
     StoreAddress,
     one_or_several,
     split_commas,
@@ -29,9 +28,6 @@ class AddressOptions(Options):
     """sample plane: host:port or unix:/path, repeatable; port 0 takes any free one"""
     http: Address = HTTP_PLANE
     """HTTP plane (metrics, health, POST /v1/samples): host:port or unix:/path"""
-    shared_memory: SharedMemoryUse = SharedMemoryUse.AUTO
-    """auto: who connects over a Unix socket passes large payloads on as shared memory, as far as a
-    quarter of the open files that are allowed goes; off: bytes are sent"""
     ready_file: Path | None = None
     """write the addresses in use and the run's id to this file, as JSON, once serving"""
 

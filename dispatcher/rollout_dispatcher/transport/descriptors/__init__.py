@@ -1,1 +1,0 @@
-"""Descriptors of others: closed where nobody waits, also those that nobody has taken."""

@@ -1,1 +1,0 @@
-"""Micro-batches whose samples lie in shared memory, made what they are when carried."""
