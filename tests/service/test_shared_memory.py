@@ -26,7 +26,7 @@ from rollout_dispatcher.service.connections.peer import DESCRIPTORS_AHEAD
 from rollout_dispatcher.transport.descriptors.closing import MOST_THREADS
 from rollout_dispatcher.transport.shared_memory.segments import DESCRIPTORS_EACH, write_segment
 from rollout_workers import Outcome, RolloutProducer, RolloutSample
-from rollout_workers.producer.to_array import ArrayLike
+from rollout_workers.producer.layout import ArrayLike
 from tests.support import shared_memory
 from tests.support.client import Producer, Rank, Trainer, WireClient, make_push
 from tests.support.descriptors import (

@@ -22,9 +22,8 @@ import torch
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import MicroBatchStream, RolloutProducer
-from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.shared_memory.gatherer import MAPPED_BYTES
-from rollout_workers.rank.steps import RankStep
 from tests.support import shared_memory
 from tests.support.server import eventually
 from tests.support.shared_memory import SEGMENT

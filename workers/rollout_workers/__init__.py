@@ -9,34 +9,32 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome
-    from rollout_workers.client.credentials import Credentials
+    from rollout_workers.client.connector import Credentials
     from rollout_workers.dataset import StreamDataset
     from rollout_workers.feedback import DroppedSample, Feedback
     from rollout_workers.local_packing import pack_local
-    from rollout_workers.micro_batch.loss.config import Loss
+    from rollout_workers.micro_batch.loss import Loss
     from rollout_workers.micro_batch.micro_batch import MicroBatch
-    from rollout_workers.producer.asynchronous import AsyncRolloutProducer
-    from rollout_workers.producer.blocking import RolloutProducer
-    from rollout_workers.producer.encode import RolloutSample
-    from rollout_workers.producer.stored.references import ReferencedSample
+    from rollout_workers.producer.encode import ReferencedSample, RolloutSample
+    from rollout_workers.producer.producer import AsyncRolloutProducer, RolloutProducer
     from rollout_workers.rank.client import RankClient
-    from rollout_workers.sampler.length_bucket import LengthBucketSampler
+    from rollout_workers.sampler import LengthBucketSampler
     from rollout_workers.step import Step
     from rollout_workers.stream import MicroBatchStream
 
 _HOMES = {
-    "AsyncRolloutProducer": "rollout_workers.producer.asynchronous",
-    "Credentials": "rollout_workers.client.credentials",
+    "AsyncRolloutProducer": "rollout_workers.producer.producer",
+    "Credentials": "rollout_workers.client.connector",
     "DroppedSample": "rollout_workers.feedback",
     "Feedback": "rollout_workers.feedback",
-    "LengthBucketSampler": "rollout_workers.sampler.length_bucket",
-    "Loss": "rollout_workers.micro_batch.loss.config",
+    "LengthBucketSampler": "rollout_workers.sampler",
+    "Loss": "rollout_workers.micro_batch.loss",
     "MicroBatch": "rollout_workers.micro_batch.micro_batch",
     "MicroBatchStream": "rollout_workers.stream",
     "Outcome": "rollout_dispatcher.sample",
     "RankClient": "rollout_workers.rank.client",
-    "ReferencedSample": "rollout_workers.producer.stored.references",
-    "RolloutProducer": "rollout_workers.producer.blocking",
+    "ReferencedSample": "rollout_workers.producer.encode",
+    "RolloutProducer": "rollout_workers.producer.producer",
     "RolloutSample": "rollout_workers.producer.encode",
     "Step": "rollout_workers.step",
     "StreamDataset": "rollout_workers.dataset",

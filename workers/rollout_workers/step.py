@@ -11,11 +11,10 @@ from torch import Tensor
 from rollout_dispatcher.errors import StepContractError
 from rollout_workers.micro_batch.collate import CollateConfig, collate, field_of
 from rollout_workers.micro_batch.delivery import Coming, look_ahead
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray
-from rollout_workers.micro_batch.loss.reduction import RankTotals
-from rollout_workers.micro_batch.loss.totals import StepTotals
+from rollout_workers.micro_batch.loss import FloatArray
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.steps import RankStep
+from rollout_workers.micro_batch.totals import RankTotals, StepTotals
+from rollout_workers.rank.client import RankStep
 from rollout_workers.timing.timing import Timing, Untimed
 
 

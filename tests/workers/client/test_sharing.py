@@ -12,7 +12,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import OF_PRODUCERS, SHARED_MEMORY
 from rollout_workers import Outcome, RolloutProducer
 from rollout_workers.client.sharing import SEGMENT_FROM_BYTES
-from rollout_workers.producer.to_array import ArrayLike
+from rollout_workers.producer.layout import ArrayLike
 from tests.support.descriptors import no_more_descriptors
 from tests.workers.support.peers import Peer, ScriptedDispatcher
 

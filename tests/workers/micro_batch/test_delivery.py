@@ -13,9 +13,9 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.delivery import Coming, InPlace, ToDevice, delivery_to, look_ahead
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import LossConfig
-from rollout_workers.micro_batch.loss.reduction import RankTotals
+from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
+from rollout_workers.micro_batch.totals import RankTotals
 from rollout_workers.process_group import Place
 from rollout_workers.rank.client import RankClient
 from rollout_workers.step import Step

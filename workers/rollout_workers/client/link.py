@@ -11,6 +11,7 @@ import errno
 import os
 from collections.abc import Sequence
 
+from rollout_dispatcher import errors
 from rollout_dispatcher.errors import ProtocolError, SegmentRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
@@ -18,10 +19,33 @@ from rollout_dispatcher.protocol.sessions import Session, SessionState
 from rollout_dispatcher.protocol.versions import OURS, OURS_ON_ONE_HOST, SHARED_MEMORY
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 from rollout_dispatcher.transport.shared_memory.arrivals import Arrivals
-from rollout_workers.client.core import Incoming, Role
-from rollout_workers.client.liveness import CLOSE_TIMEOUT_S, Heartbeat
-from rollout_workers.client.refusal import refusal
+from rollout_workers.client.role import CLOSE_TIMEOUT_S, Heartbeat, Incoming, Role
 from rollout_workers.client.sharing import SEGMENT_FROM_BYTES, Sharing
+
+#: What a refusal becomes in the user's thread; every code not named here is a ProtocolError.
+_REFUSALS: dict[str, type[errors.DispatcherError]] = {
+    errors.ConfigError.code: errors.ConfigError,
+    errors.PlanError.code: errors.PlanError,
+    errors.SampleTooLong.code: errors.PlanError,
+    errors.GroupTooLong.code: errors.PlanError,
+    errors.Unauthorized.code: errors.Unauthorized,
+    errors.Forbidden.code: errors.Unauthorized,
+    errors.TlsFailed.code: errors.TlsFailed,
+    errors.RankRefused.code: errors.RankRefused,
+    errors.GenerationFenced.code: errors.GenerationFenced,
+    errors.PeerLost.code: errors.PeerLost,
+    errors.RunFinished.code: errors.RunFinished,
+    errors.StepContractError.code: errors.StepContractError,
+    errors.CheckpointRefused.code: errors.CheckpointRefused,
+}
+
+
+def refusal(message: m.Error) -> Exception:
+    """The exception for an Error frame: a ConnectionError when trying again may help."""
+    if message.retriable:
+        return ConnectionError(f"the dispatcher closed the connection: {message.message}")
+    return _REFUSALS.get(message.code, errors.ProtocolError)(message.message)
+
 
 #: What a link heeds beside its core; all others are the core's alone.
 OF_CONNECTIONS = frozenset({m.Error, m.Bye, m.WelcomeProducer, m.WelcomeRank})

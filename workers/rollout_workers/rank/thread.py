@@ -13,12 +13,9 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.connector import Connector
-from rollout_workers.client.core import Role
-from rollout_workers.client.credentials import Credentials
-from rollout_workers.client.liveness import CLOSE_TIMEOUT_S
-from rollout_workers.client.loop_thread import LoopThread
-from rollout_workers.client.own_process import OwnProcess
+from rollout_workers.client.connector import Connector, Credentials
+from rollout_workers.client.process import LoopThread, OwnProcess
+from rollout_workers.client.role import CLOSE_TIMEOUT_S, Role
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.fetcher import Fetcher
 from rollout_workers.rank.shared_memory.gatherer import Gatherer

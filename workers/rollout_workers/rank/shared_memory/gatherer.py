@@ -24,7 +24,7 @@ from rollout_dispatcher.protocol.pieces import Pieces
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.transport.memory import Memory
 from rollout_dispatcher.transport.shared_memory.segments import check_segment
-from rollout_workers.rank.gather import Whole
+from rollout_workers.rank.payload import Whole
 
 #: A sample in a segment: the segment's descriptor, the byte there, and how many these are.
 Span = tuple[int, int, int]
