@@ -73,7 +73,7 @@ class Step:
             sent = look_ahead(len(self), self._may_look_ahead, self._send)
         for index, coming in enumerate(sent):
             self._times[index] += 1
-            micro_batch = coming.arrived()
+            micro_batch = coming()
             self._timer.hand_out(index)
             try:
                 yield micro_batch

@@ -3,8 +3,9 @@
 One client's way through its connections, whatever its role. A client that leaves while something
 that it said is not confirmed is allowed one more attempt after a loss; any other leaves at once.
 
-What it shows to the dispatcher, and what it trusts, is said one way: `Credentials`, given to a client or, by default, read from the environment. Files
-are read at every connection, so one that is replaced counts from the next connection on.
+What it shows to the dispatcher, and what it trusts, is said one way: `Credentials`, given to a
+client or, by default, read from the environment. Files are read at every connection, so one that is
+replaced counts from the next connection on.
 """
 
 import asyncio

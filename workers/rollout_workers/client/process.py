@@ -1,10 +1,11 @@
-"""What a client has of its process: it belongs to the one that made it, and may need a thread there.
+"""A client belongs to the process that made it, and may have a thread of its own there.
 
 Its socket and the thread or loop that serves it do not survive a fork: a child that used them would
 wait for a thread that it does not have, or write into the midst of what its parent says.
 
-Clients whose callers block have an event loop in a thread of its own. The thread is a daemon because an exiting interpreter joins all others before it runs any exit hook:
-a client that nobody closed would hang there. Whoever starts one says goodbye by an exit hook.
+Clients whose callers block have an event loop in a thread of its own. The thread is a daemon
+because an exiting interpreter joins all others before it runs any exit hook: a client that nobody
+closed would hang there. Whoever starts one says goodbye by an exit hook.
 """
 
 import asyncio

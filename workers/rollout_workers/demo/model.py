@@ -4,9 +4,9 @@ Attention runs sample by sample inside a packed micro-batch, so no sample sees a
 sample of s tokens costs a*s^2 + b*s. `flops` counts both from the shape.
 
 `Meter` measures what a DP rank does with its time: compute, wait for other ranks, reduce, wait for
-data. The wait is measured where it happens: DDP calls `before_reduce` when this rank's gradients are
-complete, just before it reduces them; there the rank waits at a barrier, so that the time until the
-last rank arrives is not mistaken for communication. The model's gradients must fit one bucket,
+data. The wait is measured where it happens: DDP calls `before_reduce` when this rank's gradients
+are complete, just before it reduces them; there the rank waits at a barrier, so that the time until
+the last rank arrives is not mistaken for communication. The model's gradients must fit one bucket,
 as then that moment is the end of the rank's own backward pass.
 """
 

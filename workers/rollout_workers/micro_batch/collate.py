@@ -21,7 +21,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import layouts
-from rollout_workers.micro_batch.delivery import Delivery, InPlace
+from rollout_workers.micro_batch.delivery import Delivery
 from rollout_workers.micro_batch.layouts import LABELS, Collation, Placement, bounds
 from rollout_workers.micro_batch.loss import LOSS_MASK, MAIN, LossConfig, firsts, token_weights
 from rollout_workers.micro_batch.micro_batch import MicroBatch, labels_of
@@ -52,7 +52,7 @@ class CollateConfig:
     memory: Memory = uninitialised
     sample_length_multiple: int = 1
     packed_length: int | None = None
-    delivery: Delivery = field(default_factory=InPlace)
+    delivery: Delivery = field(default_factory=Delivery)
     fields: frozenset[str] | None = None
 
     def wants(self, name: str) -> bool:

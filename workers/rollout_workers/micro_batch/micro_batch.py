@@ -1,4 +1,4 @@
-"""`MicroBatch`: what a training loop gets, and as others have it: for Hugging Face, as TensorDict."""
+"""`MicroBatch`: what a training loop gets, also as Hugging Face models and TensorDicts have it."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy

@@ -4,7 +4,8 @@ What ranks add up is one vector for all losses, of which every rank contributes 
 part: for each loss the sum of weights and the number of samples that have any, then, if it heeds
 groups and the step has any, the weights of each.
 
-It is added up by a collective that every rank leaves with the same, or with an error. What can fail on one rank is computed before, and told to the others where they wait:
+It is added up by a collective that every rank leaves with the same, or with an error. What can fail
+on one rank is computed before, and told to the others where they wait:
 
     compute --> all_gather [failed?, length, what] --> all agree --> all_reduce float64
                                     |

@@ -3,8 +3,8 @@
 The core decides what is outstanding and what goes out next. A wait that is cancelled leaves it
 as it was, except that the push is withdrawn where the dispatcher certainly does not hold it.
 
-Threads talk to payload stores for its event loop. Puts have threads of their own, so that what the dispatcher asks of the stores never waits behind a
-large object.
+Threads talk to payload stores for its event loop. Puts have threads of their own, so that what the
+dispatcher asks of the stores never waits behind a large object.
 """
 
 import asyncio

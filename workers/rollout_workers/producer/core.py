@@ -15,8 +15,9 @@ with an answer for every sample, or withdrawn while the dispatcher certainly did
 
 What is outstanding is bounded by the callers, each of which waits for its own push.
 
-A control message waits for the pushes it is about, and for its Pong: the dispatcher handles messages in order, so a Pong confirms all that was said before its Ping; the
-pings of a connection are counted for that, those of heartbeats too.
+A control message waits for the pushes it is about, and for its Pong: the dispatcher handles
+messages in order, so a Pong confirms all that was said before its Ping; the pings of a connection
+are counted for that, those of heartbeats too.
 """
 
 import logging

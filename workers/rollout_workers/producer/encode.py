@@ -3,8 +3,9 @@
 A sample's span is its fields' memory with zeros between them. Who sends it reads that memory, so it
 must not change until the sample is answered.
 
-Of what is said of a sample beside its fields, numbers may be numpy's or torch's. What would be taken for something else is refused here, where its
-name is known: a `group_size` of 0 would be a group that is never whole.
+Of what is said of a sample beside its fields, numbers may be numpy's or torch's. What would be
+taken for something else is refused here, where its name is known: a `group_size` of 0 would be a
+group that is never whole.
 """
 
 import logging

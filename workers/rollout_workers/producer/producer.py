@@ -1,21 +1,26 @@
-"""`AsyncRolloutProducer` and `RolloutProducer`: push finished rollouts, from asyncio or from threads.
+"""`AsyncRolloutProducer` and `RolloutProducer`: push finished rollouts, from asyncio or threads.
 
 Each call waits for the dispatcher's answer, so what a producer holds is bounded by the calls that
 run at the same time.
 
-`RolloutProducer` is the blocking shell around the other. Its event loop runs in one private thread; any number of threads may push. A finalizer says goodbye,
-at exit or when the producer is garbage, whichever is first.
+Every call is defined once, and each class makes a method of its kind of it. The event loop of
+`RolloutProducer` runs in one private thread;
+any number of threads may push. A finalizer says goodbye, at exit or when the producer is garbage,
+whichever is first.
 """
+
+# ruff: noqa: SLF001  a class makes its methods of its base's
 
 import asyncio
 import weakref
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
+from functools import update_wrapper
+from inspect import signature
 from time import monotonic
-from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, get_args
 
 from rollout_dispatcher.errors import (
     BufferFull,
@@ -51,33 +56,17 @@ from rollout_workers.producer.encode import (
 from rollout_workers.producer.layout import ArrayLike
 from rollout_workers.producer.pushes import in_words
 
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+_P = ParamSpec("_P")
+#: What waits for the dispatcher's answer, in the event loop of the connection.
+_Call = Coroutine[Any, Any, _T]
 
-class AsyncRolloutProducer:
-    """Pushes finished rollouts to the dispatcher; an async context manager.
 
-    endpoint: `host:port`, `tls://host:port` or `unix:/path`.
-    per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
-        without dimensions are per-sample anyway, every other field is per-token.
-    ragged: names of fields whose first dimension is a number of rows of each sample's own, 0 or
-        more (`pixel_values` [patches, 1176], `image_grid_thw` [images, 3]); a str is text anyway.
-    loss_mask_shifted: whether `loss_mask[i]` says of token i + 1 that it is a target, as where the
-        mask was made for logits; by default it says so of token i. `push_references` is refused
-        then: such a mask cannot be moved where it lies.
-    allow_non_finite: whether fields of one number a token or a sample may be NaN or infinite; by
-        default such a sample is refused. Wider and ragged fields are not looked at.
-    group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
-        nobody knows before `close_group`.
-    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
-        call raises DispatcherUnreachable.
-    on_run_change: where the dispatcher comes back with another run than before, as one that is
-        restarted without a journal does: accepted samples that it had not trained are gone. `warn`
-        logs that and goes on; `raise` ends the producer, and every call raises RunChanged.
-    on_conflict: what becomes of a sample whose `sample_id` was accepted before with other content,
-        of which the first is kept: `warn` (a line in the log, once) or `raise` SampleRefused with
-        the reason `conflict`.
-    credentials: what to show and trust; default: what the environment says.
+class _Producer:
+    """What both have: each call checks and encodes at once, and returns what waits for the answer.
 
-    It belongs to the process that makes it: in a forked child every call raises ConfigError.
+    So a blocking call encodes in its caller's thread.
     """
 
     def __init__(
@@ -109,35 +98,37 @@ class AsyncRolloutProducer:
             raises_run_change=on_run_change == "raise",
         )  # fmt: skip
         self._group_size, self._raises_conflicts = group_size, on_conflict == "raise"
+        self._begin()
+
+    def _begin(self) -> None:
+        """Called when it is made."""
 
     def __reduce__(self) -> NoReturn:
         refuse_to_travel("producer")
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def start(self) -> None:
-        """Connect; returns when the dispatcher has welcomed this producer.
-
-        Raises DispatcherUnreachable after `reconnect_timeout`, or the dispatcher's refusal.
-        """
-        await self._client.start()
 
     @property
     def run_id(self) -> str:
         """Of the run that takes this producer's samples; another one after a change of runs."""
         return self._client.run_id
 
-    async def push(
+    def feedback(self) -> Feedback:
+        """What the dispatcher has said last of the trainer: how far this producer is ahead of it.
+
+        It comes with the answers to pushes and, when something changes, by itself.
+        """
+        return self._client.feedback()
+
+    def dropped(self) -> list[DroppedSample]:
+        """Samples of this producer that were accepted and will not be trained on, each told once.
+
+        Best effort: what is dropped while this producer is not connected is counted by the
+        dispatcher alone, and of more than 16,384 that nobody asks for the newest are kept.
+        """
+        return self._client.dropped()
+
+    # -- made into methods below, without the underscore
+
+    def _push(
         self,
         fields: Mapping[str, ArrayLike],
         *,
@@ -147,7 +138,7 @@ class AsyncRolloutProducer:
         policy_version: int | None = None,
         staleness_exempt: bool = False,
         timeout: float | None = None,
-    ) -> Outcome:
+    ) -> _Call[Outcome]:
         """Push one sample; returns when the dispatcher holds it.
 
         fields: `input_ids` [tokens] and other tensors, arrays, lists or texts; see `RolloutSample`.
@@ -168,33 +159,33 @@ class AsyncRolloutProducer:
         sample = RolloutSample(
             fields, sample_id, group_id, group_size, policy_version, staleness_exempt
         )
-        return (await self.push_many([sample], timeout=timeout))[0]
+        return self._push_one(self._encode([sample]), timeout)
 
-    async def push_many(
+    def _push_many(
         self, samples: Iterable[Pushable], *, timeout: float | None = None
-    ) -> list[Outcome]:
+    ) -> _Call[list[Outcome]]:
         """Push samples in as few frames as they fit in; one outcome each, in order.
 
         samples: mappings of fields, as for `push`, or `RolloutSample` where there is metadata.
 
         Raises as `push` does; when some are refused the others are accepted nevertheless.
         """
-        return await self.push_encoded(self.encode(samples), timeout=timeout)
+        return self._push_encoded(self._encode(samples), timeout)
 
-    async def push_group(
+    def _push_group(
         self,
         samples: Iterable[Pushable],
         group_id: str,
         *,
         group_size: GroupSize | None = None,
         timeout: float | None = None,
-    ) -> list[Outcome]:
+    ) -> _Call[list[Outcome]]:
         """Push members of one group; `group_size` is their number unless given."""
-        return await self.push_many(members(samples, group_id, group_size), timeout=timeout)
+        return self._push_many(members(samples, group_id, group_size), timeout=timeout)
 
-    async def push_references(
+    def _push_references(
         self, samples: Iterable[ReferencedSample], *, timeout: float | None = None
-    ) -> list[Outcome]:
+    ) -> _Call[list[Outcome]]:
         """Push samples that lie in a payload store already; one outcome each, in order.
 
         For those who have put them there themselves, or keep them in an engine that is one of the
@@ -204,11 +195,11 @@ class AsyncRolloutProducer:
         Raises as `push` does, and for samples that cannot be as they are said before anything is
         pushed.
         """
-        return await self.push_encoded(self.encode_references(samples), timeout=timeout)
+        return self._push_encoded(self._encode_references(samples), timeout)
 
-    async def close_group(
+    def _close_group(
         self, group_id: str, *, size: int | None = None, keep: bool | None = None
-    ) -> None:
+    ) -> _Call[None]:
         """Say that no further member of this group will come, or none beyond `size` in all.
 
         A group that lacks members is then dropped whole, or with `keep` trained on as it is
@@ -216,11 +207,11 @@ class AsyncRolloutProducer:
         has the members that came, or `size`. Goes out when its pushes begun before are answered.
         Where no member has come and no `size` is told, nothing is closed, and a warning says so.
         """
-        await self._client.control(
+        return self._client.control(
             validated(lambda: m.CloseGroup(group_id=group_id, size=size, keep=keep))
         )
 
-    async def end_phase(self, policy_version: int, *, force: bool = False) -> None:
+    def _end_phase(self, policy_version: int, *, force: bool = False) -> _Call[None]:
         """Say that this producer will push nothing older than `policy_version` any more.
 
         When every producer that has contributed to the run has said so, or has ended its stream, or
@@ -229,24 +220,17 @@ class AsyncRolloutProducer:
         it is answered.
         """
         message = validated(lambda: m.EndPhase(policy_version=policy_version, force=force))
-        await self._client.control(message)
+        return self._client.control(message)
 
-    async def end_stream(self, *, force: bool = False) -> None:
+    def _end_stream(self, *, force: bool = False) -> _Call[None]:
         """Say that this producer will push nothing any more.
 
         When every producer that has contributed has said so, or has left, the rest is flushed and
         the ranks' streams end. With `force` at once: a controller speaks for all of them.
         """
-        await self._client.control(m.EndStream(force=force))
+        return self._client.control(m.EndStream(force=force))
 
-    def feedback(self) -> Feedback:
-        """What the dispatcher has said last of the trainer: how far this producer is ahead of it.
-
-        It comes with the answers to pushes and, when something changes, by itself.
-        """
-        return self._client.feedback()
-
-    async def next_feedback(self, after: Feedback, *, timeout: float | None = None) -> Feedback:
+    def _next_feedback(self, after: Feedback, *, timeout: float | None = None) -> _Call[Feedback]:
         """Wait until the feedback is another than `after`, or for `timeout` seconds; return it.
 
         To keep pace with the trainer, before a rollout is begun:
@@ -255,27 +239,15 @@ class AsyncRolloutProducer:
             while said.would_expire(policy_version):
                 said = await producer.next_feedback(said, timeout=10)
         """
-        return await self._client.next_feedback(after, timeout)
+        return self._client.next_feedback(after, timeout)
 
-    def dropped(self) -> list[DroppedSample]:
-        """Samples of this producer that were accepted and will not be trained on, each told once.
+    # -- mechanism
 
-        Best effort: what is dropped while this producer is not connected is counted by the
-        dispatcher alone, and of more than 16,384 that nobody asks for the newest are kept.
-        """
-        return self._client.dropped()
-
-    async def close(self) -> None:
-        """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
-        await self._client.close()
-
-    # -- for the blocking shell, which encodes in its caller's thread
-
-    def encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
+    def _encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
         """Check samples and find their memory; raises SampleRefused. Any thread may."""
         return [self._encoder.encode(self._sized(item)) for item in rollout_samples(samples)]
 
-    def encode_references(self, samples: Iterable[ReferencedSample]) -> list[EncodedSample]:
+    def _encode_references(self, samples: Iterable[ReferencedSample]) -> list[EncodedSample]:
         """Check samples that lie in a payload store; raises SampleRefused. Any thread may."""
         if self._loss_mask_shifted:
             raise SampleRefused(
@@ -286,10 +258,13 @@ class AsyncRolloutProducer:
             )
         return encode_references(samples, self._client.payload_stores, self._group_size)
 
-    async def push_encoded(
-        self, samples: Sequence[EncodedSample], *, timeout: float | None
+    async def _push_one(self, sample: Sequence[EncodedSample], timeout: float | None) -> Outcome:
+        return (await self._push_encoded(sample, timeout))[0]
+
+    async def _push_encoded(
+        self, samples: Sequence[EncodedSample], timeout: float | None
     ) -> list[Outcome]:
-        """`push_many` of what `encode` returned."""
+        """An outcome for each; raises as `push_many` does."""
         if timeout is not None and not timeout > 0:
             raise ConfigError(
                 f"timeout is {timeout}, and no answer comes at once; give seconds above 0, or None "
@@ -360,129 +335,125 @@ def members(
 T = TypeVar("T")
 
 
-class RolloutProducer(Closing):
+def _awaited(
+    method: Callable[Concatenate[_Producer, _P], _Call[_T]],
+) -> Callable[Concatenate["AsyncRolloutProducer", _P], _Call[_T]]:
+    """A method to be awaited, which raises when it is."""
+
+    async def call(self: "AsyncRolloutProducer", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return await method(self, *args, **kwargs)
+
+    return _named_after(method, call)
+
+
+def _blocking(
+    method: Callable[Concatenate[_Producer, _P], _Call[_T]],
+) -> Callable[Concatenate["RolloutProducer", _P], _T]:
+    """A method that returns the answer."""
+
+    def call(self: "RolloutProducer", /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._call(method(self, *args, **kwargs))
+
+    return _named_after(method, call)
+
+
+def _named_after(method: Callable[..., Any], call: _F) -> _F:
+    """With its docstring and signature, under its public name."""
+    update_wrapper(call, method)
+    call.__name__ = method.__name__.removeprefix("_")
+    shown = signature(method)
+    answer = get_args(shown.return_annotation)[-1]
+    call.__signature__ = shown.replace(return_annotation=answer)  # type: ignore[attr-defined]
+    return call
+
+
+class AsyncRolloutProducer(_Producer):
+    """Pushes finished rollouts to the dispatcher; an async context manager.
+
+    endpoint: `host:port`, `tls://host:port` or `unix:/path`.
+    per_sample: names of fields that have one value a sample (`image_grid` [3], say); fields
+        without dimensions are per-sample anyway, every other field is per-token.
+    ragged: names of fields whose first dimension is a number of rows of each sample's own, 0 or
+        more (`pixel_values` [patches, 1176], `image_grid_thw` [images, 3]); a str is text anyway.
+    loss_mask_shifted: whether `loss_mask[i]` says of token i + 1 that it is a target, as where the
+        mask was made for logits; by default it says so of token i. `push_references` is refused
+        then: such a mask cannot be moved where it lies.
+    allow_non_finite: whether fields of one number a token or a sample may be NaN or infinite; by
+        default such a sample is refused. Wider and ragged fields are not looked at.
+    group_size: members of every group, for pushes that name a `group_id` but no size; `at-close` if
+        nobody knows before `close_group`.
+    reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then every
+        call raises DispatcherUnreachable.
+    on_run_change: where the dispatcher comes back with another run than before, as one that is
+        restarted without a journal does: accepted samples that it had not trained are gone. `warn`
+        logs that and goes on; `raise` ends the producer, and every call raises RunChanged.
+    on_conflict: what becomes of a sample whose `sample_id` was accepted before with other content,
+        of which the first is kept: `warn` (a line in the log, once) or `raise` SampleRefused with
+        the reason `conflict`.
+    credentials: what to show and trust; default: what the environment says.
+
+    It belongs to the process that makes it: in a forked child every call raises ConfigError.
+    """
+
+    push = _awaited(_Producer._push)
+    push_many = _awaited(_Producer._push_many)
+    push_group = _awaited(_Producer._push_group)
+    push_references = _awaited(_Producer._push_references)
+    close_group = _awaited(_Producer._close_group)
+    end_phase = _awaited(_Producer._end_phase)
+    end_stream = _awaited(_Producer._end_stream)
+    next_feedback = _awaited(_Producer._next_feedback)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Connect; returns when the dispatcher has welcomed this producer.
+
+        Raises DispatcherUnreachable after `reconnect_timeout`, or the dispatcher's refusal.
+        """
+        await self._client.start()
+
+    async def close(self) -> None:
+        """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
+        await self._client.close()
+
+
+class RolloutProducer(_Producer, Closing):
     """Pushes finished rollouts to the dispatcher; a context manager, safe to share by threads.
 
     Connects when made. Takes the arguments of `AsyncRolloutProducer`, and its methods mean and
     raise the same.
     """
 
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        per_sample: Collection[str] = (),
-        ragged: Collection[str] = (),
-        loss_mask_shifted: bool = False,
-        allow_non_finite: bool = False,
-        group_size: GroupSize | None = None,
-        reconnect_timeout: float = 300.0,
-        on_run_change: str = "warn",
-        on_conflict: str = "warn",
-        credentials: Credentials | None = None,
-    ) -> None:
-        self._inner = AsyncRolloutProducer(
-            endpoint,
-            per_sample=per_sample,
-            ragged=ragged,
-            loss_mask_shifted=loss_mask_shifted,
-            allow_non_finite=allow_non_finite,
-            group_size=group_size,
-            reconnect_timeout=reconnect_timeout,
-            on_run_change=on_run_change,
-            on_conflict=on_conflict,
-            credentials=credentials,
-        )
+    push = _blocking(_Producer._push)
+    push_many = _blocking(_Producer._push_many)
+    push_group = _blocking(_Producer._push_group)
+    push_references = _blocking(_Producer._push_references)
+    close_group = _blocking(_Producer._close_group)
+    end_phase = _blocking(_Producer._end_phase)
+    end_stream = _blocking(_Producer._end_stream)
+    next_feedback = _blocking(_Producer._next_feedback)
+
+    def _begin(self) -> None:
         self._process = process = OwnProcess("producer")
         self._thread = LoopThread("rollout-producer")
-        self._stop = weakref.finalize(self, _stop, process, self._thread, self._inner)
+        self._stop = weakref.finalize(self, _stop, process, self._thread, self._client)
         try:
-            self._call(self._inner.start())
+            self._call(self._client.start())
         except BaseException:
             self._stop()
             raise
-
-    def __reduce__(self) -> NoReturn:
-        refuse_to_travel("producer")
-
-    @property
-    def run_id(self) -> str:
-        """Of the run that takes this producer's samples; another one after a change of runs."""
-        return self._inner.run_id
-
-    def push(
-        self,
-        fields: Mapping[str, ArrayLike],
-        *,
-        sample_id: str | None = None,
-        group_id: str | None = None,
-        group_size: GroupSize | None = None,
-        policy_version: int | None = None,
-        staleness_exempt: bool = False,
-        timeout: float | None = None,
-    ) -> Outcome:
-        """Push one sample; see `AsyncRolloutProducer.push`."""
-        sample = RolloutSample(
-            fields, sample_id, group_id, group_size, policy_version, staleness_exempt
-        )
-        return self.push_many([sample], timeout=timeout)[0]
-
-    def push_many(
-        self, samples: Iterable[Pushable], *, timeout: float | None = None
-    ) -> list[Outcome]:
-        """Push samples; see `AsyncRolloutProducer.push_many`."""
-        encoded = self._inner.encode(samples)
-        return self._call(self._inner.push_encoded(encoded, timeout=timeout))
-
-    def push_group(
-        self,
-        samples: Iterable[Pushable],
-        group_id: str,
-        *,
-        group_size: GroupSize | None = None,
-        timeout: float | None = None,
-    ) -> list[Outcome]:
-        """Push members of one group; `group_size` is their number unless given."""
-        return self.push_many(members(samples, group_id, group_size), timeout=timeout)
-
-    def push_references(
-        self, samples: Iterable[ReferencedSample], *, timeout: float | None = None
-    ) -> list[Outcome]:
-        """Push samples from a payload store; see `AsyncRolloutProducer.push_references`."""
-        encoded = self._inner.encode_references(samples)
-        return self._call(self._inner.push_encoded(encoded, timeout=timeout))
-
-    def close_group(
-        self, group_id: str, *, size: int | None = None, keep: bool | None = None
-    ) -> None:
-        """Say that a group gets no further member; see `AsyncRolloutProducer.close_group`."""
-        self._call(self._inner.close_group(group_id, size=size, keep=keep))
-
-    def end_phase(self, policy_version: int, *, force: bool = False) -> None:
-        """Say that nothing older follows from here; see `AsyncRolloutProducer.end_phase`."""
-        self._call(self._inner.end_phase(policy_version, force=force))
-
-    def end_stream(self, *, force: bool = False) -> None:
-        """Say that nothing follows from here; see `AsyncRolloutProducer.end_stream`."""
-        self._call(self._inner.end_stream(force=force))
-
-    def feedback(self) -> Feedback:
-        """How far this producer is ahead of the trainer; see `AsyncRolloutProducer.feedback`."""
-        return self._inner.feedback()
-
-    def next_feedback(self, after: Feedback, *, timeout: float | None = None) -> Feedback:
-        """Wait until that changes; see `AsyncRolloutProducer.next_feedback`."""
-        return self._call(self._inner.next_feedback(after, timeout=timeout))
-
-    def dropped(self) -> list[DroppedSample]:
-        """Samples that will not be trained on; see `AsyncRolloutProducer.dropped`."""
-        return self._inner.dropped()
 
     def close(self) -> None:
         """Say goodbye and disconnect; a call that still waits gets ClientClosed. Idempotent."""
         self._stop()
 
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def _call(self, work: _Call[_T]) -> _T:
         """Run a coroutine in the private thread; an interrupted wait cancels it."""
         try:
             self._process.check()
@@ -491,7 +462,7 @@ class RolloutProducer(Closing):
         except BaseException:
             work.close()
             raise
-        future: Future[T] | None = None
+        future: Future[_T] | None = None
         try:
             future = self._thread.submit(work)
             return future.result()
@@ -515,9 +486,9 @@ async def _end(work: Coroutine[Any, Any, Any]) -> None:
         await asyncio.wait([task])
 
 
-def _stop(process: OwnProcess, thread: LoopThread, inner: AsyncRolloutProducer) -> None:
+def _stop(process: OwnProcess, thread: LoopThread, client: ProducerClient) -> None:
     """Close the connection, then the loop; bounded, as it also runs when the interpreter exits."""
     if not process.is_here:  # that of a forked child
         return
-    thread.finish(inner.close())
+    thread.finish(client.close())
     thread.join(2 * CLOSE_TIMEOUT_S)

@@ -7,10 +7,6 @@ raises ProtocolError and changes nothing.
 
 What is held is bounded by the dispatcher: at most `max_open_steps` that are taken, and
 `prefetch_steps` ahead of them.
-
-What a DP rank has to say and has not said yet, in the order in which things happened.
-
-The newest of a kind suffices, where nothing else was to be said since.
 """
 
 import logging

@@ -8,8 +8,6 @@ dispatcher cannot have sent raises ProtocolError and changes nothing; one that i
 reconnect changes nothing either. A step with samples in payload stores is *resolved* once all of it
 is here and those are fetched; any other one is as soon as its header is.
 
-Which samples to fetch from payload stores now, and what the dispatcher is told of their steps.
-
     every micro-batch is here --room, or the loop waits--> fetching --all found--> resolved
                                                               |
                                                               +--some missing--> unresolved

@@ -2,7 +2,7 @@
 
 Cutting a field's block out is all there is to packing: no value is moved.
 
-A micro-batch some samples of which lie elsewhere, made into what would have come in one piece.
+Where some samples lie elsewhere, what would have come in one piece is made of these:
 
     the frame's payload    a block a field, of the samples that are in it alone
     spans elsewhere        a sample each, its fields one after the other

@@ -9,13 +9,10 @@ The group is no part of what torch.distributed knows by name: nothing of the tra
 watchdogs do not see it, and `destroy_process_group` leaves it alone. Its connections are closed
 when it is let go of, which whoever waits for this process notices at once.
 
-An error of one process becomes the same in another: its class, by its code, and its text.
-
-The relay: a thread of the DP leader that tells its peers what the leader hears, in order.
-
-While there is nothing to tell it says so every second, so that no peer waits in a broadcast for
-longer, and all of them then say whether they go on: whoever leaves is known to all within that time
-and closes no connection that others still use. A process that dies closes its connections; whoever
+The relay is a thread of the DP leader that tells its peers what the leader hears, in order. While
+there is nothing to tell it says so every second, so that no peer waits in a broadcast for longer,
+and all of them then say whether they go on: whoever leaves is known to all within that time and
+closes no connection that others still use. A process that dies closes its connections; whoever
 notices closes its own, and so all are told.
 """
 

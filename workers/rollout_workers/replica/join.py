@@ -1,7 +1,4 @@
-"""All processes of a mesh join together: leaders connect, in one generation, peers hear of it.
-
-Where a process stands in a device mesh: its DP rank, and who shares its model replica.
-"""
+"""All processes of a mesh join together: leaders connect, in one generation, peers hear of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""A peer of a DP leader: the calls of a DP rank's client on what the leader tells.
-
-The DP leader of a model replica: a DP rank's client that its peers are told of.
-"""
+"""The processes of a model replica: the DP leader passes on what it hears, its peers hear that."""
 
 import atexit
 import threading

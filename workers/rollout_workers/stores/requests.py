@@ -6,8 +6,8 @@ Invariant: an answer is said on the connection on which it was asked for, or not
 loss the dispatcher asks again, this client or another one.
 
 Calls into payload stores may block for as long as a file server is away, and have threads of their
-own. They are daemons, as an interpreter that exits waits for all others: a call that hangs would keep
-its process from ending.
+own. They are daemons, as an interpreter that exits waits for all others: a call that hangs would
+keep its process from ending.
 """
 
 import threading

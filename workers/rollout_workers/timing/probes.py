@@ -18,7 +18,8 @@ the host, so events on it say how long.
 A process has one training loop, and several streams of it take turns. Backward passes call from
 autograd's threads while the training thread waits for them, so no two threads are here at once.
 
-Collectives that happen unseen are counted, so that nobody mistakes a wait in them for compute: every process group numbers its collectives. Where that number moves in a micro-batch, and not while
+Collectives that happen unseen are counted, so that nobody mistakes a wait in them for compute:
+every process group numbers its collectives. Where that number moves in a micro-batch, and not while
 somebody timed what the rank was blocked for, there was a collective that looks like compute: all
 ranks would look alike, and it has to be said instead.
 """
