@@ -8,28 +8,43 @@ change notifies, every wait is for a state, and the thread's end, for whatever r
 change. So nobody waits for something that can no longer come.
 """
 
+import atexit
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 from uuid import uuid4
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ClientClosed, DispatcherError, StepTimeout
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.frame import FrameLimits
+from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.connector import Credentials
-from rollout_workers.client.process import Closing, OwnProcess, refuse_to_travel, validated
+from rollout_workers.client.connector import Connector, Credentials
+from rollout_workers.client.process import (
+    Closing,
+    LoopThread,
+    OwnProcess,
+    refuse_to_travel,
+    validated,
+)
+from rollout_workers.client.role import CLOSE_TIMEOUT_S, Role
 from rollout_workers.rank.core import RankCore
+from rollout_workers.rank.fetcher import Fetcher
 from rollout_workers.rank.held_steps import HeldStep, Received
 from rollout_workers.rank.memory_pool import MemoryPool
-from rollout_workers.rank.shared_memory.incoming import most_mappings
-from rollout_workers.rank.thread import RankThread
+from rollout_workers.rank.shared_memory.gatherer import Gatherer
+from rollout_workers.rank.shared_memory.incoming import SharedMemory, most_mappings
 
 T = TypeVar("T")
 
+#: Sample ids are at most 128 bytes: room for a hundred thousand samples a micro-batch. A payload
+#: of 4 GiB is more than a packed micro-batch of any model holds in token tensors.
+LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=4 * 1024**3)
 #: Before its time is up a wait asks the dispatcher what it is for: at most so many seconds before.
 ASKS_BEFORE_S = 2.0
 
@@ -77,49 +92,31 @@ class RankStep:
         self._client.commit(self.header.step, then)
 
 
-class Feed(Protocol):
-    """What brings a core what it hears, in a thread of its own; hold the condition to look at it.
-
-    failure: what ended it for good, if that was no goodbye; every call raises it.
-    """
-
-    stopping: bool
-    failure: DispatcherError | None
-
-    @property
-    def bytes_received(self) -> int:
-        """So far, on all connections."""
-
-    @property
-    def reconnects(self) -> int:
-        """Connections that were established after the first."""
-
-    def wake(self) -> None:
-        """The core has something to say."""
-
-    def ask(self) -> None:
-        """Have the dispatcher say what the next step waits for."""
-
-    def stop(self) -> None:
-        """Say what is said, and end; idempotent, bounded in time."""
-
-
 class StepClient(Closing):
     """Steps and micro-batches as a thread hears of them, and what the training loop says.
 
     whole_steps: whether a step is handed out only once all of its micro-batches are here.
+
+    A subclass starts the thread, then waits for the welcome. The core, and what is said below of
+    the thread, are touched only while `_condition` is held. _stopping: `close` was called.
+    _failure: what ended it for good, if that was no goodbye; every call raises it.
     """
 
     def __init__(
-        self, core: RankCore, condition: threading.Condition, feed: Feed, *, whole_steps: bool
+        self, core: RankCore, condition: threading.Condition, *, whole_steps: bool
     ) -> None:
-        self._core, self._condition, self._feed = core, condition, feed
+        self._core, self._condition = core, condition
+        self._stopping = False
+        self._failure: DispatcherError | None = None
         self._whole_steps = whole_steps
         self._process = OwnProcess("stream")
         self._steps_taken = self._steps_committed = self._micro_batches = 0
         self._step_wait_s = self._micro_batch_wait_s = 0.0
+
+    def _await_welcome(self) -> None:
+        """Raises what ended it before."""
         try:
-            self.welcome = self._wait(lambda: core.welcome)
+            self.welcome = self._wait(lambda: self._core.welcome)
         except BaseException:
             self.close()
             raise
@@ -161,7 +158,7 @@ class StepClient(Closing):
                 self._core.take(held)
                 self._steps_taken += 1
         finally:
-            self._feed.wake()
+            self._wake()
         return RankStep(self, held.header)
 
     def micro_batch(self, step: int, index: int) -> Received:
@@ -197,7 +194,7 @@ class StepClient(Closing):
                 if then is not None:
                     then()
         finally:
-            self._feed.wake()
+            self._wake()
 
     def tell_collectives(self, count: Callable[[], int]) -> None:
         """Heartbeats say how many collectives of all DP ranks were begun: to find who hangs."""
@@ -215,7 +212,7 @@ class StepClient(Closing):
                 self._check()
                 self._core.finish(discard=discard)
         finally:
-            self._feed.wake()
+            self._wake()
         what = "end of the run"
         self._wait(lambda: True if self._core.exhausted else None, timeout, what)
 
@@ -241,7 +238,7 @@ class StepClient(Closing):
         with self._changed:
             self._check()
             validated(lambda: self._core.set_policy_version(version))
-        self._feed.wake()
+        self._wake()
 
     @property
     def reports_no_version(self) -> bool:
@@ -266,7 +263,7 @@ class StepClient(Closing):
         with self._changed:
             self._check()
             self._core.resume(position)
-        self._feed.wake()
+        self._wake()
         self._wait(lambda: None if self._core.resuming else True)
 
     def checkpoint_saved(self, step: int) -> None:
@@ -274,7 +271,7 @@ class StepClient(Closing):
         with self._changed:
             self._check()
             self._core.checkpoint_saved(step)
-        self._feed.wake()
+        self._wake()
 
     def check(self) -> None:
         """Raise what has ended the stream for good, if anything has."""
@@ -284,19 +281,33 @@ class StepClient(Closing):
     def statistics(self) -> RankStatistics:
         """A snapshot; cheap, and safe from any thread."""
         with self._changed:
+            bytes_received, reconnects = self._connections()
             return RankStatistics(
                 steps_taken=self._steps_taken,
                 steps_committed=self._steps_committed,
                 micro_batches=self._micro_batches,
-                bytes_received=self._feed.bytes_received,
-                reconnects=self._feed.reconnects,
+                bytes_received=bytes_received,
+                reconnects=reconnects,
                 step_wait_s=self._step_wait_s,
                 micro_batch_wait_s=self._micro_batch_wait_s,
             )
 
-    def close(self) -> None:
-        """Deliver what was committed, say goodbye, end the thread. Idempotent, bounded in time."""
-        self._feed.stop()
+    # -- what the thread does for the calls
+
+    @abstractmethod
+    def _connections(self) -> tuple[int, int]:
+        """Bytes received on all connections, and how many were established after the first."""
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """The core has something to say."""
+
+    def _ask(self) -> None:
+        """Have the dispatcher say what the next step waits for, if it can be asked."""
+
+    def _fail(self, error: DispatcherError) -> None:
+        """It cannot go on, whatever the dispatcher says; hold the condition."""
+        self._failure = self._failure or error
 
     # -- waiting
 
@@ -323,7 +334,7 @@ class StepClient(Closing):
                     raise StepTimeout(timeout, self._core.waits_for, what)
                 if asks_at is not None and now >= asks_at:
                     asks_at = None
-                    self._feed.ask()
+                    self._ask()
                 self._changed.wait((asks_at or deadline) - now)
 
     def _next_or_end(self) -> HeldStep | Literal[True] | None:
@@ -335,7 +346,7 @@ class StepClient(Closing):
             held = held if self._here(held) == held.header.num_micro_batches else None
         if held is None and not self._core.hungry:
             self._core.demand(hungry=True)
-            self._feed.wake()
+            self._wake()
         return held
 
     def _await(self, step: int, index: int) -> Received:
@@ -356,9 +367,9 @@ class StepClient(Closing):
 
     def _check(self) -> None:
         """Raise what ended this client, for every call."""
-        if self._feed.failure is not None:
-            raise self._feed.failure
-        if self._feed.stopping:
+        if self._failure is not None:
+            raise self._failure
+        if self._stopping:
             raise ClientClosed("the stream is closed")
 
     def _check_more_comes(self, step: int | None = None) -> None:
@@ -367,6 +378,9 @@ class StepClient(Closing):
 
 class RankClient(StepClient):
     """Connects when made, and keeps at it until closed; a context manager.
+
+    Pings go out from its thread, so a training loop that computes or pauses for minutes is alive.
+    One that nobody closed is closed politely by an exit hook.
 
     generation: None asks for a new generation, which only DP rank 0 may do.
     prefetch_steps: steps to receive ahead of the training loop.
@@ -403,19 +417,38 @@ class RankClient(StepClient):
         shown = Credentials.from_environment() if credentials is None else credentials
         core = self._make_core(
             uuid4().hex, dp_rank, dp_size, generation, prefetch_steps,
-            needs=needs, packed_length=packed_length,
-            training=training,
+            needs=needs, packed_length=packed_length, training=training,
         )  # fmt: skip
         validated(core.hello)
         memory = memory or MemoryPool()
-        changed = self._make_condition()
-        self._thread = RankThread(
-            address, core, changed, reconnect_timeout,
-            credentials=shown, memory=memory, ended=self._ended,
-            # What others have written is ordinary memory: no substitute for pinned, say.
-            mappings=most_mappings() if isinstance(memory, MemoryPool) else 0,
+        # What others have written is ordinary memory: no substitute for pinned, say.
+        mappings = most_mappings() if isinstance(memory, MemoryPool) else 0
+        incoming = SharedMemory(Gatherer(memory, mappings, LIMITS.payload))
+        super().__init__(core, self._make_condition(), whole_steps=whole_steps)
+        self._woken = self._over = False
+        role = Role(
+            core, Side.RANK, LIMITS, self._heard, guard=self._condition, memory=memory,
+            incoming=incoming, name=f"DP rank {dp_rank}",
         )  # fmt: skip
-        super().__init__(core, changed, self._thread, whole_steps=whole_steps)
+        self._fetcher = Fetcher(core, self._condition, memory, spoken=self._wake, failed=self._fail)
+        self._thread = LoopThread("dispatcher-rank")
+        self._connector = Connector(self._thread.loop, address, role, shown, reconnect_timeout)
+        atexit.register(self.close)
+        self._thread.finish(self._run())
+        self._await_welcome()
+
+    def close(self) -> None:
+        """Deliver what was committed, say goodbye, end the thread. Idempotent, bounded in time."""
+        if not self._process.is_here:  # the exit hook, in a forked child
+            return
+        with self._condition:
+            if self._stopping:
+                return
+            self._stopping = True
+            self._condition.notify_all()
+        self._thread.call(self._connector.leave)
+        self._thread.join(2 * CLOSE_TIMEOUT_S)
+        atexit.unregister(self.close)
 
     # -- what a client that others listen to does otherwise
 
@@ -428,10 +461,51 @@ class RankClient(StepClient):
     def _ended(self, failure: DispatcherError | None) -> None:
         """The thread ends, for good; called in it, with the condition held."""
 
+    # -- mechanism
+
     def _check(self) -> None:
         super()._check()
-        if self._thread.over and not self._core.finished:
+        if self._over and not self._core.finished:
             raise ClientClosed(
                 "the stream had ended and its dispatcher was gone before it heard of the "
                 "checkpoint; make a new stream"
             )
+
+    def _connections(self) -> tuple[int, int]:
+        return self._connector.bytes_received, max(self._connector.welcomes - 1, 0)
+
+    def _wake(self) -> None:
+        """Have the thread look at what the core has to say; until it does one wake suffices."""
+        if not self._woken:
+            self._woken = True
+            self._thread.call(self._pump)
+
+    def _ask(self) -> None:
+        self._thread.call(self._connector.ping)
+
+    def _fail(self, error: DispatcherError) -> None:
+        super()._fail(error)
+        self._thread.call(self._connector.leave)
+
+    # -- in the thread
+
+    def _heard(self) -> None:
+        """Wake the training loop, unless it finds nothing new: that costs both threads much."""
+        if self._core.take_news():
+            self._condition.notify_all()
+        self._fetcher.look()
+
+    def _pump(self) -> None:
+        self._woken = False
+        with self._condition:
+            self._fetcher.look()
+        self._connector.pump()
+
+    async def _run(self) -> None:
+        failure = await self._connector.run()
+        self._fetcher.stop()
+        with self._condition:
+            self._failure = self._failure or failure
+            self._over = True
+            self._ended(self._failure)
+            self._condition.notify_all()

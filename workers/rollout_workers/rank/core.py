@@ -28,7 +28,7 @@ from rollout_dispatcher.protocol.versions import (
     STEP_TIMES,
 )
 from rollout_workers.client.role import Outgoing
-from rollout_workers.rank.held_steps import Fetch, Fetches, HeldState, HeldStep, HeldSteps
+from rollout_workers.rank.held_steps import Fetch, HeldState, HeldStep, HeldSteps
 from rollout_workers.stores.requests import StoreRequests
 
 #: Of these each is said, whatever was said before.
@@ -129,7 +129,8 @@ class RankCore:
         self._saved = -1
         self._begun_after = -1
         self._steps = HeldSteps()
-        self._fetches = Fetches(self._steps)
+        #: Bytes to fetch ahead of payload stores, None: any.
+        self._prefetch_bytes: int | None = None
         #: What the dispatcher asks of this process's payload stores.
         self.store_requests = StoreRequests()
         #: Where the connection stands: HELLO is said, it is welcomed, HELLO is to be said again.
@@ -469,7 +470,7 @@ class RankCore:
 
     def take_fetches(self) -> list[Fetch]:
         """What to fetch now; each is `found` or `missed` in the end, unless it is not `wanted`."""
-        return list(self._fetches.take(waits=self._asked))
+        return list(self._steps.to_fetch(self._prefetch_bytes, waits=self._asked))
 
     def wanted(self, fetch: Fetch) -> bool:
         """Whether its step is still held."""
@@ -477,16 +478,18 @@ class RankCore:
 
     def found(self, fetch: Fetch, payload: memoryview) -> None:
         """All that a micro-batch lacked is fetched; payload: of all its samples."""
-        self._fetches.found(fetch, payload)
+        if self.wanted(fetch):
+            fetch.held.fetched(fetch.received.header.index, payload)
         self._tell()
 
     def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
         """Samples of a micro-batch, by id, are gone, and why."""
-        self._fetches.missed(fetch, missing)
+        if self.wanted(fetch):
+            fetch.held.missed(fetch.received.header.index, missing)
         self._tell()
 
     def _tell(self) -> None:
-        for message in self._fetches.tell():
+        for message in self._steps.tell():
             self._say(message)
 
     # -- mechanism
@@ -521,7 +524,7 @@ class RankCore:
         if self.welcome is None or self._resuming:
             self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
-        self._fetches.limit = welcome.prefetch_bytes
+        self._prefetch_bytes = welcome.prefetch_bytes
         if self._told_resume == self._resume:
             self._connected, self._resuming = True, False
         else:

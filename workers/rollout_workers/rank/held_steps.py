@@ -124,11 +124,6 @@ class HeldStep:
             self.referenced[header.index] = sum(reference.nbytes for reference in lacking)
         self.micro_batches.append(received)
 
-    def fetch(self, index: int) -> None:
-        """What a micro-batch lacks is being fetched from now on."""
-        self.asked.add(index)
-        self.fetching.add(index)
-
     def fetched(self, index: int, payload: memoryview) -> None:
         """What a micro-batch lacked is in this payload, which is that of all its samples."""
         header = self.micro_batches[index].header
@@ -249,6 +244,44 @@ class HeldSteps:
         elif step > self.committed:
             raise ProtocolError(f"release of step {step}, which was not announced")
 
+    # -- payload stores
+
+    def to_fetch(self, limit: int | None, *, waits: bool) -> Iterator["Fetch"]:
+        """What to fetch now, taken as begun.
+
+        limit: bytes ahead, None: any. waits: whether the training loop asked for a step.
+        """
+        ahead, following = 0, self.following()
+        for held in self:
+            if not held.header.num_referenced:
+                continue
+            if len(held.micro_batches) < held.header.num_micro_batches:
+                return  # and later ones are not here either
+            taken = held.state is HeldState.TAKEN
+            for index, nbytes in held.referenced.items():
+                ahead += 0 if taken else nbytes
+                if index in held.asked:
+                    continue
+                fits = taken or limit is None or ahead <= limit
+                if not fits and not (waits and held is following):
+                    return
+                held.asked.add(index)
+                held.fetching.add(index)
+                yield Fetch(held, held.micro_batches[index], held.lacking[index])
+
+    def tell(self) -> Iterator[m.Message]:
+        """What there is to say of the steps and was not said yet; taken as said once yielded."""
+        all_before = True
+        for held in self:
+            all_before &= held.is_resolved
+            if not held.told and all_before:
+                held.told = True
+                header = held.header
+                yield m.Prepared(step=header.step, digest=header.digest, attempt=header.attempt)
+            elif not held.told and held.is_unresolved:
+                held.told = True
+                yield _unresolved(held)
+
     # -- the training loop
 
     @property
@@ -309,59 +342,6 @@ class Fetch:
     held: HeldStep
     received: Received
     references: Sequence[Reference]
-
-
-class Fetches:
-    """What is fetched of the steps that a rank holds. limit: bytes ahead, None: any."""
-
-    def __init__(self, steps: HeldSteps) -> None:
-        self._steps = steps
-        self.limit: int | None = None
-
-    def take(self, *, waits: bool) -> Iterator[Fetch]:
-        """What to fetch now, taken as begun. waits: whether the training loop asked for a step."""
-        ahead, following = 0, self._steps.following()
-        for held in self._steps:
-            if not held.header.num_referenced:
-                continue
-            if len(held.micro_batches) < held.header.num_micro_batches:
-                return  # and later ones are not here either
-            taken = held.state is HeldState.TAKEN
-            for index, nbytes in held.referenced.items():
-                ahead += 0 if taken else nbytes
-                if index in held.asked:
-                    continue
-                fits = taken or self.limit is None or ahead <= self.limit
-                if not fits and not (waits and held is following):
-                    return
-                held.fetch(index)
-                yield Fetch(held, held.micro_batches[index], held.lacking[index])
-
-    def found(self, fetch: Fetch, payload: memoryview) -> None:
-        """All that a micro-batch lacked is fetched; payload: of all its samples."""
-        if self._steps.holds(fetch.held):
-            fetch.held.fetched(fetch.received.header.index, payload)
-
-    def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
-        """Samples of a micro-batch, by id, are gone, and why."""
-        if self._steps.holds(fetch.held):
-            fetch.held.missed(fetch.received.header.index, missing)
-
-    def tell(self) -> Iterator[m.Message]:
-        """What there is to say of the steps and was not said yet; taken as said once yielded."""
-        all_before = True
-        for held in self._steps:
-            all_before &= held.is_resolved
-            if not held.told and all_before:
-                held.told = True
-                yield _prepared(held.header)
-            elif not held.told and held.is_unresolved:
-                held.told = True
-                yield _unresolved(held)
-
-
-def _prepared(header: m.StepHeader) -> m.Prepared:
-    return m.Prepared(step=header.step, digest=header.digest, attempt=header.attempt)
 
 
 def _unresolved(held: HeldStep) -> m.Unresolved:

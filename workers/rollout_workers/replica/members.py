@@ -16,7 +16,6 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.process import OwnProcess
 from rollout_workers.client.role import CLOSE_TIMEOUT_S
 from rollout_workers.process_group import Place
 from rollout_workers.rank.client import RankClient, StepClient
@@ -261,99 +260,8 @@ class FollowerCore(RankCore):
         """What the leader says, it says for all."""
 
 
-class Hearing:
-    """The thread that hears what the leader tells; a `Feed`.
-
-    lost: why nothing more comes, once the leader or a peer has taken its leave. last_step: that all
-        have begun by then.
-    """
-
-    def __init__(
-        self, channel: Channel, core: FollowerCore, changed: threading.Condition, memory: Memory
-    ) -> None:
-        self._channel, self._core, self._changed = channel, core, changed
-        self._memory = memory
-        self._fetcher = Fetcher(core, changed, memory, spoken=self.wake, failed=self._fail)
-        self._process = OwnProcess("stream")
-        self.bytes_received = self.reconnects = 0
-        self.stopping = False
-        self.failure: DispatcherError | None = None
-        self.lost: PeerLost | None = None
-        self.last_step = -1
-        self._thread = threading.Thread(target=self._run, name="dispatcher-follower", daemon=True)
-        self._thread.start()
-        atexit.register(self.stop)
-
-    def wake(self) -> None:
-        """It has nothing to say; but what its training loop does may make room to fetch more."""
-        with self._changed:
-            self._fetcher.look()
-
-    def ask(self) -> None:
-        """The leader asks for all of them."""
-
-    def stop(self) -> None:
-        """Say so when the leader asks next, and end; bounded in time."""
-        if not self._process.is_here:
-            return
-        with self._changed:
-            self.stopping = True
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
-        atexit.unregister(self.stop)
-
-    # -- in the thread
-
-    def _run(self) -> None:
-        try:
-            while self._hear():
-                pass
-        except DispatcherError as error:
-            failure: DispatcherError | None = error
-        except Exception as error:
-            failure = PeerLost(
-                f"the DP leader of this model replica, rank {self._channel.ranks[0]}, is gone, or "
-                f"one of its other ranks {list(self._channel.ranks[1:])}: "
-                f"{reason(error)}; look at what ended it, and start the trainer again"
-            )
-        else:
-            failure = self.failure
-        self._channel.close()
-        self._fetcher.stop()
-        with self._changed:
-            self.failure = self.failure or failure
-            self._changed.notify_all()
-
-    def _fail(self, error: DispatcherError) -> None:
-        """What it needs is gone; hold `changed`."""
-        self.failure = self.failure or error
-
-    def _hear(self) -> bool:
-        """Take one message; whether another may come."""
-        message, payload = self._channel.hear(self._memory)
-        if isinstance(message, ROUNDS):
-            return self._answer(message)
-        with self._changed:
-            self.bytes_received += payload.nbytes
-            if not self.stopping:
-                self._core.heard(message, payload, 0.0)
-                self._fetcher.look()
-                self._changed.notify_all()
-        return True
-
-    def _answer(self, message: m.Message) -> bool:
-        left = self._channel.agree(self._core.taken if self.stopping else None)
-        with self._changed:
-            if isinstance(message, m.Error):
-                self.failure = restored(message)
-            elif left is not None:
-                self.lost, self.last_step = peer_left(left.rank), left.step
-            return left is None
-
-
 class Follower(StepClient):
-    """A DP rank's client in a process that is not the DP leader: it waits for what that tells.
+    """A DP rank's client in a process that is not the DP leader: it hears what that tells.
 
     memory: gives what a micro-batch's payload is received into.
 
@@ -370,13 +278,84 @@ class Follower(StepClient):
         training: Mapping[str, str],
     ) -> None:
         core, changed = FollowerCore(place, training), threading.Condition()
-        self._hearing = Hearing(channel, core, changed, memory)
-        super().__init__(core, changed, self._hearing, whole_steps=whole_steps)
+        super().__init__(core, changed, whole_steps=whole_steps)
+        self._channel, self._memory, self._num_bytes = channel, memory, 0
+        self._fetcher = Fetcher(core, changed, memory, spoken=self._wake, failed=self._fail)
+        #: Why nothing more comes, once the leader or a peer has taken its leave, and the last step
+        #: that all have begun by then.
+        self._lost: PeerLost | None = None
+        self._last_step = -1
+        self._thread = threading.Thread(target=self._run, name="dispatcher-follower", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+        self._await_welcome()
+
+    def close(self) -> None:
+        """Say so when the leader asks next, and end; bounded in time."""
+        if not self._process.is_here:
+            return
+        with self._condition:
+            self._stopping = True
+            self._condition.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_TIMEOUT_S)
+        atexit.unregister(self.close)
+
+    def _connections(self) -> tuple[int, int]:
+        return self._num_bytes, 0
+
+    def _wake(self) -> None:
+        """It has nothing to say; but what its training loop does may make room to fetch more."""
+        with self._condition:
+            self._fetcher.look()
 
     def _check_more_comes(self, step: int | None = None) -> None:
-        begun = step is not None and step <= self._hearing.last_step
-        if self._hearing.lost is not None and not begun:
-            raise self._hearing.lost
+        begun = step is not None and step <= self._last_step
+        if self._lost is not None and not begun:
+            raise self._lost
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        failure: DispatcherError | None = None
+        try:
+            while self._hear():
+                pass
+        except DispatcherError as error:
+            failure = error
+        except Exception as error:
+            failure = PeerLost(
+                f"the DP leader of this model replica, rank {self._channel.ranks[0]}, is gone, or "
+                f"one of its other ranks {list(self._channel.ranks[1:])}: "
+                f"{reason(error)}; look at what ended it, and start the trainer again"
+            )
+        self._channel.close()
+        self._fetcher.stop()
+        with self._condition:
+            self._failure = self._failure or failure
+            self._condition.notify_all()
+
+    def _hear(self) -> bool:
+        """Take one message; whether another may come."""
+        message, payload = self._channel.hear(self._memory)
+        if isinstance(message, ROUNDS):
+            return self._answer(message)
+        with self._condition:
+            self._num_bytes += payload.nbytes
+            if not self._stopping:
+                self._core.heard(message, payload, 0.0)
+                self._fetcher.look()
+                self._condition.notify_all()
+        return True
+
+    def _answer(self, message: m.Message) -> bool:
+        left = self._channel.agree(self._core.taken if self._stopping else None)
+        with self._condition:
+            if isinstance(message, m.Error):
+                self._failure = restored(message)
+            elif left is not None:
+                self._lost, self._last_step = peer_left(left.rank), left.step
+            return left is None
 
 
 def _shown(position: m.CheckpointPosition | None) -> str:
