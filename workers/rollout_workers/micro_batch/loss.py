@@ -11,7 +11,7 @@ normaliser says. A filler adds zero.
     group-mean                every group of the step weighs the same, every token within a group
     constant:C                the sum over all tokens, over a number that the data have no say in
 
-Symbols in each normaliser's formula:
+Symbols in the normalisers' formulas:
 
     l[i,t]  loss of token t of sample i        N  samples of the step, over all DP ranks
     w[i,t]  its weight; of a mask, 1 or 0      S  those of them that have any weight
@@ -20,15 +20,14 @@ Symbols in each normaliser's formula:
 
 Fillers are no samples, and neither are members of groups that were dropped. All sums are over the
 whole step, whatever its size.
-
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from functools import cached_property
-from typing import ClassVar, Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -67,126 +66,67 @@ class Share(Enum):
     GROUP = 2
 
 
-class Normaliser(Protocol):
-    """A way to average: the loss is the sum of l * w / share, over a denominator."""
+class Normaliser(NamedTuple):
+    """A way to average: the loss is the sum of l * w / share, over a denominator.
 
-    @property
-    def share(self) -> Share:
-        """What every weight is divided by."""
-
-    def denominator(self, totals: Totals) -> float:
-        """What the loss of the whole step is divided by."""
-
-
-class TokenMean:
-    """sum over i, t of w[i,t] l[i,t] / sum over i, t of w[i,t].
-
-    Long samples weigh more. DAPO; verl's `token-mean`, TRL's `dapo`.
+    denominator: what the loss of the whole step is divided by. is_expected: whether the dispatcher
+    has to say what weight so many samples have as a rule.
     """
 
-    share = Share.NOTHING
-
-    def denominator(self, totals: Totals) -> float:
-        """The sum of all weights; of a mask, the number of tokens that it counts."""
-        return totals.weight
+    share: Share
+    denominator: Callable[[Totals], float]
+    is_expected: bool = False
 
 
-class TokenMeanExpected:
-    """sum over i, t of w[i,t] l[i,t] / (N E), E the running mean of W[i] as samples arrive.
-
-    As `token-mean` divides on average, but long samples that leave together weigh no less for it:
-    their step's gradient is longer instead. The dispatcher fixes E when it plans the step.
-    """
-
-    share = Share.NOTHING
-
-    def denominator(self, totals: Totals) -> float:
-        """N E as a whole number, which is `token-mean`'s where all samples have E."""
-        assert totals.expected is not None, "the dispatcher was asked for it"
-        return totals.expected
+def _expected(totals: Totals) -> float:
+    """N E as a whole number, which is `token-mean`'s where all samples have E."""
+    assert totals.expected is not None, "the dispatcher was asked for it"
+    return totals.expected
 
 
-class SequenceMean:
-    """1/S sum over i of (sum over t of w[i,t] l[i,t] / W[i]).
-
-    GRPO as it was published; verl's `seq-mean-token-mean`; TRL's `grpo`, which counts samples
-    without any weight too.
-    """
-
-    share = Share.SAMPLE
-
-    def denominator(self, totals: Totals) -> float:
-        """Samples that have any weight."""
+def _groups(totals: Totals) -> float:
+    """Groups that have any weight."""
+    if totals.groups is None:
         return totals.weighted_samples
+    return int((totals.groups > 0).sum())
 
 
-class SequenceMeanTokenSum:
-    """1/S sum over i, t of w[i,t] l[i,t].
-
-    A sample weighs by its length, a step does not: steps of long samples have long gradients.
-    verl's `seq-mean-token-sum`.
-    """
-
-    share = Share.NOTHING
-
-    def denominator(self, totals: Totals) -> float:
-        """Samples that have any weight."""
-        return totals.weighted_samples
-
-
-class GroupMean:
-    """1/G sum over g of (sum over i in g, t of w[i,t] l[i,t] / V[g]).
-
-    The token mean of each prompt's answers, averaged over prompts. A sample without a group is one
-    of its own. Members of a group may be on any ranks; those that were dropped do not count.
-    """
-
-    share = Share.GROUP
-
-    def denominator(self, totals: Totals) -> float:
-        """Groups that have any weight."""
-        if totals.groups is None:
-            return totals.weighted_samples
-        return int((totals.groups > 0).sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """1/(C N) sum over i, t of w[i,t] l[i,t], with C = `tokens`: the longest completion, usually.
-
-    Unbiased where the means above are not: how long samples are, and which of their tokens count,
-    changes nothing about the weight of others. Samples without any weight count in N. Dr. GRPO;
-    TRL's `dr_grpo`; verl's `seq-mean-token-sum-norm`, which leaves N out.
-    """
-
-    tokens: float
-    share: ClassVar = Share.NOTHING
-
-    def denominator(self, totals: Totals) -> float:
-        """So many tokens for each sample of the step."""
-        return self.tokens * totals.samples
-
-
-#: Those that a word alone names.
-NORMALISERS: dict[str, type[Normaliser]] = {
-    "token-mean": TokenMean,
-    "token-mean-expected": TokenMeanExpected,
-    "sequence-mean": SequenceMean,
-    "sequence-mean-token-sum": SequenceMeanTokenSum,
-    "group-mean": GroupMean,
+#: By the words that name them.
+NORMALISERS = {
+    # sum over i, t of w[i,t] l[i,t] / sum over i, t of w[i,t]. Long samples weigh more. DAPO;
+    # verl's `token-mean`, TRL's `dapo`.
+    "token-mean": Normaliser(Share.NOTHING, lambda totals: totals.weight),
+    # sum over i, t of w[i,t] l[i,t] / (N E), E the running mean of W[i] as samples arrive. As
+    # `token-mean` divides on average, but long samples that leave together weigh no less for it:
+    # their step's gradient is longer instead. The dispatcher fixes E when it plans the step.
+    "token-mean-expected": Normaliser(Share.NOTHING, _expected, is_expected=True),
+    # 1/S sum over i of (sum over t of w[i,t] l[i,t] / W[i]). GRPO as it was published; verl's
+    # `seq-mean-token-mean`; TRL's `grpo`, which counts samples without any weight too.
+    "sequence-mean": Normaliser(Share.SAMPLE, lambda totals: totals.weighted_samples),
+    # 1/S sum over i, t of w[i,t] l[i,t]. A sample weighs by its length, a step does not: steps of
+    # long samples have long gradients. verl's `seq-mean-token-sum`.
+    "sequence-mean-token-sum": Normaliser(Share.NOTHING, lambda totals: totals.weighted_samples),
+    # 1/G sum over g of (sum over i in g, t of w[i,t] l[i,t] / V[g]). The token mean of each
+    # prompt's answers, averaged over prompts. A sample without a group is one of its own. Members
+    # of a group may be on any ranks; those that were dropped do not count.
+    "group-mean": Normaliser(Share.GROUP, _groups),
 }
-#: Those that take a positive number, behind a colon.
-WITH_NUMBER = {"constant": Constant}
-WORDS = (*NORMALISERS, *(f"{word}:NUMBER" for word in WITH_NUMBER))
+#: With a positive number C behind a colon: 1/(C N) sum over i, t of w[i,t] l[i,t], C usually the
+#: longest completion. Unbiased where the means above are not: how long samples are, and which of
+#: their tokens count, changes nothing about the weight of others. Samples without any weight count
+#: in N. Dr. GRPO; TRL's `dr_grpo`; verl's `seq-mean-token-sum-norm`, which leaves N out.
+CONSTANT = "constant"
+WORDS = (*NORMALISERS, f"{CONSTANT}:NUMBER")
 
 
 def normaliser(option: str, word: object) -> Normaliser:
     """The normaliser that a word names; raises ConfigError that lists the words."""
     name, colon, number = str(word).partition(":")
     if name in NORMALISERS and not colon:
-        return NORMALISERS[name]()
-    if name in WITH_NUMBER:
-        return WITH_NUMBER[name](_number(option, word, number))
+        return NORMALISERS[name]
+    if name == CONSTANT:
+        tokens = _number(option, word, number)
+        return Normaliser(Share.NOTHING, lambda totals: tokens * totals.samples)
     raise ConfigError(f"{option} is {word!r}; choose from {', '.join(WORDS)}")
 
 
@@ -238,7 +178,7 @@ class Loss:
     weights: str = LOSS_MASK
 
     def __post_init__(self) -> None:
-        if isinstance(self.normaliser(), TokenMeanExpected) and self.weights != LOSS_MASK:
+        if self.normaliser().is_expected and self.weights != LOSS_MASK:
             raise ConfigError(
                 f"{self.normalisation} of {self.weights}: the dispatcher knows what to expect of "
                 f"{LOSS_MASK} alone; use another normalisation"
@@ -278,7 +218,7 @@ class LossConfig:
     """
 
     grad_ranks: int
-    normalisation: Normaliser = field(default_factory=TokenMean)
+    normalisation: Normaliser = NORMALISERS["token-mean"]
     grad_reduction: GradReduction = GradReduction.MEAN
     weights_dtype: torch.dtype = torch.float32
     others: tuple[NamedLoss, ...] = ()
@@ -299,7 +239,7 @@ class LossConfig:
         """Capabilities that the dispatcher has to have for them: what headers tell."""
         ways = [loss.normaliser for loss in self.losses]
         groups = {GROUP_TOTALS for way in ways if way.share is Share.GROUP}
-        expected = {EXPECTED_LOSS for way in ways if isinstance(way, TokenMeanExpected)}
+        expected = {EXPECTED_LOSS for way in ways if way.is_expected}
         return frozenset(groups | expected)
 
     def scale(self, denominator: float, num_micro_batches: int) -> float:

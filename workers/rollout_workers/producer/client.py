@@ -33,7 +33,7 @@ from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.connector import Connector, Credentials
 from rollout_workers.client.process import OwnProcess
 from rollout_workers.client.role import CLOSE_TIMEOUT_S, Role
-from rollout_workers.feedback import DroppedSample, Feedback
+from rollout_workers.feedback import Feedback
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.pushes import GRACE_S, Put, batches
@@ -130,22 +130,18 @@ class ProducerClient:
             self._waiting.pop(handle, None)
             self._core.forget(handle)
 
-    def feedback(self) -> Feedback:
-        """What the dispatcher has said last of the trainer; any thread may ask."""
+    @property
+    def core(self) -> ProducerCore:
+        """What it has heard; any thread may look. Raises ConfigError in a forked child."""
         self._process.check()
-        return self._core.hearing.feedback()
-
-    def dropped(self) -> list[DroppedSample]:
-        """Samples that were dropped, each told once; any thread may ask."""
-        self._process.check()
-        return self._core.hearing.take_dropped()
+        return self._core
 
     async def next_feedback(self, after: Feedback, timeout: float | None) -> Feedback:
         """Wait until there is other feedback than that, or for so many seconds."""
         self._check()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while (found := self.feedback()) == after:
+                while (found := self._core.hearing.feedback()) == after:
                     news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._listening.add(news)
                     try:
@@ -153,7 +149,7 @@ class ProducerClient:
                     finally:
                         self._listening.discard(news)
                 return found
-        return self.feedback()
+        return self._core.hearing.feedback()
 
     async def close(self) -> None:
         """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
@@ -216,22 +212,10 @@ class ProducerClient:
             raise ClientClosed("the producer is not started; use `async with` or call start()")
         return self._connector
 
-    @property
-    def run_id(self) -> str:
-        """Of the run that has welcomed this producer last; any thread may ask."""
-        self._process.check()
-        return self._core.run_id
-
     def _run_changed(self, change: RunChanged) -> None:
         if self._raises_run_change:
             raise change
         log.warning("%s", change)
-
-    @property
-    def payload_stores(self) -> tuple[str, ...]:
-        """The payload stores that samples may lie in; any thread may ask."""
-        self._process.check()
-        return self._core.objects.stores
 
     def _heard(self) -> None:
         """The core has heard something: do what it asks for, and tell whoever waits for it."""

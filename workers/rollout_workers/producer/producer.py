@@ -109,14 +109,14 @@ class _Producer:
     @property
     def run_id(self) -> str:
         """Of the run that takes this producer's samples; another one after a change of runs."""
-        return self._client.run_id
+        return self._client.core.run_id
 
     def feedback(self) -> Feedback:
         """What the dispatcher has said last of the trainer: how far this producer is ahead of it.
 
         It comes with the answers to pushes and, when something changes, by itself.
         """
-        return self._client.feedback()
+        return self._client.core.hearing.feedback()
 
     def dropped(self) -> list[DroppedSample]:
         """Samples of this producer that were accepted and will not be trained on, each told once.
@@ -124,7 +124,7 @@ class _Producer:
         Best effort: what is dropped while this producer is not connected is counted by the
         dispatcher alone, and of more than 16,384 that nobody asks for the newest are kept.
         """
-        return self._client.dropped()
+        return self._client.core.hearing.take_dropped()
 
     # -- made into methods below, without the underscore
 
@@ -256,7 +256,7 @@ class _Producer:
                 "referenced sample is read as it lies: write it with loss_mask[i] for token i, and "
                 "push its reference by another producer",
             )
-        return encode_references(samples, self._client.payload_stores, self._group_size)
+        return encode_references(samples, self._client.core.objects.stores, self._group_size)
 
     async def _push_one(self, sample: Sequence[EncodedSample], timeout: float | None) -> Outcome:
         return (await self._push_encoded(sample, timeout))[0]

@@ -17,9 +17,8 @@ the model, in which part of it the rank was blocked.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -388,44 +387,6 @@ LOOKS = (0, 1, 4, 16)
 PATIENCE = 3
 
 
-class Timer(Protocol):
-    """What a step tells of its micro-batches."""
-
-    def hand_out(self, index: int) -> None:
-        """One is computed from now on."""
-
-    def asked(self, index: int) -> None:
-        """The training loop is done with it."""
-
-    def timer(self, key: str, index: int | None = None) -> AbstractContextManager[None]:
-        """See `Step.timer`."""
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """See `Step.waiting`."""
-
-
-class Untimed:
-    """Times nothing."""
-
-    def hand_out(self, index: int) -> None:
-        """Nothing."""
-
-    def asked(self, index: int) -> None:
-        """Nothing."""
-
-    def timer(
-        self,
-        key: str,  # noqa: ARG002
-        index: int | None = None,  # noqa: ARG002
-    ) -> AbstractContextManager[None]:
-        """Nothing."""
-        return nullcontext()
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Nothing."""
-        return nullcontext()
-
-
 class Timing:
     """Times the steps of one stream.
 
@@ -464,10 +425,10 @@ class Timing:
         """In process groups of all DP ranks, so far; from any thread."""
         return self._collectives.begun()
 
-    def begin(self, step: int, count: int) -> Timer:
-        """A step begins; count: its micro-batches, of which no more are timed than can be told."""
+    def begin(self, step: int, count: int) -> StepTimer | None:
+        """A step begins; count: its micro-batches. None where these are more than can be told."""
         if count > m.MAX_TIMED:
-            return Untimed()
+            return None
         looks = self._dp_size > 1 and (self._puzzles or not self._is_probed)
         if looks and self._steps in LOOKS:
             self._is_probed |= probes.probe_all()
@@ -480,9 +441,9 @@ class Timing:
             cannot = unseen and f"{unseen}, {REMEDY}"
         return StepTimer(self._clock_like(clock), step, count, self._collectives, cannot)
 
-    def finish(self, timer: Timer, at: float | None = None) -> None:
+    def finish(self, timer: StepTimer | None, at: float | None = None) -> None:
         """A step is committed, at this time: tell what is known by now. See `StepTimer.finish`."""
-        if isinstance(timer, StepTimer):
+        if timer is not None:
             timer.finish(at)
             self._waiting.append(timer)
         self.flush()
