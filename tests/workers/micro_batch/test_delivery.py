@@ -34,6 +34,7 @@ class Ahead(Delivery):
     ahead = True
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[str] = []
 
     def send(self, batch: MicroBatch) -> Coming:
