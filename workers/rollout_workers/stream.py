@@ -28,7 +28,15 @@ from rollout_workers.client.process import Closing, refuse_to_travel
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss import Loss, choice, loss_config
+from rollout_workers.micro_batch.loss import (
+    GradReduction,
+    Loss,
+    LossConfig,
+    choice,
+    divisor,
+    named_losses,
+    normaliser,
+)
 from rollout_workers.rank.client import RankStatistics, RankStep
 from rollout_workers.rank.memory_pool import MemoryPool
 from rollout_workers.step import Step
@@ -156,21 +164,16 @@ class MicroBatchStream(Closing):
         measure: bool = True,
     ) -> None:
         topology = find_topology(
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-            process_group=process_group,
-            generation=generation,
-            mesh=mesh,
-            dp_dims=dp_dims,
-            grad_mesh=grad_mesh,
-        )
-        loss = loss_config(
+            dp_rank=dp_rank, dp_size=dp_size, process_group=process_group, generation=generation,
+            mesh=mesh, dp_dims=dp_dims, grad_mesh=grad_mesh,
+        )  # fmt: skip
+        loss = LossConfig(
             topology.grad_ranks,
-            loss_normalisation=loss_normalisation,
-            losses=losses or {},
-            grad_reduction=grad_reduction,
-            trainer_divides_by=trainer_divides_by,
-            weights_dtype=weights_dtype,
+            normaliser("loss_normalisation", loss_normalisation),
+            choice(GradReduction, "grad_reduction", grad_reduction),
+            weights_dtype,
+            named_losses(losses or {}),
+            divisor(trainer_divides_by),
         )
         collation = None if layout is None else choice(Collation, "layout", layout)
         if epochs is not None and (not isinstance(epochs, int) or epochs < 1):

@@ -127,13 +127,13 @@ class Topology:
 
 def find_topology(
     *,
-    dp_rank: int | None = None,
-    dp_size: int | None = None,
-    process_group: dist.ProcessGroup | None = None,
-    generation: int | None = None,
-    mesh: DeviceMesh | None = None,
-    dp_dims: str | Sequence[str] | None = None,
-    grad_mesh: DeviceMesh | None = None,
+    dp_rank: int | None,
+    dp_size: int | None,
+    process_group: dist.ProcessGroup | None,
+    generation: int | None,
+    mesh: DeviceMesh | None,
+    dp_dims: str | Sequence[str] | None,
+    grad_mesh: DeviceMesh | None,
 ) -> Topology:
     """What a stream's options say; see `MicroBatchStream`. Raises ConfigError."""
     _refuse_loader_workers()

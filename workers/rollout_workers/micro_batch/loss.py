@@ -252,26 +252,6 @@ class LossConfig:
         return ranks * divided / denominator if denominator else 0.0
 
 
-def loss_config(
-    grad_ranks: int,
-    *,
-    loss_normalisation: str,
-    losses: Mapping[str, Loss],
-    grad_reduction: str,
-    trainer_divides_by: int | str,
-    weights_dtype: torch.dtype,
-) -> LossConfig:
-    """What a stream's options say; see `MicroBatchStream`. Raises ConfigError."""
-    return LossConfig(
-        grad_ranks,
-        normaliser("loss_normalisation", loss_normalisation),
-        choice(GradReduction, "grad_reduction", grad_reduction),
-        weights_dtype,
-        named_losses(losses),
-        divisor(trainer_divides_by),
-    )
-
-
 def choice(kind: type[Choice], option: str, word: str) -> Choice:
     """The member that a word names; raises ConfigError that lists the words."""
     try:

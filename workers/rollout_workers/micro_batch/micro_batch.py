@@ -277,15 +277,38 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
         Without `num_items_in_batch` a filler's loss is NaN: none of its labels counts.
         """
-        nested = self.layout is Collation.JAGGED
-        return hugging_face(self.as_packed() if nested else self)
+        need(self, "as_hf() takes", "input_ids", "position_ids")
+        batch = self.as_packed() if self.layout is Collation.JAGGED else self
+        ids = {name: batch[name] for name in ("input_ids", "position_ids")}
+        found = {**ids, "labels": batch.labels}
+        if batch.layout is Collation.PADDED:
+            return {**found, "attention_mask": batch["attention_mask"].long()}
+        starts, longest = batch["cu_seqlens"], batch.max_seqlen
+        return {
+            **{name: tensor[None] for name, tensor in found.items()},
+            "cu_seq_lens_q": starts,
+            "cu_seq_lens_k": starts,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "use_cache": False,
+        }
 
     def as_tensordict(self) -> "TensorDict":
         """Its tensors as a TensorDict, of batch size [n], where ragged ones are nested; packed: [].
 
         Raises ImportError without the package `tensordict`.
         """
-        return tensordict(self)
+        try:
+            from tensordict import TensorDict  # noqa: PLC0415  nothing else needs it
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "as_tensordict() needs tensordict, which is not installed here; install it with "
+                "pip install tensordict",
+                name="tensordict",
+            ) from error
+        if self.layout is Collation.PACKED:
+            return TensorDict(dict(self), batch_size=[])
+        return TensorDict(by_sample(self), batch_size=[self.num_samples])
 
 
 #: What is not a tensor, and goes along unchanged when a function is mapped over the tensors.
@@ -327,39 +350,6 @@ def labels_of(ids: Tensor, loss_mask: Tensor | None, placement: Placement) -> Te
         counts[layouts.index(placement.rows_of_tokens, rows)] = True
     counts[layouts.index(placement.starts, rows)] = False
     return rows.masked_fill(~counts, IGNORED).view_as(ids)
-
-
-def hugging_face(batch: MicroBatch) -> dict[str, Tensor | int]:
-    """See `MicroBatch.as_hf`; of packed and padded ones."""
-    need(batch, "as_hf() takes", "input_ids", "position_ids")
-    ids = {name: batch[name] for name in ("input_ids", "position_ids")}
-    found = {**ids, "labels": batch.labels}
-    if batch.layout is Collation.PADDED:
-        return {**found, "attention_mask": batch["attention_mask"].long()}
-    starts, longest = batch["cu_seqlens"], batch.max_seqlen
-    return {
-        **{name: tensor[None] for name, tensor in found.items()},
-        "cu_seq_lens_q": starts,
-        "cu_seq_lens_k": starts,
-        "max_length_q": longest,
-        "max_length_k": longest,
-        "use_cache": False,
-    }
-
-
-def tensordict(batch: MicroBatch) -> "TensorDict":
-    """See `MicroBatch.as_tensordict`."""
-    try:
-        from tensordict import TensorDict  # noqa: PLC0415  nothing else needs it
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "as_tensordict() needs tensordict, which is not installed here; install it with "
-            "pip install tensordict",
-            name="tensordict",
-        ) from error
-    if batch.layout is Collation.PACKED:
-        return TensorDict(dict(batch), batch_size=[])
-    return TensorDict(by_sample(batch), batch_size=[batch.num_samples])
 
 
 def by_sample(batch: MicroBatch) -> dict[str, Tensor]:

@@ -7,15 +7,16 @@ groups and the step has any, the weights of each.
 It is added up by a collective that every rank leaves with the same, or with an error. What can fail
 on one rank is computed before, and told to the others where they wait:
 
-    compute --> all_gather [failed?, length, what] --> all agree --> all_reduce float64
+    compute --> all_gather [length or failed, what, words] --> all agree --> all_reduce float64
                                     |
-                                    +--> one failed, or they differ: all_gather of words, all raise
+                                    +--> one failed, or they differ: all raise
 
 A rank waits without being deaf: what ends its stream meanwhile, as the loss of another rank does,
 ends the wait.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from struct import Struct
 from time import monotonic, sleep
 from zlib import crc32
 
@@ -138,6 +139,10 @@ def _array(values: list[int] | None) -> FloatArray | None:
     return None if values is None else np.array(values, np.float64)
 
 
+#: How long a rank's part of a total is, and a checksum of what it is of.
+_HEAD = Struct("!qI")
+#: Of the part of a rank that failed.
+_FAILED = -1
 #: How long a rank that has failed waits for the others to hear why.
 PATIENCE_S = 10.0
 #: Between two looks at whether the others have come: from the first to the second.
@@ -186,52 +191,43 @@ class RankTotals:
         try:
             values = np.asarray(local(), np.float64)
         except Exception as error:
-            self._tell(what, error)
+            until = monotonic() + PATIENCE_S
+
+            def patience(error: Exception = error) -> None:
+                if monotonic() > until:
+                    raise error
+
+            self._gathered(what, _FAILED, f"failed: {type(error).__name__}: {error}", patience)
             raise
-        self._agree(what, values)
+        said = self._gathered(what, len(values), f"takes {what} ({len(values)} long)", self._check)
+        self._agree(what, said)
         total = torch.from_numpy(values.copy()).to(device_of(self._group))
         self._wait(dist.all_reduce(total, group=self._group, async_op=True), self._check)
         found: FloatArray = total.cpu().numpy()
         return found
 
-    # -- agreeing
-
-    def _agree(self, what: str, values: FloatArray) -> None:
-        rows = self._gathered(_status(what, len(values)), self._check)
-        if bool((rows == rows[0]).all()):
+    def _agree(self, what: str, said: list[bytes]) -> None:
+        """Raise PeerFailed where one failed, or they do not take the same."""
+        heads = [row[: _HEAD.size] for row in said]
+        if len(set(heads)) == 1:
             return
-        words = self._words(f"takes {what} ({len(values)} long)", self._check)
-        failed = [rank for rank, row in enumerate(rows.tolist()) if row[0]]
-        who = failed or range(self._place.dp_size)
-        said = "; ".join(f"DP rank {rank} {words[rank]}" for rank in who)
+        failed = [rank for rank, head in enumerate(heads) if _HEAD.unpack(head)[0] == _FAILED]
+        words = [row[_HEAD.size :].rstrip(b"\0").decode(errors="replace") for row in said]
+        told = "; ".join(f"DP rank {rank} {words[rank]}" for rank in failed or range(len(words)))
         if failed:
-            raise PeerFailed(f"{what}: {said}")
-        raise PeerFailed(f"the DP ranks do not take the same total: {said}")
+            raise PeerFailed(f"{what}: {told}")
+        raise PeerFailed(f"the DP ranks do not take the same total: {told}")
 
-    def _tell(self, what: str, error: Exception) -> None:
-        """Tell the others why there will be no total, if they come to hear it."""
-        until = monotonic() + PATIENCE_S
-
-        def patience() -> None:
-            if monotonic() > until:
-                raise error
-
-        self._gathered(_status(what, 0, failed=True), patience)
-        self._words(f"failed: {type(error).__name__}: {error}", patience)
-
-    def _words(self, text: str, check: Callable[[], None]) -> list[str]:
-        data = text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0")
-        rows = self._gathered(torch.frombuffer(bytearray(data), dtype=torch.uint8), check)
-        return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows.tolist()]
-
-    # -- waiting
-
-    def _gathered(self, row: Tensor, check: Callable[[], None]) -> Tensor:
-        """One row a rank."""
-        row = row.to(device_of(self._group))
+    def _gathered(
+        self, what: str, length: int, words: str, check: Callable[[], None]
+    ) -> list[bytes]:
+        """What each rank says: how long its part is, of what, and in words."""
+        head = _HEAD.pack(length, crc32(what.encode()))
+        own = head + words.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0")
+        row = torch.frombuffer(bytearray(own), dtype=torch.uint8).to(device_of(self._group))
         rows = [torch.empty_like(row) for _ in range(self._place.dp_size)]
         self._wait(dist.all_gather(rows, row, group=self._group, async_op=True), check)
-        return torch.stack(rows).cpu()
+        return [bytes(each.cpu().numpy()) for each in rows]
 
     def _wait(self, work: dist.Work | None, check: Callable[[], None]) -> None:
         assert work is not None, "this rank is in the group"
@@ -241,7 +237,3 @@ class RankTotals:
             sleep(pause)
             pause = min(2 * pause, longest)
         work.wait()
-
-
-def _status(what: str, length: int, *, failed: bool = False) -> Tensor:
-    return torch.tensor([int(failed), length, crc32(what.encode())])
