@@ -192,7 +192,7 @@ class ProducerCore:
         if put is None:
             self._enqueue(first, push)
         else:
-            self.objects.begin(put)
+            self.objects.puts.append(put)
         return first
 
     def control(self, message: Control) -> int:
@@ -222,7 +222,8 @@ class ProducerCore:
             return False, blocked
         del self._pushes[handle]
         self._shortfalls.withdrawn(push, now)
-        self.objects.withdrawn(push)
+        if push.stored is not None and push.owns_object:
+            self.objects.orphans.append(push.stored)
         return not any(push.outcomes), blocked
 
     def forget(self, handle: int) -> None:
@@ -240,7 +241,7 @@ class ProducerCore:
         """An object is there: its push goes out, unless nobody waits for it any more."""
         push = self._pushes.get(put.handle)
         if push is None:
-            self.objects.orphaned(stored)
+            self.objects.orphans.append(stored)
         else:
             push.was_put(stored)
             self._enqueue(put.handle, push)

@@ -358,18 +358,6 @@ def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:
     return buffers
 
 
-def put_of(
-    samples: Sequence[EncodedSample], inline_limit: int, handle: int, key: str
-) -> Put | None:
-    """The object for those of so many bytes and more; None where there are none."""
-    large = [sample.nbytes >= inline_limit and sample.reference is None for sample in samples]
-    if not any(large):
-        return None
-    inside = list(compress(samples, large))
-    beside = payload(compress(samples, map(not_, large)))
-    return Put(handle, key, payload(inside), large, [one.nbytes for one in inside], beside)
-
-
 def _alike(one: EncodedSample, other: EncodedSample) -> bool:
     """Whether two samples can share a push: the same fields, and the same metadata given."""
     return (
@@ -412,7 +400,11 @@ def _unless_empty(values: list[_T | None]) -> list[_T | None] | None:
 
 
 class Objects:
-    """Of one producer object. stores: addresses that are allowed. requests: the dispatcher's."""
+    """Of one producer object: what to put into payload stores, and what to take back.
+
+    stores: addresses that are allowed. requests: the dispatcher's. puts: what to put now. orphans:
+    what to release now, of which nobody knows but us.
+    """
 
     def __init__(self, client_id: str) -> None:
         #: What its keys begin with: never the same in two processes.
@@ -420,8 +412,8 @@ class Objects:
         self._inline_limit: int | None = None
         self.stores: tuple[str, ...] = ()
         self.requests = StoreRequests()
-        self._puts: list[Put] = []
-        self._orphans: list[StoredObject] = []
+        self.puts: list[Put] = []
+        self.orphans: list[StoredObject] = []
 
     def welcomed(self, welcome: m.WelcomeProducer) -> None:
         """The dispatcher says what is allowed, and what to put."""
@@ -429,30 +421,24 @@ class Objects:
         self._inline_limit = welcome.inline_limit if self.stores else None
 
     def put_for(self, samples: Sequence[EncodedSample], first: int) -> Put | None:
-        """What is to be put of the samples of a push, if anything is."""
-        if self._inline_limit is None:
+        """The object for those of so many bytes and more; None where there are none."""
+        limit = self._inline_limit
+        if limit is None:
             return None
-        return put_of(samples, self._inline_limit, first, f"{self.incarnation}/{first}")
-
-    def begin(self, put: Put) -> None:
-        """This is to be put."""
-        self._puts.append(put)
+        large = [sample.nbytes >= limit and sample.reference is None for sample in samples]
+        if not any(large):
+            return None
+        inside = list(compress(samples, large))
+        beside = payload(compress(samples, map(not_, large)))
+        key, sizes = f"{self.incarnation}/{first}", [one.nbytes for one in inside]
+        return Put(first, key, payload(inside), large, sizes, beside)
 
     def take_puts(self) -> list[Put]:
         """What to put now."""
-        puts, self._puts = self._puts, []
+        puts, self.puts = self.puts, []
         return puts
-
-    def withdrawn(self, push: PendingPush) -> None:
-        """A push is never sent, or not again."""
-        if push.stored is not None and push.owns_object:
-            self.orphaned(push.stored)
-
-    def orphaned(self, stored: StoredObject) -> None:
-        """Nobody knows of this object but us."""
-        self._orphans.append(stored)
 
     def take_orphans(self) -> list[StoredObject]:
         """What to release now."""
-        orphans, self._orphans = self._orphans, []
+        orphans, self.orphans = self.orphans, []
         return orphans
