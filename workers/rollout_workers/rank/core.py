@@ -35,44 +35,6 @@ from rollout_workers.stores.requests import StoreRequests
 SAID_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
 
 
-class Unsaid:
-    """Messages that wait to be sent."""
-
-    def __init__(self) -> None:
-        self._messages: list[m.Message] = []
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def put(self, message: m.Message) -> None:
-        """Say it after the others."""
-        if self._messages and _replaces(message, self._messages[-1]):
-            self._messages.pop()
-        self._messages.append(message)
-
-    def put_with_commit(self, times: m.StepTimes) -> bool:
-        """Tell what a pass took in the commit of its step; returns whether that was the last one.
-
-        It costs both sides less than a message of its own.
-        """
-        commit = self._messages[-1] if self._messages else None
-        if not isinstance(commit, m.Commit) or commit.step != times.step:
-            return False
-        told = [*(commit.times or ()), times]
-        if len(told) > m.MAX_PASSES or sum(len(each.busy_s) for each in told) > m.MAX_TIMED:
-            return False
-        self._messages[-1] = m.Commit(step=commit.step, times=told)
-        return True
-
-    def take(self) -> m.Message:
-        """The next one, which is said now; IndexError if there is none."""
-        return self._messages.pop(0)
-
-    def clear(self) -> None:
-        """Say none of them."""
-        self._messages.clear()
-
-
 def _replaces(message: m.Message, before: m.Message) -> bool:
     """Whether a message says all that the one before it said."""
     if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
@@ -138,7 +100,8 @@ class RankCore:
         #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
         self._resuming = False
         self._told_resume: m.CheckpointPosition | None = None
-        self._unsaid = Unsaid()
+        #: In the order in which things happened; the newest of a kind suffices.
+        self._unsaid: list[m.Message] = []
 
     # -- the connection
 
@@ -188,7 +151,7 @@ class RankCore:
         if self._hello_due:
             yield self.hello(), ()
         while self._connected and self._unsaid:
-            yield self._unsaid.take(), ()
+            yield self._unsaid.pop(0), ()
         if self._connected:
             yield from self.take_answers()
 
@@ -417,12 +380,24 @@ class RankCore:
         """
         if not (self._connected and self.tells_times):
             return
-        if not (self._commits_tell and self._unsaid.put_with_commit(times)):
+        if not self._tell_with_commit(times):
             self._say(times)
 
-    @property
-    def _commits_tell(self) -> bool:
-        return self.welcome is not None and COMMIT_TIMES in self.welcome.capabilities
+    def _tell_with_commit(self, times: m.StepTimes) -> bool:
+        """Whether the step's commit tells them, as the last to be said: that costs both less."""
+        commit = self._unsaid[-1] if self._unsaid else None
+        if (
+            self.welcome is None
+            or COMMIT_TIMES not in self.welcome.capabilities
+            or not isinstance(commit, m.Commit)
+            or commit.step != times.step
+        ):
+            return False
+        told = [*(commit.times or ()), times]
+        if len(told) > m.MAX_PASSES or sum(len(each.busy_s) for each in told) > m.MAX_TIMED:
+            return False
+        self._unsaid[-1] = m.Commit(step=commit.step, times=told)
+        return True
 
     def set_policy_version(self, version: int) -> None:
         """The weights' version that this rank trains from now on.
@@ -504,7 +479,9 @@ class RankCore:
 
     def _say(self, message: m.Message) -> None:
         if self._introduced:
-            self._unsaid.put(message)
+            if self._unsaid and _replaces(message, self._unsaid[-1]):
+                self._unsaid.pop()
+            self._unsaid.append(message)
 
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
         self._has_news, self._last_step = True, None
