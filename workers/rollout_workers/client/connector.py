@@ -39,6 +39,9 @@ from rollout_workers.client.role import (
 )
 from rollout_workers.client.sharing import Sharing
 
+log = logging.getLogger(__name__)
+
+
 #: What OpenSSL calls it when the other side speaks something else than TLS.
 NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
 
@@ -120,9 +123,6 @@ def hopeless(error: OSError, endpoint: Endpoint) -> TlsFailed | None:
             "certificate (DISPATCHER_TLS_CLIENT_CERT) and the dispatcher's --tls-client-ca"
         )
     return None
-
-
-log = logging.getLogger(__name__)
 
 
 class Connector:
