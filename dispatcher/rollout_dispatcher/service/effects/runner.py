@@ -119,6 +119,7 @@ class EffectRunner:
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
             e.CostChanged: effect_log.cost_changed,
+            e.SpeedsChanged: effect_log.speeds_changed,
             e.Rewound: effect_log.rewound,
             e.StepsEvicted: effect_log.evicted,
             e.Advised: self._advise,
