@@ -43,6 +43,9 @@ from rollout_workers.step import Step
 from rollout_workers.timing.timing import Timing
 from rollout_workers.topology import find_topology
 
+log = logging.getLogger(__name__)
+
+
 #: Of the state; a newer one is refused.
 FORMAT = 1
 
@@ -70,9 +73,6 @@ def position_of(state: Mapping[str, object]) -> m.CheckpointPosition:
             f"this is no state of a stream: {first['loc'][0]}: {first['msg']}; hand "
             "load_state_dict what state_dict returned"
         ) from error
-
-
-log = logging.getLogger(__name__)
 
 
 class MicroBatchStream(Closing):

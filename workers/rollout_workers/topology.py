@@ -95,7 +95,10 @@ class Topology:
             )
 
         if self.replica is not None:
-            return _join_by_mesh(self.replica, connect, memory, options)
+            totals_place, group = totals_group(self.replica)
+            asked = {name: options[name] for name in ("whole_steps", "training")}
+            joined = join_mesh(self.replica, connect, memory, **asked)
+            return joined, RankTotals(totals_place, group, joined.check)
         client = self._join_by_group(partial(connect, None), generation)
         return client, RankTotals(place, self.process_group, client.check)
 
@@ -144,23 +147,6 @@ def find_topology(
     if grad_mesh is not None:
         averaged = ranks_averaged(grad_mesh, place.dp_size, replica.counterparts if replica else ())
     return Topology(place, averaged, replica, process_group)
-
-
-def _join_by_mesh(
-    replica: ReplicaPlace,
-    connect: Callable[[Relay | None, int | None], RankClient],
-    memory: Memory,
-    options: dict[str, Any],
-) -> tuple[StepClient, RankTotals]:
-    place, group = totals_group(replica)
-    client = join_mesh(
-        replica,
-        connect,
-        memory,
-        whole_steps=options["whole_steps"],
-        training=options["training"],
-    )
-    return client, RankTotals(place, group, client.check)
 
 
 def _refuse_loader_workers() -> None:

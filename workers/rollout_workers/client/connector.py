@@ -38,6 +38,9 @@ from rollout_workers.client.role import (
     Role,
 )
 
+log = logging.getLogger(__name__)
+
+
 #: What OpenSSL calls it when the other side speaks something else than TLS.
 NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST"})
 
@@ -119,9 +122,6 @@ def hopeless(error: OSError, endpoint: Endpoint) -> TlsFailed | None:
             "certificate (DISPATCHER_TLS_CLIENT_CERT) and the dispatcher's --tls-client-ca"
         )
     return None
-
-
-log = logging.getLogger(__name__)
 
 
 class Connector:

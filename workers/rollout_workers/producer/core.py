@@ -45,6 +45,9 @@ from rollout_workers.producer.pushes import (
     payload,
 )
 
+log = logging.getLogger(__name__)
+
+
 #: What a producer says beside its pushes.
 Control = m.CloseGroup | m.EndPhase | m.EndStream
 
@@ -108,8 +111,6 @@ class Controls:
             del self._pending[handle]
         return done
 
-
-log = logging.getLogger(__name__)
 
 #: After `full` although credits are free (two messages crossed): wait this long, then longer.
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0

@@ -27,6 +27,9 @@ from rollout_dispatcher.sample import Outcome, Schema, content_checksum
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.producer.layout import Array, ArrayLike, Layout, Named, lay_out, layout_of
 
+log = logging.getLogger(__name__)
+
+
 #: Members of a group: a number, or that it is told when the group is closed.
 GroupSize = int | Literal["at-close"]
 AT_CLOSE: Literal["at-close"] = "at-close"
@@ -82,8 +85,6 @@ def _whole(name: str, given: Any) -> int:
             "bad-metadata", f"{name} is {reprlib.repr(given)}, a {kind}; write a whole number"
         ) from None
 
-
-log = logging.getLogger(__name__)
 
 #: Types of policy versions that are sent as they are.
 _PLAIN = frozenset({int, type(None)})

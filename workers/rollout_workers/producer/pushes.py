@@ -34,6 +34,8 @@ from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.producer.encode import EncodedSample, refusal
 from rollout_workers.stores.requests import StoreRequests
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Put:
@@ -57,8 +59,6 @@ class Put:
             Reference(stored, *next(lying)) if is_large else None for is_large in self.large
         )
 
-
-log = logging.getLogger(__name__)
 
 #: So many in a row are told.
 MANY = 256

@@ -29,6 +29,9 @@ from rollout_workers.client.role import Outgoing
 from rollout_workers.rank.held_steps import Fetch, HeldState, HeldStep, HeldSteps
 from rollout_workers.stores.requests import StoreRequests
 
+log = logging.getLogger(__name__)
+
+
 #: Of these each is said, whatever was said before.
 SAID_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
 
@@ -40,9 +43,6 @@ def _replaces(message: m.Message, before: m.Message) -> bool:
     if isinstance(before, m.Commit) and before.times:
         return False
     return type(message) is type(before) and not isinstance(message, SAID_EACH)
-
-
-log = logging.getLogger(__name__)
 
 
 class RankCore:

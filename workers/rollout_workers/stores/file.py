@@ -36,6 +36,9 @@ from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
 from rollout_workers.stores.interface import Missing, Part, PayloadStore
 
+log = logging.getLogger(__name__)
+
+
 #: Behind the name of a file that is being written; no quoted name has a `%` followed by this.
 PART = "%part"
 #: The name of nothing; no quoted name is this.
@@ -70,7 +73,6 @@ def _unquoted(name: str) -> str:
     return "" if name == _EMPTY else unquote(name, errors="replace")
 
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Objects begin at a multiple of this in their files, as safetensors' readers like it.

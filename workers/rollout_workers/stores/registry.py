@@ -30,6 +30,9 @@ from rollout_dispatcher.protocol.messages.samples import ObjectHeader
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.interface import Missing, Part, PayloadStore
 
+log = logging.getLogger(__name__)
+
+
 #: Where others name theirs.
 ENTRY_POINTS = "rollout_dispatcher.payload_stores"
 #: Ours: the module and the class of each, loaded when an address asks for it, as engines are large.
@@ -84,8 +87,6 @@ def _load(scheme: str) -> object | None:
         return item.load()  # type: ignore[no-any-return]
     return None
 
-
-log = logging.getLogger(__name__)
 
 #: A put that fails sooner than this is tried again by the next one.
 SLOW_S = 1.0

@@ -42,6 +42,9 @@ from rollout_workers.timing.clocks import (
 )
 from rollout_workers.timing.probes import Collectives
 
+log = logging.getLogger(__name__)
+
+
 #: Micro-batches less than this share of their step's time were not computed when they seemed to be.
 LEAST_SHARE = 0.1
 #: Stretches that are kept before they are added up, all at once.
@@ -375,8 +378,6 @@ def _rounded(seconds: list[float]) -> list[float]:
     """
     return [int(1e6 * value + 0.5) / 1e6 if value > 0 else 0.0 for value in seconds]
 
-
-log = logging.getLogger(__name__)
 
 #: Steps that a GPU may be behind; of those before nothing is told.
 BEHIND = 8
