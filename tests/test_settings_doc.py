@@ -4,7 +4,7 @@ python -m tests.test_settings_doc    writes the table again
 """
 
 from rollout_dispatcher.cli.fields import flag_of, format_value
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.generated import between, rewrite
 from tests.support.source import ROOT
 

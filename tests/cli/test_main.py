@@ -11,7 +11,7 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.cli.fields import flag_of
 from rollout_dispatcher.cli.loading.terminal import show_problems
 from rollout_dispatcher.cli.main import COMMANDS, main
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
 

@@ -18,12 +18,9 @@ from rollout_dispatcher.record.reader import Reader
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import SamplesByField
-from rollout_dispatcher.service.chronicle.chronicle import Chronicle
-from rollout_dispatcher.service.chronicle.recent import MAX_COST_KEYS, MAX_STEPS
-from rollout_dispatcher.service.chronicle.recorder import Recorder
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.http.probes.steps import describe_steps
+from rollout_dispatcher.service.chronicle import MAX_COST_KEYS, MAX_STEPS, Chronicle, Recorder
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
+from rollout_dispatcher.service.http.probes import describe_steps
 from rollout_dispatcher.simulate.recorded.as_it_ran import excess_of
 from rollout_dispatcher.simulate.replay.virtual import Setting
 from rollout_planner.cost import Quadratic

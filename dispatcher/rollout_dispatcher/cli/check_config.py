@@ -9,7 +9,7 @@ from rollout_dispatcher.cli.fields import toml_value
 from rollout_dispatcher.cli.options import Loaded
 from rollout_dispatcher.cli.serve import load
 from rollout_dispatcher.service.config.checks import notes
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 DESCRIPTION = "Check the options of serve and print the config that results, as TOML."
 

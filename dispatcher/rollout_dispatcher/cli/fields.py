@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rollout_dispatcher.service.config.units import Unit
+from rollout_dispatcher.service.config.values import Unit
 
 
 def flag_of(name: str) -> str:

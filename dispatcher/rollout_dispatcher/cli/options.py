@@ -21,7 +21,7 @@ from rollout_dispatcher.cli.loading.problems import ENV_PREFIX, Written, variabl
 from rollout_dispatcher.cli.loading.toml_file import read_toml
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import nearest
-from rollout_dispatcher.service.config.options import WRONG
+from rollout_dispatcher.service.config.serve import WRONG
 
 #: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read
 #: others, and the test suite has a switch of its own; none is meant for us.

@@ -5,7 +5,7 @@ from typing import Any
 from rollout_dispatcher.cli.simulate_options import Arrivals, SimulateOptions
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording
-from rollout_dispatcher.service.config.core import core_config
+from rollout_dispatcher.service.config.serve import core_config
 from rollout_dispatcher.simulate.recorded.as_it_ran import trainer_load
 from rollout_dispatcher.simulate.replay.virtual import Setting
 from rollout_planner.types import Strategy

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rollout_dispatcher.cli.options import Loaded, load_config
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 DESCRIPTION = "Run the dispatcher. It serves until SIGTERM (drain, then stop) or a second one."
 

@@ -14,10 +14,15 @@ from pydantic import Field, model_validator
 from rollout_dispatcher.cli.fields import expects_list, flag_of
 from rollout_dispatcher.cli.loading.problems import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
-from rollout_dispatcher.service.config.types import Multiple, NotNegative, Positive, Ratio
-from rollout_dispatcher.service.config.units import Duration
+from rollout_dispatcher.service.config.options import SelectionOptions, StepOptions
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.config.values import (
+    Duration,
+    Multiple,
+    NotNegative,
+    Positive,
+    Ratio,
+)
 from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Grouping, Oversize, Strategy
 

@@ -27,11 +27,9 @@ from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.access import Access
-from rollout_dispatcher.service.chronicle.chronicle import Chronicle
-from rollout_dispatcher.service.chronicle.recorder import Recorder
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.references import warn_if_unknown
+from rollout_dispatcher.service.chronicle import Chronicle, Recorder
+from rollout_dispatcher.service.config.checks import warn_if_unknown
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.descriptors import (
     ConnectionLimits,
     fit,
@@ -40,18 +38,13 @@ from rollout_dispatcher.service.connections.descriptors import (
     warn_if_lowered,
 )
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
-from rollout_dispatcher.service.durability.journal_log import JournalLog
-from rollout_dispatcher.service.durability.journaling import Opened, go_on_from, read_journal
-from rollout_dispatcher.service.durability.own_thread import in_own_thread
-from rollout_dispatcher.service.durability.retention import Retention
+from rollout_dispatcher.service.journaling import Opened, Retention, go_on_from, read_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
-from rollout_dispatcher.service.process.allocator import Crowd
-from rollout_dispatcher.service.reloading.reloads import Reloads, resume
-from rollout_dispatcher.service.reloading.settings import Settings
+from rollout_dispatcher.service.process import Crowd, in_own_thread
+from rollout_dispatcher.service.reloading import Reloads, Settings, resume
+from rollout_dispatcher.service.reporter import JournalLog, ProgressLog, StallLog
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.service.stall_log import StallLog
-from rollout_dispatcher.service.status.progress_log import ProgressLog
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal

@@ -30,12 +30,11 @@ from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.protocol.sessions import FROM_RANK
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import Access, Rights, digest_of
-from rollout_dispatcher.service.chronicle.chronicle import Chronicle
-from rollout_dispatcher.service.completion import Completion
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.padding import check_padding
-from rollout_dispatcher.service.config.references import check_push, check_rank
+from rollout_dispatcher.service.barrier import DurabilityBarrier, Log
+from rollout_dispatcher.service.chronicle import Chronicle
+from rollout_dispatcher.service.completion import Completion, Failure
+from rollout_dispatcher.service.config.checks import check_padding, check_push, check_rank
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.connections.pace import Pace
@@ -44,14 +43,11 @@ from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.connections.stragglers import Stragglers
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
-from rollout_dispatcher.service.effects.runner import EffectRunner
-from rollout_dispatcher.service.failure import Failure
-from rollout_dispatcher.service.metrics.message_times import MessageTimes
+from rollout_dispatcher.service.effects import EffectRunner
+from rollout_dispatcher.service.metrics.collectors import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.reloading.reloads import Reloads
-from rollout_dispatcher.service.reloading.settings import RELOADABLE, Settings
-from rollout_dispatcher.service.status.health import Health
+from rollout_dispatcher.service.reloading import RELOADABLE, Reloads, Settings
+from rollout_dispatcher.service.reporter import Health
 from rollout_dispatcher.transport.pending import Pending
 
 log = logging.getLogger(__name__)

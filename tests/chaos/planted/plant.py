@@ -16,7 +16,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Deliver, Effect
 from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.core.ranks.rank_state import RankHello
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.barrier import DurabilityBarrier
 
 Bug = Callable[[], None]
 BUGS: dict[str, Bug] = {}

@@ -14,8 +14,7 @@ import pytest
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.connections.stragglers import BYTES_A_TURN, Stragglers
 from rollout_dispatcher.transport.shared_memory.segments import segment_of, write_segment

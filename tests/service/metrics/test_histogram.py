@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, ValueHistogram
+from rollout_dispatcher.service.metrics.exposition import ArrayHistogram, ValueHistogram
 
 BOUNDS = (0, 0.001, 0.5, 1, 2.5, 60, 7200, 1_000_000)
 

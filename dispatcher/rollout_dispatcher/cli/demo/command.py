@@ -22,7 +22,7 @@ from rollout_dispatcher.cli.demo.report import summarise, table, verdict
 from rollout_dispatcher.cli.demo.run import Progress, calibrate, train
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.units import DURATION
+from rollout_dispatcher.service.config.values import DURATION
 from rollout_dispatcher.simulate.profiles import PROFILES
 from rollout_planner.types import Strategy
 

@@ -17,7 +17,7 @@ from rollout_dispatcher.cli.top.source import NoAnswer, Source
 from rollout_dispatcher.cli.top.view import view
 from rollout_dispatcher.cli.top.words import ASCII, UNICODE, Glyphs
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.units import DURATION
+from rollout_dispatcher.service.config.values import DURATION
 
 #: Shorter would cost the dispatcher more than it tells.
 MIN_INTERVAL = 0.1

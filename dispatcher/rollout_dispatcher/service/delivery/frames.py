@@ -17,11 +17,11 @@ from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.messages.ranks import MAX_SEGMENTS
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.connections.connections import RankConnection
 from rollout_dispatcher.service.connections.descriptors import for_segments, open_files_limit
 from rollout_dispatcher.service.connections.peer import Bulk, Peer
 from rollout_dispatcher.service.delivery.in_flight import InFlight
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.transport.shared_memory.sharing import Numbers, share
 
 #: Segments that a rank keeps at most: with those of one more micro-batch no more than it may.

@@ -1,5 +1,6 @@
 """Collectors: counts and gauges that are read when Prometheus asks, and kept nowhere else."""
 
+import asyncio
 import math
 import time
 from collections import defaultdict
@@ -15,15 +16,162 @@ from prometheus_client.core import (
 )
 
 from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.planning.step_mix import StepMix
 from rollout_dispatcher.core.statistics import LengthStatistics, Statistics
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
-from rollout_dispatcher.service.metrics.exposition import RankFamily
+from rollout_dispatcher.service.metrics.exposition import RankFamily, ValueHistogram
+from rollout_dispatcher.transport.fair_selector import turns_of
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
+
+
+class RankWaits:
+    """Waits of the current process group's ranks. observe: is told of each that ended in a step."""
+
+    def __init__(self, observe: Callable[[float], object]) -> None:
+        self._observe = observe
+        self._since: dict[int, float] = {}
+        self._before: defaultdict[int, float] = defaultdict(float)
+
+    def begins(self, dp_rank: int, now: float) -> None:
+        """It waits, if it did not already."""
+        self._since.setdefault(dp_rank, now)
+
+    def ends(self, dp_rank: int, now: float) -> float | None:
+        """It has its step; how long it waited for it, if it did."""
+        if (seconds := self._stop(dp_rank, now)) is not None:
+            self._observe(seconds)
+        return seconds
+
+    def is_waiting(self, dp_rank: int) -> bool:
+        """Whether it waits."""
+        return dp_rank in self._since
+
+    def stops(self, dp_rank: int, now: float) -> None:
+        """It waits no more and has no step: its connection is gone, or the stream has ended."""
+        self._stop(dp_rank, now)
+
+    def all_stop(self, now: float) -> None:
+        """Another process group takes the place of this one."""
+        for dp_rank in list(self._since):
+            self._stop(dp_rank, now)
+
+    def seconds(self, dp_size: int, now: float) -> Mapping[int, float]:
+        """Of each DP rank, in hundredths: more digits would double what a scrape sends."""
+        before, since = self._before, self._since
+        return {
+            # Added up as `_stop` does: a bit less, rounded down, would be a counter that falls.
+            dp_rank: round(before.get(dp_rank, 0.0) + (now - since.get(dp_rank, now)), 2)
+            for dp_rank in range(dp_size)
+        }
+
+    def _stop(self, dp_rank: int, now: float) -> float | None:
+        since = self._since.pop(dp_rank, None)
+        if since is None:
+            return None
+        self._before[dp_rank] += now - since
+        return now - since
+
+
+#: Rows of `MeasuredStatistics.totals`: counters of each rank.
+_SECONDS = (
+    ("rank_compute_seconds", "Time each rank computed, outside collectives, as measured."),
+    (
+        "rank_straggler_wait_seconds",
+        "Time each rank waited for slower ones inside collectives, as measured.",
+    ),
+)
+#: Of seconds that are added up, and of ratios: each digit is 200 bytes of a scrape of 512 ranks.
+_DIGITS = 2
+
+
+class MeasuredCollector:
+    """Series of which nothing can be told are absent. per_rank: also those of each DP rank."""
+
+    def __init__(self, core: Dispatch, *, per_rank: bool) -> None:
+        self._core, self._per_rank = core, per_rank
+
+    def describe(self) -> Iterator[Metric]:
+        """The same families, for the registry's check of names."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family of one snapshot."""
+        at = self._core.measured
+        yield CounterMetricFamily(
+            "dispatcher_measured_steps",
+            "Passes over steps that every rank has timed.",
+            value=at.steps,
+        )
+        unmeasured = CounterMetricFamily(
+            "dispatcher_unmeasured_steps",
+            "Passes over steps of which no loss can be told, by why.",
+            labels=["reason"],
+        )
+        for reason, count in at.unmeasured.items():
+            unmeasured.add_metric([str(reason)], count)
+        yield unmeasured
+        yield GaugeMetricFamily(
+            "dispatcher_cost_loss_ratio",
+            "Share of the ranks' time lost as plans balance another cost than what is measured.",
+            value=at.cost.loss,
+        )
+        transport = CounterMetricFamily(
+            "dispatcher_collective_transport_seconds",
+            "Time in collectives that is nobody's fault, the same for all ranks, as measured.",
+            labels=["cost_key"],
+        )
+        for cost_key, seconds in at.transport.items():
+            transport.add_metric([cost_key], round(seconds, _DIGITS))
+        yield transport
+        if self._per_rank:
+            yield from _by_rank(at)
+
+
+def _by_rank(at: MeasuredStatistics) -> Iterator[Metric]:
+    for row, (name, text) in enumerate(_SECONDS):
+        family = RankFamily(f"dispatcher_{name}", text, "counter")
+        for cost_key, seconds in at.totals.items():
+            family.add(dict(enumerate(seconds[row].round(_DIGITS).tolist())), cost_key=cost_key)
+        yield family
+    slowness = dict(enumerate(at.slowness.round(_DIGITS).tolist()))
+    yield RankFamily(
+        "dispatcher_rank_slowness_ratio",
+        "Seconds a unit of planned cost over the median rank's; 1 is as fast as that.",
+        "gauge",
+        {dp_rank: value for dp_rank, value in slowness.items() if not math.isnan(value)},
+    )
+
+
+class MessageTimes:
+    """Of messages that were answered, until their times are observed."""
+
+    def __init__(self, durations: ValueHistogram) -> None:
+        self._durations, self._loop = durations, asyncio.get_running_loop()
+        self._answered: list[tuple[Peer, float]] = []
+        turns = turns_of(self._loop)
+        #: An event loop of others tells of no turns: it is asked to call.
+        self._has_turns = turns is not None
+        if turns is not None:
+            turns.ended.append(self._observe)
+
+    def note(self, peer: Peer, readable_since: float | None) -> None:
+        """A message of this peer was answered that can be read since then; None: since now."""
+        since = self._loop.time() if readable_since is None else readable_since
+        if not self._answered and not self._has_turns:
+            self._loop.call_soon(lambda: self._observe(self._loop.time()))
+        self._answered.append((peer, since))
+
+    def _observe(self, now: float) -> None:
+        answered, self._answered = self._answered, []
+        for peer, since in answered:
+            self._durations.observe(now - since, peer.role)
+
 
 _Label = TypeVar("_Label", bound=str)
 

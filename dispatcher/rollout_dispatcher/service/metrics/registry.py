@@ -25,20 +25,20 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.shared_memory import SharedMemory
 from rollout_dispatcher.service.metrics.collectors import (
     CoreCollector,
     JournalCollector,
+    MeasuredCollector,
     PerRank,
+    RankWaits,
     RecordCollector,
     SharedMemoryCollector,
 )
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, ValueHistogram
-from rollout_dispatcher.service.metrics.measured import MeasuredCollector
-from rollout_dispatcher.service.metrics.rank_waits import RankWaits
-from rollout_dispatcher.service.reloading.reloads import OUTCOMES
+from rollout_dispatcher.service.metrics.exposition import ArrayHistogram, ValueHistogram
+from rollout_dispatcher.service.reloading import OUTCOMES
 from rollout_dispatcher.transport.pending import Pending
 from rollout_planner.types import Layout, round_up
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.service.http.probes.negotiation import preferred, takes_gzip
+from rollout_dispatcher.service.http.probes import preferred, takes_gzip
 
 OFFERED = ["text/plain", "application/json"]
 PROMETHEUS = (
