@@ -593,4 +593,4 @@ class Dispatch:
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""
-        return Statistics.of(self._parts, self.run_id)
+        return Statistics.of(self._parts, run_id=self.run_id)

@@ -87,15 +87,13 @@ class Router:
         self.shared_memory = SharedMemory(0) if shared_memory is None else shared_memory
         self.stragglers = Stragglers(self.shared_memory, core)
         self._pace = Pace(config.request_timeout, config.idle_timeout)
-        metrics.watch_receiving(self.receiving)
-        metrics.watch_shared_memory(self.shared_memory)
-        metrics.watch_pending("sample", self.pending)
-        metrics.watch_pending("http", self.http_pending)
+        metrics.receiving, metrics.shared_memory = self.receiving, self.shared_memory
+        metrics.pending = {"sample": self.pending, "http": self.http_pending}
         self._connections = Connections()
         self._failure = Failure()
         self.barrier = DurabilityBarrier(journal, self._failure, self._journal_takes_more)
         self.health = Health(core, lambda: self.barrier.failure, clock)
-        metrics.watch_health(self.health.is_ready)
+        metrics.is_ready = self.health.is_ready
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._store_workers = StoreWorkers(core, config, self.barrier, clock, self.perform)

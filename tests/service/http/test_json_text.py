@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.service.http.bodies import PIECE, json_text
+from rollout_dispatcher.service.http import json_text
+from rollout_dispatcher.service.http.bodies import PIECE
 from rollout_dispatcher.service.http.json_text import JsonText
 from rollout_dispatcher.service.http.samples import read_samples
 from rollout_dispatcher.service.http.tensors import Reading, Tensor

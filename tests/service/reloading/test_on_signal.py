@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from rollout_dispatcher.service import reloading as on_signal
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.reloading import (
     CHANGED,
@@ -15,7 +16,6 @@ from rollout_dispatcher.service.reloading import (
     Reloads,
     Rereading,
     Settings,
-    on_signal,
 )
 
 CONFIG = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1)
