@@ -9,7 +9,7 @@ gave. What is told a sample at a time or a rank at a time is put together first:
 commit, a second.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter, itemgetter
@@ -19,17 +19,32 @@ import numpy as np
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import PlanWanted, SamplesDropped, StepPlanned
 from rollout_dispatcher.core.measuring.times import Pass, RankTimes
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.sample import Sample, SamplesByField
-from rollout_planner.types import FloatArray, IntArray, Plan
+from rollout_dispatcher.sample import Sample
+from rollout_planner.types import FloatArray, Plan
 
 MAX_STEPS = 64
 #: Passes over a step of which a rank's times are remembered.
 MAX_COST_KEYS = 8
+#: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
+_TIME_DIGITS = 6
+_COST_DIGITS = 7
+#: Samples that come in within a second are one event, unless there are more than this.
+_SAMPLES_AN_EVENT = 1024
+#: In place of a group's number.
+_NO_GROUP = -1
+#: Costs beyond this are rounded to whole numbers.
+_LARGE = 1e6
+#: Its ticket, its skips, its staleness, and its share of what its micro-batch has.
+_NUMBERS_A_PLANNED_SAMPLE = 4
+#: The cheapest ways to a column of many entries, and of many samples, which are tuples.
+_SAMPLE, _GROUP, _TICKET = attrgetter("sample"), attrgetter("group"), attrgetter("ticket")
+_TOKENS, _LOSS_TOKENS, _VERSION = (
+    itemgetter(Sample._fields.index(name)) for name in ("tokens", "loss_tokens", "policy_version")
+)
 
 
 @dataclass(slots=True)
@@ -86,79 +101,6 @@ class SeenStep:
         self.measured.clear()
 
 
-class RecentSteps:
-    """Steps by number."""
-
-    def __init__(self) -> None:
-        self._steps: dict[int, SeenStep] = {}
-
-    def __iter__(self) -> Iterator[SeenStep]:
-        return iter(self._steps.values())
-
-    def get(self, number: int) -> SeenStep | None:
-        """A step that is remembered."""
-        return self._steps.get(number)
-
-    def planned(
-        self, report: StepPlanned, at: float, *, generation: int, eligible: int
-    ) -> SeenStep | None:
-        """A step was planned, from so many eligible samples; returns one that is forgotten now."""
-        plan = report.plan
-        self._steps[report.step] = SeenStep(
-            number=report.step,
-            generation=generation,
-            trigger=str(report.trigger),
-            eligible=eligible,
-            samples=len(report.tokens),
-            tokens=int(report.tokens.sum()),
-            planned=at,
-            cost=plan.cost,
-            fifo_excess=plan.fifo_excess,
-            lower_bound=plan.lower_bound,
-        )
-        if len(self._steps) <= MAX_STEPS:
-            return None
-        return self._steps.pop(next(iter(self._steps)))
-
-    def withdrawn(self, number: int) -> bool:
-        """It is no step any more; returns whether it was remembered."""
-        return self._steps.pop(number, None) is not None
-
-    def replanned(self, step: OpenStep, plan: Plan, *, generation: int) -> SeenStep | None:
-        """A step has another plan, and other samples if it has lost some."""
-        if (seen := self._steps.get(step.number)) is not None:
-            samples = step.samples()
-            seen.samples, seen.tokens = len(samples), sum(sample.tokens for sample in samples)
-            seen.cost, seen.fifo_excess = plan.cost, plan.fifo_excess
-            seen.lower_bound = plan.lower_bound
-            seen.generation = generation
-            seen.attempt += 1
-        return seen
-
-    def open_ones(self, through: int) -> Iterator[SeenStep]:
-        """Steps up to that number which are not committed."""
-        found = reversed(self._steps.values())
-        return (step for step in found if step.number <= through and step.committed is None)
-
-
-#: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
-_TIME_DIGITS = 6
-_COST_DIGITS = 7
-#: Samples that come in within a second are one event, unless there are more than this.
-_SAMPLES_AN_EVENT = 1024
-#: In place of a group's number.
-_NO_GROUP = -1
-#: Costs beyond this are rounded to whole numbers.
-_LARGE = 1e6
-#: Its ticket, its skips, its staleness, and its share of what its micro-batch has.
-_NUMBERS_A_PLANNED_SAMPLE = 4
-#: The cheapest ways to a column of many entries, and of many samples, which are tuples.
-_SAMPLE, _GROUP, _TICKET = attrgetter("sample"), attrgetter("group"), attrgetter("ticket")
-_TOKENS, _LOSS_TOKENS, _VERSION = (
-    itemgetter(Sample._fields.index(name)) for name in ("tokens", "loss_tokens", "policy_version")
-)
-
-
 @dataclass(slots=True)
 class _Accepted:
     """Samples that came in and are not written yet; tickets follow `first`.
@@ -174,20 +116,32 @@ class _Accepted:
     versions: list[int | None] = field(default_factory=list)
 
 
-class Recorder:
-    """Tells the writer. origin: of the core's clock, where the times that are written begin."""
+class Chronicle:
+    """Of one run. writer: None where nothing is recorded. origin: of the core's clock, where the
+    times that are written begin.
+    """
 
-    def __init__(self, writer: RecordWriter, origin: float) -> None:
-        self._writer, self._origin = writer, origin
+    def __init__(
+        self, clock: Callable[[], float], writer: RecordWriter | None = None, origin: float = 0.0
+    ) -> None:
+        self._clock, self._writer, self._origin = clock, writer, origin
+        self._steps: dict[int, SeenStep] = {}
         self._accepted: _Accepted | None = None
         self._waits: list[tuple[int, float, float]] = []
         self._state: dict[str, int] = {}
 
-    def accepted(self, entries: Sequence[Entry], plain: SamplesByField | None = None) -> None:
-        """Samples came in together; their tickets follow those of the samples before.
+    @property
+    def recent(self) -> tuple[SeenStep, ...]:
+        """The last steps, the oldest first."""
+        return tuple(self._steps.values())
 
-        plain: as in `effects.SamplesAccepted`.
-        """
+    # -- samples ----------------------------------------------------------------------------
+
+    def accepted(self, effect: e.SamplesAccepted) -> None:
+        """Samples came in together; their tickets follow those of the samples before."""
+        if self._writer is None:
+            return
+        entries, plain = effect.entries, effect.plain
         waiting, count = self._accepted, len(entries)
         if waiting is None:
             waiting = self._accepted = _Accepted(entries[0].ticket)
@@ -208,7 +162,7 @@ class Recorder:
 
     def _put_accepted(self) -> None:
         """Write who has come in since the last time."""
-        if (waiting := self._accepted) is None:
+        if (waiting := self._accepted) is None or self._writer is None:
             return
         self._accepted = None
         event: dict[str, Any] = {
@@ -228,51 +182,86 @@ class Recorder:
             event["version"] = versions[0]
         self._writer.put(event, 4 * len(waiting.tokens) + len(waiting.pushes))
 
-    def dropped(self, effect: SamplesDropped, now: float) -> None:
+    def dropped(self, effect: e.SamplesDropped) -> None:
         """Accepted samples were given up."""
-        for reason, entries in effect.dropped.items():
-            tickets = [entry.ticket for entry in entries]
-            self._put("dropped", now, len(tickets), reason=str(reason), tickets=tickets)
+        if self._writer is not None:
+            for reason, entries in effect.dropped.items():
+                tickets = [entry.ticket for entry in entries]
+                self._put("dropped", None, len(tickets), reason=str(reason), tickets=tickets)
+
+    def policy_reported(self, effect: e.PolicyReported) -> None:
+        """The trainer has other weights."""
+        self._put("version", version=effect.policy_version)
+
+    def configured(self, settings: Mapping[str, object]) -> None:
+        """Options that changed while it serves, as they are from now on."""
+        self._put("settings", None, len(settings), config=settings)
+
+    # -- plans ------------------------------------------------------------------------------
 
     def planned(
-        self, report: StepPlanned, wanted: PlanWanted, now: float, *, generation: int
+        self, wanted: e.PlanWanted, effects: Sequence[e.Effect], now: float, generation: int
     ) -> None:
-        """A step was planned for the first time."""
-        self._put_accepted()
-        tickets = np.fromiter(map(_TICKET, report.entries), np.int64, len(report.entries))
-        sizes = report.plan.counts.tolist()
-        chosen: dict[str, Any] = {"trigger": str(report.trigger), "eligible": len(wanted.entries)}
-        if report.skips.any():
-            chosen["skips"] = report.skips.tolist()
-        if stale := report.staleness:
-            is_one = stale.count(stale[0]) == len(report.tokens)
-            chosen["staleness"] = stale[0] if is_one else stale
-        self._plan(
-            report.step, 1, report.plan, now, tickets=tickets, sizes=sizes, generation=generation,
-            **chosen,
-        )  # fmt: skip
+        """What the core made of a plan: a step, unless it was not used."""
+        for report in effects:
+            if not isinstance(report, e.StepPlanned):
+                continue
+            plan, eligible = report.plan, len(wanted.entries)
+            self._steps[report.step] = SeenStep(
+                number=report.step,
+                generation=generation,
+                trigger=str(report.trigger),
+                eligible=eligible,
+                samples=len(report.tokens),
+                tokens=int(report.tokens.sum()),
+                planned=now,
+                cost=plan.cost,
+                fifo_excess=plan.fifo_excess,
+                lower_bound=plan.lower_bound,
+            )
+            if len(self._steps) > MAX_STEPS:
+                self._give_up_measuring(self._steps.pop(next(iter(self._steps))), now)
+            if self._writer is None:
+                continue
+            self._put_accepted()
+            chosen: dict[str, Any] = {"trigger": str(report.trigger), "eligible": eligible}
+            if report.skips.any():
+                chosen["skips"] = report.skips.tolist()
+            if stale := report.staleness:
+                is_one = stale.count(stale[0]) == len(report.tokens)
+                chosen["staleness"] = stale[0] if is_one else stale
+            self._put_plan(
+                report.step, 1, plan, now, entries=report.entries, sizes=plan.counts.tolist(),
+                generation=generation, **chosen,
+            )  # fmt: skip
 
-    def replanned(
-        self, step: OpenStep, attempt: int, plan: Plan, now: float, *, generation: int
-    ) -> None:
-        """An open step has another plan."""
-        sizes = [list(map(len, rank)) for rank in step.micro_batches]
-        tickets = np.fromiter(map(_TICKET, step.entries()), np.int64)
-        self._plan(
-            step.number, attempt, plan, now, tickets=tickets, sizes=sizes, generation=generation
-        )
+    def replanned(self, step: OpenStep, plan: Plan, now: float, generation: int) -> None:
+        """An open step has another plan, and other samples if it has lost some."""
+        if (seen := self._steps.get(step.number)) is not None:
+            samples = step.samples()
+            seen.samples, seen.tokens = len(samples), sum(sample.tokens for sample in samples)
+            seen.cost, seen.fifo_excess = plan.cost, plan.fifo_excess
+            seen.lower_bound, seen.generation = plan.lower_bound, generation
+            seen.attempt += 1
+        if self._writer is not None:
+            sizes = [list(map(len, rank)) for rank in step.micro_batches]
+            self._put_plan(
+                step.number, 2 if seen is None else seen.attempt, plan, now,
+                entries=[*step.entries()], sizes=sizes, generation=generation,
+            )  # fmt: skip
 
-    def _plan(
+    def _put_plan(
         self,
         step: int,
         attempt: int,
         plan: Plan,
         now: float,
         *,
-        tickets: IntArray,
+        entries: Sequence[Entry],
         sizes: list[list[int]],
         **others: Any,
     ) -> None:
+        tickets = np.fromiter(map(_TICKET, entries), np.int64, len(entries))
         first = int(tickets[0])  # small numbers take less time to write, and less room
         self._put(
             "planned",
@@ -290,58 +279,105 @@ class Recorder:
             lower_bound=float(f"{plan.lower_bound:.9g}"),
         )
 
-    def withdrawn(self, step: int, now: float) -> None:
-        """Nothing is left of it."""
-        self._put("withdrawn", now, step=step)
+    def withdrawn(self, step: int) -> None:
+        """Nothing is left of a step, maybe told once more to a rank that came back."""
+        if self._steps.pop(step, None) is not None:
+            self._put("withdrawn", step=step)
 
-    def released(self, step: int, now: float) -> None:
-        """Every rank may train it."""
+    # -- steps on their way -----------------------------------------------------------------
+
+    def delivered(self, step: int, dp_rank: int, now: float) -> None:
+        """A rank was handed its last micro-batch."""
+        if (seen := self._steps.get(step)) is not None:
+            seen.delivered[dp_rank] = now
+
+    def released(self, step: int) -> None:
+        """Every rank may train it; told once a rank that came back too."""
+        seen, now = self._steps.get(step), self._clock()
+        if seen is not None and seen.released is not None:
+            return
+        if seen is not None:
+            seen.released = now
         self._put("released", now, step=step)
 
-    def committed(self, step: int, seen: SeenStep | None, now: float) -> None:
-        """Every rank has applied it; seen: how it went, unless an earlier process planned it."""
-        if seen is None:
+    def taken(self, dp_rank: int, step: int, now: float) -> None:
+        """A rank's training loop has begun this step, if it has begun any."""
+        if (seen := self._steps.get(step)) is not None:
+            seen.taken.setdefault(dp_rank, now)
+
+    def rank_commits(self, dp_rank: int, through: int, now: float) -> None:
+        """A rank has applied every step up to that one."""
+        for seen in reversed(self._steps.values()):
+            if seen.number <= through and seen.committed is None:
+                if dp_rank in seen.done:
+                    return  # and what comes before it
+                seen.done[dp_rank] = now
+
+    def committed(self, step: int) -> None:
+        """Every rank has applied it; an earlier process may have planned it."""
+        seen, now = self._steps.get(step), self._clock()
+        if seen is not None:
+            seen.committed = now
+        if seen is None or self._writer is None:
             self._put("committed", now, step=step)
             return
-        ranks = range(seen.dp_size)
         columns = {
-            name: [self._at(times[rank]) if rank in times else None for rank in ranks]
+            name: [self._at(times[rank]) if rank in times else None for rank in range(seen.dp_size)]
             for name, times in (
                 ("delivered", seen.delivered), ("taken", seen.taken), ("done", seen.done),
             )
         }  # fmt: skip
         self._put("committed", now, 3 * seen.dp_size, step=step, **columns)
 
-    def redelivered(self, step: int, reason: str, now: float) -> None:
-        """It goes out again."""
-        self._put("redelivered", now, step=step, reason=reason)
+    def redelivered(self, effect: e.Redelivered) -> None:
+        """It goes out again: to a rank that came back, or to all."""
+        seen = self._steps.get(effect.step)
+        if seen is not None and effect.reason != "reconnect":
+            seen.began_again()
+        self._put("redelivered", step=effect.step, reason=effect.reason)
 
-    def measured(self, step: int, cost_key: str, times: Pass, now: float) -> None:
+    def waited(self, dp_rank: int, since: float, seconds: float) -> None:
+        """A rank's training loop waited for a step; told with the next look."""
+        if self._writer is not None:
+            self._waits.append((dp_rank, self._at(since), round(seconds, _TIME_DIGITS)))
+
+    # -- measured times ---------------------------------------------------------------------
+
+    def measured(self, dp_rank: int, told: RankTimes) -> None:
+        """A rank says how long each micro-batch took, of a step that is remembered."""
+        seen = self._steps.get(told.step)
+        times = None if seen is None else seen.times_of(told.cost_key, dp_rank, len(told.busy))
+        if seen is None or times is None:
+            return
+        times.report(dp_rank, told.busy, told.collective, told.why)
+        if len(times.busy) == seen.dp_size:
+            self._put_measured(told.step, told.cost_key, times, self._clock())
+
+    def _give_up_measuring(self, seen: SeenStep, now: float) -> None:
+        """Record what some ranks have reported of a step whose others never will."""
+        for cost_key, times in seen.measured.items():
+            if len(times.busy) < seen.dp_size:
+                self._put_measured(seen.number, cost_key, times, now)
+
+    def _put_measured(self, step: int, cost_key: str, times: Pass, now: float) -> None:
         """What ranks reported of one pass, as far as they have, with the digits that they gave."""
         ranks = sorted(times.busy)
         busy = [times.busy[rank] for rank in ranks]
         collective = [times.collective[rank] for rank in ranks]
-        numbers = 2 * sum(map(len, busy))
+        why = {"why": times.why} if times.why else {}
         self._put(
-            "measured", now, numbers, step=step, cost_key=cost_key, ranks=ranks,
-            busy=busy, collective=collective, **({"why": times.why} if times.why else {}),
+            "measured", now, 2 * sum(map(len, busy)), step=step, cost_key=cost_key, ranks=ranks,
+            busy=busy, collective=collective, **why,
         )  # fmt: skip
 
-    def version(self, version: int, now: float) -> None:
-        """The trainer has other weights."""
-        self._put("version", now, version=version)
+    # -- once a second ----------------------------------------------------------------------
 
-    def configured(self, settings: Mapping[str, object], now: float) -> None:
-        """Options that changed while it serves, as they are from now on."""
-        self._put("settings", now, len(settings), config=settings)
-
-    def waited(self, rank: int, since: float, seconds: float) -> None:
-        """A training loop waited; told with the next `state`."""
-        self._waits.append((rank, self._at(since), round(seconds, _TIME_DIGITS)))
-
-    def state(self, at: Statistics, now: float) -> None:
-        """What is held now, if it is not what was held before; and who came and waited since."""
+    def look(self, statistics: Callable[[], Statistics]) -> None:
+        """Record what is held, if it is not what was held before; and who came and waited since."""
+        if self._writer is None:
+            return
         self._put_accepted()
+        at, now = statistics(), self._clock()
         state = {
             "buffered": at.buffered,
             "ready": at.ready,
@@ -356,9 +392,11 @@ class Recorder:
             self._put("waited", now, 3 * len(ranks), ranks=ranks, since=since, seconds=seconds)
             self._waits = []
 
-    def _put(self, name: str, now: float, numbers: int = 1, /, **what: Any) -> None:
-        event = {"event": name, "at": self._at(now), **what}
-        self._writer.put(event, numbers + len(what))
+    def _put(self, name: str, now: float | None = None, numbers: int = 1, /, **what: Any) -> None:
+        """Write an event, if anything is recorded."""
+        if self._writer is not None:
+            at = self._at(self._clock() if now is None else now)
+            self._writer.put({"event": name, "at": at, **what}, numbers + len(what))
 
     def _at(self, moment: float) -> float:
         return round(moment - self._origin, _TIME_DIGITS)
@@ -368,137 +406,3 @@ def _rounded(costs: FloatArray) -> list[list[float]]:
     """Costs are sums of squares of lengths: whole numbers, unless they are small."""
     rounded: list[list[float]] = (np.rint(costs) if costs.max() > _LARGE else costs).tolist()
     return rounded
-
-
-class Chronicle:
-    """recorder: None where nothing is recorded."""
-
-    def __init__(self, clock: Callable[[], float], recorder: Recorder | None = None) -> None:
-        self.recent = RecentSteps()
-        self._clock, self._recorder = clock, recorder
-
-    # -- samples ----------------------------------------------------------------------------
-
-    def accepted(self, effect: e.SamplesAccepted) -> None:
-        """Samples came in."""
-        if self._recorder is not None:
-            self._recorder.accepted(effect.entries, effect.plain)
-
-    def dropped(self, effect: e.SamplesDropped) -> None:
-        """Accepted samples were given up."""
-        if self._recorder is not None:
-            self._recorder.dropped(effect, self._clock())
-
-    def policy_reported(self, effect: e.PolicyReported) -> None:
-        """The trainer has other weights."""
-        if self._recorder is not None:
-            self._recorder.version(effect.policy_version, self._clock())
-
-    def configured(self, settings: Mapping[str, object]) -> None:
-        """Options that changed while it serves, as they are from now on."""
-        if self._recorder is not None:
-            self._recorder.configured(settings, self._clock())
-
-    # -- plans ------------------------------------------------------------------------------
-
-    def planned(
-        self, wanted: e.PlanWanted, effects: Sequence[e.Effect], now: float, generation: int
-    ) -> None:
-        """What the core made of a plan: a step, unless it was not used."""
-        for effect in effects:
-            if isinstance(effect, e.StepPlanned):
-                eligible = len(wanted.entries)
-                gone = self.recent.planned(effect, now, generation=generation, eligible=eligible)
-                self._give_up_measuring(gone, now)
-                if self._recorder is not None:
-                    self._recorder.planned(effect, wanted, now, generation=generation)
-
-    def replanned(self, step: OpenStep, plan: Plan, now: float, generation: int) -> None:
-        """An open step has another plan."""
-        seen = self.recent.replanned(step, plan, generation=generation)
-        if self._recorder is not None:
-            attempt = 2 if seen is None else seen.attempt
-            self._recorder.replanned(step, attempt, plan, now, generation=generation)
-
-    def withdrawn(self, step: int) -> None:
-        """Nothing is left of a step, maybe told once more to a rank that came back."""
-        if self.recent.withdrawn(step) and self._recorder is not None:
-            self._recorder.withdrawn(step, self._clock())
-
-    # -- steps on their way -----------------------------------------------------------------
-
-    def delivered(self, step: int, dp_rank: int, now: float) -> None:
-        """A rank was handed its last micro-batch."""
-        if (seen := self.recent.get(step)) is not None:
-            seen.delivered[dp_rank] = now
-
-    def released(self, step: int) -> None:
-        """Every rank may train it; told once a rank that came back too."""
-        seen = self.recent.get(step)
-        if seen is not None and seen.released is not None:
-            return
-        now = self._clock()
-        if seen is not None:
-            seen.released = now
-        if self._recorder is not None:
-            self._recorder.released(step, now)
-
-    def taken(self, dp_rank: int, step: int, now: float) -> None:
-        """A rank's training loop has begun this step, if it has begun any."""
-        if (seen := self.recent.get(step)) is not None:
-            seen.taken.setdefault(dp_rank, now)
-
-    def rank_commits(self, dp_rank: int, through: int, now: float) -> None:
-        """A rank has applied every step up to that one."""
-        for seen in self.recent.open_ones(through):
-            if dp_rank in seen.done:
-                return  # and what comes before it
-            seen.done[dp_rank] = now
-
-    def committed(self, step: int) -> None:
-        """Every rank has applied it."""
-        seen, now = self.recent.get(step), self._clock()
-        if seen is not None:
-            seen.committed = now
-        if self._recorder is not None:
-            self._recorder.committed(step, seen, now)
-
-    def redelivered(self, effect: e.Redelivered) -> None:
-        """It goes out again: to a rank that came back, or to all."""
-        seen = self.recent.get(effect.step)
-        if seen is not None and effect.reason != "reconnect":
-            seen.began_again()
-        if self._recorder is not None:
-            self._recorder.redelivered(effect.step, effect.reason, self._clock())
-
-    def waited(self, dp_rank: int, since: float, seconds: float) -> None:
-        """A rank's training loop waited for a step."""
-        if self._recorder is not None:
-            self._recorder.waited(dp_rank, since, seconds)
-
-    # -- measured times ---------------------------------------------------------------------
-
-    def measured(self, dp_rank: int, told: RankTimes) -> None:
-        """A rank says how long each micro-batch took, of a step that is remembered."""
-        seen = self.recent.get(told.step)
-        times = None if seen is None else seen.times_of(told.cost_key, dp_rank, len(told.busy))
-        if seen is None or times is None:
-            return
-        times.report(dp_rank, told.busy, told.collective, told.why)
-        if self._recorder is not None and len(times.busy) == seen.dp_size:
-            self._recorder.measured(told.step, told.cost_key, times, self._clock())
-
-    def _give_up_measuring(self, seen: SeenStep | None, now: float) -> None:
-        """Record what some ranks have reported of a step whose others never will."""
-        if seen is None or self._recorder is None:
-            return
-        for cost_key, times in seen.measured.items():
-            if len(times.busy) < seen.dp_size:
-                self._recorder.measured(seen.number, cost_key, times, now)
-
-    # -- once a second ----------------------------------------------------------------------
-
-    def look(self, statistics: Callable[[], Statistics]) -> None:
-        """Record what is held now."""
-        if self._recorder is not None:
-            self._recorder.state(statistics(), self._clock())

@@ -27,7 +27,7 @@ from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.access import Access
-from rollout_dispatcher.service.chronicle import Chronicle, Recorder
+from rollout_dispatcher.service.chronicle import Chronicle
 from rollout_dispatcher.service.config.checks import warn_if_unknown
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.descriptors import (
@@ -230,7 +230,9 @@ class Dispatcher:
             posted = tuple(settings.posted.values())
             journal = go_on_from(opened, config, core, metrics, clock, posted=posted)
             stack.push_async_callback(self._close_journal, journal)
-        chronicle = Chronicle(clock, self._record(stack, settings.config, core, metrics, clock))
+        origin = clock()
+        writer = self._record(stack, settings.config, core, metrics)
+        chronicle = Chronicle(clock, writer, origin)
         router = Router(
             config, core, metrics, clock, journal,
             access=config.access(), limits=limits, settings=settings, chronicle=chronicle,
@@ -262,13 +264,11 @@ class Dispatcher:
         config: ServeConfig,
         core: Dispatch,
         metrics: Metrics,
-        clock: SteadyClock,
-    ) -> Recorder | None:
+    ) -> RecordWriter | None:
         """Have the run recorded if that is asked for, until the very end.
 
         config: in force, with what was posted to an earlier process.
         """
-        origin = clock()
         if config.record is None:
             return None
         header = {
@@ -282,7 +282,7 @@ class Dispatcher:
         metrics.watch_record(writer)
         close = partial(writer.close, RECORD_CLOSE_SECONDS)
         stack.push_async_callback(lambda: in_own_thread(close))
-        return Recorder(writer, origin)
+        return writer
 
     def _start_watch(self, stack: AsyncExitStack, router: Router) -> None:
         def over(task: asyncio.Task[None]) -> None:

@@ -105,8 +105,8 @@ class SelectionOptions(Options):
     do not depend on the machine; 0s tries none of these"""
 
 
-class ServedSteps(StepOptions):
-    """Steps of trainers that come and go."""
+class _StepsAndWindow(StepOptions):
+    """How large steps are, and which samples wait for one."""
 
     dp_size: Positive
     """DP ranks of the first process group, which is refused if it has another number; all must be
@@ -120,11 +120,6 @@ class ServedSteps(StepOptions):
     dispatch_batch_groups: Positive | None = None
     """groups in one step over all DP ranks, whatever their sizes; a sample without a group counts
     as one"""
-
-
-class WindowOptions(Options):
-    """Window and buffer."""
-
     window_multiple: Multiple = 1.5
     """samples to choose a step from, in dispatch batches; 1 means no choice, 1.25 has most of the
     gain and 1.5 nearly all, beyond 2 is rarely worth the delay"""
@@ -144,11 +139,6 @@ class WindowOptions(Options):
     producers wait in turn, HTTP is answered 503, and what comes at less than 1 MiB/s over a
     --request-timeout is given up; unset: a sixteenth of the machine's or cgroup's memory, at least
     --max-frame-bytes and --max-body-bytes"""
-
-
-class SampleOptions(Options):
-    """Samples."""
-
     fields: Annotated[tuple[DeclaredField, ...], BeforeValidator(split_commas)] = ()
     """what every sample has, as name:dtype, name:dtype:per-sample, name:dtype:ragged or name:str,
     repeatable or with commas; others are refused; unset: as in the first accepted push"""
@@ -156,8 +146,8 @@ class SampleOptions(Options):
     """take NaN and infinities over HTTP; rollout workers say `allow_non_finite=True`"""
 
 
-class PlanningOptions(SelectionOptions):
-    """Planning."""
+class ServeOptions(SelectionOptions, _StepsAndWindow):  # pydantic has the last base's fields first
+    """Everything that `dispatcher serve` can be told; `ServeConfig.HEADINGS` says the themes."""
 
     strategy: Strategy = Strategy.WINDOW
     """how a step is chosen and split: window, or for comparison round-robin, greedy, kk"""
@@ -171,11 +161,6 @@ class PlanningOptions(SelectionOptions):
     oversize: Oversize = Oversize.ERROR
     """a sample longer than --micro-batch-tokens: error (refuse it), alone (give it a micro-batch
     of its own), drop (accept, count and discard it)"""
-
-
-class DispatchOptions(Options):
-    """When to dispatch."""
-
     target_excess: Ratio = 0.01
     """dispatch before the window is full once the plan wastes no more trainer time than this"""
     max_wait: Duration = 2.0
@@ -184,11 +169,6 @@ class DispatchOptions(Options):
     phase or of the stream"""
     max_open_steps: Annotated[int, Field(ge=1, le=MAX_OPEN_STEPS)] = 4
     """steps that may be planned but not committed; at most 1024"""
-
-
-class FreshnessOptions(Options):
-    """Freshness, groups and the end of the stream."""
-
     max_staleness: NotNegative | None = None
     """policy versions that a sample may lag behind the trainer's, and samples have to say theirs
     unless they are pushed as exempt; unset: any"""
@@ -204,11 +184,61 @@ class FreshnessOptions(Options):
     phase or of the stream, wait for it no longer"""
     last_batch: LastBatch = LastBatch.FLUSH
     """the partial batch at the end of the stream: flush (a smaller step) or drop"""
-
-
-class LimitOptions(Options):
-    """Limits and deadlines."""
-
+    listen: Annotated[tuple[Address, ...], BeforeValidator(one_or_several), Field(min_length=1)] = (
+        Endpoint("127.0.0.1", 7077),
+    )
+    """sample plane: host:port or unix:/path, repeatable; port 0 takes any free one"""
+    http: Address = HTTP_PLANE
+    """HTTP plane (metrics, health, POST /v1/samples): host:port or unix:/path"""
+    shared_memory: SharedMemoryUse = SharedMemoryUse.AUTO
+    """auto: who connects over a Unix socket passes large payloads on as shared memory, as far as a
+    quarter of the open files that are allowed goes; off: bytes are sent"""
+    ready_file: Path | None = None
+    """write the addresses in use and the run's id to this file, as JSON, once serving"""
+    token_file: Path | None = None
+    """a file with the secret that clients must show, on both planes; it or --tls-client-ca is
+    needed to listen on addresses that other machines reach"""
+    producer_token_file: Path | None = None
+    """a file with another secret, for rollout workers: who shows it may push, close groups and end
+    its own phases and stream, and nothing else; needs --token-file"""
+    tls_cert: Path | None = None
+    """serve TLS on TCP addresses of both planes with this certificate (PEM, with its chain)"""
+    tls_key: Path | None = None
+    """its private key (PEM, not encrypted)"""
+    tls_client_ca: Path | None = None
+    """clients must show a certificate signed by one of these authorities (PEM)"""
+    insecure: bool = False
+    """listen on addresses that other machines reach with neither token nor client certificates"""
+    journal_dir: Path | None = None
+    """keep accepted samples and open steps in this directory, so that a restart goes on with them;
+    unset: a restart begins with nothing"""
+    journal_sync: JournalSync = "batch"
+    """when a push is acknowledged: batch (once synced to the disk), interval:100ms (once written,
+    synced so often), off (once written)"""
+    retain: Retain | None = None
+    """when a step's samples are freed: commit (once it is committed), checkpoint (once a trainer's
+    checkpoint that covers it is saved; needs --journal-dir; takes disk, not the buffer's room);
+    unset: checkpoint with a journal, commit without"""
+    retain_bytes: Size | None = None
+    """payload bytes of committed steps that are kept until a checkpoint covers them; beyond it the
+    oldest go; unset: a tenth of the volume of --journal-dir, and at most 50GiB; never more than
+    half of what the volume has for the journal"""
+    payload_stores: Annotated[
+        tuple[StoreAddress, ...], BeforeValidator(split_commas), Field(max_length=16)
+    ] = ()
+    """payload stores that references may be into, file:///mnt/rollouts, say, repeatable or with
+    commas; rollout workers and DP ranks open no others, and the first that a producer can open is
+    where it puts what is large; who pushes over HTTP puts what it likes itself, and pushes
+    references; needs --journal-dir; unset: every payload comes through the dispatcher"""
+    inline_limit: SizeOrNothing = 2**20
+    """producers put payloads of so many bytes and more into the payload store, each for itself, and
+    push smaller ones; 0B: all of them"""
+    prefetch_bytes: Size = 2**31
+    """what a DP rank fetches from payload stores for steps that it has not begun; the step that its
+    training loop waits for is fetched whole, however large it is"""
+    referenced_bytes: Size | None = None
+    """payload bytes in payload stores, of ready samples and of groups under way; producers wait
+    beyond it; those of open steps come on top; unset: sixteen times --buffer-bytes"""
     max_sample_tokens: Annotated[int, Field(ge=1, lt=2**31)] = 2**20
     """refuse longer samples"""
     max_frame_bytes: Size = 256 * 2**20
@@ -247,11 +277,6 @@ class LimitOptions(Options):
     sample_id_horizon: NotNegative = 1_000_000
     """sample ids given by producers that are remembered to recognise repeats, and as many ids of
     groups that are complete or given up, to refuse late members"""
-
-
-class ObservabilityOptions(Options):
-    """Observability."""
-
     record: Path | None = None
     """write what arrives, what is planned and how long it takes to files in this directory, for
     dispatcher simulate, report and trace; no payloads, no ids; see docs/record.md"""
@@ -265,78 +290,3 @@ class ObservabilityOptions(Options):
     """least severe message to log"""
     log_format: LogFormat = LogFormat.AUTO
     """auto (text on a terminal, else JSON), json or text"""
-
-
-class AddressOptions(Options):
-    """Addresses."""
-
-    listen: Annotated[tuple[Address, ...], BeforeValidator(one_or_several), Field(min_length=1)] = (
-        Endpoint("127.0.0.1", 7077),
-    )
-    """sample plane: host:port or unix:/path, repeatable; port 0 takes any free one"""
-    http: Address = HTTP_PLANE
-    """HTTP plane (metrics, health, POST /v1/samples): host:port or unix:/path"""
-    shared_memory: SharedMemoryUse = SharedMemoryUse.AUTO
-    """auto: who connects over a Unix socket passes large payloads on as shared memory, as far as a
-    quarter of the open files that are allowed goes; off: bytes are sent"""
-    ready_file: Path | None = None
-    """write the addresses in use and the run's id to this file, as JSON, once serving"""
-
-
-class SecurityOptions(Options):
-    """Security."""
-
-    token_file: Path | None = None
-    """a file with the secret that clients must show, on both planes; it or --tls-client-ca is
-    needed to listen on addresses that other machines reach"""
-    producer_token_file: Path | None = None
-    """a file with another secret, for rollout workers: who shows it may push, close groups and end
-    its own phases and stream, and nothing else; needs --token-file"""
-    tls_cert: Path | None = None
-    """serve TLS on TCP addresses of both planes with this certificate (PEM, with its chain)"""
-    tls_key: Path | None = None
-    """its private key (PEM, not encrypted)"""
-    tls_client_ca: Path | None = None
-    """clients must show a certificate signed by one of these authorities (PEM)"""
-    insecure: bool = False
-    """listen on addresses that other machines reach with neither token nor client certificates"""
-
-
-class JournalOptions(Options):
-    """The journal."""
-
-    journal_dir: Path | None = None
-    """keep accepted samples and open steps in this directory, so that a restart goes on with them;
-    unset: a restart begins with nothing"""
-    journal_sync: JournalSync = "batch"
-    """when a push is acknowledged: batch (once synced to the disk), interval:100ms (once written,
-    synced so often), off (once written)"""
-    retain: Retain | None = None
-    """when a step's samples are freed: commit (once it is committed), checkpoint (once a trainer's
-    checkpoint that covers it is saved; needs --journal-dir; takes disk, not the buffer's room);
-    unset: checkpoint with a journal, commit without"""
-    retain_bytes: Size | None = None
-    """payload bytes of committed steps that are kept until a checkpoint covers them; beyond it the
-    oldest go; unset: a tenth of the volume of --journal-dir, and at most 50GiB; never more than
-    half of what the volume has for the journal"""
-
-
-class StoreOptions(Options):
-    """Payloads by reference."""
-
-    payload_stores: Annotated[
-        tuple[StoreAddress, ...], BeforeValidator(split_commas), Field(max_length=16)
-    ] = ()
-    """payload stores that references may be into, file:///mnt/rollouts, say, repeatable or with
-    commas; rollout workers and DP ranks open no others, and the first that a producer can open is
-    where it puts what is large; who pushes over HTTP puts what it likes itself, and pushes
-    references; needs --journal-dir; unset: every payload comes through the dispatcher"""
-    inline_limit: SizeOrNothing = 2**20
-    """producers put payloads of so many bytes and more into the payload store, each for itself, and
-    push smaller ones; 0B: all of them"""
-    prefetch_bytes: Size = 2**31
-    """what a DP rank fetches from payload stores for steps that it has not begun; the step that its
-    training loop waits for is fetched whole, however large it is"""
-    referenced_bytes: Size | None = None
-    """payload bytes in payload stores, of ready samples and of groups under way; producers wait
-    beyond it; those of open steps come on top; unset: sixteen times --buffer-bytes"""

@@ -21,20 +21,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.service.access import Access, open_access
 from rollout_dispatcher.service.config.checks import problems
-from rollout_dispatcher.service.config.options import (
-    AddressOptions,
-    DispatchOptions,
-    FreshnessOptions,
-    JournalOptions,
-    LimitOptions,
-    ObservabilityOptions,
-    PlanningOptions,
-    SampleOptions,
-    SecurityOptions,
-    ServedSteps,
-    StoreOptions,
-    WindowOptions,
-)
+from rollout_dispatcher.service.config.options import ServeOptions
 from rollout_dispatcher.service.config.values import (
     IncompleteGroups,
     LastBatch,
@@ -66,20 +53,7 @@ REFERENCED_TIMES = 16
 WRONG = "wrong"
 
 
-class ServeConfig(  # pydantic has the fields of the last base first
-    ObservabilityOptions,
-    LimitOptions,
-    StoreOptions,
-    JournalOptions,
-    SecurityOptions,
-    AddressOptions,
-    FreshnessOptions,
-    DispatchOptions,
-    PlanningOptions,
-    SampleOptions,
-    WindowOptions,
-    ServedSteps,
-):
+class ServeConfig(ServeOptions):
     """The settings of one running dispatcher."""
 
     #: Headings of the help, each at the first option under it.

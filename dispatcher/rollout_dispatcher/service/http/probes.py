@@ -21,7 +21,7 @@ import asyncio
 import dataclasses
 import gzip
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,7 +32,7 @@ from prometheus_client.core import Metric
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.measuring.times import Pass, measured_excess
 from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
-from rollout_dispatcher.service.chronicle import MAX_STEPS, RecentSteps, SeenStep
+from rollout_dispatcher.service.chronicle import MAX_STEPS, SeenStep
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.config.values import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import dumps, indented, problem
@@ -121,10 +121,10 @@ def _make(families: list[Metric], form: Format, gzipped: bool) -> bytes:
     return gzip.compress(text, GZIP_LEVEL, mtime=0) if gzipped else text
 
 
-async def describe_steps(recent: RecentSteps, config: ServeConfig, offset: float) -> str:
+async def describe_steps(recent: Iterable[SeenStep], config: ServeConfig, offset: float) -> str:
     """The answer, as JSON. offset: from the core's clock to the time of day."""
     told: list[str] = []
-    for seen in tuple(recent):
+    for seen in recent:
         told.append(dumps(_describe(seen, config, offset)))
         await asyncio.sleep(0)
     about = dumps({"remembered": MAX_STEPS, "sync": str(config.sync)}).removesuffix("\n}")

@@ -161,19 +161,15 @@ def of_record(writer: RecordWriter) -> Iterator[Metric]:
 
 def of_shared_memory(held: SharedMemory) -> Iterator[Metric]:
     """What producers on this host have passed on as shared memory, and is held of it."""
+    copied = (
+        "Bytes that came as shared memory and were copied: the last samples of a push, or for want "
+        "of descriptors."
+    )
     for kind, name, text, value in (
         (GAUGE, "segments", "Pushes that are held as shared memory.", len(held)),
         (GAUGE, "bytes", "Bytes of these pushes, with samples that are done with.", held.nbytes),
         (GAUGE, "descriptors", "File descriptors that they take.", held.descriptors),
-        (
-            COUNTER,
-            "copied_bytes",
-            (
-                "Bytes that came as shared memory and were copied: the last samples of a push, or for "
-                "want of descriptors."
-            ),
-            held.copied_bytes,
-        ),
+        (COUNTER, "copied_bytes", copied, held.copied_bytes),
     ):
         yield family(kind, f"shared_memory_{name}", text, value)
 
