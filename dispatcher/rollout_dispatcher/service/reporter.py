@@ -10,7 +10,8 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from operator import attrgetter
+from typing import Final
 
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -181,23 +182,13 @@ class DropsLog:
         untold.losses = Losses()
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """What a line tells the progress from. excess: the sum of that of all planned steps."""
-
-    at: float
-    accepted: int
-    committed: int
-    steps: int
-    planned: int
-    excess: float
-
-    @classmethod
-    def of(cls, now: float, at: Statistics, metrics: Metrics) -> Self:
-        return cls(
-            now, at.accepted, at.samples_committed, at.steps_committed,
-            metrics.planned_steps, metrics.planned_excess,
-        )  # fmt: skip
+#: What has to change for a line on progress to be worth writing.
+_SHOWN = attrgetter(
+    "steps_committed", "open_steps", "accepted", "buffered", "pushes_held", "ranks_connected",
+    "producers_connected", "run_state",
+)  # fmt: skip
+#: When it was looked, what there was, steps planned so far, and the sum of their excess.
+_Look = tuple[float, Statistics, int, float]
 
 
 class ProgressLog:
@@ -209,42 +200,35 @@ class ProgressLog:
         self._core, self._metrics, self._health = core, metrics, health
         self._interval = interval
         self._due = now + (interval or 0.0)
-        at = core.statistics()
-        self._before, self._shown = _Mark.of(now, at, metrics), _state(at)
+        self._before = self._look(now)
 
     def check(self, now: float) -> None:
         """Speak if it is due, and there is anything new."""
         if self._interval is None or now < self._due:
             return
         self._due = now + self._interval
-        at = self._core.statistics()
-        mark, state = _Mark.of(now, at, self._metrics), _state(at)
-        if state != self._shown:
-            log.info("%s", self._line(at, mark))
-        self._before, self._shown = mark, state
+        before, self._before = self._before, self._look(now)
+        if _SHOWN(before[1]) != _SHOWN(self._before[1]):
+            log.info("%s", self._line(before, self._before))
 
-    def _line(self, at: Statistics, mark: _Mark) -> str:
-        before = self._before
-        seconds = max(mark.at - before.at, 1e-9)
-        came = (mark.accepted - before.accepted) / seconds
-        went = (mark.committed - before.committed) / seconds
-        planned = mark.planned - before.planned
-        excess = f"{100 * (mark.excess - before.excess) / planned:.2g} %" if planned else "none"
-        window = self._core.config.trigger.window
+    def _look(self, now: float) -> _Look:
+        metrics = self._metrics
+        return now, self._core.statistics(), metrics.planned_steps, metrics.planned_excess
+
+    def _line(self, before: _Look, new: _Look) -> str:
+        (since, old, *planned_before), (now, at, *planned) = before, new
+        seconds = max(now - since, 1e-9)
+        came = (at.accepted - old.accepted) / seconds
+        went = (at.samples_committed - old.samples_committed) / seconds
+        steps, total = (b - a for a, b in zip(planned_before, planned, strict=True))
+        excess = f"{100 * total / steps:.2g} %" if steps else "none"
         return (
-            f"{at.steps_committed} steps ({mark.steps - before.steps:+d}), samples/s: {came:.3g} "
-            f"accepted, {went:.3g} trained on; {at.ready_units} ready of a window of {window}, "
-            f"planned excess {excess}, DP ranks {at.ranks_connected} of {at.dp_size}, producers "
-            f"{at.producers_connected}; the next step waits for: {self._health.explain()}"
+            f"{at.steps_committed} steps ({at.steps_committed - old.steps_committed:+d}), "
+            f"samples/s: {came:.3g} accepted, {went:.3g} trained on; {at.ready_units} ready of a "
+            f"window of {self._core.config.trigger.window}, planned excess {excess}, DP ranks "
+            f"{at.ranks_connected} of {at.dp_size}, producers {at.producers_connected}; the next "
+            f"step waits for: {self._health.explain()}"
         )
-
-
-def _state(at: Statistics) -> tuple[object, ...]:
-    """What has to change for a line to be worth writing."""
-    return (
-        at.steps_committed, at.open_steps, at.accepted, at.buffered, at.pushes_held,
-        at.ranks_connected, at.producers_connected, at.run_state,
-    )  # fmt: skip
 
 
 #: Ranks that have waited for so long are spoken of, and again each time that this has passed.

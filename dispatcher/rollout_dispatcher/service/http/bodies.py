@@ -40,7 +40,7 @@ from rollout_dispatcher.errors import (
     UnknownEncoding,
 )
 from rollout_dispatcher.service.connections.receiving import Receiving
-from rollout_dispatcher.service.http.guard import problem
+from rollout_dispatcher.service.http.guard import Refused
 from rollout_dispatcher.service.router import Router
 
 #: Bytes of text that are read, or written by decompression, at once; takes under a millisecond.
@@ -236,30 +236,22 @@ async def _ask_for(request: web.Request) -> None:
         request.writer.output_size = 0  # or aiohttp takes it for the beginning of the answer
 
 
-class NoObject(Exception):
-    """The body is none; answer: what the request is answered with."""
-
-    def __init__(self, answer: web.Response) -> None:
-        super().__init__(answer.text)
-        self.answer = answer
-
-
 async def read_object(request: web.Request, router: Router, limit: int) -> dict[str, object]:
-    """The body, of `limit` bytes at the most. Raises NoObject."""
+    """A small JSON object, read at once, of `limit` bytes at the most. Raises Refused."""
     try:
         return await _read(request, router, limit)
     except TimeoutError:
-        answer = problem(408, "timeout", "the request did not arrive in time")
+        raise Refused(408, "timeout", "the request did not arrive in time") from None
     except BodyTooLarge as error:
-        answer = problem(413, error.code, str(error))
+        raise Refused(413, error.code, str(error)) from None
     except UnknownEncoding as error:
-        answer = problem(415, error.code, str(error))
+        raise Refused(415, error.code, str(error)) from None
     except ReceivingFull as error:
-        answer = problem(503, error.code, str(error), Retry_After="1")
+        raise Refused(503, error.code, str(error), Retry_After="1") from None
     except (ValueError, RecursionError, ConnectionError, web.RequestPayloadError,
             HttpProcessingError) as error:  # fmt: skip
-        answer = problem(400, "invalid", f"the body is no JSON object: {error}"[:300])
-    raise NoObject(answer)
+        why = f"the body is no JSON object: {error}"[:300]
+        raise Refused(400, "invalid", why) from None
 
 
 async def _read(request: web.Request, router: Router, limit: int) -> dict[str, object]:

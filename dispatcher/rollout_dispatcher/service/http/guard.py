@@ -235,6 +235,14 @@ def problem(status: int, code: str, message: str, **headers: str) -> web.Respons
     return web.json_response({"code": code, "message": message}, status=status, headers=named)
 
 
+class Refused(Exception):
+    """A request is not served. answer: what it is answered with instead, as by `problem`."""
+
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.answer = problem(status, code, message, **headers)
+
+
 class HttpGuard:
     """Checks and times the requests of one HTTP plane; counts what it ends by reason."""
 

@@ -5,10 +5,10 @@ aiohttp parses, limits and serves; here is only what the answers mean.
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -22,16 +22,23 @@ from rollout_dispatcher.protocol.messages.base import MAX_NAME
 from rollout_dispatcher.protocol.messages.samples import MAX_KEY_LETTERS, StoreAddress
 from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
 from rollout_dispatcher.service.config.values import RUN_HEADER
-from rollout_dispatcher.service.http.bodies import NoObject, leave_unasked, read_object
-from rollout_dispatcher.service.http.guard import HttpGuard, indented, problem
+from rollout_dispatcher.service.http.bodies import leave_unasked, read_object
+from rollout_dispatcher.service.http.guard import HttpGuard, Refused, indented, problem
 from rollout_dispatcher.service.http.probes import Probes
 from rollout_dispatcher.service.http.pushes import Pushes, Query
 from rollout_dispatcher.service.http.samples import first_of
 from rollout_dispatcher.service.reloading import RELOADABLE
 from rollout_dispatcher.service.router import Router
 
-#: A few numbers.
+#: Bodies: a few numbers; and keys, which are some 30 bytes each, those of other engines more.
 MAX_CONFIG_BYTES: Final = 64 * 1024
+MAX_KNOWN_BYTES: Final = 2**20
+#: Keys that are looked up before others get their turn on the event loop: made to take long, 5 ms.
+KEYS_AT_ONCE: Final = 64
+#: Producers that are named as awaited.
+MAX_NAMED = 100
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Setting(BaseModel):
@@ -49,51 +56,6 @@ class ConfigAnswer(BaseModel):
 
     generation: int
     options: dict[str, Setting]
-
-
-class ConfigRoutes:
-    """Handlers over one router."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    async def show(self, _: web.Request) -> web.Response:
-        """Every option."""
-        return self._answer()
-
-    async def change(self, request: web.Request) -> web.Response:
-        """Other values for those that the body names, all of them or none."""
-        if (failure := self._router.stopping or self._router.barrier.failure) is not None:
-            return problem(503, failure.code, str(failure))
-        try:
-            body = await read_object(request, self._router, MAX_CONFIG_BYTES)
-        except NoObject as error:
-            return error.answer
-        try:
-            who = request.remote or "a Unix socket"
-            self._router.reloads.post(body, f"POST /v1/config from {who}")
-        except ConfigError as error:
-            return problem(422, error.code, "; ".join(error.problems))
-        await self._router.barrier.settled()
-        return self._answer()
-
-    def _answer(self) -> web.Response:
-        reloads = self._router.reloads
-        values = self._router.config.model_dump(mode="json")
-        options = {
-            name: Setting(
-                value=value, source=reloads.settings.source(name), reloadable=name in RELOADABLE
-            )
-            for name, value in values.items()
-        }
-        answer = ConfigAnswer(generation=reloads.generation, options=options)
-        return indented(answer.model_dump(mode="json"))
-
-
-#: Keys are some 30 bytes each; those of other engines may be longer.
-MAX_KNOWN_BYTES: Final = 2**20
-#: Keys that are looked up before others get their turn on the event loop: made to take long, 5 ms.
-KEYS_AT_ONCE: Final = 64
 
 
 class KnownRequest(BaseModel):
@@ -114,44 +76,6 @@ class KnownAnswer(BaseModel):
     """of the run that needs them"""
     needed: list[str]
     """keys of objects in which live samples lie, or that a producer may still push"""
-
-
-class ReferenceRoutes:
-    """Handlers over one router."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    async def known(self, request: web.Request) -> web.Response:
-        """Answered once it is durable that the others are not needed: they may be freed then."""
-        barrier, core = self._router.barrier, self._router.core
-        try:
-            body = await read_object(request, self._router, MAX_KNOWN_BYTES)
-            asked = KnownRequest.model_validate(body)
-        except NoObject as error:
-            return error.answer
-        except ValidationError as error:
-            return problem(400, "invalid", first_of(error))
-        if (failure := barrier.failure) is not None:
-            return problem(503, failure.code, str(failure))
-        stores = self._router.config.payload_stores
-        if asked.store not in stores:
-            known = ", ".join(stores) or "none"
-            return problem(
-                422, "unknown-store",
-                f"{asked.store} is no payload store of this dispatcher; --payload-stores: {known}",
-            )  # fmt: skip
-        keys = [key for key in asked.keys if len(key) <= MAX_KEY_LETTERS]
-        needed = list[str]()
-        for first in range(0, len(keys), KEYS_AT_ONCE):
-            needed += core.needed_objects(keys[first : first + KEYS_AT_ONCE])
-            await asyncio.sleep(0)
-        await barrier.settled()
-        return web.json_response(KnownAnswer(run_id=core.run_id, needed=needed).model_dump())
-
-
-#: Producers that are named as awaited.
-MAX_NAMED = 100
 
 
 class CloseQuery(Query):
@@ -201,8 +125,6 @@ class HttpPlane:
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
         self._pushes = Pushes(router, guard.places)
-        self._config = ConfigRoutes(router)
-        self._references = ReferenceRoutes(router)
         self._probes = Probes(router, guard.may_control)
 
     def application(self) -> web.Application:
@@ -217,11 +139,9 @@ class HttpPlane:
                 web.get("/statusz", self._probes.statusz),
                 web.get("/debug/steps", self._probes.steps),
                 web.get("/openapi.json", self.openapi),
-                web.get("/v1/config", self._config.show),
-                web.post("/v1/config", self._config.change, expect_handler=leave_unasked),
-                web.post(
-                    "/v1/references/known", self._references.known, expect_handler=leave_unasked
-                ),
+                web.get("/v1/config", self.settings),
+                web.post("/v1/config", self.configure, expect_handler=leave_unasked),
+                web.post("/v1/references/known", self.known, expect_handler=leave_unasked),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),
@@ -242,7 +162,10 @@ class HttpPlane:
                 error = RunChanged(others.pop()[:MAX_NAME], run_id)
                 answer: web.StreamResponse = problem(409, error.code, str(error))
             else:
-                answer = await handler(request)
+                try:
+                    answer = await handler(request)
+                except Refused as refused:
+                    answer = refused.answer
             answer.headers[RUN_HEADER] = run_id
             return answer
 
@@ -255,18 +178,60 @@ class HttpPlane:
         """A description of this plane."""
         return web.json_response(describe())
 
+    async def settings(self, _: web.Request) -> web.Response:
+        """Every option in force, and where it comes from."""
+        reloads = self._router.reloads
+        values = self._router.config.model_dump(mode="json")
+        options = {
+            name: Setting(
+                value=value, source=reloads.settings.source(name), reloadable=name in RELOADABLE
+            )
+            for name, value in values.items()
+        }
+        answer = ConfigAnswer(generation=reloads.generation, options=options)
+        return indented(answer.model_dump(mode="json"))
+
+    async def configure(self, request: web.Request) -> web.Response:
+        """Other values for those options that the body names, all of them or none."""
+        _check(self._router.stopping or self._router.barrier.failure)
+        body = await read_object(request, self._router, MAX_CONFIG_BYTES)
+        try:
+            who = request.remote or "a Unix socket"
+            self._router.reloads.post(body, f"POST /v1/config from {who}")
+        except ConfigError as error:
+            return problem(422, error.code, "; ".join(error.problems))
+        await self._router.barrier.settled()
+        return await self.settings(request)
+
+    async def known(self, request: web.Request) -> web.Response:
+        """Which objects of a payload store are needed, for who frees the rest.
+
+        Answered once it is durable that the others are not needed: they may be freed then.
+        """
+        barrier, core = self._router.barrier, self._router.core
+        asked = _valid(KnownRequest, await read_object(request, self._router, MAX_KNOWN_BYTES), ())
+        _check(barrier.failure)
+        stores = self._router.config.payload_stores
+        if asked.store not in stores:
+            known = ", ".join(stores) or "none"
+            return problem(
+                422, "unknown-store",
+                f"{asked.store} is no payload store of this dispatcher; --payload-stores: {known}",
+            )  # fmt: skip
+        keys = [key for key in asked.keys if len(key) <= MAX_KEY_LETTERS]
+        needed = list[str]()
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            needed += core.needed_objects(keys[first : first + KEYS_AT_ONCE])
+            await asyncio.sleep(0)
+        await barrier.settled()
+        return web.json_response(KnownAnswer(run_id=core.run_id, needed=needed).model_dump())
+
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
-        try:
-            asked = CloseQuery.model_validate(dict(request.query))
-        except ValidationError as error:
-            return _invalid(error, CloseQuery)
-        if asked.size is not None and (
-            why := self._router.core.config.limits.too_large(asked.size)
-        ):
+        asked, core = _valid(CloseQuery, dict(request.query)), self._router.core
+        if asked.size is not None and (why := core.config.limits.too_large(asked.size)):
             return problem(422, "group-too-large", f"{why}, and the group has {asked.size}")
         group_id, now = request.match_info["group_id"], self._router.clock()
-        core = self._router.core
         return await self._tell(
             lambda: core.close_group(group_id, now, size=asked.size, keep=asked.keep)
         )
@@ -285,10 +250,7 @@ class HttpPlane:
         return await self._end(request, None)
 
     async def _end(self, request: web.Request, version: int | None) -> web.Response:
-        try:
-            force = EndQuery.model_validate(dict(request.query)).force
-        except ValidationError as error:
-            return _invalid(error, EndQuery)
+        force = _valid(EndQuery, dict(request.query)).force
         if force and not self._guard.may_control(request):
             return self._guard.forbidden("end for all producers (force)")
         core, now = self._router.core, self._router.clock()
@@ -299,13 +261,10 @@ class HttpPlane:
         return await self._tell(end, partial(core.end_waits, version))
 
     async def _tell(
-        self,
-        say: Callable[[], Decision],
-        waits: Callable[[], list[str]] = list,
+        self, say: Callable[[], Decision], waits: Callable[[], list[str]] = list
     ) -> web.Response:
         """Answer once what was said is durable; waits: producers whose word is still awaited."""
-        if (failure := self._router.barrier.failure) is not None:
-            return problem(503, failure.code, str(failure))
+        _check(self._router.barrier.failure)
         try:
             decision = self._router.ask(say)
         except IllegalTransition:
@@ -319,8 +278,19 @@ class HttpPlane:
         return web.json_response(ControlAnswer(waits_for=waits()[:MAX_NAMED]).model_dump())
 
 
-def _invalid(error: ValidationError, asked: type[BaseModel]) -> web.Response:
-    return problem(400, "invalid", first_of(error, asked.model_fields))
+def _check(failure: DispatcherError | None) -> None:
+    """Raise Refused if nothing can be heard at present."""
+    if failure is not None:
+        raise Refused(503, failure.code, str(failure))
+
+
+def _valid(model: type[M], given: dict[str, Any], known: Iterable[str] | None = None) -> M:
+    """What a request says, as this model. Raises Refused. known: keys that may be meant."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        why = first_of(error, model.model_fields if known is None else known)
+        raise Refused(400, "invalid", why) from None
 
 
 @cache
