@@ -34,7 +34,7 @@ class Planner:
     ) -> None:
         self._config, self._observe, self._clock = config, observe, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="planner")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._planning: set[asyncio.Future[Plan]] = set()
 
     def configure(self, config: PlanConfig) -> None:
         """Plan so from the next one on; one that is under way stays as it was asked for."""
@@ -69,29 +69,28 @@ class Planner:
         fail: Callable[[BaseException], None],
     ) -> None:
         """Call `then` with the plan, or `fail` with what it or the planner has raised."""
+        began = self._clock()
 
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()):
+        def done(planning: asyncio.Future[Plan]) -> None:
+            self._planning.discard(planning)
+            if planning.cancelled():
+                return
+            try:
+                found = planning.result()
+                self._observe(self._clock() - began)
+                then(found)
+            except Exception as error:
                 fail(error)
 
-        task = asyncio.get_running_loop().create_task(self._plan_then(wanted, then))
-        self._tasks.add(task)
-        task.add_done_callback(done)
-
-    async def _plan_then(
-        self, wanted: PlanWanted | ReplanWanted, then: Callable[[Plan], None]
-    ) -> None:
-        began = self._clock()
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._thread, self._plan, wanted, self._config)
-        self._observe(self._clock() - began)
-        then(found)
+        planning = loop.run_in_executor(self._thread, self._plan, wanted, self._config)
+        self._planning.add(planning)
+        planning.add_done_callback(done)
 
     def close(self) -> None:
         """Let go of the thread, and of plans that nobody waits for."""
-        for task in self._tasks:
-            task.cancel()
+        for planning in self._planning:
+            planning.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 

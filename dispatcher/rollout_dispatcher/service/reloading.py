@@ -50,18 +50,6 @@ RELOADABLE = tuple(ConfigPatch.model_fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One option, before and after."""
-
-    name: str
-    old: Any
-    new: Any
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.old} -> {self.new}"
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
     """read: what flags, environment and file say. sources: of each that was set, where.
 
@@ -111,17 +99,13 @@ class Settings:
         """
         return type(self)(self.read, self.sources, _still(posted, self.read))
 
-    def changes(self, to: "Settings") -> list[Change]:
+    def changes(self, to: "Settings") -> list[str]:
         """What would change, by what plans heed: a bound that follows from another is one too."""
-        found = [
-            Change(name, before, after)
-            for name in RELOADABLE
-            if (before := getattr(self.config, name)) != (after := getattr(to.config, name))
-        ]
-        before, after = self.config.buffer_samples, to.config.buffer_samples
-        if before != after:
-            found.append(Change("buffer_capacity", before, after))
-        return found
+        pairs = {
+            name: (getattr(self.config, name), getattr(to.config, name)) for name in RELOADABLE
+        }
+        pairs["buffer_capacity"] = self.config.buffer_samples, to.config.buffer_samples
+        return [f"{name} {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
 
     def source(self, name: str) -> str:
         """Where an option's value in force comes from."""
@@ -213,7 +197,7 @@ class Reloads:
         else:
             self.generation += 1
             self._count(CHANGED)
-            log.info("%s: %s, from the next plan on", by, ", ".join(map(str, changes)))
+            log.info("%s: %s, from the next plan on", by, ", ".join(changes))
         if changes or old.posted != new.posted:
             self._apply(new)
 

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from itertools import islice
 from time import monotonic
+from traceback import walk_stack
 from types import FrameType, MappingProxyType
 from typing import NoReturn, TypeVar
 
@@ -158,8 +159,9 @@ class Stacks:
         try:
             found = [*_threads()]
             # The same task often, as that of a connection, is shown once and counted.
-            tasks = Counter(map(_task, asyncio.all_tasks(self._loop)))
-            for line in (*bounded(found), *bounded(map(_counted, tasks.most_common()))):
+            tasks = Counter(map(_task, asyncio.all_tasks(self._loop))).most_common()
+            told = (f"{count} times {text}" if count > 1 else text for text, count in tasks)
+            for line in (*bounded(found), *bounded(told)):
                 log.info("%s", line)
         finally:
             self._telling.release()
@@ -178,33 +180,19 @@ def _threads() -> Iterator[str]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():  # noqa: SLF001  documented
         if ident != threading.get_ident():
-            calls = [_frame(call) for call in islice(_callers(frame), MAX_FRAMES + 1)]
-            yield f"thread {names.get(ident, '')}: {_chain(calls)}"
-
-
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame and those that called it, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+            yield f"thread {names.get(ident, '')}: {_chain(walk_stack(frame))}"
 
 
 def _task(task: "asyncio.Task[object]") -> str:
-    coroutine = task.get_coro()
-    calls = [_frame(frame) for frame in reversed(task.get_stack(limit=MAX_FRAMES))]
-    return f"task {getattr(coroutine, '__qualname__', coroutine)}: {_chain(calls)}"
+    coroutine, stack = task.get_coro(), reversed(task.get_stack(limit=MAX_FRAMES))
+    chain = _chain((frame, frame.f_lineno) for frame in stack)
+    return f"task {getattr(coroutine, '__qualname__', coroutine)}: {chain}"
 
 
-def _counted(found: tuple[str, int]) -> str:
-    text, count = found
-    return f"{count} times {text}" if count > 1 else text
-
-
-def _frame(frame: FrameType) -> str:
-    code = frame.f_code
-    return f"{code.co_name} ({code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
-
-
-def _chain(calls: list[str]) -> str:
+def _chain(frames: Iterable[tuple[FrameType, int]]) -> str:
     """The innermost call first."""
+    calls = [
+        f"{frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/')[2]}:{line})"
+        for frame, line in islice(frames, MAX_FRAMES + 1)
+    ]
     return " < ".join(calls[:MAX_FRAMES] + ["..."] * (len(calls) > MAX_FRAMES))

@@ -49,6 +49,12 @@ from rollout_planner.types import (
 BUFFER_SHARE, HELD_SHARE = 4, 16
 #: How many times as much may lie in payload stores, by default.
 REFERENCED_TIMES = 16
+#: Options that the planner's config has under the same names.
+_PLANNED_AS_GIVEN = (
+    "dp_size", "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "oversize",
+    "micro_batch_multiple", "min_micro_batches", "sample_length_multiple", "rank_tokens",
+    "pipeline_stages", "outlier_max_skips", "planning_budget",
+)  # fmt: skip
 #: What a config is validated with where some options are known to be wrong: their names.
 WRONG = "wrong"
 
@@ -155,43 +161,21 @@ class ServeConfig(ServeOptions):
 
     def plan_config(self) -> PlanConfig:
         """What the planner needs to know. Raises ConfigError if the cost cannot be read."""
+        variation = self.max_step_variation
         return PlanConfig(
-            dp_size=self.dp_size,
             dispatch_batch_size=self.batch * ((self.group_size or 1) if self.by_groups else 1),
             by_groups=self.by_groups,
             cost=parse_cost(self.cost, _read),
-            micro_batch_size=self.micro_batch_size,
-            micro_batch_tokens=self.micro_batch_tokens,
-            layout=self.layout,
-            sync=self.sync,
-            strategy=self.strategy,
             grouping=self.groups,
-            oversize=self.oversize,
-            micro_batch_multiple=self.micro_batch_multiple,
-            min_micro_batches=self.min_micro_batches,
-            sample_length_multiple=self.sample_length_multiple,
-            rank_tokens=self.rank_tokens,
-            pipeline_stages=self.pipeline_stages,
             micro_batch_order=self.order_in_step,
             max_skips=self.skips_bound,
-            outlier_max_skips=self.outlier_max_skips,
-            max_step_variation=None
-            if self.max_step_variation == "off"
-            else self.max_step_variation,
-            planning_budget=self.planning_budget,
+            max_step_variation=None if variation == "off" else variation,
+            **{name: getattr(self, name) for name in _PLANNED_AS_GIVEN},
         )
 
     def access(self) -> Access:
         """What clients must show; reads the files. Raises ConfigError if one cannot be used."""
-        return open_access(
-            [*self.listen, self.http],
-            token_file=self.token_file,
-            producer_token_file=self.producer_token_file,
-            certificate=self.tls_cert,
-            key=self.tls_key,
-            client_ca=self.tls_client_ca,
-            insecure=self.insecure,
-        )
+        return open_access(self)
 
     def check_size(self) -> Callable[[int], None]:
         """What raises ConfigError for a number of DP ranks that no step can be planned for."""

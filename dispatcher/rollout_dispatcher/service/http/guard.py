@@ -26,7 +26,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
@@ -43,18 +42,6 @@ from rollout_dispatcher.transport.pending import MADE_ROOM, Pending, Place
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Newcomer:
-    """A connection that is pending, and the end of its patience."""
-
-    place: Place
-    deadline: asyncio.TimerHandle
-
-    def leave(self) -> None:
-        self.place.leave()
-        self.deadline.cancel()
-
-
 class HttpPlaces:
     """The places of one HTTP plane.
 
@@ -67,7 +54,8 @@ class HttpPlaces:
     ) -> None:
         self.limit, self.pending = limit, pending
         self._timeout, self._count = timeout, count
-        self._newcomers: dict[web.RequestHandler, _Newcomer] = {}
+        #: Pending connections: their place, and the end of our patience.
+        self._newcomers: dict[web.RequestHandler, tuple[Place, asyncio.TimerHandle]] = {}
         self._placed: set[web.RequestHandler] = set()
         self._resting: dict[web.RequestHandler, None] = {}  # the longest first
         self._waiting: dict[web.RequestHandler, asyncio.Task[object]] = {}
@@ -79,14 +67,12 @@ class HttpPlaces:
     def begins(self, handler: web.RequestHandler) -> bool:
         """A request of this connection may be served: returns whether there is a place for it."""
         self._resting.pop(handler, None)
-        newcomer = self._newcomers.get(handler)
-        if newcomer is None:
+        if handler not in self._newcomers:
             return True
         if len(self._placed) >= self.limit and not self._end_longest_resting():
             self._count("connection-limit")
             return False
-        del self._newcomers[handler]
-        newcomer.leave()
+        self._no_newcomer(handler)
         self._placed.add(handler)
         return True
 
@@ -97,9 +83,8 @@ class HttpPlaces:
 
     def close(self) -> None:
         """Forget the deadlines."""
-        for newcomer in self._newcomers.values():
-            newcomer.leave()
-        self._newcomers.clear()
+        for handler in list(self._newcomers):
+            self._no_newcomer(handler)
 
     def connected(self, handler: web.RequestHandler) -> None:
         """A connection is made, and pending."""
@@ -111,14 +96,14 @@ class HttpPlaces:
 
         deadline = asyncio.get_running_loop().call_later(self._timeout, end, "handshake-timeout")
         place = self.pending.enter(lambda: end(MADE_ROOM))
-        self._newcomers[handler] = _Newcomer(place, deadline)
+        self._newcomers[handler] = place, deadline
 
     def lost(self, handler: web.RequestHandler) -> None:
         """A connection is over."""
         self._placed.discard(handler)
         self._resting.pop(handler, None)
-        if (newcomer := self._newcomers.pop(handler, None)) is not None:
-            newcomer.leave()
+        if handler in self._newcomers:
+            self._no_newcomer(handler)
         if (waiting := self._waiting.get(handler)) is not None:
             waiting.cancel()
 
@@ -132,6 +117,11 @@ class HttpPlaces:
             yield
         finally:
             del self._waiting[handler]
+
+    def _no_newcomer(self, handler: web.RequestHandler) -> None:
+        place, deadline = self._newcomers.pop(handler)
+        place.leave()
+        deadline.cancel()
 
     def _end_longest_resting(self) -> bool:
         """Make room, if there is anybody who rests."""

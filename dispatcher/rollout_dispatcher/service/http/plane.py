@@ -5,10 +5,10 @@ aiohttp parses, limits and serves; here is only what the answers mean.
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -25,8 +25,7 @@ from rollout_dispatcher.service.config.values import RUN_HEADER
 from rollout_dispatcher.service.http.bodies import leave_unasked, read_object
 from rollout_dispatcher.service.http.guard import HttpGuard, Refused, indented, problem
 from rollout_dispatcher.service.http.probes import Probes
-from rollout_dispatcher.service.http.pushes import Pushes, Query
-from rollout_dispatcher.service.http.samples import first_of
+from rollout_dispatcher.service.http.pushes import Pushes, Query, valid
 from rollout_dispatcher.service.reloading import RELOADABLE
 from rollout_dispatcher.service.router import Router
 
@@ -37,8 +36,6 @@ MAX_KNOWN_BYTES: Final = 2**20
 KEYS_AT_ONCE: Final = 64
 #: Producers that are named as awaited.
 MAX_NAMED = 100
-
-M = TypeVar("M", bound=BaseModel)
 
 
 class Setting(BaseModel):
@@ -209,7 +206,7 @@ class HttpPlane:
         Answered once it is durable that the others are not needed: they may be freed then.
         """
         barrier, core = self._router.barrier, self._router.core
-        asked = _valid(KnownRequest, await read_object(request, self._router, MAX_KNOWN_BYTES), ())
+        asked = valid(KnownRequest, await read_object(request, self._router, MAX_KNOWN_BYTES), ())
         _check(barrier.failure)
         stores = self._router.config.payload_stores
         if asked.store not in stores:
@@ -228,7 +225,7 @@ class HttpPlane:
 
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
-        asked, core = _valid(CloseQuery, dict(request.query)), self._router.core
+        asked, core = valid(CloseQuery, dict(request.query)), self._router.core
         if asked.size is not None and (why := core.config.limits.too_large(asked.size)):
             return problem(422, "group-too-large", f"{why}, and the group has {asked.size}")
         group_id, now = request.match_info["group_id"], self._router.clock()
@@ -250,7 +247,7 @@ class HttpPlane:
         return await self._end(request, None)
 
     async def _end(self, request: web.Request, version: int | None) -> web.Response:
-        force = _valid(EndQuery, dict(request.query)).force
+        force = valid(EndQuery, dict(request.query)).force
         if force and not self._guard.may_control(request):
             return self._guard.forbidden("end for all producers (force)")
         core, now = self._router.core, self._router.clock()
@@ -282,15 +279,6 @@ def _check(failure: DispatcherError | None) -> None:
     """Raise Refused if nothing can be heard at present."""
     if failure is not None:
         raise Refused(503, failure.code, str(failure))
-
-
-def _valid(model: type[M], given: dict[str, Any], known: Iterable[str] | None = None) -> M:
-    """What a request says, as this model. Raises Refused. known: keys that may be meant."""
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        why = first_of(error, model.model_fields if known is None else known)
-        raise Refused(400, "invalid", why) from None
 
 
 @cache

@@ -13,24 +13,16 @@ one's, in memory; and none of this keeps the event loop for more than a piece.
 """
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rollout_dispatcher.errors import (
-    BodyTooLarge,
-    DispatcherError,
-    IllegalTransition,
-    ProtocolError,
-    ReceivingFull,
-    RunFinished,
-    Stopping,
-    TooManyBodies,
-    UnknownEncoding,
-)
+from rollout_dispatcher import errors
+from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.config.values import Duration
 from rollout_dispatcher.service.http.bodies import (
@@ -42,7 +34,7 @@ from rollout_dispatcher.service.http.bodies import (
     decoder,
     in_pieces,
 )
-from rollout_dispatcher.service.http.guard import HttpPlaces, problem
+from rollout_dispatcher.service.http.guard import HttpPlaces, Refused, problem
 from rollout_dispatcher.service.http.samples import Read, first_of, read_samples
 from rollout_dispatcher.service.http.tensors import Reading
 from rollout_dispatcher.service.router import Router
@@ -52,6 +44,9 @@ RETRY_AFTER_SECONDS = 1
 #: Samples that the core is told of at once; it takes a millisecond or so.
 PUSHED_AT_ONCE: Final = 64
 _STATUS: Final = {Outcome.REFUSED: 422, Outcome.FULL: 429}
+
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Query(BaseModel):
@@ -66,6 +61,15 @@ class PushQuery(Query):
     wait: Duration | None = None
     """how long the request may be held while a cap is reached, at most --request-timeout; without
     it a push that finds no room is answered 429 at once"""
+
+
+def valid(model: type[M], given: dict[str, Any], known: Iterable[str] | None = None) -> M:
+    """What a request says, as this model. Raises Refused. known: keys that may be meant."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        why = first_of(error, model.model_fields if known is None else known)
+        raise Refused(400, "invalid", why) from None
 
 
 class SamplePush:
@@ -110,7 +114,7 @@ class SamplePush:
     def answer(self, router: Router) -> web.Response:
         """What is said of them, and of where the trainer is."""
         worst = max((_STATUS.get(outcome, 200) for outcome in set(self._outcomes)), default=200)
-        if RunFinished.code in self._reasons.values():
+        if errors.RunFinished.code in self._reasons.values():
             worst = 410
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
         standing = router.core.standing
@@ -165,11 +169,11 @@ class WaitingPushes:
 
 
 _REFUSED: Final[dict[type[DispatcherError], int]] = {
-    BodyTooLarge: 413,
-    UnknownEncoding: 415,
-    ReceivingFull: 503,
-    TooManyBodies: 503,
-    Stopping: 503,
+    errors.BodyTooLarge: 413,
+    errors.UnknownEncoding: 415,
+    errors.ReceivingFull: 503,
+    errors.TooManyBodies: 503,
+    errors.Stopping: 503,
 }
 
 
@@ -184,10 +188,7 @@ class Pushes:
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
         config = self._router.config
-        try:
-            wait = PushQuery.model_validate(dict(request.query)).wait
-        except ValidationError as error:
-            return problem(400, "invalid", first_of(error, PushQuery.model_fields))
+        wait = valid(PushQuery, dict(request.query)).wait
         try:
             self._check_serves()
             with Body(self._router.receiving) as room:
@@ -253,15 +254,15 @@ class Pushes:
 
 def _refusal(error: DispatcherError) -> web.Response:
     """Why a body was not taken."""
-    if isinstance(error, IllegalTransition):
+    if isinstance(error, errors.IllegalTransition):
         raise error  # a bug of ours
-    status = _REFUSED.get(type(error), 400 if isinstance(error, ProtocolError) else 503)
+    status = _REFUSED.get(type(error), 400 if isinstance(error, errors.ProtocolError) else 503)
     code = "invalid" if status == 400 else error.code
     headers = (
         {"Retry_After": str(RETRY_AFTER_SECONDS)}
         if type(error) in _REFUSED and error.retriable
         else {}
     )
-    if isinstance(error, UnknownEncoding):
+    if isinstance(error, errors.UnknownEncoding):
         headers["Accept_Encoding"] = error.supported
     return problem(status, code, str(error), **headers)

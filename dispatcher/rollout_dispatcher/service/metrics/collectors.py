@@ -73,29 +73,29 @@ def of_core(core: Dispatch, at: Statistics, now: float) -> Iterator[Metric]:
     ):
         yield family(GAUGE, name, text, value)
     mix = core.step_mix  # of single steps, over the last hundred; absent before the first
-    for name, text, share in (
+    for name, text, of in (
         (
             "long_sample_weight_ratio",
             "Weight under token-mean of a loss token of the longest 1 % of samples, mean token 1.",
-            mix and mix.long_weight,
+            "long_weight",
         ),
         (
             "steps_without_long_samples_ratio",
             "Share of steps without any of the longest 1 % of samples.",
-            mix and mix.without_long,
+            "without_long",
         ),
         (
             "step_work_variation_ratio",
             "Standard deviation of the steps' planned work over its mean.",
-            mix and mix.work_variation,
+            "work_variation",
         ),
         (
             "step_selection_bias_ratio",
             "Kolmogorov-Smirnov distance of a single step's lengths from all arrivals', mean.",
-            mix and mix.ks_step,
+            "ks_step",
         ),
     ):
-        yield family(GAUGE, name, text, share)
+        yield family(GAUGE, name, text, getattr(mix, of, None))
     buckets = [(f"{bound - 1:.1f}", below) for bound, below in at.lengths.octaves]
     yield HistogramMetricFamily(
         "dispatcher_sample_tokens",
@@ -245,9 +245,6 @@ class MessageTimes:
         answered, self._answered = self._answered, []
         for peer, since in answered:
             self._durations.observe(now - since, peer.role)
-
-
-_Label = TypeVar("_Label", bound=str)
 
 
 class PerRank:
