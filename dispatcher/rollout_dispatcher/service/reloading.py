@@ -12,7 +12,7 @@ together, by the same rules as at start; of a change all or nothing is put in fo
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
@@ -282,24 +282,21 @@ class Rereading:
             log.info("%s: nothing changes; the journal is still being read", BY)
             return
         with self._within():
-            await self._read_and_apply(reloads)
-
-    async def _read_and_apply(self, reloads: Reloads) -> None:
-        try:
-            found, access = await asyncio.wait_for(self._read_anew(), PATIENCE_SECONDS)
-        except TimeoutError:
-            hangs = f"the config file was not read within {PATIENCE_SECONDS:g} s: its disk hangs"
-            reloads.refuse(ConfigError(hangs), BY)
-            return
-        except ConfigError as error:
-            reloads.refuse(error, BY)
-            return
-        try:
-            reloads.reread(found.config, found.sources, BY)
-        except ConfigError:
-            return  # it was logged and counted
-        for change in self._renew(access):
-            log.info("%s: %s", BY, change)
+            try:
+                found, access = await asyncio.wait_for(self._read_anew(), PATIENCE_SECONDS)
+            except TimeoutError:
+                hangs = (
+                    f"the config file was not read within {PATIENCE_SECONDS:g} s: its disk hangs"
+                )
+                reloads.refuse(ConfigError(hangs), BY)
+                return
+            except ConfigError as error:
+                reloads.refuse(error, BY)
+                return
+            with suppress(ConfigError):  # it was logged and counted
+                reloads.reread(found.config, found.sources, BY)
+                for change in self._renew(access):
+                    log.info("%s: %s", BY, change)
 
     def _read_all(self) -> tuple[Read, Access]:
         found = self._read()

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rollout_dispatcher import errors
 from rollout_dispatcher.core.decision import NOTHING, Decision
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PushAnswered
@@ -15,14 +16,7 @@ from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.producers.push import Push
 from rollout_dispatcher.core.ranks.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.retained import CheckpointPosition
-from rollout_dispatcher.errors import (
-    ConnectionLimit,
-    DispatcherError,
-    Forbidden,
-    FrameTooSlow,
-    MadeRoom,
-    Stopping,
-)
+from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.payload import count_references
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
@@ -113,7 +107,7 @@ class Router:
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.
-        self.stopping: Stopping | None = None
+        self.stopping: errors.Stopping | None = None
         self._everybody_left = asyncio.Event()
         self._hangs_up = False
         self._completion = Completion(core, self._connections, config.drain_timeout)
@@ -128,11 +122,11 @@ class Router:
     def admits(self) -> DispatcherError | None:
         """Refuse connections beyond the limit, to which those count that have said hello."""
         limit = self.limits.sample
-        return ConnectionLimit(limit) if self._connections.num_introduced >= limit else None
+        return errors.ConnectionLimit(limit) if self._connections.num_introduced >= limit else None
 
     def connected(self, peer: Peer) -> None:
         """A connection was made; it counts for its role once it has said hello."""
-        error = MadeRoom(self.limits.pending)
+        error = errors.MadeRoom(self.limits.pending)
         place = self.pending.enter(lambda: peer.make_room(error))
         self._connections.connected(peer, place)
 
@@ -438,7 +432,7 @@ class Router:
         late += self._pace.too_slow(self._connections.peers, now, away)
         for peer in late:
             if isinstance(peer, Peer):
-                peer.fail(FrameTooSlow(peer.filled or 0, receiving.patience))
+                peer.fail(errors.FrameTooSlow(peer.filled or 0, receiving.patience))
         if now < self._next_word:
             return
         self._next_word = now + self.config.heartbeat_interval
@@ -463,16 +457,16 @@ class Router:
 
     def drain(self) -> None:
         """Accept nothing more; dispatch what is here, and end the ranks."""
-        self.stopping = Stopping("the dispatcher is shutting down")
+        self.stopping = errors.Stopping("the dispatcher is shutting down")
         self.perform(self.core.drain(self.clock()))
         self.feedback.wake()
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
-        self.stopping = Stopping(why)
+        self.stopping = errors.Stopping(why)
         self.feedback.wake()
         for peer in list(self._connections.peers):
-            peer.fail(Stopping(why))
+            peer.fail(errors.Stopping(why))
 
     async def hang_up(self) -> None:
         """End every connection; returns once all are over, which has a deadline.
@@ -499,7 +493,7 @@ class Router:
 def _check_control(peer: Peer, what: str) -> None:
     """Raise Forbidden if it has shown a producers' token alone. what: it does, in words."""
     if peer.rights is Rights.PUSH:
-        raise Forbidden(what)
+        raise errors.Forbidden(what)
 
 
 def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:

@@ -1,4 +1,6 @@
-"""Long work on the event loop, a piece at a time, so that nobody else waits for more than a piece.
+"""The body of an HTTP request: received as far as there is room, decompressed and read by pieces.
+
+Nobody else on the event loop waits for more than a piece.
 
 A request body is decompressed, read as JSON and admitted by generators that yield after each piece,
 in a millisecond or so. In threads it would take as long, as all of it holds the interpreter's lock,
@@ -8,17 +10,12 @@ Of large bodies one is worked on at a time, in order of arrival, so that however
 one piece a turn of the loop, and memory for what is read of one. Small ones have a line of their
 own.
 
-What a body holds behind its Content-Encoding, never more of it than may be.
+Of what a body holds behind its Content-Encoding never more is decompressed than may be; aiohttp
+would decompress as the body arrives, before anything is counted; so it is told not to.
 
-aiohttp would decompress as the body arrives, before anything is counted; so it is told not to.
-
-The body of an HTTP request, received as far as there is room for it among all that is received.
-
-It is counted by its Content-Length before any of it is read, and by what arrives where there is
-none (chunks). It never waits in line: a client that finds no room is told so at once, and when to
-come again.
-
-A small JSON object as the body of a request, read at once.
+Among all that is received a body is counted by its Content-Length before any of it is read, and by
+what arrives where there is none (chunks). It never waits in line: a client that finds no room is
+told so at once, and when to come again.
 """
 
 import asyncio

@@ -1,4 +1,8 @@
-"""The connections of the HTTP plane: who is pending, who has a place, and who makes room.
+"""What an HTTP connection may take and must show: a place, a token, and its time.
+
+aiohttp limits the sizes of a request, and leaves its pace to us: a client that sends its request a
+byte at a time, or never reads the answer, is ended by a deadline. Who has no place among the
+connections is answered short questions, and sent away.
 
     connected --a request that is let in--> busy --answered--> resting --the next--> busy
     (pending)                                                     |
@@ -9,17 +13,10 @@ the sample plane. One that has a place and rests makes room when all places are 
 resting first, so a probe is answered whoever holds the places. Invariant: no request that is under
 way is ended for another's sake.
 
-What aiohttp logs of clients' faults: they are no errors of ours, and their words stay out.
-
-Its parser's errors quote the header or the line that it could not read, which may be a token. That
-some came is a figure in the metrics, and a line in the log for those who look for it. Such a line
-is all, too, where a client hangs up before it is answered: whatever is written to it next fails.
-
-What an HTTP request must show, and how long it may take.
-
-aiohttp limits the sizes of a request, and leaves its pace to us: a client that sends its request a
-byte at a time, or never reads the answer, is ended by a deadline. Who has no place among the
-connections (places.py) is answered short questions, and sent away.
+What aiohttp logs of clients' faults are no errors of ours, and their words stay out: its parser's
+errors quote the header or the line that it could not read, which may be a token. That some came is
+a figure in the metrics, and a line in the log for those who look for it. Such a line is all, too,
+where a client hangs up before it is answered: whatever is written to it next fails.
 """
 
 import asyncio

@@ -1,12 +1,8 @@
-"""The samples of one request: what became of each, and those that may be tried again.
+"""`POST /v1/samples`: a body is received, waits for its turn, is read and admitted.
 
-Requests that are held while a cap is reached: `POST /v1/samples?wait=5s`.
-
-They wait in line. The first tries again whenever something may have made room, and now and then.
-Invariant: what waits is bounded in number, bytes and time, and is let go of when its client hangs
-up or we stop.
-
-`POST /v1/samples`: a body is received, waits for its turn, is read and admitted.
+Requests that are held while a cap is reached (`?wait=5s`) wait in line. The first tries again
+whenever something may have made room, and now and then. Invariant: what waits is bounded in number,
+bytes and time, and is let go of when its client hangs up or we stop.
 
 Invariant: of what is read of bodies and not admitted yet there is one large one's, and one small
 one's, in memory; and none of this keeps the event loop for more than a piece.

@@ -1,6 +1,4 @@
-"""What a sample says of itself beside its tensors, wherever those are.
-
-Samples that lie in a payload store, as JSON: what `POST /v1/samples` takes instead of tensors.
+"""Samples that lie in a payload store, as JSON: what `POST /v1/samples` takes instead of tensors.
 
     {"reference": {"store": "file:///mnt/rollouts", "key": "web-7c1e/17", "nbytes": 48},
      "fields": ["input_ids:int64", "loss_mask:bool"], "tokens": 5, "loss_tokens": 3}

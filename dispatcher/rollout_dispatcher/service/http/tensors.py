@@ -9,11 +9,9 @@ A field's type is, the first that applies:
 
 Only float32 and narrower floats round; whatever else a type does not hold exactly is refused.
 
-Tensors in base64: `{"dtype": "float32", "shape": [3, 4], "base64": "..."}`.
-
-What is written is their memory: little endian, the last dimension first, no text of numbers to
-read. The size that type and shape make is compared with that of the text before any of it is
-decoded, a piece at a time.
+Of a tensor in base64, `{"dtype": "float32", "shape": [3, 4], "base64": "..."}`, its memory is
+given: little endian, the last dimension first, no text of numbers to read. The size that type and
+shape make is compared with that of the text before any of it is decoded, a piece at a time.
 """
 
 from binascii import Error as NoBase64
