@@ -50,7 +50,7 @@ from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.reloading.reloads import Reloads
 from rollout_dispatcher.service.reloading.settings import RELOADABLE, Settings
 from rollout_dispatcher.service.status.health import Health
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.transport.listener import Pending
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from rollout_dispatcher.service.process.notify import ServiceManager
 from rollout_dispatcher.service.process.signals import Signals
 from rollout_dispatcher.service.process.stacks import Stacks
 from rollout_dispatcher.service.reloading.on_signal import Read, Rereading
-from rollout_dispatcher.transport.fair_selector import FairEventLoop
+from rollout_dispatcher.transport.turns import FairEventLoop
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 
 from rollout_dispatcher.errors import DispatcherError, DispatcherUnreachable, ProtocolError
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.transport.connect import connect
+from rollout_dispatcher.transport.sockets import connect
 from rollout_workers.client.core import Role
 from rollout_workers.client.credentials import Credentials, hopeless
 from rollout_workers.client.link import Link

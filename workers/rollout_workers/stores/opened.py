@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ProtocolError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
-from rollout_dispatcher.protocol.messages.samples import ObjectHeader
+from rollout_dispatcher.protocol.messages import ObjectHeader
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.interface import Missing, Part, PayloadStore
 from rollout_workers.stores.registry import open_store

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollout_dispatcher.cli.asking.wait_ready import Expected, HttpConnection
 from rollout_dispatcher.errors import DispatcherError
-from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
+from rollout_dispatcher.protocol.messages import MAX_KEYS
 
 #: How long one answer may take: the journal's disk has to have all that it rests on.
 ANSWER_SECONDS = 60.0

@@ -13,8 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from rollout_dispatcher.protocol.messages.base import MAX_NAME
-from rollout_dispatcher.protocol.messages.samples import MAX_DIMENSIONS, MAX_FIELDS
+from rollout_dispatcher.protocol.messages import MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from rollout_dispatcher.sample import METADATA, DType, Field, Schema, is_reserved
 
 PER_SAMPLE, PER_TOKEN, RAGGED = PLACES = "per-sample", "per-token", "ragged"

@@ -19,7 +19,7 @@ from rollout_dispatcher.errors import ConnectionLimit, Forbidden, Unauthorized
 from rollout_dispatcher.service.access import Access, Rights
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_dispatcher.service.http.places import HttpPlaces
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.transport.listener import Pending
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from rollout_dispatcher.transport.pending import MADE_ROOM, Pending, Place
+from rollout_dispatcher.transport.listener import MADE_ROOM, Pending, Place
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from rollout_dispatcher.core.decision import Decision
 from rollout_dispatcher.core.effects import Advised
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition, RunChanged
-from rollout_dispatcher.protocol.messages.base import MAX_NAME
+from rollout_dispatcher.protocol.messages import MAX_NAME
 from rollout_dispatcher.service.config.types import RUN_HEADER
 from rollout_dispatcher.service.http.bodies.body import leave_unasked
 from rollout_dispatcher.service.http.bodies.samples import first_of

@@ -6,8 +6,7 @@ from typing import Annotated, Final
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rollout_dispatcher.protocol.messages.samples import MAX_KEY_LETTERS, StoreAddress
-from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
+from rollout_dispatcher.protocol.messages import MAX_KEY_LETTERS, MAX_KEYS, StoreAddress
 from rollout_dispatcher.service.http.bodies.objects import NoObject, read_object
 from rollout_dispatcher.service.http.bodies.samples import first_of
 from rollout_dispatcher.service.http.guard import problem

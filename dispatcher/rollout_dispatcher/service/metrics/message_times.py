@@ -8,7 +8,7 @@ import asyncio
 
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.metrics.histogram import ValueHistogram
-from rollout_dispatcher.transport.fair_selector import turns_of
+from rollout_dispatcher.transport.turns import turns_of
 
 
 class MessageTimes:

@@ -37,7 +37,7 @@ from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, ValueHi
 from rollout_dispatcher.service.metrics.measured import MeasuredCollector
 from rollout_dispatcher.service.metrics.rank_waits import RankWaits
 from rollout_dispatcher.service.reloading.reloads import OUTCOMES
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.transport.listener import Pending
 from rollout_planner.types import Layout, round_up
 
 if TYPE_CHECKING:

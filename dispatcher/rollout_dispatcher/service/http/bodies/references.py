@@ -17,9 +17,17 @@ from pydantic import BaseModel, ConfigDict
 from pydantic import Field as Declared
 
 from rollout_dispatcher.payload import Reference, StoredObject
-from rollout_dispatcher.protocol.messages import MAX_FIELDS, Count, Name, Rows, Tokens, Total
-from rollout_dispatcher.protocol.messages.base import MAX_NAME
-from rollout_dispatcher.protocol.messages.samples import Key, StoreAddress
+from rollout_dispatcher.protocol.messages import (
+    MAX_FIELDS,
+    MAX_NAME,
+    Count,
+    Key,
+    Name,
+    Rows,
+    StoreAddress,
+    Tokens,
+    Total,
+)
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.service.config.fields import schema_of
 from rollout_dispatcher.service.http.bodies.metadata import Metadata
