@@ -17,7 +17,7 @@ import pytest
 from rollout_dispatcher.cli.main import COMMANDS
 from rollout_dispatcher.cli.options import NO_DEFAULTS, load_config
 from rollout_dispatcher.cli.simulate_options import SimulateOptions, split_arguments
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.results import files
 from tests.results.measure import COMMANDS as MEASUREMENTS
 from tests.results.measure import without_single_runs

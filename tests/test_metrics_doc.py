@@ -11,8 +11,7 @@ from prometheus_client import Metric
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
 from tests.support.generated import between, rewrite
 from tests.support.journaling import open_journal

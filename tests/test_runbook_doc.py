@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.source import ROOT
 from tests.test_metrics_doc import families
 

@@ -5,7 +5,7 @@ python -m tests.test_settings_doc    writes the table again
 
 from rollout_dispatcher.cli.options import format_value
 from rollout_dispatcher.cli.problems import flag_of
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.generated import between, rewrite
 from tests.support.source import ROOT
 

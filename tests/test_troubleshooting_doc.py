@@ -9,7 +9,7 @@ import pytest
 
 from rollout_dispatcher import errors
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.source import ROOT
 
 DOCS = ROOT / "docs"

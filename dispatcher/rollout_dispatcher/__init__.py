@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollout_dispatcher.service.config.options import ServeConfig
+    from rollout_dispatcher.service.config.serve import ServeConfig
     from rollout_dispatcher.service.dispatcher import Dispatcher
 
 __version__ = "0.1.0"
@@ -17,7 +17,7 @@ __all__ = ["Dispatcher", "ServeConfig", "__version__"]
 
 _HOMES = {
     "Dispatcher": "rollout_dispatcher.service.dispatcher",
-    "ServeConfig": "rollout_dispatcher.service.config.options",
+    "ServeConfig": "rollout_dispatcher.service.config.serve",
 }
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES
+from rollout_dispatcher.service.http.samples import MAX_SAMPLES
 from tests.support.client import WireClient
 from tests.support.server import ServeProcess
 

@@ -10,7 +10,7 @@ import pytest
 from rollout_dispatcher import __version__
 from rollout_dispatcher.cli.main import COMMANDS, main
 from rollout_dispatcher.cli.problems import flag_of, show_problems
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
 

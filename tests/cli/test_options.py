@@ -10,7 +10,7 @@ from rollout_dispatcher.cli.options import Loaded, load_config
 from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS, HelloRank
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.service.config.types import RUN_HEADER
+from rollout_dispatcher.service.config.values import RUN_HEADER
 from tests.support.certificates import Authority
 from tests.support.server import ServeProcess
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.source import ROOT
 
 PATH = ROOT / "deploy/grafana/dashboards/rollout-dispatcher.json"

@@ -9,7 +9,7 @@ import pytest
 
 from rollout_dispatcher.cli.main import COMMANDS, main
 from rollout_dispatcher.cli.problems import ENV_PREFIX
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 
 @pytest.fixture

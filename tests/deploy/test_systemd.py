@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 Tool = Callable[[str], str]
 PROGRAM = "/opt/rollout-dispatcher/bin/dispatcher"

@@ -21,9 +21,9 @@ from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
+from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.delivery.frames import Frames
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.router import Router
 from rollout_workers.demo.data import leave_with_starter

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.service.stall_log import StallLog
+from rollout_dispatcher.service.reporter import StallLog
 
 
 def be_stuck() -> NoReturn:

@@ -16,7 +16,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import encode_frame
 from rollout_dispatcher.service.access import OVERLAP_SECONDS, Access, Rights
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.service.conftest import Serve
 from tests.support.certificates import Authority, write_token
 from tests.support.client import Producer, WireClient

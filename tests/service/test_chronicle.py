@@ -18,12 +18,9 @@ from rollout_dispatcher.record.reader import Reader
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import SamplesByField
-from rollout_dispatcher.service.chronicle.chronicle import Chronicle
-from rollout_dispatcher.service.chronicle.recent import MAX_COST_KEYS, MAX_STEPS
-from rollout_dispatcher.service.chronicle.recorder import Recorder
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.http.probes.steps import describe_steps
+from rollout_dispatcher.service.chronicle import MAX_COST_KEYS, MAX_STEPS, Chronicle
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
+from rollout_dispatcher.service.http.probes import describe_steps
 from rollout_dispatcher.simulate.recorded import excess_of
 from rollout_dispatcher.simulate.replay import Setting
 from rollout_planner.cost import Quadratic
@@ -45,7 +42,7 @@ class Told:
         config = {"config": CONFIG.model_dump(mode="json")}
         self.writer = RecordWriter(folder, 2**20, header | config)
         self.now = 0.0
-        self.chronicle = Chronicle(lambda: self.now, Recorder(self.writer, 0.0))
+        self.chronicle = Chronicle(lambda: self.now, self.writer)
         self._tickets = itertools.count()
 
     def plan(
@@ -189,7 +186,7 @@ def released_to_committed(told: Told) -> list[Callable[[], None]]:
 def test_a_step_of_an_earlier_process_is_committed_all_the_same(told: Told) -> None:
     told.plan(0)
     told.chronicle.committed(0)
-    other = Chronicle(lambda: 3.0, Recorder(told.writer, 0.0))
+    other = Chronicle(lambda: 3.0, told.writer)
     other.released(0)
     other.rank_commits(0, 0, 3.0)
     other.committed(0)

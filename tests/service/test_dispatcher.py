@@ -23,7 +23,7 @@ from rollout_dispatcher.errors import (
     NotServing,
 )
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.service.durability import journaling
+from rollout_dispatcher.service import journaling
 from tests.service.conftest import SMALL
 from tests.support.client import Producer, Trainer
 from tests.support.descriptors import open_descriptors
@@ -301,7 +301,7 @@ async def test_a_watch_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise RuntimeError("our own bug")
 
-    monkeypatch.setattr("rollout_dispatcher.service.stall_log.StallLog.check", fail)
+    monkeypatch.setattr("rollout_dispatcher.service.reporter.StallLog.check", fail)
     async with Dispatcher(config()) as dispatcher:
         with pytest.raises(RuntimeError, match="our own bug"):
             async with asyncio.timeout(10):

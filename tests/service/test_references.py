@@ -10,7 +10,7 @@ import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
-from rollout_dispatcher.service.config.fields import format_field
+from rollout_dispatcher.service.config.values import format_field
 from rollout_dispatcher.spans import aligned
 from tests.service.conftest import Serve
 from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, WireClient, make_span

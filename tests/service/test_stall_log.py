@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from rollout_dispatcher.core.waiting import FIRST_SECONDS
-from rollout_dispatcher.service.stall_log import StallLog
+from rollout_dispatcher.service.reporter import StallLog
 from tests.support.core.cores import Bench
 
 #: Seconds between looks.

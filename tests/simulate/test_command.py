@@ -16,7 +16,7 @@ from rollout_dispatcher.cli.simulate_options import (
     own_environment,
     split_arguments,
 )
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.simulate.result import Result
 from rollout_planner.types import Strategy
 from tests.simulate.checker import check_books

@@ -4,9 +4,9 @@ import asyncio
 from typing import TypeVar
 
 from rollout_dispatcher.sample import Sample
-from rollout_dispatcher.service.http.bodies.pieces import Work, in_pieces
-from rollout_dispatcher.service.http.bodies.samples import read_samples
-from rollout_dispatcher.service.http.bodies.tensors import Reading
+from rollout_dispatcher.service.http.bodies import Work, in_pieces
+from rollout_dispatcher.service.http.samples import read_samples
+from rollout_dispatcher.service.http.tensors import Reading
 
 T = TypeVar("T")
 

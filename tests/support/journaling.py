@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.journal.journal import Journal
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.durability.journaling import go_on_from, read_journal
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.journaling import go_on_from, read_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_planner.types import Grouping
 
 #: When the run began, in seconds since 1970.

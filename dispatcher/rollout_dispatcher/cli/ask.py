@@ -25,8 +25,7 @@ from rollout_dispatcher.cli.problems import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError, DispatcherError
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import client_tls, read_token
-from rollout_dispatcher.service.config.types import HTTP_PLANE, RUN_HEADER
-from rollout_dispatcher.service.config.units import DURATION
+from rollout_dispatcher.service.config.values import DURATION, HTTP_PLANE, RUN_HEADER
 
 #: Often enough to be prompt, seldom enough not to be seen in a profile.
 POLL_SECONDS = 0.1

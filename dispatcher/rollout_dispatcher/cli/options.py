@@ -23,8 +23,8 @@ from pydantic.fields import FieldInfo
 from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, variable_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import nearest
-from rollout_dispatcher.service.config.options import WRONG
-from rollout_dispatcher.service.config.units import Unit
+from rollout_dispatcher.service.config.serve import WRONG
+from rollout_dispatcher.service.config.values import Unit
 
 #: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read
 #: others, and the test suite has a switch of its own; none is meant for us.

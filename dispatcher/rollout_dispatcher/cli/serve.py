@@ -6,7 +6,7 @@ from functools import partial
 
 from rollout_dispatcher.cli.options import Loaded, load_config, toml_value
 from rollout_dispatcher.service.config.checks import notes
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 DESCRIPTION = "Run the dispatcher. It serves until SIGTERM (drain, then stop) or a second one."
 

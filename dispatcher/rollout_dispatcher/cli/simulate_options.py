@@ -15,11 +15,15 @@ from rollout_dispatcher.cli.options import expects_list
 from rollout_dispatcher.cli.problems import ENV_PREFIX, flag_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
-from rollout_dispatcher.service.config.types import Multiple, NotNegative, Positive, Ratio
-from rollout_dispatcher.service.config.units import Duration
+from rollout_dispatcher.service.config.options import SelectionOptions, StepOptions
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
+from rollout_dispatcher.service.config.values import (
+    Duration,
+    Multiple,
+    NotNegative,
+    Positive,
+    Ratio,
+)
 from rollout_dispatcher.simulate.recorded import trainer_load
 from rollout_dispatcher.simulate.replay import Setting
 from rollout_planner.strategies import looks_ahead

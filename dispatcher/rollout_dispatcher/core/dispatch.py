@@ -39,8 +39,9 @@ from rollout_dispatcher.core.facts import (
 )
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import RankTimes
-from rollout_dispatcher.core.parts import Parts, Statistics
+from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.references import Said
+from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.core.totals import StepMix
@@ -577,4 +578,4 @@ class Dispatch:
 
     def statistics(self) -> Statistics:
         """A frozen snapshot."""
-        return Statistics.of(self._parts, self.run_id)
+        return Statistics.of(self._parts, run_id=self.run_id)

@@ -16,11 +16,14 @@ import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollout_dispatcher.errors import ConfigError, Unauthorized
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import is_loopback, read_token, server_tls
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.service.config.serve import ServeConfig
 
 #: How long a former token is valid: a mounted secret takes two minutes to reach every pod of a
 #: cluster, and files that are copied by hand some more. A restart ends it at once.
@@ -118,18 +121,10 @@ def exposed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
     return [item for item in endpoints if not item.path and not is_loopback(item.host)]
 
 
-def open_access(
-    endpoints: Iterable[Endpoint],
-    *,
-    token_file: Path | None,
-    producer_token_file: Path | None,
-    certificate: Path | None,
-    key: Path | None,
-    client_ca: Path | None,
-    insecure: bool,
-) -> Access:
+def open_access(config: "ServeConfig") -> Access:
     """Read the files. Raises ConfigError for what is wrong with them, or missing off loopback."""
-    endpoints = list(endpoints)
+    endpoints, producer_token_file = [*config.listen, config.http], config.producer_token_file
+    certificate, key, client_ca = config.tls_cert, config.tls_key, config.tls_client_ca
     if (certificate is None) != (key is None):
         raise ConfigError("--tls-cert and --tls-key go together; give both or neither")
     if client_ca is not None and certificate is None:
@@ -140,7 +135,8 @@ def open_access(
     elif named := [item for item in endpoints if item.tls]:
         raise ConfigError(f"{named[0]} cannot be served without --tls-cert and --tls-key")
     token, producers = (
-        None if path is None else read_token(path) for path in (token_file, producer_token_file)
+        None if path is None else read_token(path)
+        for path in (config.token_file, producer_token_file)
     )
     if producers is not None and token is None:
         raise ConfigError(
@@ -149,10 +145,10 @@ def open_access(
         )
     if producers is not None and producers == token:
         raise ConfigError(
-            f"{producer_token_file} and {token_file} hold the same token, which would open "
+            f"{producer_token_file} and {config.token_file} hold the same token, which would open "
             "everything to producers; make another one: openssl rand -hex 32"
         )
-    if token is None and client_ca is None and not insecure:
+    if token is None and client_ca is None and not config.insecure:
         _refuse_exposed(endpoints)
     return Access(token, tls, client_ca is not None, producers)
 

@@ -22,34 +22,27 @@ from uuid import uuid4
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.config import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.parts import Statistics
+from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.access import Access
-from rollout_dispatcher.service.chronicle.chronicle import Chronicle
-from rollout_dispatcher.service.chronicle.recorder import Recorder
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.references import warn_if_unknown
+from rollout_dispatcher.service.chronicle import Chronicle
+from rollout_dispatcher.service.config.checks import warn_if_unknown
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.descriptors import (
     ConnectionLimits,
     fit,
     open_files_limit,
     warn_if_lowered,
 )
-from rollout_dispatcher.service.durability.journal_log import JournalLog
-from rollout_dispatcher.service.durability.journaling import Opened, go_on_from, read_journal
-from rollout_dispatcher.service.durability.own_thread import in_own_thread
-from rollout_dispatcher.service.durability.retention import Retention
+from rollout_dispatcher.service.journaling import Opened, Retention, go_on_from, read_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
-from rollout_dispatcher.service.process.allocator import Crowd
-from rollout_dispatcher.service.reloading.reloads import Reloads, resume
-from rollout_dispatcher.service.reloading.settings import Settings
+from rollout_dispatcher.service.process import Crowd, in_own_thread
+from rollout_dispatcher.service.reloading import Reloads, Settings, resume
+from rollout_dispatcher.service.reporter import JournalLog, ProgressLog, StallLog
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.service.stall_log import StallLog
-from rollout_dispatcher.service.status.progress_log import ProgressLog
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
@@ -235,7 +228,9 @@ class Dispatcher:
             posted = tuple(settings.posted.values())
             journal = go_on_from(opened, config, core, metrics, clock, posted=posted)
             stack.push_async_callback(self._close_journal, journal)
-        chronicle = Chronicle(clock, self._record(stack, settings.config, core, metrics, clock))
+        origin = clock()
+        writer = self._record(stack, settings.config, core, metrics)
+        chronicle = Chronicle(clock, writer, origin)
         router = Router(
             config, core, metrics, clock, journal,
             access=config.access(), limits=limits, settings=settings, chronicle=chronicle,
@@ -266,13 +261,11 @@ class Dispatcher:
         config: ServeConfig,
         core: Dispatch,
         metrics: Metrics,
-        clock: SteadyClock,
-    ) -> Recorder | None:
+    ) -> RecordWriter | None:
         """Have the run recorded if that is asked for, until the very end.
 
         config: in force, with what was posted to an earlier process.
         """
-        origin = clock()
         if config.record is None:
             return None
         header = {
@@ -286,7 +279,7 @@ class Dispatcher:
         metrics.watch_record(writer)
         close = partial(writer.close, RECORD_CLOSE_SECONDS)
         stack.push_async_callback(lambda: in_own_thread(close))
-        return Recorder(writer, origin)
+        return writer
 
     def _start_watch(self, stack: AsyncExitStack, router: Router) -> None:
         def over(task: asyncio.Task[None]) -> None:

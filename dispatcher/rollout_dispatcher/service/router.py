@@ -8,18 +8,14 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rollout_dispatcher import errors
 from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.errors import (
-    ConnectionLimit,
     DispatcherError,
-    Forbidden,
-    FrameTooSlow,
-    MadeRoom,
-    Stopping,
 )
 from rollout_dispatcher.payload import count_references
 from rollout_dispatcher.protocol import codec
@@ -28,27 +24,23 @@ from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.protocol.sessions import FROM_RANK
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import Access, Rights, digest_of
-from rollout_dispatcher.service.chronicle.chronicle import Chronicle
-from rollout_dispatcher.service.completion import Completion
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.padding import check_padding
-from rollout_dispatcher.service.config.references import check_push, check_rank
+from rollout_dispatcher.service.barrier import DurabilityBarrier, Log
+from rollout_dispatcher.service.chronicle import Chronicle
+from rollout_dispatcher.service.completion import Completion, Failure
+from rollout_dispatcher.service.config.checks import check_padding, check_push, check_rank
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
 from rollout_dispatcher.service.connections.pace import Pace
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier, Log
-from rollout_dispatcher.service.effects.runner import EffectRunner
-from rollout_dispatcher.service.failure import Failure
-from rollout_dispatcher.service.metrics.message_times import MessageTimes
+from rollout_dispatcher.service.effects import EffectRunner
+from rollout_dispatcher.service.metrics.collectors import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.reloading.reloads import Reloads
-from rollout_dispatcher.service.reloading.settings import RELOADABLE, Settings
-from rollout_dispatcher.service.status.health import Health
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.service.reloading import RELOADABLE, Reloads, Settings
+from rollout_dispatcher.service.reporter import Health
+from rollout_dispatcher.transport.listener import Pending
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +76,13 @@ class Router:
         self.chronicle = chronicle or Chronicle(clock)
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         self._pace = Pace(config.request_timeout, config.idle_timeout)
-        metrics.watch_receiving(self.receiving)
-        metrics.watch_pending("sample", self.pending)
-        metrics.watch_pending("http", self.http_pending)
+        metrics.receiving = self.receiving
+        metrics.pending = {"sample": self.pending, "http": self.http_pending}
         self._connections = Connections()
         self._failure = Failure()
         self.barrier = DurabilityBarrier(journal, self._failure, self._journal_takes_more)
         self.health = Health(core, lambda: self.barrier.failure, clock)
-        metrics.watch_health(self.health.is_ready)
+        metrics.is_ready = self.health.is_ready
         if journal is not None:
             core.heed_journal(self.barrier.has_capacity)
         self._store_workers = StoreWorkers(core, config, self.barrier, clock, self.perform)
@@ -111,7 +102,7 @@ class Router:
         self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.
-        self.stopping: Stopping | None = None
+        self.stopping: errors.Stopping | None = None
         self._everybody_left = asyncio.Event()
         self._hangs_up = False
         self._completion = Completion(core, self._connections, config.drain_timeout)
@@ -126,11 +117,11 @@ class Router:
     def admits(self) -> DispatcherError | None:
         """Refuse connections beyond the limit, to which those count that have said hello."""
         limit = self.limits.sample
-        return ConnectionLimit(limit) if self._connections.num_introduced >= limit else None
+        return errors.ConnectionLimit(limit) if self._connections.num_introduced >= limit else None
 
     def connected(self, peer: Peer) -> None:
         """A connection was made; it counts for its role once it has said hello."""
-        error = MadeRoom(self.limits.pending)
+        error = errors.MadeRoom(self.limits.pending)
         place = self.pending.enter(lambda: peer.make_room(error))
         self._connections.connected(peer, place)
 
@@ -433,7 +424,7 @@ class Router:
         late += self._pace.too_slow(self._connections.peers, now, away)
         for peer in late:
             if isinstance(peer, Peer):
-                peer.fail(FrameTooSlow(peer.filled or 0, receiving.patience))
+                peer.fail(errors.FrameTooSlow(peer.filled or 0, receiving.patience))
         if now < self._next_word:
             return
         self._next_word = now + self.config.heartbeat_interval
@@ -458,16 +449,16 @@ class Router:
 
     def drain(self) -> None:
         """Accept nothing more; dispatch what is here, and end the ranks."""
-        self.stopping = Stopping("the dispatcher is shutting down")
+        self.stopping = errors.Stopping("the dispatcher is shutting down")
         self.perform(self.core.drain(self.clock()))
         self.feedback.wake()
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
-        self.stopping = Stopping(why)
+        self.stopping = errors.Stopping(why)
         self.feedback.wake()
         for peer in list(self._connections.peers):
-            peer.fail(Stopping(why))
+            peer.fail(errors.Stopping(why))
 
     async def hang_up(self) -> None:
         """End every connection; returns once all are over, which has a deadline.
@@ -494,7 +485,7 @@ class Router:
 def _check_control(peer: Peer, what: str) -> None:
     """Raise Forbidden if it has shown a producers' token alone. what: it does, in words."""
     if peer.rights is Rights.PUSH:
-        raise Forbidden(what)
+        raise errors.Forbidden(what)
 
 
 def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:

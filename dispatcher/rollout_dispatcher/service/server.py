@@ -24,13 +24,10 @@ from prometheus_client import disable_created_metrics
 
 from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
-from rollout_dispatcher.service.process import logs
-from rollout_dispatcher.service.process.allocator import keep_freed_memory
-from rollout_dispatcher.service.process.notify import ServiceManager
-from rollout_dispatcher.service.process.signals import Signals
-from rollout_dispatcher.service.process.stacks import Stacks
-from rollout_dispatcher.service.reloading.on_signal import Read, Rereading
-from rollout_dispatcher.transport.fair_selector import FairEventLoop
+from rollout_dispatcher.service.process import ServiceManager, keep_freed_memory, set_up
+from rollout_dispatcher.service.reloading import Read, Rereading
+from rollout_dispatcher.service.signals import Signals, Stacks
+from rollout_dispatcher.transport.turns import FairEventLoop
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ def run(found: Read, read: Callable[[], Read]) -> int:
     found: the options as they were read; read: reads them again. Raises ConfigError then.
     """
     config = found.config
-    logs.set_up(config.log_level, config.log_format)
+    set_up(config.log_level, config.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
     raise_soft_limit(config.connection_limits)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.service.metrics.message_times import MessageTimes
+from rollout_dispatcher.service.metrics.collectors import MessageTimes
 
 QUIET = "quiet"
 FILE = "QUIET_TIMES"

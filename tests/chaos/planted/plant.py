@@ -15,7 +15,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Decision, Deliver, Effect
 from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.core.steps.rank_state import RankHello
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.barrier import DurabilityBarrier
 
 Bug = Callable[[], None]
 BUGS: dict[str, Bug] = {}

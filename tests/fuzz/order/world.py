@@ -14,8 +14,7 @@ from rollout_dispatcher.core.config import SteadyClock
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
 from tests.fuzz.order.books import Books

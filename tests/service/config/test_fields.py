@@ -4,8 +4,8 @@ import pytest
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import DType, Field
-from rollout_dispatcher.service.config.fields import format_field, parse_field
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.config.values import format_field, parse_field
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.service.config.memory_size import machine_memory
+from rollout_dispatcher.service.process import machine_memory
 
 GIB = 2**30
 

@@ -9,10 +9,9 @@ from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.memory_size import machine_memory
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.units import DURATION, SIZE
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
+from rollout_dispatcher.service.config.values import DURATION, SIZE
+from rollout_dispatcher.service.process import machine_memory
 from rollout_planner.types import Layout, Strategy
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from rollout_dispatcher.errors import ConfigError, RankRefused
 from rollout_dispatcher.protocol.versions import PADDING, Terms
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.config.padding import check_padding
+from rollout_dispatcher.service.config.checks import check_padding
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 
 ABLE, UNABLE = Terms(1, frozenset({PADDING})), Terms(1)
 

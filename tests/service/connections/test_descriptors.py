@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import (
     LEAST,
     RESERVE,

@@ -8,12 +8,12 @@ from functools import partial
 
 from rollout_dispatcher.core.facts import Accepted, Fact, StreamEnded
 from rollout_dispatcher.errors import JournalError
-from rollout_dispatcher.service.durability.barrier import (
+from rollout_dispatcher.service.barrier import (
     BYTES_BESIDES_PAYLOAD,
     MAX_UNANSWERED,
     DurabilityBarrier,
 )
-from rollout_dispatcher.service.failure import Failure
+from rollout_dispatcher.service.completion import Failure
 from tests.support.samples import span_of
 
 

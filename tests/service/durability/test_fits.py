@@ -14,13 +14,12 @@ from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
-from rollout_dispatcher.service.durability.fits import fit
-from rollout_dispatcher.service.effects.planner import Planner
-from rollout_dispatcher.service.failure import Failure
+from rollout_dispatcher.service.barrier import DurabilityBarrier
+from rollout_dispatcher.service.completion import Failure
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
+from rollout_dispatcher.service.journaling import fit
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.planner import Planner
 from tests.support.journaling import open_journal
 from tests.support.samples import make_sample
 

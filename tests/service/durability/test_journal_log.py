@@ -3,9 +3,9 @@
 import pytest
 
 from rollout_dispatcher.errors import JournalFull
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
-from rollout_dispatcher.service.durability.journal_log import JournalLog
-from rollout_dispatcher.service.failure import Failure
+from rollout_dispatcher.service.barrier import DurabilityBarrier
+from rollout_dispatcher.service.completion import Failure
+from rollout_dispatcher.service.reporter import JournalLog
 from tests.service.durability.test_barrier import SlowLog
 
 

@@ -7,10 +7,9 @@ import pytest
 from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.facts import StreamEnded
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
-from rollout_dispatcher.service.failure import Failure
+from rollout_dispatcher.service.barrier import DurabilityBarrier
+from rollout_dispatcher.service.completion import Failure
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
 from tests.support.journaling import open_journal
 from tests.support.samples import make_sample

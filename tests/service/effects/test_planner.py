@@ -15,7 +15,7 @@ from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
 from rollout_dispatcher.core.planning.planning import UsualLoss, request_plan
 from rollout_dispatcher.core.planning.trigger import Go, Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
-from rollout_dispatcher.service.effects.planner import PLANNED_HERE_SAMPLES, Planner
+from rollout_dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import Grouping, Plan, PlanConfig
 from tests.support.samples import make_sample

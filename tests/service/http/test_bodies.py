@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_dispatcher.service.http.bodies.samples import MAX_SAMPLES
+from rollout_dispatcher.service.http.samples import MAX_SAMPLES
 from rollout_workers import RolloutProducer
 from tests.service.conftest import SMALL, Serve
 from tests.service.http.test_limits import connect, read_all

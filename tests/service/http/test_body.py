@@ -9,7 +9,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from rollout_dispatcher.errors import BodyTooLarge
 from rollout_dispatcher.service.connections.receiving import Receiving
-from rollout_dispatcher.service.http.bodies.body import SMALL_CHUNK, Body
+from rollout_dispatcher.service.http.bodies import SMALL_CHUNK, Body
 
 
 def chunked() -> tuple[web.Request, StreamReader]:

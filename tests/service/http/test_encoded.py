@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
-from rollout_dispatcher.service.http.bodies.tensors import ELEMENTS, Reading
+from rollout_dispatcher.service.http.tensors import ELEMENTS, Reading
 from tests.support.bodies import parse_body
 from tests.support.samples import span_of
 

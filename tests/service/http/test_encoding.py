@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import BodyTooLarge, ProtocolError, UnknownEncoding
-from rollout_dispatcher.service.http.bodies.encoding import WINDOW, decoder
-from rollout_dispatcher.service.http.bodies.pieces import PIECE
+from rollout_dispatcher.service.http.bodies import PIECE, WINDOW, decoder
 from tests.support.bodies import finish
 
 LIMIT = 2**20

@@ -13,8 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from rollout_dispatcher.errors import IllegalTransition
 from rollout_dispatcher.service.http.guard import HttpGuard
-from rollout_dispatcher.service.http.openapi import describe
-from rollout_dispatcher.service.http.plane import HttpPlane
+from rollout_dispatcher.service.http.plane import HttpPlane, describe
 from rollout_dispatcher.service.router import Router
 from tests.service.conftest import SMALL
 from tests.service.durability.test_barrier import SlowLog

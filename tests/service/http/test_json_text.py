@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.service.http.bodies import json_text
-from rollout_dispatcher.service.http.bodies.json_text import JsonText
-from rollout_dispatcher.service.http.bodies.pieces import PIECE
-from rollout_dispatcher.service.http.bodies.samples import read_samples
-from rollout_dispatcher.service.http.bodies.tensors import Reading, Tensor
+from rollout_dispatcher.service.http import json_text
+from rollout_dispatcher.service.http.bodies import PIECE
+from rollout_dispatcher.service.http.json_text import JsonText
+from rollout_dispatcher.service.http.samples import read_samples
+from rollout_dispatcher.service.http.tensors import Reading, Tensor
 from tests.support.bodies import finish
 
 
@@ -138,7 +138,7 @@ def test_no_piece_is_longer_than_it_may_be(body: bytes, monkeypatch: pytest.Monk
             super().__init__(text, finite=finite)
             made.append(self)
 
-    monkeypatch.setattr("rollout_dispatcher.service.http.bodies.samples.JsonText", Watched)
+    monkeypatch.setattr("rollout_dispatcher.service.http.samples.JsonText", Watched)
     places = [0, *(made[0].at for _ in read_samples(body, Reading()))]
     assert max(after - before for before, after in pairwise(places)) <= 2 * PIECE
     assert places[-1] > len(body) - 2 * PIECE

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rollout_dispatcher.errors import TooManyBodies
-from rollout_dispatcher.service.http.bodies.pieces import Turns, Work, in_pieces
+from rollout_dispatcher.service.http.bodies import Turns, Work, in_pieces
 
 
 def counting(to: int, seen: list[str], name: str) -> Work[str]:

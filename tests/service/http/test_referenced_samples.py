@@ -8,7 +8,7 @@ import pytest
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Sample, Schema
-from rollout_dispatcher.service.http.bodies.tensors import Reading
+from rollout_dispatcher.service.http.tensors import Reading
 from tests.support.bodies import parse_body
 
 SCHEMA = Schema((Field("input_ids", DType.INT64), Field("loss_mask", DType.BOOL)))

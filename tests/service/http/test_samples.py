@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample, Schema
-from rollout_dispatcher.service.http.bodies.samples import read_samples
-from rollout_dispatcher.service.http.bodies.tensors import Reading
+from rollout_dispatcher.service.http.samples import read_samples
+from rollout_dispatcher.service.http.tensors import Reading
 from tests.support.bodies import finish, parse_body
 from tests.support.samples import span_of
 

@@ -6,7 +6,7 @@ import pytest
 from aiohttp.client_exceptions import ClientConnectionResetError
 from aiohttp.http_exceptions import InvalidHeader
 
-from rollout_dispatcher.service.http.server_log import server_log
+from rollout_dispatcher.service.http.guard import server_log
 
 
 def logged(error: Exception, caplog: pytest.LogCaptureFixture) -> tuple[list[str], list[str]]:

@@ -19,8 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.steps.rank_state import RankHello
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.exposition import Format, RankFamily, render
 from rollout_dispatcher.service.metrics.registry import Metrics
 

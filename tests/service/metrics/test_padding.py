@@ -8,8 +8,7 @@ import pytest
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepPlanned
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.service.config.core import core_config
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_planner.planner import plan
 from rollout_planner.types import Window

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.service.metrics.rank_waits import RankWaits
+from rollout_dispatcher.service.metrics.collectors import RankWaits
 
 RANKS = 2
 EVENTS = st.tuples(

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from rollout_dispatcher.service.process.allocator import CROWD, KEPT_BYTES, Crowd
+from rollout_dispatcher.service.process import CROWD, KEPT_BYTES, Crowd
 from rollout_dispatcher.transport.memory import uninitialised
 
 #: Fills and frees as much as is kept, twice; prints the pages that the second time faulted in.
 AGAIN = """
 import resource
 from rollout_dispatcher.transport.memory import uninitialised
-from rollout_dispatcher.service.process.allocator import KEPT_BYTES, keep_freed_memory
+from rollout_dispatcher.service.process import KEPT_BYTES, keep_freed_memory
 
 assert keep_freed_memory()
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.hints import MAX_CHARACTERS
-from rollout_dispatcher.service.config.types import LogFormat, LogLevel
-from rollout_dispatcher.service.process import logs
+from rollout_dispatcher.service import process as logs
+from rollout_dispatcher.service.config.values import LogFormat, LogLevel
 
 
 def record(message: str, *args: object, **details: Any) -> logging.LogRecord:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rollout_dispatcher.service.process.stacks import MAX_STACKS, Stacks, bounded
+from rollout_dispatcher.service.signals import MAX_STACKS, Stacks, bounded
 
 
 def test_what_is_too_much_is_counted() -> None:

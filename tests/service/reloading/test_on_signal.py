@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.reloading import on_signal
-from rollout_dispatcher.service.reloading.on_signal import Rereading
-from rollout_dispatcher.service.reloading.reloads import CHANGED, REFUSED, Reloads
-from rollout_dispatcher.service.reloading.settings import Settings
+from rollout_dispatcher.service import reloading as on_signal
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.reloading import (
+    CHANGED,
+    REFUSED,
+    Reloads,
+    Rereading,
+    Settings,
+)
 
 CONFIG = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1)
 

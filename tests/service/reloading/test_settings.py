@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.reloading.settings import ConfigPatch, Settings
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.reloading import ConfigPatch, Settings
 
 
 def config(**changes: Any) -> ServeConfig:

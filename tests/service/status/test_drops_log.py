@@ -6,7 +6,7 @@ import pytest
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.service.status.drops_log import INTERVAL_SECONDS, DropsLog
+from rollout_dispatcher.service.reporter import INTERVAL_SECONDS, DropsLog
 from tests.service.conftest import Serve
 from tests.support.client import Producer, Trainer
 from tests.support.samples import make_sample

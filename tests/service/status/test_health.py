@@ -2,7 +2,7 @@
 
 from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.errors import DispatcherError, JournalFull
-from rollout_dispatcher.service.status.health import Health
+from rollout_dispatcher.service.reporter import Health
 from tests.support.core.cores import Bench
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.core.effects import StepPlanned
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.status.health import Health
-from rollout_dispatcher.service.status.progress_log import ProgressLog
+from rollout_dispatcher.service.reporter import Health, ProgressLog
 from tests.service.conftest import Serve
 from tests.support.client import Producer
 from tests.support.core.cores import Bench

@@ -9,7 +9,7 @@ import pytest
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType, Field, Outcome, Schema
-from rollout_dispatcher.service.http.bodies.tensors import Reading
+from rollout_dispatcher.service.http.tensors import Reading
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 from rollout_workers.producer.layout import to_array
 from rollout_workers.producer.pushes import payload

@@ -26,7 +26,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import client_tls, read_token
-from rollout_dispatcher.transport.connect import connect
+from rollout_dispatcher.transport.sockets import connect
 from rollout_workers.client.link import Link
 from rollout_workers.client.role import (
     CLOSE_TIMEOUT_S,

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ProtocolError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
-from rollout_dispatcher.protocol.messages.samples import ObjectHeader
+from rollout_dispatcher.protocol.messages import ObjectHeader
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.interface import Missing, Part, PayloadStore
 

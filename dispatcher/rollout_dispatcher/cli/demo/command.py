@@ -28,7 +28,7 @@ from rollout_dispatcher.cli.demo.processes import ChildFailed, Children, signals
 from rollout_dispatcher.cli.demo.report import summarise, table, verdict
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.units import DURATION
+from rollout_dispatcher.service.config.values import DURATION
 from rollout_dispatcher.simulate.trace import PROFILES, sample_lengths
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import Strategy

@@ -1,24 +1,88 @@
-"""Whether settings fit together: each thing that does not, in a line with cause and remedy.
+"""Whether settings fit together, and clients the settings: cause and remedy of what does not.
 
 Invariant: what rests on an option that is known to be wrong is not looked at, so that one mistake
 is told once.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.fields import schema_of
-from rollout_dispatcher.service.config.themes.shared import SelectionOptions, StepOptions
-from rollout_dispatcher.service.config.types import Retain
+from rollout_dispatcher.errors import ConfigError, ProtocolError, RankRefused
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import PADDING, REFERENCES, Terms
+from rollout_dispatcher.service.config.options import SelectionOptions, StepOptions
+from rollout_dispatcher.service.config.values import Retain, schema_of
 from rollout_planner.errors import problems as plan_problems
 from rollout_planner.strategies import looks_ahead
-from rollout_planner.types import Grouping, Layout
+from rollout_planner.types import Grouping, Layout, Oversize, round_up
 
 if TYPE_CHECKING:
-    from rollout_dispatcher.service.config.options import ServeConfig
+    from rollout_dispatcher.service.config.serve import ServeConfig
+
+log = logging.getLogger(__name__)
+
+
+def check_padding(config: "ServeConfig", terms: Terms, packed_length: int | None) -> None:
+    """Raise RankRefused for one that would not, and say what to change."""
+    multiple = config.sample_length_multiple
+    if multiple > 1 and PADDING not in terms.capabilities:
+        raise RankRefused(
+            f"samples are planned for padding to multiples of {multiple} tokens, which this rank's "
+            "release does not do; install a newer release of rollout-dispatcher where it runs, or "
+            "start the dispatcher without --sample-length-multiple"
+        )
+    most, why = largest_micro_batch(config)
+    if packed_length is not None and packed_length < most:
+        raise RankRefused(
+            f"micro-batches are to be padded to packed_length={packed_length} tokens, and may have "
+            f"{most} ({why}); make the stream with packed_length={most} or more, or lower that"
+        )
+
+
+def largest_micro_batch(config: "ServeConfig") -> tuple[int, str]:
+    """Tokens that a packed micro-batch may have, its samples padded, and by which settings."""
+    budget, limit = config.micro_batch_tokens, f"--max-sample-tokens {config.max_sample_tokens}"
+    longest = round_up(config.max_sample_tokens, config.sample_length_multiple)
+    if budget is None:
+        size = config.micro_batch_size or 1
+        return size * longest, f"--micro-batch-size {size} and {limit}"
+    if config.oversize is Oversize.ALONE and longest > budget:
+        return longest, f"--oversize alone and {limit}"
+    return budget, f"--micro-batch-tokens {budget}"
+
+
+def check_rank(config: "ServeConfig", terms: Terms) -> None:
+    """Raise RankRefused for a DP rank that would be given what it cannot fetch."""
+    if config.payload_stores and REFERENCES not in terms.capabilities:
+        raise RankRefused(
+            "samples may lie in payload stores, from which this rank's release cannot fetch them; "
+            "install a newer release of rollout-dispatcher where it runs, or start the dispatcher "
+            "without --payload-stores"
+        )
+
+
+def warn_if_unknown(config: "ServeConfig") -> None:
+    """Say of a payload store that only those may know who use it, that nobody here does."""
+    for address in config.payload_stores:
+        if scheme := unknown_scheme(address):
+            log.warning(
+                "--payload-stores names %s, and no store of the scheme %s is installed here (known "
+                "are %s): it has to be where producers and DP ranks run, or samples go through the "
+                "dispatcher, and references into it are resolved by nobody",
+                address, scheme, ", ".join(OUR_SCHEMES),
+            )  # fmt: skip
+
+
+def check_push(terms: Terms, push: m.Push) -> None:
+    """Raise ProtocolError for references of a producer that would not hear what becomes of them."""
+    if push.objects is not None and REFERENCES not in terms.capabilities:
+        raise ProtocolError(
+            f"samples that lie in payload stores need the capability {REFERENCES!r} in the hello"
+        )
+
 
 #: Of the payload stores that clients have without any plug-in.
 OUR_SCHEMES = ("file", "mooncake", "ray", "transferqueue")

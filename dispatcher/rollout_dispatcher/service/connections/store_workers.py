@@ -15,9 +15,9 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Decision, FreeWanted, SweepWanted
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import REFERENCES
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.barrier import DurabilityBarrier
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from rollout_dispatcher.protocol.versions import (
     Terms,
 )
 from rollout_dispatcher.sample import Schema
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 
 
 def of_producer(

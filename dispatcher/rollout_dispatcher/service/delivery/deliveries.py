@@ -19,11 +19,11 @@ from rollout_dispatcher.core.steps.step import GroupTotals, OpenStep
 from rollout_dispatcher.errors import JournalCorrupt, ProtocolError
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.versions import RAGGED
-from rollout_dispatcher.service.chronicle.chronicle import Chronicle
+from rollout_dispatcher.service.chronicle import Chronicle
+from rollout_dispatcher.service.completion import Failure
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.delivery.announcements import Announcements
 from rollout_dispatcher.service.delivery.frames import Frames
-from rollout_dispatcher.service.failure import Failure
 from rollout_dispatcher.service.metrics.registry import Metrics
 
 #: How long micro-batches are handed out before others get their turn on the event loop.

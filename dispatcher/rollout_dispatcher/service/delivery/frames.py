@@ -13,7 +13,7 @@ from rollout_dispatcher.payload import InJournal, InMemory, Reference
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Sample
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.barrier import DurabilityBarrier
 
 
 class Frames:

@@ -1,27 +1,198 @@
-"""What an HTTP request must show, and how long it may take.
+"""What an HTTP connection may take and must show: a place, a token, and its time.
 
 aiohttp limits the sizes of a request, and leaves its pace to us: a client that sends its request a
 byte at a time, or never reads the answer, is ended by a deadline. Who has no place among the
-connections (places.py) is answered short questions, and sent away.
+connections is answered short questions, and sent away.
+
+    connected --a request that is let in--> busy --answered--> resting --the next--> busy
+    (pending)                                                     |
+        +--- too long, or others need it ---> ended <--- others need its place
+
+A connection is pending until a request of it is let in, and bounded by `Pending` like strangers on
+the sample plane. One that has a place and rests makes room when all places are taken, the longest
+resting first, so a probe is answered whoever holds the places. Invariant: no request that is under
+way is ended for another's sake.
+
+What aiohttp logs of clients' faults are no errors of ours, and their words stay out: its parser's
+errors quote the header or the line that it could not read, which may be a token. That some came is
+a figure in the metrics, and a line in the log for those who look for it. Such a line is all, too,
+where a client hangs up before it is answered: whatever is written to it next fails.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 from pydantic_core import to_json
 
 from rollout_dispatcher.errors import ConnectionLimit, Forbidden, Unauthorized
 from rollout_dispatcher.service.access import Access, Rights
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.http.places import HttpPlaces
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.transport.listener import MADE_ROOM, Pending, Place
 
 log = logging.getLogger(__name__)
+
+
+class HttpPlaces:
+    """The places of one HTTP plane.
+
+    limit: connections beside those that are pending. timeout: seconds until the first request is
+    there. count: told why a connection was ended.
+    """
+
+    def __init__(
+        self, limit: int, pending: Pending, timeout: float, count: Callable[[str], None]
+    ) -> None:
+        self.limit, self.pending = limit, pending
+        self._timeout, self._count = timeout, count
+        #: Pending connections: their place, and the end of our patience.
+        self._newcomers: dict[web.RequestHandler, tuple[Place, asyncio.TimerHandle]] = {}
+        self._placed: set[web.RequestHandler] = set()
+        self._resting: dict[web.RequestHandler, None] = {}  # the longest first
+        self._waiting: dict[web.RequestHandler, asyncio.Task[object]] = {}
+
+    def watched(self, handler: web.RequestHandler) -> asyncio.BaseProtocol:
+        """The protocol of a new connection, whose requests `handler` serves."""
+        return _Watched(handler, self)
+
+    def begins(self, handler: web.RequestHandler) -> bool:
+        """A request of this connection may be served: returns whether there is a place for it."""
+        self._resting.pop(handler, None)
+        if handler not in self._newcomers:
+            return True
+        if len(self._placed) >= self.limit and not self._end_longest_resting():
+            self._count("connection-limit")
+            return False
+        self._no_newcomer(handler)
+        self._placed.add(handler)
+        return True
+
+    def ends(self, handler: web.RequestHandler) -> None:
+        """Its request is answered."""
+        if handler in self._placed:
+            self._resting[handler] = None
+
+    def close(self) -> None:
+        """Forget the deadlines."""
+        for handler in list(self._newcomers):
+            self._no_newcomer(handler)
+
+    def connected(self, handler: web.RequestHandler) -> None:
+        """A connection is made, and pending."""
+
+        def end(reason: str) -> None:
+            self._count(reason)
+            if handler.transport is not None:
+                handler.transport.abort()
+
+        deadline = asyncio.get_running_loop().call_later(self._timeout, end, "handshake-timeout")
+        place = self.pending.enter(lambda: end(MADE_ROOM))
+        self._newcomers[handler] = place, deadline
+
+    def lost(self, handler: web.RequestHandler) -> None:
+        """A connection is over."""
+        self._placed.discard(handler)
+        self._resting.pop(handler, None)
+        if handler in self._newcomers:
+            self._no_newcomer(handler)
+        if (waiting := self._waiting.get(handler)) is not None:
+            waiting.cancel()
+
+    @contextmanager
+    def cancelled_when_lost(self, handler: web.RequestHandler) -> Iterator[None]:
+        """Cancel the task that runs this block when the connection is over: nobody waits for it."""
+        task = asyncio.current_task()
+        assert task is not None, "requests are served by tasks"
+        self._waiting[handler] = task
+        try:
+            yield
+        finally:
+            del self._waiting[handler]
+
+    def _no_newcomer(self, handler: web.RequestHandler) -> None:
+        place, deadline = self._newcomers.pop(handler)
+        place.leave()
+        deadline.cancel()
+
+    def _end_longest_resting(self) -> bool:
+        """Make room, if there is anybody who rests."""
+        longest = next(iter(self._resting), None)
+        if longest is None:
+            return False
+        self._count(MADE_ROOM)
+        self._placed.discard(longest)
+        del self._resting[longest]
+        longest.force_close()
+        return True
+
+
+class _Watched(asyncio.Protocol):
+    """Hands everything on to aiohttp, and tells when a connection is made and lost."""
+
+    def __init__(self, handler: web.RequestHandler, places: HttpPlaces) -> None:
+        self._handler, self._places = handler, places
+        self.data_received = handler.data_received  # type: ignore[method-assign]
+        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._handler.connection_made(transport)
+        self._places.connected(self._handler)
+
+    def eof_received(self) -> None:
+        self._handler.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._places.lost(self._handler)
+        self._handler.connection_lost(exc)
+
+
+def server_log(count: Callable[[str], None]) -> logging.Logger:
+    """The log for one HTTP server; malformed requests are counted by this reason."""
+    found = logging.Logger(log.name)
+    found.parent, found.propagate = log, True
+    found.addFilter(_ClientsFaults(count))
+    return found
+
+
+class _ClientsFaults(logging.Filter):
+    """Counts what a parser's error led to, and puts the error's kind in the place of its words."""
+
+    def __init__(self, count: Callable[[str], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is to be logged; it is changed where it quotes."""
+        error = record.exc_info[1] if record.exc_info else None
+        kinds = [type(it).__name__ for it in _chain(error) if isinstance(it, HttpProcessingError)]
+        if kinds:
+            self._count("malformed")
+            return _quieter(record, "a malformed HTTP request was refused: %s", kinds[0])
+        if isinstance(error, ConnectionError):
+            return _quieter(record, "an HTTP client hung up: %s", type(error).__name__)
+        return True
+
+
+def _quieter(record: logging.LogRecord, words: str, kind: str) -> bool:
+    """These words instead, for those who look for them; returns whether anybody does."""
+    record.msg, record.args = words, (kind,)
+    record.exc_info = record.exc_text = None
+    record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return log.isEnabledFor(logging.DEBUG)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
 
 #: Probes carry no secrets and learn none: only who serves, and whether.
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
@@ -49,6 +220,14 @@ def problem(status: int, code: str, message: str, **headers: str) -> web.Respons
     """An error as every route answers it, and whatever no route does."""
     named = {name.replace("_", "-"): text for name, text in headers.items()}
     return web.json_response({"code": code, "message": message}, status=status, headers=named)
+
+
+class Refused(Exception):
+    """A request is not served. answer: what it is answered with instead, as by `problem`."""
+
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
+        super().__init__(message)
+        self.answer = problem(status, code, message, **headers)
 
 
 class HttpGuard:

@@ -3,35 +3,114 @@
 aiohttp parses, limits and serves; here is only what the answers mean.
 """
 
+import asyncio
+import json
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rollout_dispatcher import __version__
 from rollout_dispatcher.core.effects import Advised, Decision
-from rollout_dispatcher.errors import DispatcherError, IllegalTransition, RunChanged
-from rollout_dispatcher.protocol.messages.base import MAX_NAME
-from rollout_dispatcher.service.config.types import RUN_HEADER
-from rollout_dispatcher.service.http.bodies.body import leave_unasked
-from rollout_dispatcher.service.http.bodies.samples import first_of
-from rollout_dispatcher.service.http.config_routes import ConfigRoutes
-from rollout_dispatcher.service.http.guard import HttpGuard, problem
-from rollout_dispatcher.service.http.openapi import describe
-from rollout_dispatcher.service.http.probes.probes import Probes
-from rollout_dispatcher.service.http.pushes import Pushes
-from rollout_dispatcher.service.http.reference_routes import ReferenceRoutes
-from rollout_dispatcher.service.http.requests import (
-    CloseQuery,
-    ControlAnswer,
-    EndQuery,
-    PhasePath,
-)
+from rollout_dispatcher.errors import ConfigError, DispatcherError, IllegalTransition, RunChanged
+from rollout_dispatcher.protocol.messages import MAX_KEY_LETTERS, MAX_KEYS, MAX_NAME, StoreAddress
+from rollout_dispatcher.service.config.values import RUN_HEADER
+from rollout_dispatcher.service.http.bodies import leave_unasked, read_object
+from rollout_dispatcher.service.http.guard import HttpGuard, Refused, indented, problem
+from rollout_dispatcher.service.http.probes import Probes
+from rollout_dispatcher.service.http.pushes import Pushes, Query, valid
+from rollout_dispatcher.service.reloading import RELOADABLE
 from rollout_dispatcher.service.router import Router
 
+#: Bodies: a few numbers; and keys, which are some 30 bytes each, those of other engines more.
+MAX_CONFIG_BYTES: Final = 64 * 1024
+MAX_KNOWN_BYTES: Final = 2**20
+#: Keys that are looked up before others get their turn on the event loop: made to take long, 5 ms.
+KEYS_AT_ONCE: Final = 64
 #: Producers that are named as awaited.
 MAX_NAMED = 100
+
+
+class Setting(BaseModel):
+    """An option. value: in base units. source: flag, variable, file and line, who has posted it, or
+    default. reloadable: whether it may change while the dispatcher serves.
+    """
+
+    value: Any
+    source: str
+    reloadable: bool
+
+
+class ConfigAnswer(BaseModel):
+    """The settings in force, by name; generation: changes of them since the start."""
+
+    generation: int
+    options: dict[str, Setting]
+
+
+class KnownRequest(BaseModel):
+    """Objects of a payload store."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    store: StoreAddress
+    """its address, as --payload-stores has it"""
+    keys: Annotated[list[str], Field(max_length=MAX_KEYS)]
+    """of what is there"""
+
+
+class KnownAnswer(BaseModel):
+    """Which of them are needed."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    run_id: str
+    """of the run that needs them"""
+    needed: list[str]
+    """keys of objects in which live samples lie, or that a producer may still push"""
+
+
+class CloseQuery(Query):
+    """Of `POST /v1/groups/ID/close`."""
+
+    size: Annotated[int, Field(ge=1)] | None = None
+    """how many members the group has in all; unset: those that have come"""
+    keep: bool | None = None
+    """train on a group that lacks members; unset: --incomplete-groups"""
+
+
+class EndQuery(Query):
+    """Of the ends of a phase and of the stream."""
+
+    force: bool = False
+    """it ends for all producers, whatever they have said"""
+
+
+class GroupPath(BaseModel):
+    """Of `/v1/groups/ID/close`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    group_id: Annotated[str, Field(min_length=1)]
+    """the group's id, as its samples say it"""
+
+
+class PhasePath(BaseModel):
+    """Of `/v1/phases/V/end`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    #: All policy versions are below 2**53, on this plane as on the other.
+    policy_version: Annotated[str, Field(pattern=r"^[0-9]{1,15}$")]
+    """samples of older policy versions come no more"""
+
+
+class ControlAnswer(BaseModel):
+    """What closing a group, and ending a phase or the stream, is answered with."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    waits_for: list[str]
+    """producers whose word is still waited for"""
 
 
 class HttpPlane:
@@ -40,8 +119,6 @@ class HttpPlane:
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
         self._pushes = Pushes(router, guard.places)
-        self._config = ConfigRoutes(router)
-        self._references = ReferenceRoutes(router)
         self._probes = Probes(router, guard.may_control)
 
     def application(self) -> web.Application:
@@ -56,11 +133,9 @@ class HttpPlane:
                 web.get("/statusz", self._probes.statusz),
                 web.get("/debug/steps", self._probes.steps),
                 web.get("/openapi.json", self.openapi),
-                web.get("/v1/config", self._config.show),
-                web.post("/v1/config", self._config.change, expect_handler=leave_unasked),
-                web.post(
-                    "/v1/references/known", self._references.known, expect_handler=leave_unasked
-                ),
+                web.get("/v1/config", self.settings),
+                web.post("/v1/config", self.configure, expect_handler=leave_unasked),
+                web.post("/v1/references/known", self.known, expect_handler=leave_unasked),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),
@@ -81,7 +156,10 @@ class HttpPlane:
                 error = RunChanged(others.pop()[:MAX_NAME], run_id)
                 answer: web.StreamResponse = problem(409, error.code, str(error))
             else:
-                answer = await handler(request)
+                try:
+                    answer = await handler(request)
+                except Refused as refused:
+                    answer = refused.answer
             answer.headers[RUN_HEADER] = run_id
             return answer
 
@@ -94,18 +172,60 @@ class HttpPlane:
         """A description of this plane."""
         return web.json_response(describe())
 
+    async def settings(self, _: web.Request) -> web.Response:
+        """Every option in force, and where it comes from."""
+        reloads = self._router.reloads
+        values = self._router.config.model_dump(mode="json")
+        options = {
+            name: Setting(
+                value=value, source=reloads.settings.source(name), reloadable=name in RELOADABLE
+            )
+            for name, value in values.items()
+        }
+        answer = ConfigAnswer(generation=reloads.generation, options=options)
+        return indented(answer.model_dump(mode="json"))
+
+    async def configure(self, request: web.Request) -> web.Response:
+        """Other values for those options that the body names, all of them or none."""
+        _check(self._router.stopping or self._router.barrier.failure)
+        body = await read_object(request, self._router, MAX_CONFIG_BYTES)
+        try:
+            who = request.remote or "a Unix socket"
+            self._router.reloads.post(body, f"POST /v1/config from {who}")
+        except ConfigError as error:
+            return problem(422, error.code, "; ".join(error.problems))
+        await self._router.barrier.settled()
+        return await self.settings(request)
+
+    async def known(self, request: web.Request) -> web.Response:
+        """Which objects of a payload store are needed, for who frees the rest.
+
+        Answered once it is durable that the others are not needed: they may be freed then.
+        """
+        barrier, core = self._router.barrier, self._router.core
+        asked = valid(KnownRequest, await read_object(request, self._router, MAX_KNOWN_BYTES), ())
+        _check(barrier.failure)
+        stores = self._router.config.payload_stores
+        if asked.store not in stores:
+            known = ", ".join(stores) or "none"
+            return problem(
+                422, "unknown-store",
+                f"{asked.store} is no payload store of this dispatcher; --payload-stores: {known}",
+            )  # fmt: skip
+        keys = [key for key in asked.keys if len(key) <= MAX_KEY_LETTERS]
+        needed = list[str]()
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            needed += core.needed_objects(keys[first : first + KEYS_AT_ONCE])
+            await asyncio.sleep(0)
+        await barrier.settled()
+        return web.json_response(KnownAnswer(run_id=core.run_id, needed=needed).model_dump())
+
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
-        try:
-            asked = CloseQuery.model_validate(dict(request.query))
-        except ValidationError as error:
-            return _invalid(error, CloseQuery)
-        if asked.size is not None and (
-            why := self._router.core.config.limits.too_large(asked.size)
-        ):
+        asked, core = valid(CloseQuery, dict(request.query)), self._router.core
+        if asked.size is not None and (why := core.config.limits.too_large(asked.size)):
             return problem(422, "group-too-large", f"{why}, and the group has {asked.size}")
         group_id, now = request.match_info["group_id"], self._router.clock()
-        core = self._router.core
         return await self._tell(
             lambda: core.close_group(group_id, now, size=asked.size, keep=asked.keep)
         )
@@ -124,10 +244,7 @@ class HttpPlane:
         return await self._end(request, None)
 
     async def _end(self, request: web.Request, version: int | None) -> web.Response:
-        try:
-            force = EndQuery.model_validate(dict(request.query)).force
-        except ValidationError as error:
-            return _invalid(error, EndQuery)
+        force = valid(EndQuery, dict(request.query)).force
         if force and not self._guard.may_control(request):
             return self._guard.forbidden("end for all producers (force)")
         core, now = self._router.core, self._router.clock()
@@ -138,13 +255,10 @@ class HttpPlane:
         return await self._tell(end, partial(core.end_waits, version))
 
     async def _tell(
-        self,
-        say: Callable[[], Decision],
-        waits: Callable[[], list[str]] = list,
+        self, say: Callable[[], Decision], waits: Callable[[], list[str]] = list
     ) -> web.Response:
         """Answer once what was said is durable; waits: producers whose word is still awaited."""
-        if (failure := self._router.barrier.failure) is not None:
-            return problem(503, failure.code, str(failure))
+        _check(self._router.barrier.failure)
         try:
             decision = self._router.ask(say)
         except IllegalTransition:
@@ -158,5 +272,15 @@ class HttpPlane:
         return web.json_response(ControlAnswer(waits_for=waits()[:MAX_NAMED]).model_dump())
 
 
-def _invalid(error: ValidationError, asked: type[BaseModel]) -> web.Response:
-    return problem(400, "invalid", first_of(error, asked.model_fields))
+def _check(failure: DispatcherError | None) -> None:
+    """Raise Refused if nothing can be heard at present."""
+    if failure is not None:
+        raise Refused(503, failure.code, str(failure))
+
+
+@cache
+def describe() -> dict[str, Any]:
+    """OpenAPI's description of the routes, which `python -m tests.test_openapi` writes."""
+    described: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text())
+    described["info"]["version"] = __version__
+    return described

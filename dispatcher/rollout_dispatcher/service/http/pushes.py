@@ -1,44 +1,175 @@
 """`POST /v1/samples`: a body is received, waits for its turn, is read and admitted.
 
+Requests that are held while a cap is reached (`?wait=5s`) wait in line. The first tries again
+whenever something may have made room, and now and then. Invariant: what waits is bounded in number,
+bytes and time, and is let go of when its client hangs up or we stop.
+
 Invariant: of what is read of bodies and not admitted yet there is one large one's, and one small
 one's, in memory; and none of this keeps the event loop for more than a piece.
 """
 
 import asyncio
-from typing import Final
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rollout_dispatcher.errors import (
-    BodyTooLarge,
-    DispatcherError,
-    IllegalTransition,
-    ProtocolError,
-    ReceivingFull,
-    Stopping,
-    TooManyBodies,
-    UnknownEncoding,
+from rollout_dispatcher import errors
+from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.sample import Outcome, Sample
+from rollout_dispatcher.service.config.values import Duration
+from rollout_dispatcher.service.http.bodies import (
+    PIECE,
+    Body,
+    Decode,
+    Turns,
+    Work,
+    decoder,
+    in_pieces,
 )
-from rollout_dispatcher.service.http.bodies.body import Body
-from rollout_dispatcher.service.http.bodies.encoding import Decode, decoder
-from rollout_dispatcher.service.http.bodies.pieces import PIECE, Turns, in_pieces
-from rollout_dispatcher.service.http.bodies.samples import Read, first_of, read_samples
-from rollout_dispatcher.service.http.bodies.tensors import Reading
-from rollout_dispatcher.service.http.guard import problem
-from rollout_dispatcher.service.http.places import HttpPlaces
-from rollout_dispatcher.service.http.requests import PushQuery
-from rollout_dispatcher.service.http.sample_push import RETRY_AFTER_SECONDS, SamplePush
-from rollout_dispatcher.service.http.waiting import WaitingPushes
+from rollout_dispatcher.service.http.guard import HttpPlaces, Refused, problem
+from rollout_dispatcher.service.http.samples import Read, first_of, read_samples
+from rollout_dispatcher.service.http.tensors import Reading
 from rollout_dispatcher.service.router import Router
 
+#: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
+RETRY_AFTER_SECONDS = 1
+#: Samples that the core is told of at once; it takes a millisecond or so.
+PUSHED_AT_ONCE: Final = 64
+_STATUS: Final = {Outcome.REFUSED: 422, Outcome.FULL: 429}
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Query(BaseModel):
+    """What stands behind the question mark; nothing else may."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class PushQuery(Query):
+    """Of `POST /v1/samples`."""
+
+    wait: Duration | None = None
+    """how long the request may be held while a cap is reached, at most --request-timeout; without
+    it a push that finds no room is answered 429 at once"""
+
+
+def valid(model: type[M], given: dict[str, Any], known: Iterable[str] | None = None) -> M:
+    """What a request says, as this model. Raises Refused. known: keys that may be meant."""
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        why = first_of(error, model.model_fields if known is None else known)
+        raise Refused(400, "invalid", why) from None
+
+
+class SamplePush:
+    """Samples that are pushed, again and again if need be. named: their ids were given."""
+
+    def __init__(self, samples: list[Sample], *, named: bool) -> None:
+        self._left = dict(enumerate(samples))
+        self._outcomes = [Outcome.FULL] * len(samples)
+        self._errors: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
+        self._named = named
+        versions = {sample.judged_version for sample in samples}
+        self._oldest = min((version for version in versions if version is not None), default=None)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether some of them found no room."""
+        return bool(self._left)
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, that those take."""
+        return sum(sample.memory_bytes for sample in self._left.values())
+
+    def attempt(self, router: Router, *, all_of_them: bool) -> Work[None]:
+        """Push what is left; unless `all_of_them`, up to where nothing finds room."""
+        left = list(self._left)
+        for first in range(0, len(left), PUSHED_AT_ONCE):
+            if first:
+                yield
+            some = left[first : first + PUSHED_AT_ONCE]
+            answer = router.push_now(tuple(self._left[at] for at in some), named=self._named)
+            for at, outcome in zip(some, answer.outcomes, strict=True):
+                self._outcomes[at] = outcome
+                if outcome is not Outcome.FULL:
+                    del self._left[at]
+            self._errors |= {str(some[index]): text for index, text in answer.errors.items()}
+            self._reasons |= {str(some[index]): word for index, word in answer.reasons.items()}
+            if not all_of_them and set(answer.outcomes) == {Outcome.FULL}:
+                return
+
+    def answer(self, router: Router) -> web.Response:
+        """What is said of them, and of where the trainer is."""
+        worst = max((_STATUS.get(outcome, 200) for outcome in set(self._outcomes)), default=200)
+        if errors.RunFinished.code in self._reasons.values():
+            worst = 410
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
+        standing = router.core.standing
+        body = {
+            "outcomes": self._outcomes,
+            "errors": self._errors,
+            "reasons": self._reasons,
+            "policy_version": standing.policy_version,
+            "expected_version": standing.expected_version,
+            "staleness": standing.staleness(self._oldest),
+            "max_staleness": router.config.max_staleness,
+            "remaining": standing.remaining,
+        }
+        return web.json_response(body, status=worst, headers=headers)
+
+
+class WaitingPushes:
+    """The line of one router, of as many as `--max-waiting-bodies` and `--held-bytes` say."""
+
+    def __init__(self, router: Router, places: HttpPlaces) -> None:
+        self._router, self._places = router, places
+        self._line = asyncio.Lock()
+        self._number = self._nbytes = 0
+        self._max_number = router.config.max_waiting_bodies
+        self._max_nbytes = router.config.held_memory
+
+    async def wait(self, request: web.Request, push: SamplePush, seconds: float) -> None:
+        """Try what found no room again, for so long; at once back where too much waits already."""
+        nbytes = push.nbytes
+        if self._number >= self._max_number or self._nbytes + nbytes > self._max_nbytes:
+            return
+        self._number, self._nbytes = self._number + 1, self._nbytes + nbytes
+        try:
+            with self._places.cancelled_when_lost(request.protocol), suppress(TimeoutError):
+                async with asyncio.timeout(seconds), self._line:
+                    await self._try_again(push)
+        finally:
+            self._number, self._nbytes = self._number - 1, self._nbytes - nbytes
+
+    async def _try_again(self, push: SamplePush) -> None:
+        router = self._router
+        while router.stopping is None and router.barrier.failure is None:
+            moves = router.feedback.moves
+            await in_pieces(push.attempt(router, all_of_them=False))
+            if not push.is_full:
+                return
+            # As a client would that was told so: at a hard cap ranks get a smaller step for those
+            # alone who keep asking.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_AFTER_SECONDS):
+                    await router.feedback.next_move(moves)
+
+
 _REFUSED: Final[dict[type[DispatcherError], int]] = {
-    BodyTooLarge: 413,
-    UnknownEncoding: 415,
-    ReceivingFull: 503,
-    TooManyBodies: 503,
-    Stopping: 503,
+    errors.BodyTooLarge: 413,
+    errors.UnknownEncoding: 415,
+    errors.ReceivingFull: 503,
+    errors.TooManyBodies: 503,
+    errors.Stopping: 503,
 }
 
 
@@ -53,10 +184,7 @@ class Pushes:
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
         config = self._router.config
-        try:
-            wait = PushQuery.model_validate(dict(request.query)).wait
-        except ValidationError as error:
-            return problem(400, "invalid", first_of(error, PushQuery.model_fields))
+        wait = valid(PushQuery, dict(request.query)).wait
         try:
             self._check_serves()
             with Body(self._router.receiving) as room:
@@ -122,15 +250,15 @@ class Pushes:
 
 def _refusal(error: DispatcherError) -> web.Response:
     """Why a body was not taken."""
-    if isinstance(error, IllegalTransition):
+    if isinstance(error, errors.IllegalTransition):
         raise error  # a bug of ours
-    status = _REFUSED.get(type(error), 400 if isinstance(error, ProtocolError) else 503)
+    status = _REFUSED.get(type(error), 400 if isinstance(error, errors.ProtocolError) else 503)
     code = "invalid" if status == 400 else error.code
     headers = (
         {"Retry_After": str(RETRY_AFTER_SECONDS)}
         if type(error) in _REFUSED and error.retriable
         else {}
     )
-    if isinstance(error, UnknownEncoding):
+    if isinstance(error, errors.UnknownEncoding):
         headers["Accept_Encoding"] = error.supported
     return problem(status, code, str(error), **headers)

@@ -4,13 +4,28 @@ The same lines as prometheus-client's, in a tenth of the time, which counts wher
 hundreds: no name or label of ours needs escaping but in label values, and families of one series a
 DP rank are kept as the values that they are, until they are written. Numbers are written as Python
 writes them, which Go reads as well.
+
+Histograms of what there is much of: a step's samples, and messages.
+
+prometheus-client's own observes one value a call, some microseconds each: it looks at every bucket,
+under a lock. There are thousands of samples a step, and the event loop would feel that. These count
+an array in one pass, or a value by one bisection, in one thread; they are otherwise the same:
+cumulative buckets, a sum and a count, upper bounds inclusive, with a last bucket, +Inf, implied.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import accumulate
+from operator import add
 
-from prometheus_client.core import Metric
+import numpy as np
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from rollout_planner.types import FloatArray, IntArray
 
 
 class Format(Enum):
@@ -123,3 +138,50 @@ def _number(value: float) -> str:
 
 
 _NOT_FINITE = {"inf": "+Inf", "-inf": "-Inf", "nan": "NaN"}
+
+
+class Histogram:
+    """Counts values, each with the value of the label if there is a label.
+
+    label: its name; known: its values whose series are there from the start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        bounds: Sequence[float],
+        label: str = "",
+        known: Iterable[str] = ("",),
+    ) -> None:
+        self._name, self._text, self._bounds, self._label = name, text, bounds, label
+        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
+        self._sums = defaultdict(float, dict.fromkeys(known, 0.0))
+
+    def observe(self, value: float, label: str = "") -> None:
+        """Count a value."""
+        self._counts[label][bisect_left(self._bounds, value)] += 1
+        self._sums[label] += value
+
+    def observe_all(self, values: Sequence[float] | FloatArray | IntArray) -> None:
+        """Count every value, in one pass."""
+        array, counts = np.asarray(values, np.float64), self._counts[""]
+        places = np.searchsorted(np.asarray(self._bounds, np.float64), array, side="left")
+        found = np.bincount(places, minlength=len(counts)).tolist()
+        self._counts[""] = list(map(add, counts, found))
+        self._sums[""] += float(array.sum())
+
+    def family(self) -> Metric:
+        """The histogram as one metric family."""
+        labels = [self._label] if self._label else []
+        family = HistogramMetricFamily(self._name, self._text, labels=labels)
+        for label, total in self._sums.items():
+            buckets = _buckets(self._bounds, self._counts[label])
+            family.add_metric([label] if labels else [], buckets, total)
+        return family
+
+
+def _buckets(bounds: Iterable[float], counts: Iterable[int]) -> list[tuple[str, int]]:
+    """Cumulative, by upper bounds as Prometheus writes them."""
+    edges = [str(floatToGoString(bound)) for bound in (*bounds, float("inf"))]  # type: ignore[no-untyped-call]
+    return list(zip(edges, accumulate(counts), strict=True))

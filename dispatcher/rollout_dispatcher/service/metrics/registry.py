@@ -1,43 +1,35 @@
-"""The metrics: a collector that translates snapshots, and the histograms that are observed.
+"""The metrics: families that are read at each scrape, and histograms that are observed.
 
 Counts and gauges are read from the core's `statistics()` at scrape, so the books balance in every
 scrape. Only what is over once it has happened (durations, a plan's quality) is observed as it
 happens. Nothing is registered globally.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    PlatformCollector,
-    ProcessCollector,
-)
+from prometheus_client import CollectorRegistry, Counter, PlatformCollector, ProcessCollector
+from prometheus_client import Histogram as SharedHistogram
+from prometheus_client.core import InfoMetricFamily, Metric
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
-from rollout_dispatcher.core.parts import Statistics
+from rollout_dispatcher.core.statistics import GAUGE, Statistics
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.service.config.options import ServeConfig
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.service.metrics import collectors
 from rollout_dispatcher.service.metrics.collectors import (
-    CoreCollector,
-    JournalCollector,
     PerRank,
-    RecordCollector,
+    RankWaits,
+    family,
 )
-from rollout_dispatcher.service.metrics.histogram import ArrayHistogram, ValueHistogram
-from rollout_dispatcher.service.metrics.measured import MeasuredCollector
-from rollout_dispatcher.service.metrics.rank_waits import RankWaits
-from rollout_dispatcher.service.reloading.reloads import OUTCOMES
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.service.metrics.exposition import Histogram
+from rollout_dispatcher.service.reloading import OUTCOMES
+from rollout_dispatcher.transport.listener import Pending
 from rollout_planner.types import Layout, round_up
 
 if TYPE_CHECKING:
@@ -85,105 +77,102 @@ _ENDED = {
 
 
 class Metrics:
-    """Everything that /metrics shows, in a registry of its own."""
+    """Everything that /metrics shows, in a registry of its own.
+
+    is_ready, receiving, pending: who serves says whose they are, the last by plane.
+    """
 
     def __init__(self, config: ServeConfig, core: Dispatch, clock: Callable[[], float]) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
-        self._config, self._core = config, core
+        self._config, self._core, self._clock, self._generation = config, core, clock, 0
         self._padded = config.layout is Layout.PADDED
+        self.is_ready: Callable[[Statistics], bool] = lambda at: at.run_state == "running"
+        self.receiving: Receiving | None = None
+        self.pending: dict[str, Pending] = {}
         #: Tokens that ranks pad every micro-batch to, by rank.
         self.packed_lengths: dict[int, int] = {}
         #: Steps planned by this process, and the sum of their straggler excess.
         self.planned_steps, self.planned_excess = 0, 0.0
-        registry = self.registry
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        Info("dispatcher_build", "Version of the dispatcher.", registry=registry).info(
-            {"version": __version__}
+        self._sources: list[Callable[[], Iterable[Metric]]] = [self._now]
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._make_counters()
+        self._make_histograms()
+        self._per_rank = PerRank(core, self.rank_waits.seconds, clock)
+        if config.per_rank_metrics:
+            self._sources.append(self._per_rank.collect)
+        self.registry.register(self)
+
+    def _make_counters(self) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"dispatcher_{name}", text, labels, registry=self.registry)
+
+        self.config_reloads = counter(
+            "config_reloads", "Times that settings were read or posted anew, by outcome.", "outcome"
         )
-        self._config_info = Info("dispatcher_config", "Settings in force.", registry=registry)
-        self._config_info.info(_config_labels(config))
-        self.config_reloads = Counter(
-            "dispatcher_config_reloads",
-            "Times that settings were read or posted anew, by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
-        for outcome in OUTCOMES:
-            self.config_reloads.labels(outcome)
-        self.loss_positions_left_out = Counter(
-            "dispatcher_loss_positions_left_out",
+        self.loss_positions_left_out = counter(
+            "loss_positions_left_out",
             "Positions that loss masks of pushed samples mark and the loss leaves out: of first "
             "tokens, or the last of shifted masks.",
-            registry=registry,
         )
-        self._config_generation = Gauge(
-            "dispatcher_config_generation",
-            "Changes of the settings since the start.",
-            registry=registry,
-        )
-        self._core_collector = CoreCollector(core, config, clock)
-        registry.register(self._core_collector)
-        registry.register(MeasuredCollector(core, per_rank=config.per_rank_metrics))
-        self._make_connection_metrics(registry)
-        self._make_plan_metrics(registry)
-        self._make_sample_histograms(registry)
-        self._make_rank_metrics(registry, clock)
-        self._begin_at_zero()
-
-    def _make_connection_metrics(self, registry: CollectorRegistry) -> None:
-        self.connections = Counter(
-            "dispatcher_connections", "Connections accepted.", ["role"], registry=registry
-        )
-        self.connection_errors = Counter(
-            "dispatcher_connection_errors",
+        self.connections = counter("connections", "Connections accepted.", "role")
+        self.connection_errors = counter(
+            "connection_errors",
             "Connections that ended otherwise than by a goodbye.",
-            ["role", "reason"],
-            registry=registry,
+            "role",
+            "reason",
         )
-        self._receiving = Gauge(
-            "dispatcher_receiving_bytes",
-            "Bytes of frames and request bodies that are being received.",
-            registry=registry,
+        self.redeliveries = counter("redeliveries", "Open steps delivered again.", "reason")
+        self._dispatched_bytes = counter("dispatched_bytes", "Payload bytes of planned samples.")
+        self._padding_tokens = counter(
+            "padding_tokens",
+            "Tokens that ranks compute for layout's sake only: padding and fillers.",
         )
-        self._pending = Gauge(
-            "dispatcher_pending_connections",
-            "Connections that have not introduced themselves, or made a request.",
-            ["plane"],
-            registry=registry,
-        )
-        self.message_duration = ValueHistogram(
-            "dispatcher_message_duration_seconds",
+        for label, counts in (
+            (OUTCOMES, self.config_reloads), (_ROLES, self.connections),
+            (_REDELIVERIES, self.redeliveries),
+        ):  # fmt: skip
+            for value in label:
+                counts.labels(value)
+        for role, reasons in _ENDED.items():
+            for reason in reasons:
+                self.connection_errors.labels(role, reason)
+
+    def _make_histograms(self) -> None:
+        def histogram(
+            name: str,
+            text: str,
+            bounds: tuple[float, ...],
+            label: str = "",
+            known: Iterable[str] = ("",),
+        ) -> Histogram:
+            found = Histogram(f"dispatcher_{name}", text, bounds, label, known)
+            self._sources.append(lambda: [found.family()])
+            return found
+
+        self.message_duration = histogram(
+            "message_duration_seconds",
             "From when a message can be read until it is answered, durably if there is a journal.",
             _SECONDS,
-            registry,
-            ("role", _ROLES),
+            "role",
+            _ROLES,
         )
-        self.event_loop_lag = ValueHistogram(
-            "dispatcher_event_loop_lag_seconds",
-            "How late the event loop runs what is due.",
-            _SECONDS,
-            registry,
+        self.event_loop_lag = histogram(
+            "event_loop_lag_seconds", "How late the event loop runs what is due.", _SECONDS
         )
-
-    def _make_plan_metrics(self, registry: CollectorRegistry) -> None:
-        def histogram(
-            name: str, text: str, bounds: tuple[float, ...], stages: Iterable[str] = ()
-        ) -> ValueHistogram:
-            label = ("stage", stages) if stages else None
-            return ValueHistogram(f"dispatcher_{name}", text, bounds, registry, label)
-
         self.plan_duration = histogram("plan_duration_seconds", "Time to plan a step.", _SECONDS)
         self._imbalance = histogram(
             "step_imbalance_ratio",
             "Max over mean of the ranks' cost or time, minus 1.",
             _RATIOS,
+            "stage",
             _STAGES,
         )
         self._excess = histogram(
             "step_straggler_excess_ratio",
             "Time that waiting for stragglers adds to what even ranks would take.",
             _RATIOS,
+            "stage",
             _STAGES,
         )
         self._bound_excess = histogram(
@@ -194,100 +183,72 @@ class Metrics:
         self._micro_batches = histogram(
             "step_micro_batches", "Micro-batches of a step on each DP rank.", _COUNTS
         )
-        self.redeliveries = Counter(
-            "dispatcher_redeliveries",
-            "Open steps delivered again.",
-            ["reason"],
-            registry=registry,
+        self._wait = histogram(
+            "sample_wait_seconds", "Time a dispatched sample was buffered.", _LONG_SECONDS
         )
-        self._dispatched_bytes = Counter(
-            "dispatcher_dispatched_bytes", "Payload bytes of planned samples.", registry=registry
+        self._skips = histogram(
+            "sample_skips", "Dispatches that passed a sample over before it went.", _SMALL_COUNTS
         )
-        self._padding_tokens = Counter(
-            "dispatcher_padding_tokens",
-            "Tokens that ranks compute for layout's sake only: padding and fillers.",
-            registry=registry,
-        )
-
-    def _make_sample_histograms(self, registry: CollectorRegistry) -> None:
-        self._wait = ArrayHistogram(
-            "dispatcher_sample_wait_seconds",
-            "Time a dispatched sample was buffered.",
-            _LONG_SECONDS,
-            registry,
-        )
-        self._skips = ArrayHistogram(
-            "dispatcher_sample_skips",
-            "Dispatches that passed a sample over before it went.",
-            _SMALL_COUNTS,
-            registry,
-        )
-        self._staleness = ArrayHistogram(
-            "dispatcher_sample_staleness_versions",
+        self._staleness = histogram(
+            "sample_staleness_versions",
             "Policy versions between a dispatched sample and its training.",
             _SMALL_COUNTS,
-            registry,
         )
-
-    def _make_rank_metrics(self, registry: CollectorRegistry, clock: Callable[[], float]) -> None:
-        self.delivery_duration = ValueHistogram(
-            "dispatcher_delivery_duration_seconds",
+        self.delivery_duration = histogram(
+            "delivery_duration_seconds",
             "From a step's plan to its last micro-batch being written to a rank.",
             _STEP_SECONDS,
-            registry,
         )
-        waits = ValueHistogram(
-            "dispatcher_rank_wait_duration_seconds",
+        waits = histogram(
+            "rank_wait_duration_seconds",
             "Time a rank's training loop was blocked waiting for a step, once it has it.",
             _STEP_SECONDS,
-            registry,
         )
         self.rank_waits = RankWaits(waits.observe)
-        self._per_rank = PerRank(self._core, self.rank_waits.seconds, clock)
-        if self._config.per_rank_metrics:
-            registry.register(self._per_rank)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, as it is now."""
+        for source in self._sources:
+            yield from source()
+
+    def _now(self) -> Iterator[Metric]:
+        at, receiving = self._core.statistics(), self.receiving
+        text = "Version of the dispatcher."
+        yield InfoMetricFamily("dispatcher_build", text, {"version": __version__})
+        yield InfoMetricFamily(
+            "dispatcher_config", "Settings in force.", _config_labels(self._config)
+        )
+        text = "Changes of the settings since the start."
+        yield family(GAUGE, "config_generation", text, self._generation)
+        text = "1 while samples are accepted, as /readyz says."
+        yield family(GAUGE, "ready", text, self.is_ready(at))
+        text = "Bytes of frames and request bodies that are being received."
+        yield family(GAUGE, "receiving_bytes", text, receiving.nbytes if receiving else 0)
+        text = "Connections that have not introduced themselves, or made a request."
+        pending = {plane: len(pending) for plane, pending in self.pending.items()}
+        yield family(GAUGE, "pending_connections", text, pending, "plane")
+        yield from collectors.of_core(self._core, at, self._clock())
+        measured, per_rank = self._core.measured, self._config.per_rank_metrics
+        yield from collectors.of_measured(measured, per_rank=per_rank)
 
     def configured(self, config: ServeConfig, generation: int) -> None:
         """These settings are in force from now on, after so many changes."""
-        self._config = config
-        self._config_info.info(_config_labels(config))
-        self._config_generation.set(generation)
-
-    def _begin_at_zero(self) -> None:
-        for role in _ROLES:
-            self.connections.labels(role)
-        for role, reasons in _ENDED.items():
-            for reason in reasons:
-                self.connection_errors.labels(role, reason)
-        for reason in _REDELIVERIES:
-            self.redeliveries.labels(reason)
-
-    def watch_health(self, is_ready: Callable[[Statistics], bool]) -> None:
-        """Show whether samples are accepted, as who serves knows it."""
-        self._core_collector.is_ready = is_ready
-
-    def watch_pending(self, plane: str, pending: Pending) -> None:
-        """Show how many connections of a plane are pending."""
-        self._pending.labels(plane).set_function(lambda: len(pending))
-
-    def watch_receiving(self, receiving: Receiving) -> None:
-        """Export how much memory frames have that are being received."""
-        self._receiving.set_function(lambda: receiving.nbytes)
+        self._config, self._generation = config, generation
 
     def watch_journal(self, journal: "Journal") -> None:
         """Export what the journal does; it calls from its own thread."""
-        syncs = Histogram(
+        syncs = SharedHistogram(
             "dispatcher_journal_fsync_duration_seconds",
             "Time to make a group of batches durable.",
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.registry.register(JournalCollector(journal))
+        self._sources.append(lambda: collectors.of_journal(journal))
         journal.on_sync = syncs.observe
 
     def watch_record(self, writer: RecordWriter) -> None:
         """Export what the record takes, and what it lacks."""
-        self.registry.register(RecordCollector(writer))
+        self._sources.append(lambda: collectors.of_record(writer))
 
     def step_planned(self, step: StepPlanned) -> None:
         """Observe the quality of a plan and what its samples went through."""

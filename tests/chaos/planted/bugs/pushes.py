@@ -5,7 +5,7 @@ from time import sleep
 
 from rollout_dispatcher.core.admission.producers import DuplicateMemory
 from rollout_dispatcher.journal.store import Store
-from rollout_dispatcher.service.durability.barrier import DurabilityBarrier
+from rollout_dispatcher.service.barrier import DurabilityBarrier
 from tests.chaos.planted.plant import forget_facts, plant, planted
 
 #: A slow disk: what is acknowledged early is in danger for so long.

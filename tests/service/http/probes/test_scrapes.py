@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from rollout_dispatcher.service.http.probes.scrapes import Scrapes
+from rollout_dispatcher.service.http.probes import Scrapes
 from rollout_dispatcher.service.metrics.exposition import Format, RankFamily
 from tests.support.client import PATIENCE_S
 

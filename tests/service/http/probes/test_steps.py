@@ -6,9 +6,9 @@ import json
 import numpy as np
 
 from rollout_dispatcher.core.measuring.times import Pass
-from rollout_dispatcher.service.chronicle.recent import RecentSteps, SeenStep
-from rollout_dispatcher.service.config.options import ServeConfig
-from rollout_dispatcher.service.http.probes.steps import describe_steps
+from rollout_dispatcher.service.chronicle import SeenStep
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.http.probes import describe_steps
 
 STEPS, RANKS, MICRO_BATCHES = 20, 16, 4
 
@@ -23,8 +23,7 @@ def seen(number: int) -> SeenStep:
 
 
 async def test_others_have_their_turn_after_each_step() -> None:
-    recent = RecentSteps()
-    recent._steps = {number: seen(number) for number in range(STEPS)}
+    recent = [seen(number) for number in range(STEPS)]
     config = ServeConfig(dp_size=RANKS, dispatch_batch_size=64, micro_batch_size=1)
     turns = 0
 
@@ -45,4 +44,4 @@ async def test_others_have_their_turn_after_each_step() -> None:
 
 async def test_of_no_step_it_is_json_too() -> None:
     config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1)
-    assert json.loads(await describe_steps(RecentSteps(), config, 0.0))["steps"] == []
+    assert json.loads(await describe_steps([], config, 0.0))["steps"] == []

@@ -1,1 +1,0 @@
-"""What becomes of steps as they go: the last of them for `/debug/steps`, all of them on record."""

@@ -1,0 +1,265 @@
+"""The settings of one running dispatcher, and what the core needs of them.
+
+A `ServeConfig` that exists is one that can be served: settings that contradict each other raise
+ConfigError with cause and remedy when it is built (checks.py).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import ValidationInfo, model_validator
+
+from rollout_dispatcher.core.buffer.entry import NO_LIMITS, BufferLimits, MicroBatchLimits
+from rollout_dispatcher.core.config import DispatchConfig
+from rollout_dispatcher.core.measuring.cost_in_use import CostConfig
+from rollout_dispatcher.core.planning.trigger import TriggerConfig
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.sample import Schema
+from rollout_dispatcher.service.access import Access, open_access
+from rollout_dispatcher.service.config.checks import problems
+from rollout_dispatcher.service.config.options import ServeOptions
+from rollout_dispatcher.service.config.values import (
+    IncompleteGroups,
+    LastBatch,
+    Retain,
+    schema_of,
+)
+from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
+from rollout_dispatcher.service.process import machine_memory
+from rollout_planner.cost import AUTO, parse_cost
+from rollout_planner.planner import validate_config
+from rollout_planner.strategies import looks_ahead
+from rollout_planner.types import (
+    Grouping,
+    Layout,
+    MicroBatchOrder,
+    Oversize,
+    PlanConfig,
+    longest_in_budget,
+)
+
+#: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
+#: being received.
+BUFFER_SHARE, HELD_SHARE = 4, 16
+#: How many times as much may lie in payload stores, by default.
+REFERENCED_TIMES = 16
+#: Options that the planner's config has under the same names.
+_PLANNED_AS_GIVEN = (
+    "dp_size", "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "oversize",
+    "micro_batch_multiple", "min_micro_batches", "sample_length_multiple", "rank_tokens",
+    "pipeline_stages", "outlier_max_skips", "planning_budget",
+)  # fmt: skip
+#: What a config is validated with where some options are known to be wrong: their names.
+WRONG = "wrong"
+
+
+class ServeConfig(ServeOptions):
+    """The settings of one running dispatcher."""
+
+    #: Headings of the help, each at the first option under it.
+    HEADINGS: ClassVar[dict[str, str]] = {
+        "dp_size": "steps",
+        "window_multiple": "window and buffer",
+        "fields": "samples",
+        "cost": "planning",
+        "target_excess": "when to dispatch",
+        "max_staleness": "freshness, groups and the end of the stream",
+        "listen": "addresses",
+        "token_file": "security",
+        "journal_dir": "journal",
+        "payload_stores": "payloads by reference",
+        "max_sample_tokens": "limits and deadlines",
+        "record": "observability",
+    }
+
+    @property
+    def batch(self) -> int:
+        """Samples in one step, or groups if `by_groups`."""
+        return self.dispatch_batch_size or self.dispatch_batch_groups or 0
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether batch, window and capacity count groups."""
+        return self.dispatch_batch_groups is not None
+
+    @property
+    def window_samples(self) -> int:
+        """Samples (or groups) in the window, floor(W * B), in decimals: 1.15 * 100 is 115."""
+        return math.floor(Fraction(str(self.window_multiple)) * self.batch)
+
+    @property
+    def buffer_samples(self) -> int:
+        """The cap of the buffer in samples (or groups)."""
+        return self.window_samples if self.buffer_capacity is None else self.buffer_capacity
+
+    @property
+    def buffer_memory(self) -> int:
+        """Bytes that payloads of buffered samples may take."""
+        share = machine_memory() // BUFFER_SHARE
+        return share if self.buffer_bytes is None else self.buffer_bytes
+
+    @property
+    def held_memory(self) -> int:
+        """Bytes that payloads of held pushes may take."""
+        share = machine_memory() // HELD_SHARE
+        return share if self.held_bytes is None else self.held_bytes
+
+    @property
+    def referenced_capacity(self) -> int:
+        """Bytes that payloads of buffered samples may take in payload stores."""
+        default = REFERENCED_TIMES * self.buffer_memory
+        return default if self.referenced_bytes is None else self.referenced_bytes
+
+    @property
+    def retains(self) -> bool:
+        """Whether committed steps are kept until a checkpoint covers them."""
+        if self.retain is None:
+            return self.journal_dir is not None
+        return self.retain is Retain.CHECKPOINT
+
+    @property
+    def received_bytes(self) -> int:
+        """`receive_bytes`, or its default."""
+        default = max(self.max_frame_bytes, self.max_body_bytes, machine_memory() // HELD_SHARE)
+        return default if self.receive_bytes is None else self.receive_bytes
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        """Connections that are asked for, whether descriptors allow them or not."""
+        most = self.max_connections
+        return ConnectionLimits(most, most, self.max_pending_connections)
+
+    @property
+    def longest_in_budget(self) -> int | None:
+        """Tokens of the longest sample that fits the budget once padded; None without a budget."""
+        return longest_in_budget(self.micro_batch_tokens, self.sample_length_multiple)
+
+    @property
+    def order_in_step(self) -> MicroBatchOrder:
+        """`micro_batch_order`, or its default."""
+        pipeline = self.pipeline_stages > 1
+        default = MicroBatchOrder.ENDS_SMALL if pipeline else MicroBatchOrder.PEAK_FIRST
+        return self.micro_batch_order or default
+
+    @property
+    def skips_bound(self) -> int:
+        """`max_skips`, or its default: four windows of dispatches, and six at the least."""
+        default = max(6, math.ceil(4 * self.window_multiple))
+        return default if self.max_skips is None else self.max_skips
+
+    def plan_config(self) -> PlanConfig:
+        """What the planner needs to know. Raises ConfigError if the cost cannot be read."""
+        variation = self.max_step_variation
+        return PlanConfig(
+            dispatch_batch_size=self.batch * ((self.group_size or 1) if self.by_groups else 1),
+            by_groups=self.by_groups,
+            cost=parse_cost(self.cost, _read),
+            grouping=self.groups,
+            micro_batch_order=self.order_in_step,
+            max_skips=self.skips_bound,
+            max_step_variation=None if variation == "off" else variation,
+            **{name: getattr(self, name) for name in _PLANNED_AS_GIVEN},
+        )
+
+    def access(self) -> Access:
+        """What clients must show; reads the files. Raises ConfigError if one cannot be used."""
+        return open_access(self)
+
+    def check_size(self) -> Callable[[int], None]:
+        """What raises ConfigError for a number of DP ranks that no step can be planned for."""
+        plan_config = self.plan_config()
+
+        def check(dp_size: int) -> None:
+            if dp_size > self.max_connections:
+                raise ConfigError(
+                    f"they would need as many connections, and --max-connections is "
+                    f"{self.max_connections}; raise it"
+                )
+            validate_config(replace(plan_config, dp_size=dp_size), self.window_multiple)
+
+        return check
+
+    @property
+    def declared_schema(self) -> Schema | None:
+        """What every sample has, if that is declared."""
+        return schema_of(self.fields)
+
+    @model_validator(mode="after")
+    def _consistent(self, info: ValidationInfo) -> Self:
+        wrong = (info.context or {}).get(WRONG, frozenset())
+        if found := list(problems(self, wrong)):
+            raise ConfigError(*found)
+        return self
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def core_config(config: ServeConfig) -> DispatchConfig:
+    """The part of the settings that the core needs."""
+    batch = config.batch
+    # Where nothing is chosen a larger window would be waiting for nothing.
+    window = config.window_samples if looks_ahead(config.strategy) else batch
+    budget = config.longest_in_budget
+    longest = config.max_sample_tokens
+    if budget is not None and config.oversize is Oversize.ERROR:
+        longest = min(longest, budget)
+    return DispatchConfig(
+        dp_size=config.dp_size,
+        limits=BufferLimits(
+            samples=config.buffer_samples,
+            group=None if config.by_groups else batch,
+            tokens=config.buffer_tokens,
+            nbytes=config.buffer_memory,
+            max_sample_tokens=longest,
+            held_bytes=config.held_memory,
+            stores=frozenset(config.payload_stores),
+            referenced_bytes=config.referenced_capacity,
+            micro_batch=_micro_batch(config),
+        ),
+        trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
+        target_excess=config.target_excess,
+        sync=config.sync,
+        groups_matter=config.groups is not Grouping.IGNORE,
+        by_groups=config.by_groups,
+        keep_incomplete=config.incomplete_groups is IncompleteGroups.KEEP,
+        flush_partial=config.last_batch is LastBatch.FLUSH,
+        check_size=config.check_size() if config.elastic else None,
+        drop_above=budget if config.oversize is Oversize.DROP else None,
+        group_timeout=config.group_timeout,
+        producer_timeout=config.producer_timeout,
+        rank_timeout=config.rank_timeout,
+        max_staleness=config.max_staleness,
+        steps_per_version=config.steps_per_version,
+        staleness_policy=config.staleness_policy,
+        max_open_steps=config.max_open_steps,
+        producer_credits=config.producer_credits,
+        id_horizon=config.sample_id_horizon,
+        schema=config.declared_schema,
+        cost=CostConfig(
+            config.plan_config().cost,
+            adapts=config.cost.partition(":")[0] == AUTO,
+            padded=config.layout is Layout.PADDED,
+            multiple=config.sample_length_multiple,
+        ),
+        durable=config.journal_dir is not None,
+        retain=config.retains,
+        tells_accepted=config.record is not None,
+    )
+
+
+def _micro_batch(config: ServeConfig) -> MicroBatchLimits:
+    """What groups have to fit that stay in one micro-batch."""
+    if config.groups is not Grouping.MICRO_BATCH:
+        return NO_LIMITS
+    return MicroBatchLimits(
+        samples=config.micro_batch_size,
+        tokens=None if config.oversize is Oversize.ALONE else config.longest_in_budget,
+        length_multiple=config.sample_length_multiple,
+        drops=config.oversize is Oversize.DROP,
+    )

@@ -1,0 +1,344 @@
+"""What the value of an option can be: choices by name, addresses, counts, quantities, fields.
+
+Each is read from a flag, an environment variable and a TOML key alike, and a value that cannot be
+read raises ValueError, to which pydantic adds the option's name.
+
+Quantities are written with a unit (`100ms`, `5m`, `64MiB`), and text needs one, as `--max-wait 100`
+could mean anything; numbers (Python, TOML) are base units. Reading what was written gives the same
+float or int again, bit for bit (`Unit.format` and `Unit.parse` are inverse), so a config that is
+printed and loaded back is the same config.
+
+A field is written `input_ids:int64, reward:float32:per-sample, image:uint8[3x8]`: its name, its
+element type, the shape of what it has for each token (or sample, or row) if that is more than one
+number, and whether it has one value a sample, or rows of each sample's own (`ragged`), instead of
+one value a token. Text says it all by its type: `env:str`.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, GetJsonSchemaHandler, PlainSerializer
+from pydantic import Field as Declared
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.journal.policy import parse_sync
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.protocol.messages import MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
+from rollout_dispatcher.sample import METADATA, DType, Field, Schema, is_reserved
+
+
+class LastBatch(StrEnum):
+    """What becomes of the samples that are left when the stream ends."""
+
+    FLUSH = "flush"
+    DROP = "drop"
+
+
+class IncompleteGroups(StrEnum):
+    """What becomes of a group that will never be whole."""
+
+    DROP = "drop"
+    KEEP = "keep"
+
+
+class Retain(StrEnum):
+    """How long the samples of committed steps are kept."""
+
+    COMMIT = "commit"
+    CHECKPOINT = "checkpoint"
+
+
+class LogLevel(StrEnum):
+    """The least severe message that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """How a message is written; `auto` is text on a terminal and JSON elsewhere."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
+
+
+#: What the address of a payload store begins with: its scheme. What follows is known to workers
+#: alone, but that of files is mistyped so easily (`file://mnt`) that it is looked at here.
+_STORE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*:.|file:(//(localhost)?)?/[^/]", re.ASCII)
+
+
+def _read_endpoint(value: object) -> object:
+    try:
+        return Endpoint.parse(value) if isinstance(value, str) else value
+    except ConfigError as error:  # pydantic knows ValueError, and then tells which option it was
+        raise ValueError(str(error)) from None
+
+
+def split_commas(value: object) -> object:
+    """Each text may hold several values, with commas between them."""
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        return value
+    parts = (part.split(",") if isinstance(part, str) else [part] for part in value)
+    return tuple(part for several in parts for part in several)
+
+
+def one_or_several(value: object) -> object:
+    """A text by itself is a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+def _read_store(value: str) -> str:
+    if _STORE.match(value.strip()) is None:
+        raise ValueError(
+            "write the address of a payload store with its scheme, and a directory by its whole "
+            f"path, as in file:///mnt/rollouts, not {value!r}"
+        )
+    return value.strip()
+
+
+def _read_sync(value: str) -> str:
+    try:
+        parse_sync(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+#: Where the HTTP plane is, unless told otherwise.
+HTTP_PLANE = Endpoint("127.0.0.1", 9471)
+#: What its probes are answered with: whose run it is, and of which version.
+RUN_HEADER, VERSION_HEADER = "Rollout-Dispatcher-Run-Id", "Rollout-Dispatcher-Version"
+
+Address = Annotated[
+    Endpoint, BeforeValidator(_read_endpoint), PlainSerializer(str, when_used="json")
+]
+StoreAddress = Annotated[str, Declared(max_length=1024), AfterValidator(_read_store)]
+Positive = Annotated[int, Declared(ge=1, lt=2**53)]
+NotNegative = Annotated[int, Declared(ge=0, lt=2**53)]
+#: A window, in dispatch batches.
+Multiple = Annotated[float, Declared(ge=1, le=64, allow_inf_nan=False)]
+#: A share of one, or more.
+Ratio = Annotated[float, Declared(ge=0, allow_inf_nan=False)]
+#: A share of the mean, or no bound.
+Variation = Annotated[float, Declared(gt=0, le=16, allow_inf_nan=False)] | Literal["off"]
+JournalSync = Annotated[str, AfterValidator(_read_sync)]
+
+_QUANTITY = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
+_NEARLY = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True, eq=False)  # hashable: part of `Size | None`
+class Unit:
+    """A family of suffixes, in ascending order of `scale`; the base unit has scale 1."""
+
+    metavar: str
+    base: str
+    examples: str
+    scale: MappingProxyType[str, Fraction]
+    #: Suffixes that a number without one may mean, and what else people write for suffixes.
+    likely: tuple[str, ...]
+    also: MappingProxyType[str, str]
+
+    def parse(self, value: object) -> object:
+        """Text to base units; numbers pass through. Raises ValueError that shows how to write."""
+        if not isinstance(value, str):
+            return value
+        match = _QUANTITY.fullmatch(value.strip())
+        scale = self.scale.get(match[2]) if match else None
+        if match is None or scale is None:
+            known, meant = ", ".join(self.scale), self._meant(value.strip())
+            hint = f"; did you mean {meant}?" if meant else ""
+            raise ValueError(f"write a number and a unit ({known}), as in {self.examples}{hint}")
+        exact = Fraction(match[1]) * scale
+        return int(exact) if exact.denominator == 1 else float(exact)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """A number of base units, or text with a unit."""
+        text = rf"^[0-9]*\.?[0-9]+ *({'|'.join(self.scale)})$"
+        number = handler(schema)
+        bounds = {"gt": "exclusiveMinimum", "ge": "minimum"}  # behind a validator they stay raw
+        number = {bounds.get(key, key): value for key, value in number.items()}
+        return {"anyOf": [number, {"type": "string", "pattern": text}]}
+
+    def _meant(self, text: str) -> str:
+        """What a number without a unit, or with one that is nearly right, may mean."""
+        number = _NEARLY.fullmatch(text)
+        if number is None:
+            return ""
+        if not (suffix := number[2]):
+            return " or ".join(f"{number[1]}{each}" for each in self.likely)
+        folded = {name.casefold(): name for name in self.scale} | self.also
+        right = folded.get(suffix.casefold())
+        return f"{number[1]}{right}" if right else ""
+
+    def format(self, value: float) -> str:
+        """Base units to text, in the largest unit that leaves a whole number."""
+        for suffix, scale in sorted(self.scale.items(), key=lambda item: -item[1]):
+            amount = Fraction(value) / scale
+            if amount.denominator == 1 and amount:
+                return f"{amount}{suffix}"
+        for suffix, scale in self.scale.items():
+            short = Fraction(format(float(Fraction(value) / scale), ".6g"))
+            if short.denominator == 1 and float(short * scale) == value and short:
+                return f"{short}{suffix}"
+        return f"{value!r}{self.base}"
+
+
+def _scales(**scale: Fraction | int) -> MappingProxyType[str, Fraction]:
+    return MappingProxyType({suffix: Fraction(value) for suffix, value in scale.items()})
+
+
+DURATION = Unit(
+    "DURATION",
+    "s",
+    "100ms, 2s, 5m",
+    _scales(ms=Fraction(1, 1000), s=1, m=60, h=3600, d=86400),
+    ("ms", "s"),
+    MappingProxyType({
+        "sec": "s", "secs": "s", "second": "s", "seconds": "s", "msec": "ms", "millis": "ms",
+        "min": "m", "mins": "m", "minute": "m", "minutes": "m", "hr": "h", "hour": "h",
+        "hours": "h", "day": "d", "days": "d",
+    }),
+)  # fmt: skip
+SIZE = Unit(
+    "SIZE",
+    "B",
+    "512KiB, 64MiB, 4GiB",
+    _scales(B=1, kB=10**3, KiB=2**10, MB=10**6, MiB=2**20, GB=10**9, GiB=2**30, TB=10**12,
+            TiB=2**40),
+    ("MiB", "GiB"),
+    MappingProxyType({
+        "k": "KiB", "ki": "KiB", "m": "MiB", "mi": "MiB", "g": "GiB", "gi": "GiB", "t": "TiB",
+        "ti": "TiB", "byte": "B", "bytes": "B",
+    }),
+)  # fmt: skip
+
+#: Seconds, written `2s`; greater than zero and finite.
+Duration = Annotated[
+    float, BeforeValidator(DURATION.parse), DURATION, Declared(gt=0, allow_inf_nan=False)
+]
+#: The same, or `0s`.
+DurationOrNothing = Annotated[
+    float, BeforeValidator(DURATION.parse), DURATION, Declared(ge=0, allow_inf_nan=False)
+]
+#: Bytes, written `64MiB`; at least one.
+Size = Annotated[int, BeforeValidator(SIZE.parse), SIZE, Declared(ge=1)]
+#: The same, or `0B`.
+SizeOrNothing = Annotated[int, BeforeValidator(SIZE.parse), SIZE, Declared(ge=0)]
+
+PER_SAMPLE, PER_TOKEN, RAGGED = PLACES = "per-sample", "per-token", "ragged"
+_TYPE = re.compile(r"(\w+)(?:\[(\d+(?:x\d+)*)\])?", re.ASCII)
+#: What other languages and frameworks call the same.
+_ALIASES = {
+    "float": DType.FLOAT32, "double": DType.FLOAT64, "half": DType.FLOAT16, "f16": DType.FLOAT16,
+    "f32": DType.FLOAT32, "f64": DType.FLOAT64, "bf16": DType.BFLOAT16, "fp16": DType.FLOAT16,
+    "fp32": DType.FLOAT32, "fp64": DType.FLOAT64, "single": DType.FLOAT32, "int": DType.INT64,
+    "long": DType.INT64, "integer": DType.INT64, "short": DType.INT16, "byte": DType.UINT8,
+    "char": DType.INT8, "i8": DType.INT8, "i16": DType.INT16, "i32": DType.INT32,
+    "i64": DType.INT64, "u8": DType.UINT8, "boolean": DType.BOOL, "uint64": DType.INT64,
+    "uint32": DType.INT64, "uint16": DType.INT32, "string": DType.STR, "text": DType.STR,
+    "utf8": DType.STR, "utf-8": DType.STR,
+}  # fmt: skip
+
+
+def _is_flat(field: Field) -> bool:
+    return field.per_token and not field.shape
+
+
+_EXPECTED: dict[str, Callable[[Field], bool]] = {
+    "input_ids": lambda field: "int" in field.dtype and _is_flat(field),
+    "loss_mask": _is_flat,
+}
+_WORDS = {"input_ids": "an integer", "loss_mask": "0 or 1"}
+
+
+def parse_field(text: str) -> Field:
+    """Raises ValueError that says what is wrong, and names the nearest right type."""
+    name, *rest = (part.strip() for part in text.split(":"))
+    if not 1 <= len(rest) <= 2 or not name:
+        raise ValueError(
+            f"write name:dtype, name:dtype:{PER_SAMPLE} or name:dtype:{RAGGED}, as in "
+            f"reward:float32:{PER_SAMPLE}, not {text!r}"
+        )
+    if is_reserved(name) or name in METADATA or len(name) > MAX_NAME:
+        raise ValueError(f"a field may not be called {name!r}")
+    where = rest[1] if len(rest) > 1 else PER_TOKEN
+    if where not in PLACES:
+        raise ValueError(
+            f"{name} is {PER_TOKEN} (the default), {PER_SAMPLE} or {RAGGED}, not {where!r}"
+        )
+    dtype, shape = _type(name, rest[0])
+    field = Field(name, dtype, where == PER_TOKEN, shape, where == RAGGED)
+    if field.is_text:
+        if shape or len(rest) > 1:
+            raise ValueError(f"{name} is one text a sample; write {name}:{DType.STR}, not {text!r}")
+        field = Field.text(name)
+    expected = _EXPECTED.get(name)
+    if expected is not None and not expected(field):
+        raise ValueError(f"{name} is one number a token ({_WORDS[name]}), not {field}")
+    return field
+
+
+def _type(name: str, text: str) -> tuple[DType, tuple[int, ...]]:
+    match = _TYPE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"the type of {name} is written int64 or float16[4x2], not {text!r}")
+    if match[1] not in tuple(DType):
+        raise ValueError(f"{name} has no type {match[1]!r}{_nearest(match[1])}")
+    shape = tuple(map(int, match[2].split("x"))) if match[2] else ()
+    if len(shape) > MAX_DIMENSIONS or not all(1 <= extent < 2**31 for extent in shape):
+        raise ValueError(f"{name} has {MAX_DIMENSIONS} dimensions at most, none of them empty")
+    return DType(match[1]), shape
+
+
+def _nearest(word: str) -> str:
+    """The type that was meant, probably, and all there are."""
+    similar = difflib.get_close_matches(word.lower(), list(DType), n=1, cutoff=0.5)
+    found = _ALIASES.get(word.lower()) or next(iter(similar), None)
+    meant = f" (did you mean {found}?)" if found else ""
+    return f"{meant}; there are {', '.join(DType)}"
+
+
+def format_field(field: Field) -> str:
+    """The inverse of `parse_field`."""
+    shape = f"[{'x'.join(map(str, field.shape))}]" if field.shape else ""
+    where = f":{RAGGED if field.ragged else PER_SAMPLE}"
+    is_plain = field.per_token or field.is_text
+    return f"{field.name}:{field.dtype}{shape}{'' if is_plain else where}"
+
+
+def schema_of(fields: Iterable[str]) -> Schema | None:
+    """What every sample has, in the order in which producers send it; None if nothing was said.
+
+    Raises ValueError for fields that no sample can have.
+    """
+    found = sorted(map(parse_field, fields), key=lambda field: field.name)
+    if not found:
+        return None
+    names = [field.name for field in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"{twice} is declared twice")
+    if "input_ids" not in names:
+        raise ValueError("every sample has input_ids; declare input_ids:int64 too")
+    if len(found) > MAX_FIELDS:
+        raise ValueError(f"{len(found)} fields are declared, and a sample has at most {MAX_FIELDS}")
+    return Schema(tuple(found))
+
+
+#: One field, written `name:dtype`, `name:dtype:per-sample` or `name:dtype:ragged`.
+DeclaredField = Annotated[str, AfterValidator(lambda text: format_field(parse_field(text)))]

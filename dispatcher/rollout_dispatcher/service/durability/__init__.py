@@ -1,1 +1,0 @@
-"""What waits until it is durable, and how the core goes on from a journal."""

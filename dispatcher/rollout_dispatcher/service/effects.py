@@ -1,0 +1,368 @@
+"""Performs what the core decided: frames to peers, plans, the next deadline.
+
+Effects are carried out in the core's order, behind the barrier if anybody outside hears of them.
+Ranks that fail are heard no more from the decision on, and hear of it behind the barrier; what was
+decided for one generation is not told to the next. A planner that fails is our own bug, and stops
+the service rather than stall it unseen.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVarTuple
+
+from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Decision
+from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.protocol import codec
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import ADVICE
+from rollout_dispatcher.service import reporter
+from rollout_dispatcher.service.barrier import DurabilityBarrier
+from rollout_dispatcher.service.chronicle import Chronicle
+from rollout_dispatcher.service.completion import Failure
+from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.connections import welcomes
+from rollout_dispatcher.service.connections.connections import Connections, RankConnection
+from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.connections.store_workers import StoreWorkers
+from rollout_dispatcher.service.delivery.deliveries import Deliveries
+from rollout_dispatcher.service.delivery.frames import Frames
+from rollout_dispatcher.service.feedback import Feedback
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.planner import Planner
+from rollout_dispatcher.service.reporter import DropsLog
+from rollout_planner.types import Plan
+
+log = logging.getLogger(__name__)
+
+_T = TypeVarTuple("_T")
+
+#: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
+AT_ONCE = (
+    e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
+    e.WelcomeProducer, e.RefuseRank,
+)  # fmt: skip
+#: What a producer hears of its push.
+_Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
+#: Effects that are for the DP ranks of one generation.
+TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.LimitSteps, e.EndRanks)
+#: How long what the next step waits for is told in the same words.
+EXPLAINED_FOR_SECONDS = 0.25
+
+
+class EffectRunner:
+    """Hands for the core."""
+
+    def __init__(
+        self,
+        core: Dispatch,
+        config: ServeConfig,
+        connections: Connections,
+        barrier: DurabilityBarrier,
+        failure: Failure,
+        *,
+        metrics: Metrics,
+        chronicle: Chronicle,
+        store_workers: StoreWorkers,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._barrier, self._failure = barrier, failure
+        self._core = core
+        self._connections = connections
+        self._metrics, self._chronicle = metrics, chronicle
+        self._clock = clock
+        self._planner = Planner(config.plan_config(), metrics.plan_duration.observe, clock)
+        self._deliveries = Deliveries(
+            core, connections, Frames(barrier), failure,
+            metrics=metrics, chronicle=chronicle, clock=clock, later=self._later,
+            perform=self.perform,
+        )  # fmt: skip
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._explained_at, self._explained = -math.inf, ""
+        self.feedback = Feedback(core, connections, self._run)
+        self.drops_log = DropsLog()
+        self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
+            e.WelcomeProducer: self._welcome_producer,
+            e.AcceptedUnknown: reporter.accepted_unknown,
+            e.PushAnswered: self.feedback.answer,
+            e.PushHeld: self._tell_held,
+            e.PushRecalled: self._recall,
+            e.SchemaDecided: self._tell_schema,
+            e.IdsRepeated: reporter.ids_repeated,
+            e.SamplesAccepted: chronicle.accepted,
+            e.SamplesDropped: self._tell_dropped,
+            e.PolicyReported: self._tell_of_policy,
+            e.PayloadsToJournal: self._let_go,
+            e.FreeWanted: store_workers.ask,
+            e.SweepWanted: store_workers.ask,
+            e.GroupGivenUp: reporter.given_up,
+            e.PlanWanted: self._ask,
+            e.ReplanWanted: self._ask,
+            e.RefuseRank: self._refuse_rank,
+            e.Deliver: self._deliveries.deliver,
+            e.Release: self._release,
+            e.WithdrawStep: self._withdraw,
+            e.LimitSteps: lambda effect: self._tell_ranks(
+                effect.dp_ranks, m.LastStep(step=effect.last)
+            ),
+            e.SamplesUnresolved: reporter.unresolved,
+            e.EndRanks: self._end,
+            e.EndProducers: self._end_producers,
+            e.StepPlanned: self._observe,
+            e.Redelivered: self._count_again,
+            e.StepCommitted: self._forget,
+            e.StepMeasured: metrics.step_measured,
+            e.CostChanged: reporter.cost_changed,
+            e.SpeedsChanged: reporter.speeds_changed,
+            e.Rewound: reporter.rewound,
+            e.StepsEvicted: reporter.evicted,
+            e.Advised: self._advise,
+            e.Drained: lambda effect: reporter.drained(effect, core.statistics()),
+        }
+
+    def configure(self, config: ServeConfig) -> None:
+        """Plan with these settings from the next plan on."""
+        self._config = config
+        self._planner.configure(config.plan_config())
+
+    def perform(self, decision: Decision) -> None:
+        """Carry out what the core decided; then set the clock for what is due next."""
+        if self._closed:  # the journal may tell the barrier of its last batches, and of its end
+            return
+        try:  # as `guard` does, which would be a call more for each effect
+            if decision.facts:  # without which nothing may be told
+                self._barrier.note(decision.facts, decision.totals)
+            for effect in decision.effects:
+                try:
+                    self._send_on(effect)
+                except Exception as error:
+                    self._failure.fail(error)
+            self._set_timer()
+        except Exception as error:
+            self._failure.fail(error)
+
+    def _send_on(self, effect: e.Effect) -> None:
+        """Do it, now or behind the barrier."""
+        if isinstance(effect, AT_ONCE):
+            self._do(effect)
+        elif isinstance(effect, _Answer):
+            asked = self._connections.producers.get(effect.producer)
+            self._barrier.after(partial(self._answer, effect, asked))
+        elif isinstance(effect, TO_RANKS):
+            number = self._core.generation
+            self._barrier.after(partial(self._tell_generation, number, effect))
+        elif isinstance(effect, e.WelcomeRank):
+            self._barrier.after(partial(self._welcome_rank, self._attach(effect), effect))
+        elif isinstance(effect, e.FailRanks):
+            self._stop_waiting(effect.client_ids)
+            detached = self._connections.detach(*effect.client_ids)
+            self._barrier.after(partial(_fail, detached, effect.error))
+        else:
+            self._barrier.after(partial(self._do, effect))
+
+    def close(self) -> None:
+        """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
+        self._closed = True
+        self.drops_log.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.feedback.close()
+        self._planner.close()
+
+    # -- one method an effect ---------------------------------------------------------------
+
+    def _do(self, effect: e.Effect) -> None:
+        self._ways[type(effect)](effect)
+
+    def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
+        if self._planner.plans_here(effect):
+            # A turn later: what was written before, such as a producer's answer, leaves first.
+            asyncio.get_running_loop().call_soon(self._run, self._plan_here, effect)
+        else:
+            self._planner.plan_in_thread(effect, partial(self._planned, effect), self._failure.fail)
+
+    def _welcome_producer(self, effect: e.WelcomeProducer) -> None:
+        if (peer := self._connections.producers.get(effect.producer)) is None:
+            return
+        core = self._core
+        peer.send(welcomes.of_producer(self._config, peer.terms, effect, core.schema, core.run_id))
+        self.feedback.welcome(peer)
+
+    def _tell_schema(self, effect: e.SchemaDecided) -> None:
+        reporter.schema_decided(effect)
+        for peer in self._connections.producers.values():
+            if (told := welcomes.schema_known(peer.terms, self._core.schema)) is not None:
+                peer.send(told)
+
+    def _tell_dropped(self, effect: e.SamplesDropped) -> None:
+        self._chronicle.dropped(effect)
+        self.drops_log.note(effect.dropped, self._clock())
+        self.feedback.dropped(effect)
+
+    def _tell_of_policy(self, effect: e.PolicyReported) -> None:
+        self._chronicle.policy_reported(effect)
+        self.feedback.changed()
+
+    def _attach(self, effect: e.WelcomeRank) -> RankConnection:
+        peer = self._connections.take_hello(effect.client_id)
+        if peer.welcomed:  # on this connection: it has loaded a checkpoint since
+            peer.forget()
+        else:
+            self._metrics.connections.labels("rank").inc()
+        return self._connections.attach(peer, effect.dp_rank)
+
+    def _welcome_rank(self, rank: RankConnection, effect: e.WelcomeRank) -> None:
+        # What was decided before its hello and waits at the barrier too is not for this connection.
+        if not self._connections.is_attached(rank):
+            return
+        rank.peer.welcomed = True
+        rank.peer.send(welcomes.of_rank(self._config, rank.peer.terms, effect))
+
+    def _refuse_rank(self, effect: e.RefuseRank) -> None:
+        self._connections.take_hello(effect.client_id).fail(effect.error)
+
+    def _tell_generation(self, number: int, effect: e.Effect) -> None:
+        """Tell the ranks of this generation; what it was to hear is void once another has begun."""
+        if number == self._core.generation:
+            self._do(effect)
+
+    def _release(self, effect: e.Release) -> None:
+        self._chronicle.released(effect.step)
+        self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
+
+    def _withdraw(self, effect: e.WithdrawStep) -> None:
+        self._chronicle.withdrawn(effect.step)
+        self._tell_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
+
+    def _advise(self, effect: e.Advised) -> None:
+        advice, producer = m.Advice(text=effect.text), effect.producer
+        if producer is None:
+            log.warning("%s", effect.text)
+            self._tell_ranks((0,), advice)
+            return
+        who = f"producer {producer}" if producer else "an HTTP client"
+        log.warning("%s: %s", who, effect.text)
+        peer = self._connections.producers.get(producer)
+        if peer is not None and ADVICE in peer.terms.capabilities:
+            peer.send(advice)
+
+    def _stop_waiting(self, client_ids: Iterable[str]) -> None:
+        """These ranks are heard no more: they are not waiting for a step."""
+        for client_id in client_ids:
+            if (rank := self._connections.ranks.get(client_id)) is not None:
+                self._metrics.rank_waits.stops(rank.dp_rank, self._clock())
+
+    def _end(self, effect: e.EndRanks) -> None:
+        for dp_rank in effect.dp_ranks:
+            self._metrics.rank_waits.stops(dp_rank, self._clock())
+        self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
+
+    def _end_producers(self, effect: e.EndProducers) -> None:
+        for peer in list(self._connections.producers.values()):
+            peer.fail(effect.error)
+        self.feedback.wake()  # who waits over HTTP asks again
+
+    def _observe(self, effect: e.StepPlanned) -> None:
+        # Ranks wait for the step, nobody for its metrics: a turn later.
+        self._later(self._metrics.step_planned, effect)
+        self.feedback.changed()
+
+    def _count_again(self, effect: e.Redelivered) -> None:
+        self._metrics.redeliveries.labels(effect.reason).inc()
+        self._chronicle.redelivered(effect)
+
+    def _forget(self, effect: e.StepCommitted) -> None:
+        self._deliveries.forget(effect.step)
+        self._chronicle.committed(effect.step)
+        self.feedback.changed()
+        log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
+
+    def _tell_held(self, effect: e.PushHeld) -> None:
+        cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
+        waits_for = self.whom_it_waits_for()
+        blocked = m.Blocked(
+            first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity, waits_for=waits_for
+        )
+        self._connections.to_producer(effect.producer, blocked)
+
+    def whom_it_waits_for(self) -> str:
+        """As of not long ago: every producer asks at once when a cap is reached."""
+        now = self._clock()
+        if now > self._explained_at + EXPLAINED_FOR_SECONDS:
+            self._explained_at, self._explained = now, self._core.waits_for(now)
+        return self._explained
+
+    def _recall(self, effect: e.PushRecalled) -> None:
+        self._connections.to_producer(effect.producer, m.Resend(first_seq=effect.first_seq))
+
+    def _let_go(self, effect: e.PayloadsToJournal) -> None:
+        self.perform(self._core.payloads_durable(effect.entries, self._clock()))
+        self.feedback.changed()
+
+    def _answer(self, effect: _Answer, asked: Peer | None) -> None:
+        """Answer on the connection that asked; on a newer one the push is sent and asked again."""
+        if self._connections.producers.get(effect.producer) is asked:
+            self._do(effect)
+
+    def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
+        """Tell these ranks, as far as they are connected, the same; encoded once."""
+        frame = codec.encode(message)
+        for dp_rank in dp_ranks:
+            if (rank := self._connections.welcomed_rank(self._core.client_of(dp_rank))) is not None:
+                rank.peer.write(frame)
+
+    # -- planning ---------------------------------------------------------------------------
+
+    def _plan_here(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
+        self._planned(wanted, self._planner.plan(wanted))
+
+    def _planned(self, wanted: e.PlanWanted | e.ReplanWanted, found: Plan) -> None:
+        now, generation = self._clock(), self._core.generation
+        if isinstance(wanted, e.PlanWanted):
+            decision = self._core.planned(wanted, found, now)
+            self._chronicle.planned(wanted, decision.effects, now, generation)
+            self.perform(decision)
+            return
+        log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
+        decision = self._core.replanned(wanted, found, now)
+        step = self._core.step(wanted.step.number)
+        if step is not None and step is not wanted.step:
+            self._chronicle.replanned(step, found, now, generation)
+        self.perform(decision)
+
+    # -- turns of the event loop ------------------------------------------------------------
+
+    def _later(self, what: Callable[[*_T], None], *values: *_T) -> None:
+        """Call in a later turn, behind what is ready by then."""
+        asyncio.get_running_loop().call_later(0, self._run, what, *values)
+
+    def _run(self, what: Callable[[*_T], None], *values: *_T) -> None:
+        """Call for the event loop, while we are not closed."""
+        if not self._closed:
+            self._failure.guard(what, *values)
+
+    # -- time -------------------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            delay = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._run, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.perform(self._core.tick(self._clock()))
+
+
+def _fail(peers: Iterable[Peer], error: DispatcherError) -> None:
+    for peer in peers:
+        peer.fail(error)

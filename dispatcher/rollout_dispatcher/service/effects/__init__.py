@@ -1,1 +1,0 @@
-"""What the core decides is performed: frames, plans, deadlines, lines in the log."""

@@ -1,0 +1,263 @@
+"""The body of an HTTP request: received as far as there is room, decompressed and read by pieces.
+
+Nobody else on the event loop waits for more than a piece.
+
+A request body is decompressed, read as JSON and admitted by generators that yield after each piece,
+in a millisecond or so. In threads it would take as long, as all of it holds the interpreter's lock,
+and the loop would get that lock back only every 5 ms.
+
+Of large bodies one is worked on at a time, in order of arrival, so that however many wait there is
+one piece a turn of the loop, and memory for what is read of one. Small ones have a line of their
+own.
+
+Of what a body holds behind its Content-Encoding never more is decompressed than may be; aiohttp
+would decompress as the body arrives, before anything is counted; so it is told not to.
+
+Among all that is received a body is counted by its Content-Length before any of it is read, and by
+what arrives where there is none (chunks). It never waits in line: a client that finds no room is
+told so at once, and when to come again.
+"""
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from rollout_dispatcher.errors import (
+    BodyTooLarge,
+    ProtocolError,
+    ReceivingFull,
+    TooManyBodies,
+    UnknownEncoding,
+)
+from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.service.http.guard import Refused
+from rollout_dispatcher.service.router import Router
+
+#: Bytes of text that are read, or written by decompression, at once; takes under a millisecond.
+PIECE: Final = 32 * 1024
+
+T = TypeVar("T")
+Work = Generator[None, None, T]
+
+
+async def in_pieces(work: Work[T]) -> T:
+    """What comes of the work, which lets others in after each piece."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await asyncio.sleep(0)
+
+
+class Turns:
+    """Who may work on a body: one large and one small at a time. limit: bodies that may wait."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._waiting = limit, 0
+        self._small, self._large = asyncio.Lock(), asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self, *, small: bool) -> AsyncIterator[None]:
+        """Wait for a turn, and have it. Raises TooManyBodies if as many wait as may."""
+        line = self._small if small else self._large
+        if line.locked() and self._waiting >= self._limit:
+            raise TooManyBodies(self._limit)
+        self._waiting += 1
+        try:
+            await line.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            line.release()
+
+
+#: Compressed bytes that are looked at at once: what is left of them is copied after each piece.
+WINDOW: Final = 16 * 1024
+#: gzip members one after the other, as parallel compressors write them.
+MAX_MEMBERS: Final = 1024
+GZIP: Final = 16 + zlib.MAX_WBITS
+
+Decode = Callable[[bytes, int], Work[bytes]]
+
+
+def decoder(codings: str) -> Decode | None:
+    """What undoes a Content-Encoding; None if nothing has to be. Raises UnknownEncoding."""
+    named = [coding.strip().lower() for coding in codings.split(",")]
+    named = [coding for coding in named if coding not in ("", "identity")]
+    if not named:
+        return None
+    if len(named) > 1 or named[0] not in DECODERS:
+        raise UnknownEncoding(", ".join(named)[:100], SUPPORTED)
+    return DECODERS[named[0]]
+
+
+def _gunzip(body: bytes, limit: int) -> Work[bytes]:
+    return (yield from _inflate("gzip", body, GZIP, limit))
+
+
+def _undeflate(body: bytes, limit: int) -> Work[bytes]:
+    """Zlib's format, as the standard says, or without its header, as many write it."""
+    has_header = bool(body) and body[0] & 0xF == zlib.DEFLATED
+    wbits = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
+    return (yield from _inflate("deflate", body, wbits, limit))
+
+
+DECODERS: Final[Mapping[str, Decode]] = {
+    "gzip": _gunzip,
+    "x-gzip": _gunzip,
+    "deflate": _undeflate,
+}
+#: As an Accept-Encoding header says it.
+SUPPORTED: Final = "gzip, deflate"
+
+
+def _inflate(coding: str, body: bytes, wbits: int, limit: int) -> Work[bytes]:
+    """The text. Raises ProtocolError for what is no such stream, BodyTooLarge beyond `limit`."""
+    text, at, members = bytearray(), 0, 0
+    while at < len(body) or not members:
+        members += 1
+        if members > MAX_MEMBERS:
+            raise ProtocolError(f"the body has more than {MAX_MEMBERS} {coding} members")
+        member = zlib.decompressobj(wbits)
+        while not member.eof:
+            data = member.unconsumed_tail
+            if not data:
+                data = body[at : at + WINDOW]
+                at += len(data)
+            try:
+                piece = member.decompress(data, PIECE)
+            except zlib.error as error:
+                raise ProtocolError(f"the body is no {coding}: {error}") from None
+            if not piece and not data and not member.eof:
+                raise ProtocolError(f"the body ends before its {coding} stream does")
+            text += piece
+            if len(text) > limit:
+                raise BodyTooLarge(limit, decompressed=True)
+            yield
+        at -= len(member.unused_data)
+        if wbits != GZIP and at < len(body):
+            raise ProtocolError(f"{len(body) - at} bytes follow the body's {coding} stream")
+    return bytes(text)
+
+
+#: Chunks are put together up to this size: of single bytes each would take forty.
+SMALL_CHUNK = 16 * 1024
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Body:
+    """Room for one request's body; within `with`, so that it is given back."""
+
+    #: `--request-timeout` ends a body that does not come, whether others wait or not.
+    filled = None
+
+    def __init__(self, receiving: Receiving) -> None:
+        self._receiving = receiving
+        self._counted = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.done()
+
+    def done(self) -> None:
+        """It was handed on."""
+        self._receiving.done(self)
+
+    def let_in(self) -> None:
+        """Nothing to do: it never waits."""
+
+    put_off = take_up = let_in
+
+    async def read(self, request: web.Request, limit: int) -> list[bytes]:
+        """The whole body, as it was sent and as it came. Raises ReceivingFull, BodyTooLarge.
+
+        It is put together in its turn: many come at once, and to copy all of them takes long.
+        """
+        chunks, nbytes, announced = list[bytes](), 0, request.content_length or 0
+        if announced > limit:
+            raise BodyTooLarge(limit)
+        self._count(announced)
+        await _ask_for(request)
+        while chunk := await _next_of(request):
+            nbytes += len(chunk)
+            if nbytes > limit:
+                raise BodyTooLarge(limit)
+            self._count(nbytes)
+            if chunks and len(chunks[-1]) + len(chunk) <= SMALL_CHUNK:
+                chunks[-1] += chunk
+            else:
+                chunks.append(chunk)
+        return chunks
+
+    def _count(self, nbytes: int) -> None:
+        more, receiving = nbytes - self._counted, self._receiving
+        if more <= 0:
+            return
+        if not receiving.claim_now(self, more):
+            raise ReceivingFull(receiving.nbytes, receiving.limit)
+        self._counted = nbytes
+
+
+async def leave_unasked(_: web.Request) -> None:
+    """An `Expect: 100-continue` waits until the body is wanted; aiohttp would answer it first."""
+
+
+async def _next_of(request: web.Request) -> bytes:
+    """What has come of the body; empty at its end. Raises ConnectionError if nothing more comes."""
+    try:
+        return await request.content.readany()
+    except RuntimeError as error:  # aiohttp's word for it, if it was lost before it was waited for
+        if request.protocol.connected:
+            raise
+        raise ConnectionResetError("the connection ended before the body did") from error
+
+
+async def _ask_for(request: web.Request) -> None:
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
+        await request.writer.write(CONTINUE)
+        request.writer.output_size = 0  # or aiohttp takes it for the beginning of the answer
+
+
+async def read_object(request: web.Request, router: Router, limit: int) -> dict[str, object]:
+    """A small JSON object, read at once, of `limit` bytes at the most. Raises Refused."""
+    try:
+        return await _read(request, router, limit)
+    except TimeoutError:
+        raise Refused(408, "timeout", "the request did not arrive in time") from None
+    except BodyTooLarge as error:
+        raise Refused(413, error.code, str(error)) from None
+    except UnknownEncoding as error:
+        raise Refused(415, error.code, str(error)) from None
+    except ReceivingFull as error:
+        raise Refused(503, error.code, str(error), Retry_After="1") from None
+    except (ValueError, RecursionError, ConnectionError, web.RequestPayloadError,
+            HttpProcessingError) as error:  # fmt: skip
+        why = f"the body is no JSON object: {error}"[:300]
+        raise Refused(400, "invalid", why) from None
+
+
+async def _read(request: web.Request, router: Router, limit: int) -> dict[str, object]:
+    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        raise UnknownEncoding(encoding, "identity")
+    with Body(router.receiving) as room:
+        async with asyncio.timeout(router.config.request_timeout):
+            chunks = await room.read(request, limit)
+        body = json.loads(b"".join(chunks))
+    if not isinstance(body, dict):
+        raise ValueError("it is something else")
+    return body

@@ -1,1 +1,0 @@
-"""Request bodies: received, decompressed and read as JSON, a bounded piece at a time."""

@@ -1,0 +1,340 @@
+"""Samples as JSON: what `POST /v1/samples` takes, turned into the spans of the sample plane.
+
+    {"fields": {"input_ids": [1, 2, 3], "loss_mask": [false, true, true]},
+     "group_id": "p17", "group_size": 8, "policy_version": 3}
+
+A list of numbers is a tensor, whose element type is found in `tensors`;
+`{"dtype": "float64", "data": [...]}` says otherwise, and `{"dtype": "float32", "shape": [3, 4],
+"base64": "..."}` is a tensor's memory. A string is a text. A field whose first dimension has as
+many entries as `input_ids` is per token, any other is per sample, unless `per_sample` names it, the
+run's samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
+`loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
+without one, all are. The first token never is, whatever the mask says. With `"loss_mask_shifted":
+true` beside the fields position i of the mask is for token i + 1. A sample with a `reference` has
+no tensors: `references.py`.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field as Declared
+
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.hints import nearest
+from rollout_dispatcher.protocol.messages import MAX_FIELDS, FieldHeader, Name
+from rollout_dispatcher.sample import METADATA, DType, Field, Sample, Schema, is_reserved
+from rollout_dispatcher.service.http.bodies import Work
+from rollout_dispatcher.service.http.json_text import CLOSE, END, OPEN, JsonText
+from rollout_dispatcher.service.http.references import (
+    REFERENCE,
+    Metadata,
+    ReferenceRequest,
+    referenced,
+)
+from rollout_dispatcher.service.http.tensors import (
+    ElementType,
+    EncodedTensor,
+    FieldRefused,
+    Reading,
+    Tensor,
+    decoded,
+    element_type,
+)
+from rollout_dispatcher.values import NUMPY_DTYPES, negative_id
+
+#: Samples of one request: each takes a kilobyte and a tenth of a millisecond, however
+#: short its text is, and their outcomes are written as one answer.
+MAX_SAMPLES: Final = 4096
+INTEGERS: Final = {item for item, dtype in NUMPY_DTYPES.items() if dtype.kind in "iu"}
+#: Fields that have one value a token, whoever says otherwise.
+PER_TOKEN: Final = frozenset(("input_ids", "loss_mask"))
+#: What it takes to make a sample, in bytes of text that are read meanwhile.
+SAMPLE_WORK: Final = 4096
+#: As in `group_size.constrained-int` and `group_size.literal['at-close']`.
+_ALTERNATIVE: Final = re.compile(r"constrained-\w+|literal\[.*\]")
+
+
+class TypedTensor(BaseModel):
+    """A tensor whose element type is given, or a text, whose type is str.
+
+    ragged: each sample has a number of rows of its own.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    dtype: DType
+    data: Any
+    ragged: bool = False
+
+
+class PushRequest(Metadata):
+    """One sample, with its tensors."""
+
+    fields: Annotated[
+        dict[Name, Any],
+        Declared(
+            max_length=MAX_FIELDS,
+            description="tensors by name, or texts; input_ids is required; loss_mask says which "
+            "tokens are targets of the loss, all without it; the first never is",
+        ),
+    ]
+    loss_mask_shifted: Annotated[
+        bool,
+        Declared(description="whether position i of loss_mask is for token i + 1"),
+    ] = False
+    per_sample: Annotated[
+        list[Name],
+        Declared(
+            max_length=MAX_FIELDS,
+            default_factory=list,
+            description="fields that have one value a sample, whatever their first dimension is",
+        ),
+    ]
+
+
+class Read(NamedTuple):
+    """Samples of a body. named: whether their ids were given. left_out: see `m.Push`."""
+
+    samples: list[Sample]
+    named: bool
+    left_out: int
+
+
+def read_samples(body: bytes, reading: Reading) -> Work[Read]:
+    """Samples of a body that is one object, an array of objects, or an object a line.
+
+    Raises ProtocolError, with the place.
+    """
+    if body.startswith(b"\xef\xbb\xbf"):
+        raise ProtocolError("the body begins with a byte order mark, which JSON has none of")
+    text = JsonText(body, finite=not reading.allow_non_finite)
+    samples, named = list[Sample](), set[bool]()
+    taken, left_out = set[tuple[str, str]](), 0
+    is_array = text.take(OPEN)
+    goes_on = not text.take(CLOSE) if is_array else text.peek() != END
+    while goes_on:
+        text.peek()
+        start = text.at
+        given = yield from text.object()
+        kind = ReferenceRequest if REFERENCE in given else PushRequest
+        try:
+            request = kind.model_validate(given)
+            if isinstance(request, ReferenceRequest):
+                samples.append(referenced(request, reading, taken))
+            else:
+                sample, skipped = yield from _sample(request, reading)
+                samples.append(sample)
+                left_out += skipped
+        except ValidationError as error:
+            known = (*kind.model_fields, REFERENCE)
+            why = first_of(error, known)
+            text.fail(why if kind is ReferenceRequest else _beside(given, known) or why, start)
+        except FieldRefused as error:
+            text.fail(str(error), start)
+        named.add(request.sample_id is not None)
+        if len(named) > 1:
+            text.fail("either all samples of a request have a sample_id or none has", start)
+        if len(samples) > MAX_SAMPLES:
+            text.fail(f"a request has more than {MAX_SAMPLES} samples; cut it into several", start)
+        if text.worked(SAMPLE_WORK):
+            yield
+        goes_on = text.goes_on(CLOSE) if is_array else text.begins_line()
+    if text.peek() != END:
+        text.fail("the body ends behind the array")
+    if not samples:
+        raise ProtocolError("the body holds no sample")
+    return Read(samples, named.pop(), left_out)
+
+
+def first_of(error: ValidationError, known: Iterable[str] = ()) -> str:
+    """The first thing that is wrong, in words, with the place; `known`: keys that there are.
+
+    A key that there is not comes first, as one that is missing may be meant by it.
+    """
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    first = min(found, key=lambda each: each["type"] != "extra_forbidden")
+    place = _place(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"{place}: there is no such key{nearest(place[:60], known)}"
+    of_all = dict.fromkeys(_words(each["msg"]) for each in found if _place(each["loc"]) == place)
+    words = " or ".join(of_all)
+    return f"{place}: {words}" if place else words
+
+
+def _beside(given: dict[str, Any], known: Iterable[str]) -> str | None:
+    """What is said where the first key that there is not is a field, for all that is known."""
+    name = next((name for name in given if name not in known), None)
+    if name is None or not (isinstance(given[name], Tensor) or not nearest(name[:60], known)):
+        return None
+    inside = f'{{"fields": {{"{name}": ...}}}}'
+    return f"{name}: there is no such key; tensors, numbers and texts stand in fields: {inside}"
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    """Without the names that pydantic gives the alternatives of a value."""
+    return ".".join(part for part in map(str, parts) if not _ALTERNATIVE.fullmatch(part))
+
+
+def _words(message: str) -> str:
+    """What pydantic says, as everybody else here would."""
+    message = message.removeprefix("Value error, ").replace("Field required", "it is missing")
+    message = re.sub(r" or instance of \w+| after validation, not \d+", "", message)
+    return re.sub(r"^(Input|String|Dictionary|List) should", "it must", message)
+
+
+def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
+    """A sample, and how many positions that its mask marks are left out."""
+    given: dict[str, tuple[Tensor, ElementType]] = {}
+    for name in sorted(request.fields):
+        given[name] = yield from _tensor(name, request.fields[name], reading)
+    _check_per_sample(request)
+    request.check_group()
+    ids = given.get("input_ids")
+    if ids is None or len(ids[0].shape) != 1 or ids[1].dtype not in INTEGERS:
+        raise FieldRefused("fields.input_ids must be a list of integers")
+    _check_ids(ids[0])
+    (tokens,) = ids[0].shape
+    loss_tokens, left_out = max(0, tokens - 1), 0
+    if (mask := given.get("loss_mask")) is not None:
+        if request.loss_mask_shifted:
+            mask[0].roll()
+        loss_tokens, left_out = _loss_tokens(mask[0], ids[0].shape)
+    schema = _schema(given, tokens, frozenset(request.per_sample), reading)
+    rows = tuple(given[name][0].shape[0] for name in schema.ragged)
+    span = memoryview(bytearray(schema.nbytes(tokens, rows)))
+    places = schema.slices(tokens, rows)
+    for (name, (tensor, element)), place in zip(given.items(), places, strict=True):
+        yield from tensor.written(name, element, span[place])
+    sample = Sample(
+        tokens=tokens,
+        loss_tokens=loss_tokens,
+        schema=schema,
+        payload=span.toreadonly(),
+        rows=rows,
+        **request.told(reading, [span], tokens, rows),
+    )
+    return sample, left_out
+
+
+def _encoded(
+    name: str, value: dict[str, Any], reading: Reading
+) -> Work[tuple[Tensor, ElementType]]:
+    try:
+        given = EncodedTensor.model_validate(value)
+    except ValidationError as error:
+        raise FieldRefused(f"fields.{name}: {first_of(error)}") from None
+    element = element_type(name, Tensor(), given.dtype, reading)
+    finite = not reading.allow_non_finite
+    return (yield from decoded(name, given, element, finite=finite)), element
+
+
+def _check_per_sample(request: PushRequest) -> None:
+    for name in request.per_sample:
+        if name in PER_TOKEN:
+            raise FieldRefused(f"per_sample names {name}, which has one value a token")
+        if name not in request.fields:
+            raise FieldRefused(f"per_sample names {name}, which is not among the fields")
+
+
+def _schema(
+    given: dict[str, tuple[Tensor, ElementType]],
+    tokens: int,
+    per_sample: frozenset[str],
+    reading: Reading,
+) -> Schema:
+    found = Schema(
+        tuple(
+            _field(
+                name, element.dtype, tensor,
+                None if name in per_sample else tokens, reading.known(name),
+            )
+            for name, (tensor, element) in given.items()
+        )
+    )  # fmt: skip
+    known = reading.schema  # one object is soon compared
+    return known if known is not None and found == known else found
+
+
+def _check_ids(ids: Tensor) -> None:
+    """Raise FieldRefused for a token id that no embedding has."""
+    at = 0
+    for piece in ids.pieces:
+        if piece.dtype.kind in "if" and len(piece) and piece.min() < 0:
+            within = int(np.argmax(piece < 0))
+            place = f"fields.input_ids[{at + within}]"
+            raise FieldRefused(negative_id(place, int(piece[within])))
+        at += len(piece)
+
+
+def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Those that the loss counts, and those left out: the first, if the mask marks it."""
+    if mask.shape != shape:
+        raise FieldRefused(f"fields.loss_mask has shape {mask.shape}, input_ids {shape}")
+    if not all(((piece == 0) | (piece == 1)).all() for piece in mask.pieces):
+        raise FieldRefused(
+            "fields.loss_mask must be zeros and ones, one a token; weights of other "
+            "values are a field of their own, which losses= of MicroBatchStream names"
+        )
+    left_out = sum(int(np.count_nonzero(piece[:1])) for piece in mask.pieces[:1])
+    return sum(int(np.count_nonzero(piece)) for piece in mask.pieces) - left_out, left_out
+
+
+def _tensor(name: str, value: Any, reading: Reading) -> Work[tuple[Tensor, ElementType]]:
+    """A field's values, and their element type."""
+    if is_reserved(name):
+        raise FieldRefused(f"a field may not be called {name!r}")
+    if name in METADATA:
+        raise FieldRefused(f"{name} is no field of a sample; give it beside them, not in fields")
+    if isinstance(value, dict) and "base64" in value:
+        return (yield from _encoded(name, value, reading))
+    try:
+        typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
+    except ValidationError as error:
+        raise FieldRefused(f"fields.{name}: {first_of(error)}") from None
+    if typed is not None and typed.dtype is DType.BFLOAT16:
+        raise FieldRefused(f"fields.{name}: numbers are no bfloat16; send float32, or base64")
+    values = value if typed is None else typed.data
+    if isinstance(values, str) and (typed is None or typed.dtype is DType.STR):
+        values = Tensor.text(values)
+    if not isinstance(values, Tensor):
+        try:
+            values = Tensor.scalar(values)
+        except ValueError:
+            raise FieldRefused(f"fields.{name} is no tensor of numbers or booleans") from None
+    given = None if typed is None else typed.dtype
+    values.ragged |= typed is not None and typed.ragged
+    return values, element_type(name, values, given, reading)
+
+
+def _field(
+    name: str, dtype: DType, tensor: Tensor, tokens: int | None, known: Field | None
+) -> Field:
+    """tokens: None for a field that is said to be per sample."""
+    shape = tensor.shape
+    if tensor.ragged or (known is not None and known.ragged):
+        return _ragged(name, dtype, shape, known)
+    per_token = len(shape) > 0 and shape[0] == tokens
+    if known is not None and not known.per_token and known.shape == shape:
+        per_token = False  # a sample of as many tokens as this field has values
+    return _checked(name, dtype, shape, Field(name, dtype, per_token, shape[per_token:]))
+
+
+def _ragged(name: str, dtype: DType, shape: tuple[int, ...], known: Field | None) -> Field:
+    """A field whose rows are its own; an empty list is no rows, whatever their shape."""
+    if name in ("input_ids", "loss_mask"):
+        raise FieldRefused(f"fields.{name} is a list of numbers, one a token")
+    if not shape:
+        raise FieldRefused(f"fields.{name} is ragged, and one number has no rows")
+    beyond = known.shape if known is not None and shape == (0,) else shape[1:]
+    return _checked(name, dtype, shape, Field(name, dtype, False, beyond, True))
+
+
+def _checked(name: str, dtype: DType, shape: tuple[int, ...], field: Field) -> Field:
+    try:  # ranks are told of the field in these words, so it has to keep to their limits
+        FieldHeader(name=name, dtype=dtype, per_token=field.per_token, shape=list(field.shape))
+    except ValidationError as error:
+        why = error.errors(include_url=False)[0]["msg"]
+        raise FieldRefused(f"fields.{name} has shape {shape}: {why}") from None
+    return field

@@ -1,0 +1,356 @@
+"""The journal of the service: opened, fitted to the settings, gone on from and kept within bounds.
+
+Only here is the journal's own module imported, since LMDB is an optional dependency.
+
+A sample that no micro-batch holds, or a group that no step holds, would end each start with an
+error from the planner, or wait for ever. So settings that do not fit what an earlier process left
+are refused at once, with what to change. What a setting itself decides of (`--oversize drop`,
+`--groups ignore`) is no reason to refuse: groups that are ignored now are none any more.
+
+Of committed steps the journal keeps `--retain-bytes` until a checkpoint covers them, by default a
+tenth of the volume and at most 50 GiB, and never more than half of what the volume has for the
+journal: retained steps give way before a disk is full, and where it is full all the same (a quota,
+others' files) half of them go with each look.
+"""
+
+import logging
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.effects import Decision, SamplesDropped
+from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, Remembered
+from rollout_dispatcher.errors import ConfigError, JournalFull
+from rollout_dispatcher.journal.policy import parse_sync
+from rollout_dispatcher.payload import Reference
+from rollout_dispatcher.service.config.serve import ServeConfig, core_config
+from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.reporter import DropsLog
+from rollout_planner.types import Grouping, Oversize, round_up
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.journal.journal import Journal
+
+log = logging.getLogger(__name__)
+
+
+def fit(config: ServeConfig, memory: Remembered) -> None:
+    """Make what is remembered fit these settings.
+
+    Raises ConfigError if there is something in it that they cannot train on.
+    """
+    _check_lengths(config, memory)
+    _check_fields(config, memory)
+    _check_stores(config, memory)
+    if config.groups is Grouping.IGNORE:
+        for entry in (*memory.entries, *_in_steps(memory)):
+            entry.group = -1
+    else:
+        groups = _groups(memory.entries)
+        _check_accepted_in_groups(config, memory.entries)
+        _check_sizes(config, groups)
+        _check_micro_batches(config, groups)
+        _check_open_groups(config, groups, memory.group_size)
+
+
+def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
+    """Buffered samples longer than the token budget have no micro-batch, unless they go alone.
+
+    In open steps they do: these are planned again, if at all, with exactly their samples.
+    """
+    budget = config.longest_in_budget
+    if budget is None or config.oversize is not Oversize.ERROR:
+        return
+    longer = [entry.sample for entry in memory.entries if entry.sample.tokens > budget]
+    if not longer:
+        return
+    longest = max(longer, key=lambda sample: sample.tokens)
+    needed = round_up(longest.tokens, config.sample_length_multiple)
+    raise ConfigError(
+        f"{_held(config, len(longer))} longer than --micro-batch-tokens "
+        f"{config.micro_batch_tokens}, the longest ({longest.sample_id}) has {longest.tokens} "
+        f"tokens: start with --micro-batch-tokens {needed} or more until they are trained on, or "
+        "with --oversize alone or drop"
+    )
+
+
+def _check_fields(config: ServeConfig, memory: Remembered) -> None:
+    """Once a step was planned, its samples and those that wait keep the run's fields.
+
+    Before that the first push may have been a mistake: the core drops what has other fields than
+    are declared now.
+    """
+    declared = config.declared_schema
+    if declared is None or memory.next_step == 0:
+        return
+    samples = [entry.sample for entry in (*memory.entries, *_in_steps(memory))]
+    others = [sample for sample in samples if sample.schema != declared]
+    if others:
+        raise ConfigError(
+            f"{_held(config, len(others))} with other fields than --fields says, such as "
+            f"{others[0].sample_id} ({declared.difference(others[0].schema)}): start without "
+            "--fields until they are trained on"
+        )
+
+
+def _check_stores(config: ServeConfig, memory: Remembered) -> None:
+    """Nobody opens other payload stores than those that are told of, to fetch or to release."""
+    payloads = [entry.sample.payload for entry in (*memory.entries, *_in_steps(memory))]
+    stores = [payload.stored.store for payload in payloads if isinstance(payload, Reference)]
+    if lacking := sorted({*stores} - {*config.payload_stores}):
+        count = sum(map(stores.count, lacking))
+        raise ConfigError(
+            f"{_held(config, count)} whose payloads lie in {', '.join(lacking)}, which no rank may "
+            "open: start with --payload-stores "
+            f"{' --payload-stores '.join([*config.payload_stores, *lacking])} until they are "
+            "trained on"
+        )
+    left = [stored.store for stored in memory.unneeded]
+    if lacking := sorted({*left} - {*config.payload_stores}):
+        count = sum(map(left.count, lacking))
+        raise ConfigError(
+            f"the journal {config.journal_dir} has {count} object{'s' * (count > 1)} to be "
+            f"released in {', '.join(lacking)}, which no worker may open: start with "
+            f"--payload-stores {' --payload-stores '.join([*config.payload_stores, *lacking])} "
+            "until they are"
+        )
+
+
+def _check_accepted_in_groups(config: ServeConfig, entries: Iterable[Entry]) -> None:
+    """Of a group whose samples were accepted one by one, any number may have left already."""
+    apart = [entry.sample for entry in entries if entry.group < 0 and _has_company(entry)]
+    if apart:
+        raise ConfigError(
+            f"{_held(config, len(apart))} accepted under --groups ignore, whose groups (such as "
+            f"{apart[0].group_id}) may have been trained on in part; start with --groups ignore "
+            f"until they are trained on, instead of --groups {config.groups}"
+        )
+
+
+def _check_sizes(config: ServeConfig, groups: list[list[Entry]]) -> None:
+    batch = config.batch
+    larger = [group for group in groups if _size(group) > batch]
+    if larger and not config.by_groups:
+        largest = max(larger, key=_size)
+        raise ConfigError(
+            f"{_held(config, sum(map(len, larger)))} in groups that are larger than "
+            f"--dispatch-batch-size {batch}, the largest ({largest[0].sample.group_id}) has "
+            f"{_size(largest)}: start with --dispatch-batch-size {_size(largest)} or more until "
+            "they are trained on, with --dispatch-batch-groups, or with --groups ignore"
+        )
+
+
+def _check_micro_batches(config: ServeConfig, groups: list[list[Entry]]) -> None:
+    """Groups that have to stay in one micro-batch fit one."""
+    limits = core_config(config).limits.micro_batch
+    m = limits.samples
+    large = [group for group in groups if m is not None and _size(group) > m]
+    if not limits.drops:
+        large += [group for group in groups if limits.too_long(entry.sample for entry in group)]
+    if large:
+        raise ConfigError(
+            f"{_held(config, sum(map(len, large)))} in groups that are larger than a micro-batch, "
+            f"such as {large[0][0].sample.group_id}: start with --groups step or rank until they "
+            "are trained on, instead of --groups micro-batch, or with larger micro-batches"
+        )
+
+
+def _check_open_groups(config: ServeConfig, groups: list[list[Entry]], before: int | None) -> None:
+    """Members still to come that do not say would get the new size, and be refused.
+
+    before: the size that those which are here got, unless they said one.
+    """
+    now = config.group_size
+    cut = [group for group in groups if len(group) < _said(group) == before]
+    if cut and now != before:
+        raise ConfigError(
+            f"{_held(config, sum(map(len, cut)))} in groups that lack members and have "
+            f"--group-size {before}, such as {cut[0][0].sample.group_id}: start with --group-size "
+            f"{before} until they are complete, instead of {'none' if now is None else now}"
+        )
+
+
+def _groups(entries: Iterable[Entry]) -> list[list[Entry]]:
+    groups: dict[int, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.group >= 0:
+            groups[entry.group].append(entry)
+    return list(groups.values())
+
+
+def _said(group: list[Entry]) -> int:
+    """The size that its members say, below 1 while nobody knows."""
+    return max(entry.sample.group_size for entry in group)
+
+
+def _size(group: list[Entry]) -> int:
+    return max(_said(group), len(group))
+
+
+def _has_company(entry: Entry) -> bool:
+    return entry.sample.group_id is not None and entry.sample.group_size != 1
+
+
+def _in_steps(memory: Remembered) -> Iterator[Entry]:
+    steps = (*memory.steps, *memory.retained)
+    parts = (part for step in steps for rank in step.micro_batches for part in rank)
+    return (entry for part in parts for entry in part)
+
+
+def _held(config: ServeConfig, count: int) -> str:
+    return f"the journal {config.journal_dir} has {count} sample{'s' * (count > 1)}"
+
+
+VOLUME_SHARE, MOST_BYTES = 10, 50 * 2**30
+LOOK_EVERY_SECONDS = 1.0
+
+
+class Retention:
+    """Tells one core, which performs nothing itself."""
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        core: Dispatch,
+        journal: "Journal",
+        perform: Callable[[Decision], None],
+    ) -> None:
+        assert config.journal_dir is not None, "only a journal keeps steps"
+        self._directory, self._asked = config.journal_dir, config.retain_bytes
+        self._core, self._journal, self._perform = core, journal, perform
+        self._look_at = 0.0
+        self._limit: int | None = None
+
+    def look(self, now: float) -> None:
+        """Tell how much there may be, if it is time again and something has changed."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_SECONDS
+        limit = self._most()
+        if isinstance(self._journal.failure, JournalFull):
+            limit = min(limit, self._core.retained_bytes // 2)
+        if limit != self._limit:
+            self._limit = limit
+            self._perform(self._core.retain_at_most(limit))
+
+    def _most(self) -> int:
+        volume = os.statvfs(self._directory)
+        whole, free = volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
+        asked = min(whole // VOLUME_SHARE, MOST_BYTES) if self._asked is None else self._asked
+        return min(asked, (free + self._journal.statistics().nbytes) // 2)
+
+
+#: What a start on the journal of a run that was over has to say.
+OVER = "journal %s is of a run that %s. To begin another run give --journal-dir another directory"
+IS_FINISHED = "its DP ranks have finished: it takes no samples, and stops once all have heard so"
+WAS_FINISHED = "its DP ranks had finished: it goes on with what they left, and takes samples again"
+HAS_ENDED = (
+    "has ended (end_stream(), or POST /v1/stream/end): it takes no samples, and stops once what is "
+    "left is trained on and all have heard so"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A journal, and what it remembers. created: its directory was not there."""
+
+    journal: "Journal"
+    memory: Remembered
+    created: bool
+
+    def let_go(self) -> None:
+        """Nobody goes on from it now."""
+        self.journal.close(0.0)
+
+
+def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
+    """What the disk has to do with it, which takes a while and may be done by another thread.
+
+    Raises ConfigError when LMDB is missing, JournalError when the directory cannot be used.
+    """
+    assert config.journal_dir is not None, "only a service that has a journal reads it"
+    try:
+        from rollout_dispatcher.journal.journal import Journal  # noqa: PLC0415 - optional dependency
+    except ImportError as error:
+        raise ConfigError(
+            f"--journal-dir needs lmdb ({error}): pip install 'rollout-dispatcher[journal]'"
+        ) from error
+    created = not _is_there(config.journal_dir)
+    offset = time.time() - clock()  # the core's clock starts anew with every boot
+    journal, memory = Journal.open(
+        config.journal_dir,
+        parse_sync(config.journal_sync),
+        to_wall=lambda at: at + offset,
+        # The time of day may have been set back since: nothing has happened in the future.
+        from_wall=lambda at: min(at - offset, clock()),
+        id_horizon=config.sample_id_horizon,
+        payload_bytes=config.buffer_memory,
+    )
+    return Opened(journal, memory, created)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # whoever uses it says what is wrong with it
+        return False
+
+
+def go_on_from(
+    opened: Opened,
+    config: ServeConfig,
+    core: Dispatch,
+    metrics: Metrics,
+    clock: Callable[[], float],
+    *,
+    posted: tuple[PostedSetting, ...] = (),
+) -> "Journal":
+    """Have the core go on from what was read; a journal that it cannot go on from is let go of.
+
+    posted: of the settings that were posted to earlier processes those that still hold.
+
+    Raises ConfigError when the settings do not fit what is in the journal.
+    """
+    journal, memory = opened.journal, opened.memory
+    with ExitStack() as undo:
+        undo.callback(journal.close)
+        fit(config, memory)
+        if config.group_size != memory.group_size:
+            journal.append([GroupSizeSet(config.group_size)], memory.totals)
+        if posted != memory.posted:  # of what was posted some does not hold any more
+            journal.append([Configured(posted)], memory.totals)
+        restored = core.restore(memory, clock())
+        if restored.facts:
+            journal.append(restored.facts, restored.totals)
+        for effect in restored.effects:
+            if isinstance(effect, SamplesDropped):
+                DropsLog().note(effect.dropped, clock())
+        undo.pop_all()
+    metrics.watch_journal(journal)
+    _log_begin(opened, config, core.run_id)
+    return journal
+
+
+def _log_begin(opened: Opened, config: ServeConfig, run_id: str) -> None:
+    """Say where the journal is, and whether anything was in it: a new one may be the wrong one."""
+    assert config.journal_dir is not None, "it was read"
+    memory, where = opened.memory, config.journal_dir.absolute()
+    if not memory.run_id:
+        how = "created, as it was not there" if opened.created else "empty"
+        log.info("journal %s: %s; run %s begins", where, how, run_id)
+        return
+    log.info(
+        "journal %s: run %s goes on at step %d: %d samples buffered, %d open steps, %d retained",
+        where, run_id, memory.next_step, len(memory.entries), len(memory.steps),
+        len(memory.retained),
+    )  # fmt: skip
+    if memory.finished or memory.was_finished or memory.ended:
+        how = HAS_ENDED if memory.ended else WAS_FINISHED
+        log.warning(OVER, where, IS_FINISHED if memory.finished else how)

@@ -1,0 +1,320 @@
+"""What the service asks of its machine: memory, threads that may hang, the log, a service manager.
+
+Log lines are text for a person at a terminal, one JSON object a line for everything else. Messages
+quote what peers call themselves and their samples. Invariant: whatever they say, a record is one
+line of bounded length, with nothing in it that a terminal would obey; a traceback follows in
+indented lines. And however often they make us say the same, the log grows by a bounded pace: of
+each line of code that logs, `BURST` lines are written in any `PERIOD_SECONDS` that begin with one,
+and the next line says how many were left out. Where strangers can cause a line it is logged with
+the `kind` of what they did, and of each kind only a `FEW` are written; metrics count them all.
+
+glibc gives what is free at the end of its heap back to the kernel, and gets it again page by page,
+each zeroed: with samples of 1 MB that is an eighth of the dispatcher's system time or more. It is
+told to keep up to `KEPT_BYTES` of it.
+
+A service manager is told by systemd's `sd_notify`: the address is in NOTIFY_SOCKET, and in
+WATCHDOG_USEC for how long it waits for a sign of life. The event loop gives it, so a loop that
+hangs is noticed, and the process started again.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from time import monotonic_ns
+from typing import TypeVar
+
+from rollout_dispatcher.hints import harmless
+from rollout_dispatcher.service.config.values import LogFormat, LogLevel
+
+log = logging.getLogger(__name__)
+
+#: Where a control group's limit stands: of version 2 (no controller is named), and of version 1.
+_FILES = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
+
+
+def machine_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory, swap not counted. root: where /proc and /sys are, for tests."""
+    return min(_machine(root / "proc/meminfo"), *_groups(root))
+
+
+def _machine(meminfo: Path) -> int:
+    with suppress(OSError):
+        if found := re.search(r"^MemTotal:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _groups(root: Path) -> Iterator[int]:
+    """Limits of the groups of this process, from its own to the root, as far as there are any."""
+    lines: list[str] = []
+    with suppress(OSError):
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for controller in {"", "memory"} & set(controllers.split(",")):
+            folder, file = _FILES[controller]
+            group = PurePosixPath(path.lstrip("/"))
+            for above in (group, *group.parents):
+                yield from _limit(root / "sys/fs/cgroup" / folder / above / file)
+    yield 2**63  # no group, no limit
+
+
+def _limit(file: Path) -> Iterator[int]:
+    with suppress(OSError, ValueError):  # `max` is no number
+        yield int(file.read_text())
+
+
+T = TypeVar("T")
+
+
+async def in_own_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
+    """What comes of `work`, or its error. It ends with the process, whatever it waits for.
+
+    undo: called in a thread with what came of it if nobody waits for it any more.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if error is None and done.cancelled():
+            threading.Thread(target=undo, args=(result,), daemon=True).start()
+        elif error is None:
+            done.set_result(result)  # type: ignore[arg-type]  # None only where that is a T
+        elif not done.cancelled():
+            done.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, None, error)
+            return
+        try:
+            loop.call_soon_threadsafe(settle, result, None)
+        except RuntimeError:
+            undo(result)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
+
+
+#: Free memory to keep at the end of the heap: about what is received while a step is committed.
+KEPT_BYTES = 128 * 2**20
+#: Memory to ask the kernel for at a time; only what is used of it takes up any.
+GROWTH_BYTES = 16 * 2**20
+#: Larger blocks come from the kernel each by itself; glibc allows no more than this.
+LARGEST_ON_HEAP = 32 * 2**20
+
+#: Connections that make a crowd, once half of them have left.
+CROWD = 128
+
+#: Parameters of mallopt, from glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+
+
+class Crowd:
+    """Gives memory back once a crowd of connections has left."""
+
+    def __init__(self) -> None:
+        self._most = self._last = 0
+
+    def check(self, num_connections: int) -> bool:
+        """To be told now and then how many there are; returns whether memory was given back."""
+        self._most = max(self._most, num_connections)
+        before, self._last = self._last, num_connections
+        if self._most < CROWD or num_connections > self._most // 2 or num_connections < before:
+            return False  # those that have just left may hold some still
+        self._most = num_connections
+        return give_back()
+
+
+def keep_freed_memory() -> bool:
+    """Set it for this process; returns whether the C library can and did."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # another C library, which does as it does
+        return False
+    mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    options = {
+        _M_TRIM_THRESHOLD: KEPT_BYTES,
+        _M_TOP_PAD: GROWTH_BYTES,
+        _M_MMAP_THRESHOLD: LARGEST_ON_HEAP,
+    }
+    return all(mallopt(option, nbytes) == 1 for option, nbytes in options.items())
+
+
+def give_back() -> bool:
+    """Give what is free to the kernel, wherever it lies; returns whether the C library did.
+
+    For when a crowd has left: what it took lies between what stays, and no sample fits in there.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return False
+    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return bool(trim(0))
+
+
+#: More than a fleet of ranks or producers causes when it comes or goes.
+BURST = 1000
+#: Whoever reaches a port can have a connection refused thousands of times a second.
+FEW = 10
+PERIOD_SECONDS = 60.0
+
+
+class Repeats(logging.Filter):
+    """Leaves out lines that come too often. clock: in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._periods: dict[tuple[str, int, str], _Period] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write this line, which notes how many like it were left out before."""
+        now, kind = self._clock(), getattr(record, "kind", "")
+        where, most = (record.pathname, record.lineno, kind), FEW if kind else BURST
+        period = self._periods.get(where)
+        if period is None or now >= period.start + PERIOD_SECONDS:
+            self._periods[where] = _Period(now)
+            if period is not None and period.lines > most:
+                left_out = period.lines - most
+                record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
+                record.args = None
+            return True
+        period.lines += 1
+        return period.lines <= most
+
+
+@dataclass(slots=True)
+class _Period:
+    """How many lines of one place there were since `start`, the first of them included."""
+
+    start: float
+    lines: int = 1
+
+
+class TextFormatter(logging.Formatter):
+    """Time, level and message; a traceback follows, indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        """Write one line."""
+        record.message = harmless(record.message)
+        return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record as text."""
+        first, *others = super().format(record).split("\n")
+        return "\n".join((first, *(f"    {harmless(line)}" for line in others)))
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time (UTC), level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record as JSON."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": harmless(record.getMessage()),
+        }
+        if record.exc_info:
+            traceback = self.formatException(record.exc_info)
+            line["traceback"] = "\n".join(map(harmless, traceback.split("\n")))
+        return json.dumps(line)
+
+
+def set_up(level: LogLevel, form: LogFormat) -> None:
+    """Log to standard error from `level` on."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Repeats())
+    as_text = form is LogFormat.TEXT or (form is LogFormat.AUTO and sys.stderr.isatty())
+    handler.setFormatter(TextFormatter() if as_text else JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+#: Signs of life in the time that the manager waits for one.
+SIGNS = 3
+USEC = 1e6
+
+
+class ServiceManager:
+    """Whoever has started this process and wants to know how it is; does nothing if nobody does.
+
+    environ: where it says so.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        patience = environ.get("WATCHDOG_USEC", "") if for_us and self._address else ""
+        self._pause = int(patience) / USEC / SIGNS if patience.isdecimal() else 0.0
+
+    def ready(self, status: str) -> None:
+        """The process serves."""
+        self._tell("READY=1", f"STATUS={status}")
+
+    def stopping(self, status: str) -> None:
+        """It ends, in order."""
+        self._tell("STOPPING=1", f"STATUS={status}")
+
+    @contextlib.contextmanager
+    def reloading(self) -> Iterator[None]:
+        """Its settings are being read again, within."""
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
+        try:
+            yield
+        finally:
+            self._tell("READY=1")
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Within, the event loop gives signs of life."""
+        if not self._pause:
+            yield
+            return
+        signs = asyncio.get_running_loop().create_task(self._give_signs(), name="watchdog")
+        try:
+            yield
+        finally:
+            signs.cancel()
+            await asyncio.wait([signs])
+
+    async def _give_signs(self) -> None:
+        while True:
+            self._tell("WATCHDOG=1")
+            await asyncio.sleep(self._pause)
+
+    def _tell(self, *said: str) -> None:
+        if not self._address:
+            return
+        # Whether anybody listens is no concern of the service; it never waits for a manager.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.setblocking(False)
+            to.sendto("\n".join(said).encode(), self._address)
+
+
+def _address(given: str) -> str:
+    if given[:1] not in {"", "/", "@"}:
+        log.warning("NOTIFY_SOCKET is %r, which is no Unix socket: nobody is told", given)
+        return ""
+    return "\0" + given[1:] if given[:1] == "@" else given

@@ -1,1 +1,0 @@
-"""What `dispatcher serve` does to its own process: signals, logs, memory."""

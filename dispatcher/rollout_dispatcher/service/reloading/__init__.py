@@ -1,1 +1,0 @@
-"""Settings that change while it serves: asked for, judged as a whole, and put in force"""

@@ -1,0 +1,401 @@
+"""How the service is, in words: whether it is ready, what it waits for, and how it gets on.
+
+The core knows what is so at a moment. How long it has been so is seen by looking often: a reason
+begins when it is first seen, and anew once a step was planned meanwhile. Invariants: `ready` is one
+answer, which `/readyz`, the metrics and the log give alike; every drop is in some line of the log,
+by its reason, and the first of them is told at once.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
+
+from rollout_dispatcher.core import effects as e
+from rollout_dispatcher.core.buffer.dropping import Losses
+from rollout_dispatcher.core.buffer.entry import STORES_CAP, Entry
+from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.core.waiting import Cause
+from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.service.barrier import DurabilityBarrier
+from rollout_dispatcher.service.metrics.registry import Metrics
+
+log = logging.getLogger(__name__)
+
+#: Often enough to tell seconds; what there are hundreds of ranks or producers of takes a while.
+LOOK_EVERY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """What the next step waits for, and for how many seconds already."""
+
+    cause: Cause
+    text: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return self.text + (f" ({_spoken(self.seconds)})" if self.seconds >= 1 else "")
+
+
+class Health:
+    """Looks at one core. failure: why nothing becomes durable at present, if so."""
+
+    def __init__(
+        self,
+        core: Dispatch,
+        failure: Callable[[], DispatcherError | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._core, self._failure, self._clock = core, failure, clock
+        self._since: dict[Cause, float] = {}
+        self._next_step = core.next_step
+        self._look_at = clock()
+
+    @property
+    def failure(self) -> DispatcherError | None:
+        """Why nothing becomes durable at present, if so."""
+        return self._failure()
+
+    def is_ready(self, at: Statistics) -> bool:
+        """Whether samples are accepted."""
+        return at.run_state == "running" and self.failure is None
+
+    def look(self, now: float) -> None:
+        """See what has begun and what is over, if it is time again."""
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_SECONDS
+            self.delays()
+
+    def delays(self, *, anonymous: bool = False) -> list[Delay]:
+        """Everything that the next step waits for; nothing if it is on its way.
+
+        anonymous: without the names of clients, groups and files.
+        """
+        now = self._clock()
+        found = [
+            (reason.cause, (anonymous and reason.anonymous) or reason.text)
+            for reason in self._core.reasons(now)
+        ]
+        if (failure := self.failure) is not None:
+            why = "" if anonymous else f": {failure}"
+            found.insert(0, (Cause.JOURNAL, f"the journal cannot be written{why}"))
+        before = self._since
+        if self._next_step != self._core.next_step:
+            self._next_step = self._core.next_step
+            before = {}
+        self._since = {cause: before.get(cause, now) for cause, _ in found}
+        return [Delay(cause, text, now - self._since[cause]) for cause, text in found]
+
+    def warnings(self, at: Statistics) -> list[str]:
+        """What is not as the settings ask for, though steps go on."""
+        cost = self._core.measured.cost.warning
+        found = [cost] if cost else []
+        if not at.steps_unjudged:
+            return found
+        steps = "1 step" if at.steps_unjudged == 1 else f"{at.steps_unjudged} steps"
+        unenforced = (
+            f"--max-staleness is not enforced: the trainer has committed {steps} and reported no "
+            "policy version; call stream.set_policy_version(version) on DP rank 0"
+        )
+        return [*found, unenforced]
+
+    def explain(self, *, anonymous: bool = False) -> str:
+        """All of it in one line, as `delays`; `nobody` if there is nothing."""
+        return "; ".join(map(str, self.delays(anonymous=anonymous))) or "nobody"
+
+
+def _spoken(seconds: float) -> str:
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+#: Where samples expire, each step may drop some.
+INTERVAL_SECONDS = 10.0
+#: Level and words of each reason; what the settings ask for is no warning.
+WORDS: Final = {
+    DropReason.STALE: (
+        logging.WARNING, "older than --max-staleness allows when their step was planned",
+    ),
+    DropReason.INCOMPLETE_GROUP: (logging.WARNING, "of groups that cannot become whole any more"),
+    DropReason.SUPERSEDED: (
+        logging.WARNING, "of producers that are gone and whose groups another one pushes anew",
+    ),
+    DropReason.SCHEMA: (logging.WARNING, "accepted with other fields than --fields declares now"),
+    DropReason.OVERSIZE: (
+        logging.INFO, "longer than --micro-batch-tokens, as --oversize drop asks for",
+    ),
+    DropReason.LAST_BATCH: (
+        logging.INFO, "of the partial batch at the end, as --last-batch drop asks for",
+    ),
+    DropReason.UNUSED: (logging.INFO, "not used when the DP ranks finished the run"),
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Untold:
+    """What was dropped for one reason since its last line. due: when the next may be written."""
+
+    due: float
+    losses: Losses = field(default_factory=Losses)
+
+
+class DropsLog:
+    """Lines for one run."""
+
+    def __init__(self) -> None:
+        self._untold: dict[DropReason, _Untold] = {}
+
+    def note(self, dropped: Mapping[DropReason, Sequence[Entry]], now: float) -> None:
+        """These were dropped."""
+        for reason in filter(dropped.__contains__, WORDS):  # in that order
+            self._untold.setdefault(reason, _Untold(now)).losses.note(reason, dropped[reason])
+        self.check(now)
+
+    def check(self, now: float) -> None:
+        """Write what is due."""
+        for reason, untold in self._untold.items():
+            if untold.losses.samples and now >= untold.due:
+                self._write(reason, untold)
+                untold.due = now + INTERVAL_SECONDS
+
+    def close(self) -> None:
+        """Write what is left."""
+        for reason, untold in self._untold.items():
+            if untold.losses.samples:
+                self._write(reason, untold)
+
+    def _write(self, reason: DropReason, untold: _Untold) -> None:
+        level, why = WORDS[reason]
+        count = untold.losses.samples
+        log.log(
+            level, "%d accepted %s dropped (%s), %s: %s",
+            count, "sample is" if count == 1 else "samples are", reason, why, untold.losses.named,
+        )  # fmt: skip
+        untold.losses = Losses()
+
+
+#: What has to change for a line on progress to be worth writing.
+_SHOWN = attrgetter(
+    "steps_committed", "open_steps", "accepted", "buffered", "pushes_held", "ranks_connected",
+    "producers_connected", "run_state",
+)  # fmt: skip
+#: When it was looked, what there was, steps planned so far, and the sum of their excess.
+_Look = tuple[float, Statistics, int, float]
+
+
+class ProgressLog:
+    """Looks at one run, as often as it is asked to. interval: seconds between lines; None: none."""
+
+    def __init__(
+        self, core: Dispatch, metrics: Metrics, health: Health, interval: float | None, now: float
+    ) -> None:
+        self._core, self._metrics, self._health = core, metrics, health
+        self._interval = interval
+        self._due = now + (interval or 0.0)
+        self._before = self._look(now)
+
+    def check(self, now: float) -> None:
+        """Speak if it is due, and there is anything new."""
+        if self._interval is None or now < self._due:
+            return
+        self._due = now + self._interval
+        before, self._before = self._before, self._look(now)
+        if _SHOWN(before[1]) != _SHOWN(self._before[1]):
+            log.info("%s", self._line(before, self._before))
+
+    def _look(self, now: float) -> _Look:
+        metrics = self._metrics
+        return now, self._core.statistics(), metrics.planned_steps, metrics.planned_excess
+
+    def _line(self, before: _Look, new: _Look) -> str:
+        (since, old, *planned_before), (now, at, *planned) = before, new
+        seconds = max(now - since, 1e-9)
+        came = (at.accepted - old.accepted) / seconds
+        went = (at.samples_committed - old.samples_committed) / seconds
+        steps, total = (b - a for a, b in zip(planned_before, planned, strict=True))
+        excess = f"{100 * total / steps:.2g} %" if steps else "none"
+        return (
+            f"{at.steps_committed} steps ({at.steps_committed - old.steps_committed:+d}), "
+            f"samples/s: {came:.3g} accepted, {went:.3g} trained on; {at.ready_units} ready of a "
+            f"window of {self._core.config.trigger.window}, planned excess {excess}, DP ranks "
+            f"{at.ranks_connected} of {at.dp_size}, producers {at.producers_connected}; the next "
+            f"step waits for: {self._health.explain()}"
+        )
+
+
+#: Ranks that have waited for so long are spoken of, and again each time that this has passed.
+FIRST_AFTER_SECONDS, AGAIN_AFTER_SECONDS = 10.0, 60.0
+
+
+class StallLog:
+    """Looks at one core, as often as it is asked to."""
+
+    def __init__(self, core: Dispatch) -> None:
+        self._core = core
+        self._silent_until = -math.inf
+        #: Ranks that were said to hang; None where ranks waited for a step.
+        self._hung: tuple[int, ...] | None = None
+
+    def check(self, now: float) -> None:
+        """Speak if it is due."""
+        since, standstill = self._core.hungry_since, self._core.standstill(now)
+        if standstill is None and (since is None or now < since + FIRST_AFTER_SECONDS):
+            return
+        hung = None if standstill is None else standstill.hung
+        if hung == self._hung and now < self._silent_until:
+            return
+        self._hung, self._silent_until = hung, now + AGAIN_AFTER_SECONDS
+        whom = self._core.waits_for(now)
+        if standstill is not None:
+            level = logging.WARNING if hung else logging.INFO
+            log.log(level, "training stands still: %s", whom)
+        elif since is not None:
+            log.warning(
+                "ranks have waited %.0f s for a step, which waits for: %s", now - since, whom
+            )
+
+
+class JournalLog:
+    """Looks at one barrier, as often as it is asked to."""
+
+    def __init__(self, barrier: DurabilityBarrier) -> None:
+        self._barrier = barrier
+        self._told: DispatcherError | None = None
+
+    def check(self) -> None:
+        """Speak if something has changed; the same trouble in other words is no news."""
+        failure = self._barrier.failure
+        if type(failure) is type(self._told):
+            return
+        self._told = failure
+        if failure is None:
+            log.warning("the journal can be written again; what waited for it is answered")
+        else:
+            log.error("the journal cannot be written, and nothing is acknowledged: %s", failure)
+
+
+def accepted_unknown(effect: e.AcceptedUnknown) -> None:
+    """The journal is not the one that has acknowledged."""
+    log.error(
+        "producer %s was told that its sample %d is accepted, and the journal knows %s: it is an "
+        "older copy, or its disk has lost what came last; the samples between are not trained on. "
+        "Start the dispatcher with the journal that has them, or go on without",
+        effect.producer, effect.accepted,
+        f"none after its sample {effect.newest}" if effect.newest >= 0 else "none of its samples",
+    )  # fmt: skip
+
+
+def given_up(effect: e.GroupGivenUp) -> None:
+    """A group left, for want of room."""
+    in_stores = effect.cap.cap == STORES_CAP
+    log.warning(
+        "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
+        "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
+        effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
+        "--referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
+    )  # fmt: skip
+
+
+def unresolved(effect: e.SamplesUnresolved) -> None:
+    """Samples left their step."""
+    where = "payload store" if effect.reason is DropReason.UNRESOLVED else "journal, damaged there"
+    log.warning(
+        "DP rank %d cannot get samples of step %d from their %s: %d are dropped (%s), groups "
+        "whole, sample %s first, and the step is planned again%s",
+        effect.dp_rank, effect.step, where, effect.samples, effect.reason, effect.first,
+        f" ({effect.why})" if effect.why else "",
+    )  # fmt: skip
+
+
+def rewound(effect: e.Rewound) -> None:
+    """An older checkpoint was loaded."""
+    if effect.missing:
+        log.warning(
+            "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
+            "be given again (with --journal-dir, and --retain-bytes large enough, they could); "
+            "training goes on with the next one",
+            effect.after, effect.missing,
+        )  # fmt: skip
+    else:
+        log.info(
+            "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
+            effect.after, effect.steps, effect.samples,
+        )  # fmt: skip
+
+
+def evicted(effect: e.StepsEvicted) -> None:
+    """Steps can be given again no more."""
+    log.warning(
+        "there is no room for more than %.1f MiB of committed steps that no saved checkpoint "
+        "covers: the steps up to %d have gone (%d in all), and a checkpoint before that cannot be "
+        "resumed from; call stream.checkpoint_saved, or raise --retain-bytes",
+        effect.limit / 2**20, effect.through, effect.steps,
+    )  # fmt: skip
+
+
+def ids_repeated(effect: e.IdsRepeated) -> None:
+    """Samples come under ids that were accepted before, and are not trained on."""
+    who = f"producer {effect.producer}" if effect.producer else "an HTTP client"
+    if effect.conflicts:
+        log.warning(
+            "sample %s of %s has other content than the accepted sample of this id, which is kept; "
+            "the new one is not trained on (counted in samples_received_total{outcome=conflict}): "
+            "give each rollout an id of its own, with its epoch or step in it, or none",
+            effect.sample_id, who,
+        )  # fmt: skip
+        return
+    log.warning(
+        "%d samples in a row of %s, up to %s, have ids of samples that were accepted before, and "
+        "are not trained on: either it replays what it has pushed before a crash, which is right, "
+        "or ids are used again (for each epoch, say): then put the epoch into them",
+        effect.in_a_row, who, effect.sample_id,
+    )  # fmt: skip
+
+
+def schema_decided(effect: e.SchemaDecided) -> None:
+    """Which fields samples have."""
+    fields = ", ".join(f"{field.name} {field}" for field in effect.schema.fields)
+    log.info("samples have the fields %s (%s)", fields, effect.set_by)
+
+
+def cost_changed(effect: e.CostChanged) -> None:
+    """Plans are made with what was measured."""
+    fitted = effect.fitted
+    log.info(
+        "from step %d on plans are made with the cost %s, fitted to what micro-batches took (they "
+        "stray from it by %.1f %%); the one before has lost %.1f %% of the ranks' time",
+        fitted.first_step, fitted.cost, 100 * fitted.error, 100 * effect.loss,
+    )  # fmt: skip
+
+
+def speeds_changed(effect: e.SpeedsChanged) -> None:
+    """Plans are made for ranks of other speed."""
+    measured = effect.measured
+    slow = [f"{rank} takes {slow:.2f}" for rank, slow in enumerate(measured.slowness) if slow != 1]
+    log.info(
+        "from step %d on plans give each DP rank work in proportion to its speed: %s",
+        measured.first_step,
+        f"rank {', '.join(slow[:8])}{', ...' * (len(slow) > 8)} times as long as the median one"
+        if slow else "no rank is slower than the median one",
+    )  # fmt: skip
+
+
+def drained(effect: e.Drained, at: Statistics) -> None:
+    """Nothing is left to train."""
+    if effect.reason == "finished":
+        log.info(
+            "the DP ranks have finished the run after %d steps: %d samples that were not used are "
+            "dropped, %d stay in the journal for the next start",
+            at.steps_committed, at.dropped[DropReason.UNUSED], at.buffered + at.in_flight,
+        )  # fmt: skip
+        return
+    reasons = ", ".join(f"{reason} {count}" for reason, count in at.dropped.items() if count)
+    dropped = f"; of {at.accepted} accepted samples some were dropped: {reasons}"
+    log.info("%s: every step is committed%s", effect.reason, dropped if reasons else "")

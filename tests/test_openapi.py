@@ -1,0 +1,312 @@
+"""`/openapi.json` is OpenAPI 3.1 that says what the models say that check requests.
+
+python -m tests.test_openapi    writes the file again that the dispatcher answers with
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pydantic import BaseModel, TypeAdapter
+
+from rollout_dispatcher.core.statistics import Statistics
+from rollout_dispatcher.sample import DType
+from rollout_dispatcher.service.config.values import RUN_HEADER
+from rollout_dispatcher.service.http.bodies import SUPPORTED
+from rollout_dispatcher.service.http.plane import (
+    MAX_CONFIG_BYTES,
+    MAX_KNOWN_BYTES,
+    CloseQuery,
+    ConfigAnswer,
+    ControlAnswer,
+    EndQuery,
+    GroupPath,
+    KnownAnswer,
+    KnownRequest,
+    PhasePath,
+)
+from rollout_dispatcher.service.http.pushes import PushQuery
+from rollout_dispatcher.service.http.references import ReferenceRequest
+from rollout_dispatcher.service.http.samples import MAX_SAMPLES, PushRequest
+from rollout_dispatcher.service.reloading import ConfigPatch
+from tests.support.source import ROOT
+
+DOCUMENT = ROOT / "dispatcher/rollout_dispatcher/service/http/openapi.json"
+
+Described = dict[str, Any]
+
+#: Where a schema is, by its name.
+REF: Final = "#/components/schemas/{model}"
+#: What any request may be answered with instead of what it asks for, by status.
+ANY_ERROR: Final = {
+    "401": "The token is missing or wrong",
+    "403": "The token is for producers, and this is not for them",
+    "409": f"The request names a run by {RUN_HEADER}, and another one is served; nothing was taken",
+    "500": "The dispatcher has failed; its log says why",
+    "503": "There is no place for this connection, or the dispatcher is not ready or shuts down",
+}
+#: What a push is answered with besides, by status.
+PUSH_ERRORS: Final = {
+    "400": "The body is no sample: message says where; nothing was taken",
+    "408": "The request took longer than --request-timeout to arrive",
+    "413": "The body is larger than --max-body-bytes, as sent or decompressed; push fewer samples",
+    "415": f"The Content-Encoding is none of: {SUPPORTED}",
+    "503": "Nothing was taken: see code; with Retry-After, push it again. stopping: the "
+    "dispatcher shuts down, its successor will take it; receiving, busy: too much at once",
+}
+#: What a change of settings is answered with besides.
+CONFIG_ERRORS: Final = {
+    "400": "The body is no JSON object; nothing has changed",
+    "408": "The request took longer than --request-timeout to arrive",
+    "413": f"The body is larger than {MAX_CONFIG_BYTES} bytes",
+    "415": "The body is compressed",
+    "422": "It cannot be so: message says why, and names what needs a restart; nothing has changed",
+}
+#: What a question for what is needed of a payload store is answered with besides.
+KNOWN_ERRORS: Final = {
+    "400": "The body is no JSON object, or not this one",
+    "408": "The request took longer than --request-timeout to arrive",
+    "413": f"The body is larger than {MAX_KNOWN_BYTES} bytes; ask of fewer keys",
+    "415": "The body is compressed",
+    "422": "--payload-stores does not name this store",
+}
+#: Where a push is answered sample by sample.
+PUSH_OUTCOMES: Final = {
+    "200": "All samples are accepted, or were before (duplicate)",
+    "410": "The trainer has finished the run: nothing more is taken; reasons says run-finished",
+    "422": "A sample is refused; errors says why",
+    "429": "A cap is reached; push the samples marked full again, after Retry-After seconds",
+}
+_INTEGER: Final = {"type": ["integer", "null"], "minimum": 0}
+ERROR: Final[Described] = {
+    "type": "object",
+    "description": "Every status of 400 and above but a push's outcomes, whatever path it is for",
+    "required": ["code", "message"],
+    "properties": {
+        "code": {"type": "string", "description": "a stable word for why"},
+        "message": {"type": "string", "description": "what is wrong and what to do about it"},
+    },
+}
+PUSH_ANSWER: Final[Described] = {
+    "type": "object",
+    "required": ["outcomes", "errors", "reasons"],
+    "properties": {
+        "outcomes": {
+            "type": "array",
+            "description": "one a sample, in their order",
+            "items": {"enum": ["accepted", "duplicate", "conflict", "refused", "full"]},
+        },
+        "errors": {
+            "type": "object",
+            "description": "message of each refused sample, by its index",
+            "additionalProperties": {"type": "string"},
+        },
+        "reasons": {
+            "type": "object",
+            "description": "why in a stable word, likewise",
+            "additionalProperties": {"type": "string"},
+        },
+        "policy_version": _INTEGER | {"description": "of the trainer, as it reported it last"},
+        "expected_version": _INTEGER
+        | {"description": "that a sample pushed now is trained with, if they go in order"},
+        "staleness": _INTEGER
+        | {"description": "of the oldest of these samples by now, in policy versions"},
+        "max_staleness": _INTEGER
+        | {"description": "that a sample may have to be trained on; null: any"},
+        "remaining": _INTEGER
+        | {"description": "samples, or groups where steps are counted so, that may come in"},
+    },
+}
+TENSOR: Final[Described] = {
+    "description": "a number, arrays of numbers or booleans, or an object that says its type",
+    "anyOf": [
+        {"type": ["number", "boolean", "array"]},
+        {
+            "type": "object",
+            "required": ["dtype", "data"],
+            "properties": {"dtype": {"$ref": "#/components/schemas/DType"}, "data": {}},
+        },
+        {
+            "type": "object",
+            "description": "its memory: little endian, the last dimension first",
+            "required": ["dtype", "shape", "base64"],
+            "properties": {
+                "dtype": {"$ref": "#/components/schemas/DType"},
+                "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                "base64": {"type": "string", "contentEncoding": "base64"},
+            },
+        },
+    ],
+}
+
+
+def describe() -> Described:
+    """The document, but for the version."""
+    schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
+    schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
+    models = (
+        PushRequest, ReferenceRequest, ConfigPatch, ConfigAnswer, ControlAnswer, KnownRequest,
+        KnownAnswer,
+    )  # fmt: skip
+    for model in models:
+        _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
+    _add(schemas, "Status", _status())
+    fields = schemas["PushRequest"]["properties"]["fields"]
+    fields["additionalProperties"] = {"$ref": "#/components/schemas/Tensor"}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "rollout-dispatcher"},
+        "paths": _paths(),
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _status() -> Described:
+    """The snapshot, without the histogram that is for /metrics, and with more beside it."""
+    schema = TypeAdapter(Statistics).json_schema(ref_template=REF, mode="serialization")
+    del schema["properties"]["lengths"]
+    schema["required"].remove("lengths")
+    return schema
+
+
+def _add(schemas: Described, name: str, schema: Described) -> None:
+    """A model's schema, and those of what it holds."""
+    schemas |= schema.pop("$defs", {})
+    schemas[name] = schema
+
+
+def _paths() -> Described:
+    return {
+        "/v1/samples": {"post": _push()},
+        "/v1/groups/{group_id}/close": {
+            "post": _control("A group gets no further member", CloseQuery, GroupPath)
+        },
+        "/v1/phases/{policy_version}/end": {
+            "post": _control("Nothing older comes any more", EndQuery, PhasePath)
+        },
+        "/v1/stream/end": {"post": _control("Nothing comes any more", EndQuery)},
+        "/v1/config": {"get": _get("The settings in force", "ConfigAnswer"), "post": _configure()},
+        "/v1/references/known": {"post": _known()},
+        "/metrics": {"get": _get("Prometheus text format")},
+        "/livez": {"get": _get("The process serves")},
+        "/readyz": {"get": _get("Samples are accepted")},
+        "/statusz": {"get": _get("A snapshot for a person", "Status")},
+        "/debug/steps": {"get": _get("The last steps, as they went", "")},
+        "/openapi.json": {"get": _get("This description", "")},
+    }
+
+
+def _push() -> Described:
+    kinds = [{"$ref": REF.format(model=kind.__name__)} for kind in (PushRequest, ReferenceRequest)]
+    body: Described = {"schema": {"anyOf": kinds}}
+    several = {"type": "array", "items": body["schema"], "maxItems": MAX_SAMPLES}
+    one_or_more = {"schema": {"anyOf": [*kinds, several]}}
+    return {
+        "summary": "Push finished samples",
+        "description": f"One object, an array of them, or NDJSON; at most {MAX_SAMPLES} samples, "
+        "and --max-body-bytes in all. It may be compressed with "
+        f"{SUPPORTED}. All samples of a request are read before the first is taken.",
+        "parameters": list(_parameters(PushQuery, "query")),
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": one_or_more, "application/x-ndjson": body},
+        },
+        "responses": {
+            **_errors(ANY_ERROR | PUSH_ERRORS),
+            **{status: _answer(text, "PushAnswer") for status, text in PUSH_OUTCOMES.items()},
+        },
+    }
+
+
+def _configure() -> Described:
+    """All of it or nothing."""
+    body = {"schema": {"$ref": "#/components/schemas/ConfigPatch"}}
+    return {
+        "summary": "Change settings while it serves",
+        "description": "Those that the body names, all of them or none; the next plan heeds them.",
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {
+            "200": _answer("The settings in force now", "ConfigAnswer"),
+            **_errors(ANY_ERROR | CONFIG_ERRORS),
+        },
+    }
+
+
+def _known() -> Described:
+    """What `dispatcher gc` asks."""
+    body = {"schema": {"$ref": "#/components/schemas/KnownRequest"}}
+    return {
+        "summary": "Which objects of a payload store are needed",
+        "description": "Answered once it is durable that nobody needs the others.",
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {
+            "200": _answer("Those that are needed", "KnownAnswer"),
+            **_errors(ANY_ERROR | KNOWN_ERRORS),
+        },
+    }
+
+
+def _control(
+    summary: str, query: type[BaseModel], path: type[BaseModel] | None = None
+) -> Described:
+    """It answers whose word is still waited for."""
+    wrong = {"400": "The request is malformed", "422": "It cannot be so: message says why"}
+    named = [] if path is None else list(_parameters(path, "path"))
+    return {
+        "summary": summary,
+        "parameters": [*named, *_parameters(query, "query")],
+        "responses": {
+            "200": _answer("It is heard", "ControlAnswer"), **_errors(ANY_ERROR | wrong),
+        },
+    }  # fmt: skip
+
+
+def _parameters(model: type[BaseModel], place: str) -> Iterator[Described]:
+    """From the model that checks them, as text has them: null is not to be said."""
+    for name, schema in model.model_json_schema()["properties"].items():
+        kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
+        texts = [kind for kind in kinds if kind.get("type") == "string"]
+        yield {
+            "name": name,
+            "in": place,
+            "required": place == "path",
+            "description": " ".join(schema.get("description", "").split()),
+            "schema": {
+                key: value
+                for key, value in (texts or kinds)[0].items()
+                if key not in {"title", "default", "description"}
+            },
+        }
+
+
+def _get(summary: str, schema: str | None = None) -> Described:
+    """schema: of a JSON answer, empty for any; None: the answer is text."""
+    kind = "text/plain" if schema is None else "application/json"
+    shape = {"$ref": f"#/components/schemas/{schema}"} if schema else {}
+    found = {"description": summary, "content": {kind: {"schema": shape}}}
+    return {"summary": summary, "responses": {"200": found, **_errors(ANY_ERROR)}}
+
+
+def _errors(texts: dict[str, str]) -> Described:
+    return {status: _answer(text, "Error") for status, text in texts.items()}
+
+
+def _answer(text: str, schema: str) -> Described:
+    content = {"schema": {"$ref": f"#/components/schemas/{schema}"}}
+    return {"description": text, "content": {"application/json": content}}
+
+
+def written() -> str:
+    return json.dumps(describe(), indent=1) + "\n"
+
+
+def test_the_document_is_what_the_models_say() -> None:
+    assert DOCUMENT.read_text() == written()
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(written())
