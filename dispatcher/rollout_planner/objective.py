@@ -34,6 +34,9 @@ def micro_batches_for(n: int, config: PlanConfig) -> int:
 
 def bound_of(batch: Batch, M: int, config: PlanConfig) -> float:
     """The same of a batch; no rank has less than the dearest group that stays on one."""
+    if config.slowness is not None:
+        alone = float(batch.falling[:1].sum()) * min(config.slowness)
+        return max(float(batch.cost.sum()) / config.capacity, alone)
     bound = lower_bound(batch.falling, M, config)
     if batch.group is None:
         return bound

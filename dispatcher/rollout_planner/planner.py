@@ -34,9 +34,9 @@ from rollout_planner.split.parts import (
     Batch,
     Parts,
     in_order,
-    matrix,
     rearranged,
     time_of,
+    times,
     tokens_of,
 )
 from rollout_planner.strategies import looks_ahead, plain_split, split
@@ -77,16 +77,17 @@ def plan(
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
     chosen, batch, parts = _choose_and_split(window, cost, config, take, whole=whole)
     parts = in_order(batch, parts, config)
-    plain = matrix(batch, plain_split(batch, config), config.layout)
+    plain = times(batch, plain_split(batch, config), config)
     return Plan(
         chosen=chosen[parts.sequence],
         counts=parts.counts,
-        cost=matrix(batch, parts, config.layout),
+        cost=times(batch, parts, config),
         sync=config.sync,
         fifo_imbalance=imbalance(plain),
         fifo_excess=straggler_excess(plain, config.sync, config.pipeline_stages),
         lower_bound=bound_of(batch, parts.num_micro_batches, config),
         pipeline_stages=config.pipeline_stages,
+        slowness=config.slowness,
     )
 
 
@@ -191,7 +192,7 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
         choice = _Choice(chosen, batch, split(batch, config))
         even = bubble(config.pipeline_stages, choice.parts.num_micro_batches)
         time = time_of(batch, choice.parts, config) / even
-        waiting = time * config.dp_size - float(np.add.reduce(batch.cost))
+        waiting = time * config.capacity - float(np.add.reduce(batch.cost))
         waits = waiting / max(mean * len(chosen), np.finfo(float).tiny) + selection.later
         if best is None or waits < least:
             best, least = choice, waits

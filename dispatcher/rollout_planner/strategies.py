@@ -21,6 +21,7 @@ from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, wit
 from rollout_planner.split.recut import recut
 from rollout_planner.split.splitters import splitter_for
 from rollout_planner.split.trades import traded
+from rollout_planner.split.uneven import for_speeds
 from rollout_planner.types import Grouping, Layout, PlanConfig, Strategy, Sync, bubble
 
 #: The micro-batches of every rank, the same number for each, within the config's caps.
@@ -63,7 +64,7 @@ class _Best:
     def __init__(self, batch: Batch, config: PlanConfig, parts: Parts) -> None:
         self.batch, self.config, self.parts = batch, config, parts
         self.time, self.first = time_of(batch, parts, config), parts.num_micro_batches
-        self.share, budget = float(batch.cost.sum()) / config.dp_size, config.micro_batch_tokens
+        self.share, budget = float(batch.cost.sum()) / config.capacity, config.micro_batch_tokens
         #: What it costs to begin a micro-step, where their number is free.
         self.begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
 
@@ -103,7 +104,8 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
     m, padded = config.micro_batch_size, config.layout is Layout.PADDED
 
     def by_limits(config: PlanConfig) -> Parts:
-        return without_fillers(batch, splitter_for(batch, config)(batch, config, work))
+        parts = without_fillers(batch, splitter_for(batch, config)(batch, config, work))
+        return parts if config.slowness is None else for_speeds(batch, parts, config)
 
     best = _Best(batch, config, by_limits(config))
     if alone and m == 1 and config.sync is Sync.MICRO_STEP:

@@ -103,7 +103,8 @@ class PlanConfig:
     A plan whose excess is above `compared_above` is compared with other selections and splits; it
     says how good a plan may well be, serve's --target-excess when one is good enough to go early.
     What a split tries to wait less has to fit in `planning_budget`, seconds of one core, which are
-    counted in operations, not timed.
+    counted in operations, not timed. A unit of cost takes a rank `slowness` times as long as one of
+    slowness 1; None: all are equally fast.
     """
 
     dp_size: int
@@ -128,10 +129,18 @@ class PlanConfig:
     max_step_variation: float | None = 0.25
     compared_above: float = 0.01
     planning_budget: float = 5e-3
+    slowness: tuple[float, ...] | None = None
 
     def micro_batches(self, needed: int) -> int:
         """Micro-batches a rank where `needed` would do: not below the minimum, and a multiple."""
         return round_up(max(needed, self.min_micro_batches), self.micro_batch_multiple)
+
+    @property
+    def capacity(self) -> float:
+        """Ranks of slowness 1 that could do what these do."""
+        if self.slowness is None:
+            return self.dp_size
+        return sum(1 / slow for slow in self.slowness)
 
     @property
     def pads_to_budget(self) -> bool:
@@ -183,9 +192,10 @@ class Plan:
     chosen: int64[n], positions in the window in delivery order: rank by rank, micro-batch by
         micro-batch.
     counts: int64[R, M], samples of each micro-batch; one of none is a filler.
-    cost: float64[R, M], estimated work of each micro-batch (0 for a filler).
+    cost: float64[R, M], what each micro-batch takes its rank, estimated (0 for a filler).
     fifo_excess: straggler excess that a plain split of the same samples, in arrival order, has.
     lower_bound: the smallest time any split of these samples could need on these ranks, in cost.
+    slowness: of the ranks that it was made for; their work is cost over it. None: 1 of each.
     """
 
     chosen: IntArray
@@ -196,6 +206,7 @@ class Plan:
     fifo_excess: float
     lower_bound: float
     pipeline_stages: int = 1
+    slowness: tuple[float, ...] | None = None
 
     @property
     def micro_batches(self) -> tuple[tuple[IntArray, ...], ...]:

@@ -120,7 +120,8 @@ class Run:
     ) -> None:
         noisy = took * np.exp(NOISE * self._noise.standard_normal(took.shape))
         noisy *= np.where(self._noise.random(took.shape) < FAR, 5, 1)
-        step = Timing(tokens, counts, planned, noisy, np.ones(RANKS), Sync.MICRO_STEP)
+        ones = np.ones(RANKS)
+        step = Timing(tokens, counts, planned, noisy, ones, ones, Sync.MICRO_STEP)
         self.cost.measured(step, number + 1)
 
 

@@ -81,10 +81,9 @@ def _timing(recording: Recording, step: RecordedStep, slow: np.ndarray | None) -
         return None
     tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
     counts = [[len(part) for part in rank] for rank in step.micro_batches]
-    ones = np.ones(step.dp_size)
     return Timing(
-        np.array(tokens), np.array(counts), step.cost, compute,
-        ones if slow is None else slow, step.sync,
+        np.array(tokens), np.array(counts), step.cost, compute, step.slowness,
+        np.ones(step.dp_size) if slow is None else slow, step.sync,
     )  # fmt: skip
 
 

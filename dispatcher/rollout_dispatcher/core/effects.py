@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import CostFitted, DropReason
+from rollout_dispatcher.core.facts import CostFitted, DropReason, SpeedsMeasured
 from rollout_dispatcher.core.measuring.times import Split, measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -174,7 +174,7 @@ class PlanWanted:
 
     entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
     trial: the plan is used only if its straggler excess is within the target. cost: of samples;
-    None: as configured.
+    None: as configured. slowness: of the ranks; None: they are equally fast.
     """
 
     entries: tuple[Entry, ...]
@@ -184,6 +184,7 @@ class PlanWanted:
     trigger: Trigger
     trial: bool
     cost: Quadratic | None = None
+    slowness: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +192,8 @@ class ReplanWanted:
     """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
 
     step: open, and without a plan for so many. entries: its samples and then `refill`, which is
-    still buffered and takes the place of samples that the step has lost; each oldest first. cost:
-    as above.
+    still buffered and takes the place of samples that the step has lost; each oldest first. cost,
+    slowness: as above.
     """
 
     step: OpenStep
@@ -201,6 +202,7 @@ class ReplanWanted:
     dp_size: int
     refill: tuple[Entry, ...] = ()
     cost: Quadratic | None = None
+    slowness: tuple[float, ...] | None = None
 
     @property
     def take(self) -> int:
@@ -391,6 +393,13 @@ class CostChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedsChanged:
+    """For the log: plans give DP ranks work in proportion to other speeds from now on."""
+
+    measured: SpeedsMeasured
+
+
+@dataclass(frozen=True, slots=True)
 class Rewound:
     """For the log: a generation goes on after a checkpoint's step, and not after the last one.
 
@@ -467,6 +476,7 @@ Effect = (
     | StepCommitted
     | StepMeasured
     | CostChanged
+    | SpeedsChanged
     | Rewound
     | StepsEvicted
     | Advised

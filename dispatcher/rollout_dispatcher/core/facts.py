@@ -236,6 +236,18 @@ class CostFitted:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedsMeasured:
+    """Steps from `first_step` on are planned for DP ranks of this slowness, in this generation.
+
+    slowness: seconds that each takes for what the median rank takes one for.
+    """
+
+    generation: int
+    slowness: tuple[float, ...]
+    first_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unneeded:
     """Nobody needs these objects of payload stores: they are on the list of releases."""
 
@@ -301,6 +313,7 @@ Fact = (
     | Configured
     | SchemaFixed
     | CostFitted
+    | SpeedsMeasured
     | Unneeded
     | Forgotten
     | IncarnationBegan
@@ -366,6 +379,7 @@ class Remembered:
     posted: tuple[PostedSetting, ...] = ()
     schema: Schema | None = None
     cost: CostFitted | None = None
+    speeds: SpeedsMeasured | None = None
     set_by: str = ""
     phases: tuple[int, ...] = ()
     ended: bool = False

@@ -173,7 +173,7 @@ class Parts:
         held.add([entry.sample.tokens for entry in memory.entries])
         self.selection_bias.restore(held)
         self._restore_schema(memory)
-        self.cost.restore(memory.cost)
+        self.cost.restore(memory.cost, memory.speeds)
         self.ends.restore(memory)
         self.checkpoints.restore(memory)
         self.departures.restore(now)

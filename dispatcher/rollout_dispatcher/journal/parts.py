@@ -169,6 +169,7 @@ class Ledger:
     group_size: int | None = None
     posted: list[Row] = field(default_factory=list)
     cost: Row | None = None
+    speeds: Row | None = None
     schema: int | None = None
     set_by: str = ""
     phases: list[int] = field(default_factory=list)

@@ -36,6 +36,7 @@ from rollout_dispatcher.core.facts import (
     RetainedEvicted,
     RunBegan,
     SchemaFixed,
+    SpeedsMeasured,
     StreamEnded,
     Unneeded,
     VersionReported,
@@ -56,7 +57,7 @@ GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
 RUN, RESUMED, SAVED, EVICTED = "run", "resumed", "saved", "evicted"
 FINISHED = "finished"
 SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
-KEYED, LEFT, CONFIGURED, COST = "keyed", "left", "configured", "cost"
+KEYED, LEFT, CONFIGURED, COST, SPEEDS = "keyed", "left", "configured", "cost", "speeds"
 GROUP_ENDED = "group-ended"
 UNNEEDED, FORGOTTEN = "unneeded", "forgotten"
 INCARNATION, SWEPT = "incarnation", "swept"
@@ -192,7 +193,7 @@ class Encoder:
                 return [RESUMED, after]
             case CheckpointSaved(step):
                 return [SAVED, step]
-        return self._of_stores(fact) or self._single(fact)
+        return self._of_stores(fact) or self._measured(fact) or self._single(fact)
 
     def _of_stores(self, fact: Fact) -> Row | None:
         """The row of what payload stores may have."""
@@ -207,6 +208,15 @@ class Encoder:
                 return [SWEPT, incarnation]
         return None
 
+    def _measured(self, fact: Fact) -> Row | None:
+        """The row of what plans are made with."""
+        match fact:
+            case CostFitted(version, cost, error, first_step):
+                return [COST, [version, *astuple(cost), error, first_step]]
+            case SpeedsMeasured(generation, slowness, first_step):
+                return [SPEEDS, [generation, list(slowness), first_step]]
+        return None
+
     def _single(self, fact: Fact) -> Row:
         """The row of what is no single sample's, step's or producer's."""
         match fact:
@@ -218,8 +228,6 @@ class Encoder:
                 return [VERSION, version, first_step]
             case PhaseEnded(version):
                 return [PHASE, version]
-            case CostFitted(version, cost, error, first_step):
-                return [COST, [version, *astuple(cost), error, first_step]]
             case Configured(posted):
                 return [CONFIGURED, [list(astuple(setting)) for setting in posted]]
             case GroupEnded(group_id, why):

@@ -19,7 +19,13 @@ from errno import EIO
 from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import CostFitted, PostedSetting, Remembered, RememberedStep
+from rollout_dispatcher.core.facts import (
+    CostFitted,
+    PostedSetting,
+    Remembered,
+    RememberedStep,
+    SpeedsMeasured,
+)
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.front import FIRST_BLOCK
@@ -141,6 +147,7 @@ def remembered(
         group_size=ledger.group_size,
         posted=tuple(PostedSetting(*row) for row in ledger.posted),
         cost=None if ledger.cost is None else _cost(ledger.cost),
+        speeds=None if ledger.speeds is None else _speeds(ledger.speeds),
         schema=None if ledger.schema is None else state.schemas[ledger.schema],
         set_by=ledger.set_by,
         phases=tuple(state.phases()),
@@ -174,6 +181,11 @@ def remembered(
 def _cost(row: Row) -> CostFitted:
     version, *coefficients, error, first_step = row
     return CostFitted(version, Quadratic(*coefficients), error, first_step)
+
+
+def _speeds(row: Row) -> SpeedsMeasured:
+    generation, slowness, first_step = row
+    return SpeedsMeasured(generation, tuple(slowness), first_step)
 
 
 def _step(

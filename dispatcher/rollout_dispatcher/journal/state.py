@@ -35,6 +35,7 @@ _SINGLE = {
     records.RUN: "run_id",
     records.SIZE: "group_size",
     records.COST: "cost",
+    records.SPEEDS: "speeds",
     records.CONFIGURED: "posted",
 }
 

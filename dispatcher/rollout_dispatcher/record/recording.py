@@ -40,8 +40,9 @@ class RecordedSample:
 class RecordedStep:
     """One step. micro_batches: tickets by DP rank and micro-batch; skips: in that order, flat.
 
-    cost: float64[R, M], as planned; attempt: how often it was planned. eligible: samples that the
-    plan could choose from. staleness: versions, of the samples of which it is known.
+    cost: float64[R, M], as planned, and slowness, float64[R], of ranks in the plan; attempt: how
+    often it was planned. eligible: samples that the plan could choose from. staleness: versions, of
+    the samples of which it is known.
     delivered, taken, done: when each rank was given its last micro-batch, began to train, and
     committed; nan where that was not seen. measured: by pass.
     """
@@ -57,6 +58,7 @@ class RecordedStep:
     skips: list[int]
     staleness: list[int]
     cost: FloatArray
+    slowness: FloatArray
     fifo_excess: float
     fifo_imbalance: float
     lower_bound: float
@@ -218,6 +220,7 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         skips=event.get("skips", [0] * len(event["tickets"])),
         staleness=stale if isinstance(stale, list) else [stale] * len(event["tickets"]),
         cost=np.array(event["cost"], dtype=np.float64),
+        slowness=np.array(event.get("slowness", np.ones(len(event["cost"])))),
         fifo_excess=event["fifo_excess"],
         fifo_imbalance=event["fifo_imbalance"],
         lower_bound=event["lower_bound"],

@@ -277,6 +277,7 @@ class Chronicle:
             fifo_excess=round(plan.fifo_excess, _COST_DIGITS),
             fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
             lower_bound=float(f"{plan.lower_bound:.9g}"),
+            **({} if plan.slowness is None else {"slowness": list(plan.slowness)}),
         )
 
     def withdrawn(self, step: int) -> None:

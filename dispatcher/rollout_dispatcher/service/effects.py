@@ -119,6 +119,7 @@ class EffectRunner:
             e.StepCommitted: self._forget,
             e.StepMeasured: metrics.step_measured,
             e.CostChanged: reporter.cost_changed,
+            e.SpeedsChanged: reporter.speeds_changed,
             e.Rewound: reporter.rewound,
             e.StepsEvicted: reporter.evicted,
             e.Advised: self._advise,

@@ -57,6 +57,8 @@ class Planner:
             config = replace(config, dp_size=wanted.dp_size)
         if wanted.cost is not None:
             config = replace(config, cost=wanted.cost)
+        if wanted.slowness is not None:
+            config = replace(config, slowness=wanted.slowness)
         whole = isinstance(wanted, ReplanWanted)
         if whole:
             config = _for_open_step(config, wanted.window)

@@ -376,6 +376,18 @@ def cost_changed(effect: e.CostChanged) -> None:
     )  # fmt: skip
 
 
+def speeds_changed(effect: e.SpeedsChanged) -> None:
+    """Plans are made for ranks of other speed."""
+    measured = effect.measured
+    slow = [f"{rank} takes {slow:.2f}" for rank, slow in enumerate(measured.slowness) if slow != 1]
+    log.info(
+        "from step %d on plans give each DP rank work in proportion to its speed: %s",
+        measured.first_step,
+        f"rank {', '.join(slow[:8])}{', ...' * (len(slow) > 8)} times as long as the median one"
+        if slow else "no rank is slower than the median one",
+    )  # fmt: skip
+
+
 def drained(effect: e.Drained, at: Statistics) -> None:
     """Nothing is left to train."""
     if effect.reason == "finished":

@@ -190,9 +190,15 @@ def evenly(sizes: IntArray, M: int) -> IntArray:
     return counts
 
 
+def times(batch: Batch, parts: Parts, config: PlanConfig) -> FloatArray:
+    """What each micro-batch takes its rank, float64[R, M], in cost."""
+    cost = matrix(batch, parts, config.layout)
+    return cost if config.slowness is None else cost * np.array(config.slowness)[:, None]
+
+
 def time_of(batch: Batch, parts: Parts, config: PlanConfig) -> float:
     """Time that ranks need for these micro-batches, in cost."""
-    return step_time(matrix(batch, parts, config.layout), config.sync, config.pipeline_stages)
+    return step_time(times(batch, parts, config), config.sync, config.pipeline_stages)
 
 
 def in_order(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted
-from rollout_dispatcher.core.facts import CostFitted
+from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted, SpeedsChanged
+from rollout_dispatcher.core.facts import CostFitted, SpeedsMeasured
 from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse, Timing
 from rollout_dispatcher.core.measuring.times import RankTimes
+from rollout_dispatcher.core.ranks.rank_state import RankHello
 from rollout_planner.cost import Quadratic
 from rollout_planner.planner import plan
 from rollout_planner.types import (
@@ -56,7 +57,15 @@ class Trainer:
                 told = np.concatenate(
                     (told.sum(axis=1, keepdims=True), np.zeros_like(told[:, 1:])), axis=1
                 )
-            step = Timing(tokens, found.counts, found.cost, told, np.ones(RANKS), self.config.sync)
+            step = Timing(
+                tokens,
+                found.counts,
+                found.cost,
+                told,
+                np.ones(RANKS),
+                np.ones(RANKS),
+                self.config.sync,
+            )
             news = self.cost.measured(step, number + 1)
             self.news += [] if news is None else [news]
         return self
@@ -138,24 +147,29 @@ FITTED = CostFitted(3, Quadratic(1, 70_000, 0, 9), 0.05, 12)
 
 def test_the_next_process_goes_on_with_what_was_in_use_unless_another_is_asked_for_now() -> None:
     cost = CostInUse(CostConfig(DEFAULT, adapts=True))
-    cost.restore(FITTED)
+    cost.restore(FITTED, None)
     assert cost.fitted_cost == FITTED.cost
     explicit = CostInUse(CostConfig(DEFAULT))
-    explicit.restore(FITTED)
+    explicit.restore(FITTED, None)
     assert explicit.fitted_cost is None
 
 
 class Timed(Bench):
-    """Two ranks that report times of single samples by `TRUTH`."""
+    """Two ranks that report what the squares of their samples' lengths take.
 
-    def __init__(self) -> None:
-        super().__init__(durable=True, cost=CostConfig(DEFAULT, adapts=True))
+    slow: how many times as long the second one takes.
+    """
+
+    def __init__(self, slow: float = 1.0) -> None:
+        super().__init__(
+            batch=12, window=16, capacity=16, durable=True, cost=CostConfig(DEFAULT, adapts=True)
+        )
         self.join()
-        self.rng = np.random.default_rng(1)
+        self.rng, self.slow = np.random.default_rng(1), slow
 
     def train_one(self, step: int) -> list[Effect]:
         """A step; returns what its times bring."""
-        lengths = self.rng.integers(10, 1000, 4)
+        lengths = self.rng.integers(10, 1000, 12)
         self.push(*[make_sample(f"{step}-{at}", int(s)) for at, s in enumerate(lengths)])
         self.hungry()
         self.pass_time(2.0)
@@ -170,6 +184,7 @@ class Timed(Bench):
                 s = opened.tokens[at : at + count]
                 busy.append(float((1e-6 * s * s).sum() + 1e-4) * took[rank][index])
                 at += count
+            busy = [each * (self.slow if rank else 1.0) for each in busy]
             times = RankTimes(step, "update", busy, [0.0] * len(busy))
             self.perform(self.core.step_times(rank, times))
         return self.log[start:]
@@ -190,4 +205,44 @@ def test_the_core_asks_for_plans_by_it_notes_it_and_a_restart_goes_on_so() -> No
     assert wanted[-1] == fitted.cost
     after = Dispatch(bench.core.config)
     after.restore(bench.memory.remembered(), bench.now)
-    assert after._parts.cost.fitted == fitted
+    last = [fact for fact in bench.facts if isinstance(fact, CostFitted)][-1]
+    assert after._parts.cost.fitted == last
+
+
+def test_a_slow_rank_gets_less_work_and_as_much_as_others_once_it_is_slow_no_more() -> None:
+    bench = Timed(slow=2.0)
+    shares = list[float]()
+    for step in range(90):
+        bench.slow = 2.0 if step < 45 else 1.0
+        bench.train_one(step)
+        opened = bench.core._parts.measuring._steps[step]
+        of_first = int(opened.counts[0].sum())
+        work = opened.tokens.astype(float) ** 2
+        shares.append(float(work[of_first:].sum() / work.sum()))
+    speeds = [fact for fact in bench.facts if isinstance(fact, SpeedsMeasured)]
+    told = [effect.measured for effect in bench.log if isinstance(effect, SpeedsChanged)]
+    assert speeds == told
+    assert speeds[0].slowness == pytest.approx((1.0, 2.0), rel=0.1)
+    assert speeds[-1].slowness == pytest.approx((1.0, 1.0), abs=0.1)
+    assert speeds[-1].first_step < 65
+    assert np.mean(shares[20:45]) < np.mean(shares[65:]) - 0.05
+
+    after = Dispatch(bench.core.config)
+    after.restore(bench.memory.remembered(), bench.now)
+    generation = bench.core._ledger.generation.number
+    assert after._parts.cost.slowness(generation) == bench.core._parts.cost.slowness(generation)
+
+
+def test_another_generation_begins_with_ranks_that_are_alike() -> None:
+    bench = Timed(slow=2.0)
+    for step in range(30):
+        bench.train_one(step)
+    generation = bench.core._ledger.generation.number
+    assert bench.core._parts.cost.slowness(generation) is not None
+    before = len(bench.log)
+    bench.perform(bench.core.join(RankHello("r2", 0, 2, None), bench.now))
+    bench.perform(bench.core.join(RankHello("r3", 1, 2, generation + 1), bench.now))
+    bench.train_one(30)
+    wanted = [effect for effect in bench.log[before:] if isinstance(effect, PlanWanted)]
+    assert [effect.slowness for effect in wanted] == [None] * len(wanted)
+    assert wanted

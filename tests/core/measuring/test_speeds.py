@@ -67,6 +67,39 @@ def test_nothing_is_said_of_too_few_steps_nor_of_a_rank_that_has_nothing_to_do()
     assert np.isnan(speeds.slowness[2])
 
 
+def revised(
+    factors: list[float], steps: int, used: tuple[float, ...] | None = None, noise: float = 0.03
+) -> tuple[float, ...]:
+    """What plans go by after so many steps of ranks of these factors."""
+    speeds, used = RankSpeeds(len(factors)), used or (1.0,) * len(factors)
+    for _ in range(steps):
+        work = shares(len(factors))
+        compute = work * np.array(factors)[:, None] * np.exp(noise * RNG.normal(size=work.shape))
+        speeds.note(compute.sum(axis=1), work)
+        used = speeds.revised(used)
+    return used
+
+
+def test_plans_go_by_a_speed_once_it_is_sure_and_by_small_ones_later() -> None:
+    assert revised([1, 1, 1, 1.5], 7) == (1, 1, 1, 1)
+    assert revised([1, 1, 1, 1.5], 8) == pytest.approx((1, 1, 1, 1.5), rel=0.04)
+    assert revised([1, 1.05, 1, 1], 60) == pytest.approx((1, 1.05, 1, 1), rel=0.02)
+
+
+def test_plans_go_by_no_speed_without_evidence() -> None:
+    moved = [revised([1.0] * ranks, 300, noise=0.05) for ranks in (2, 4, 8, 64)]
+    assert all(0.94 < slow < 1.06 for each in moved for slow in each)
+    assert sum(slow != 1 for each in moved for slow in each) <= 4
+
+
+def test_a_speed_that_no_longer_holds_is_given_up() -> None:
+    assert revised([1.0] * 4, 60, used=(1, 1, 1.5, 1)) == pytest.approx((1,) * 4, rel=0.03)
+
+
+def test_a_speed_is_bounded() -> None:
+    assert revised([1, 1, 20, 1], 20)[2] == 4
+
+
 def test_a_lower_median_passes_over_what_is_not_known() -> None:
     table = np.array([[1, np.nan], [4, np.nan], [np.nan, np.nan], [2, np.nan], [3, np.nan]])
     assert lower_median(table)[0] == 2

@@ -27,7 +27,14 @@ def wanted(samples: int) -> PlanWanted:
     entries = [Entry(make_sample(f"s{at}", 1 + at % 7), at, 0.0) for at in range(samples)]
     go = Go(Trigger.WINDOW_FULL)
     return request_plan(
-        entries, np.zeros(samples, np.bool_), samples, 2, go, usual=UsualLoss(), cost=None
+        entries,
+        np.zeros(samples, np.bool_),
+        samples,
+        2,
+        go,
+        usual=UsualLoss(),
+        cost=None,
+        slowness=None,
     )
 
 

@@ -1,5 +1,7 @@
 """A core with its planner run inline, two ranks, and a clock that moves when told to."""
 
+from dataclasses import replace
+
 from rollout_dispatcher.core.buffer.limits import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.decision import Decision
@@ -79,11 +81,15 @@ class Bench:
             if isinstance(effect, PayloadsToJournal) and self.syncs:
                 self.perform(self.core.payloads_durable(effect.entries, self.now))
             if isinstance(effect, PlanWanted):
-                answer = plan(effect.window, self.plan_config, effect.take)
+                answer = plan(effect.window, self._config(effect), effect.take)
                 self.perform(self.core.planned(effect, answer, self.now))
             if isinstance(effect, ReplanWanted):
-                answer = plan(effect.window, self.plan_config, effect.take, whole=True)
+                answer = plan(effect.window, self._config(effect), effect.take, whole=True)
                 self.perform(self.core.replanned(effect, answer, self.now))
+
+    def _config(self, wanted: PlanWanted | ReplanWanted) -> PlanConfig:
+        config = replace(self.plan_config, slowness=wanted.slowness)
+        return config if wanted.cost is None else replace(config, cost=wanted.cost)
 
     def join(self) -> None:
         self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))

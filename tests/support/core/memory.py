@@ -39,6 +39,7 @@ class Memory:
         self._schema: Schema | None = None
         self._set_by = ""
         self._cost: f.CostFitted | None = None
+        self._speeds: f.SpeedsMeasured | None = None
         self._totals: Mapping[str, Any] = {}
         self._unneeded: dict[StoredObject, None] = {}
         self._incarnations: dict[str, str] = {}
@@ -78,6 +79,7 @@ class Memory:
             schema=self._schema,
             set_by=self._set_by,
             cost=self._cost,
+            speeds=self._speeds,
             ended=self._ended,
             finished=self._finished,
             producers={
@@ -184,6 +186,8 @@ class Memory:
 
     def _note_objects(self, fact: f.Fact) -> None:
         match fact:
+            case f.SpeedsMeasured():
+                self._speeds = fact
             case f.CostFitted():
                 self._cost = fact
             case f.Unneeded():

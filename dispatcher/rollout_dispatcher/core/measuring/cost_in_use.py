@@ -1,4 +1,4 @@
-"""Which cost plans are made with, and what it loses: told by what micro-batches took.
+"""Which cost plans are made with, for ranks of which speed: told by what micro-batches took.
 
     what was believed   until a fit has predicted later micro-batches better, by so much that it is
                         no chance; where costs do not adapt, for good
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollout_dispatcher.core.effects import CostChanged
-from rollout_dispatcher.core.facts import CostFitted
+from rollout_dispatcher.core.facts import CostFitted, SpeedsMeasured
 from rollout_dispatcher.core.measuring.fit import (
     REMEMBERED,
     TERMS,
@@ -100,14 +100,15 @@ class CostStatistics:
 
 class Timing(NamedTuple):
     """A step that ranks have timed: int64[n] tokens of its samples, rank by rank, and int64[R, M]
-    counts; float64[R, M] cost as planned, and seconds computed; float64[R] slowness of ranks, nan
-    where it is not known; and where they meet.
+    counts; float64[R, M] time as planned, and seconds computed; float64[R] slowness of ranks in the
+    plan, and as measured, nan where it is not known; and where they meet.
     """
 
     tokens: IntArray
     counts: IntArray
     planned: FloatArray
     compute: FloatArray
+    planned_slowness: FloatArray
     slowness: FloatArray
     sync: Sync
 
@@ -131,25 +132,40 @@ class CostInUse:
         #: By the fit's observations: seconds for a unit of the cost in use, and a micro-batch.
         self._pace = 0.0, 0.0
         self._better = 0.0
-        #: Terms, float64[R, M, 4], excess that was promised, and sync.
+        #: Terms, float64[R, M, 4], as slow as their ranks; excess that was promised, and sync.
         self._plans: deque[tuple[FloatArray, float, Sync]] = deque(maxlen=JUDGED_STEPS)
         self.fitted: CostFitted | None = None
+        self.speeds: SpeedsMeasured | None = None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether what is measured takes the place of what was believed."""
+        return self._config.adapts
 
     @property
     def fitted_cost(self) -> Quadratic | None:
         """What plans are made with; None: what was believed."""
         return None if self.fitted is None else self.fitted.cost
 
-    def restore(self, fitted: CostFitted | None) -> None:
+    def slowness(self, generation: int) -> tuple[float, ...] | None:
+        """That of the DP ranks of this generation; None: they are equally fast."""
+        speeds = self.speeds
+        if speeds is None or speeds.generation != generation or set(speeds.slowness) == {1.0}:
+            return None
+        return speeds.slowness
+
+    def restore(self, fitted: CostFitted | None, speeds: SpeedsMeasured | None) -> None:
         """Go on with what an earlier process had in use."""
-        self.fitted = fitted if self._config.adapts else None
+        if self._config.adapts:
+            self.fitted, self.speeds = fitted, speeds
 
     def measured(self, step: Timing, next_step: int) -> CostChanged | None:
         """What a step took; returns what is in use from `next_step` on, if that is news."""
         seen, terms = self._look_at(step)
         self._compare(seen)
         self._seen.append(seen)
-        self._plans.append((terms, straggler_excess(step.planned, step.sync), step.sync))
+        slow = step.planned_slowness[:, None, None]
+        self._plans.append((terms * slow, straggler_excess(step.planned, step.sync), step.sync))
         self._count += len(seen.seconds)
         self._unfitted += len(seen.seconds)
         while self._count - len(self._seen[0].seconds) >= REMEMBERED:
@@ -161,14 +177,27 @@ class CostInUse:
             self._fit()
         return news
 
+    def work_of(self, tokens: IntArray, counts: IntArray) -> FloatArray | None:
+        """Seconds of each micro-batch, float64[R, M], by the newest fit, if there is one."""
+        if self._newest is None:
+            return None
+        found: FloatArray = self._terms(tokens, counts)[1] @ self._newest.coefficients
+        return found
+
+    def _terms(self, tokens: IntArray, counts: IntArray) -> tuple[IntArray, FloatArray]:
+        """Tokens that are computed for each sample, and float64[R, M, 4]."""
+        config = self._config
+        s = computed_lengths(tokens, counts, padded=config.padded, multiple=config.multiple)
+        return s, terms_of(s, counts)
+
     def _look_at(self, step: Timing) -> tuple[_Seen, FloatArray]:
         """What of it was timed, and its terms, float64[R, M, 4].
 
         Ranks that take a step's micro-batches at once tell its time with the first of them.
         """
-        config, counts = self._config, step.counts
-        s = computed_lengths(step.tokens, counts, padded=config.padded, multiple=config.multiple)
-        terms, believed = terms_of(s, counts), summed(config.believed(s), counts)
+        counts = step.counts
+        s, terms = self._terms(step.tokens, counts)
+        believed = summed(self._config.believed(s), counts)
         seconds = step.compute / np.where(step.slowness > SLOW, step.slowness, 1.0)[:, None]
         observed = terms
         if bool(np.any((seconds == 0) & (counts > 0))):

@@ -11,12 +11,12 @@ passes and the micro-batches that were planned, whatever ranks say; nobody waits
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from rollout_dispatcher.core.effects import Effect, StepMeasured
-from rollout_dispatcher.core.facts import Note
+from rollout_dispatcher.core.effects import Effect, SpeedsChanged, StepMeasured
+from rollout_dispatcher.core.facts import Note, SpeedsMeasured
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.speeds import RankSpeeds
@@ -120,7 +120,10 @@ class Measuring:
             planned = None
         tokens = [entry.sample.tokens for entry in step.entries()]
         counts = [[len(part) for part in rank] for rank in step.micro_batches]
-        timed = TimedStep(step.number, np.array(tokens), np.array(counts), planned)
+        slowness = np.ones(self._dp_size)
+        if planned is not None and step.slowness is not None:
+            slowness = np.array(step.slowness)
+        timed = TimedStep(step.number, np.array(tokens), np.array(counts), planned, slowness)
         return self._steps.setdefault(step.number, timed)
 
     # -- what becomes of it -----------------------------------------------------------------
@@ -136,20 +139,30 @@ class Measuring:
             timed.number, cost_key, self._leads(cost_key, timed.number), self._sync, split,
             timed.planned,
         )  # fmt: skip
-        self._add(found)
+        self._add(found, timed)
         if not found.leads or found.planned is None:
             return [found]
         step = Timing(
-            timed.tokens, timed.counts, found.planned, split.compute, self._speeds.slowness,
-            self._sync,
+            timed.tokens, timed.counts, found.planned, split.compute, timed.slowness,
+            self._speeds.slowness, self._sync,
         )  # fmt: skip
-        news = self._cost.measured(step, self._ledger.steps.next_step)
-        if news is None:
-            return [found]
-        self._note(news.fitted)
-        return [found, news]
+        return [found, *self._learn(step)]
 
-    def _add(self, found: StepMeasured) -> None:
+    def _learn(self, step: Timing) -> Iterator[Effect]:
+        """What plans are made with from now on, if that is news."""
+        next_step, generation = self._ledger.steps.next_step, self._ledger.generation.number
+        if (cost := self._cost.measured(step, next_step)) is not None:
+            self._note(cost.fitted)
+            yield cost
+        used = self._cost.slowness(generation) or (1.0,) * self._dp_size
+        slowness = self._speeds.revised(used)
+        if self._cost.adapts and slowness != used:
+            speeds = SpeedsMeasured(generation, slowness, next_step)
+            self._cost.speeds = speeds
+            self._note(speeds)
+            yield SpeedsChanged(speeds)
+
+    def _add(self, found: StepMeasured, timed: TimedStep) -> None:
         self._measured += 1
         split, before = found.split, self._totals.get(found.cost_key, 0.0)
         self._totals[found.cost_key] = before + split.of_ranks
@@ -158,7 +171,10 @@ class Measuring:
             return
         self._last, self._why, self._in_a_row = found, "", 0
         if found.planned is not None:
-            self._speeds.note(split.of_ranks[0], found.planned)
+            work = self._cost.work_of(timed.tokens, timed.counts)
+            if work is None:
+                work = found.planned / timed.slowness[:, None]
+            self._speeds.note(split.of_ranks[0], work)
 
     def _leads(self, cost_key: str, step: int) -> bool:
         """Whether a step is judged by this pass: training, else what ranks spend most time on.
@@ -229,6 +245,7 @@ class Measuring:
             unmeasured=dict(self._unmeasured),
             last=self._last,
             slowness=self._speeds.slowness,
+            in_plans=self._cost.slowness(self._generation),
             cost=self._cost.statistics(),
             totals=dict(self._totals),
             transport=dict(self._transport),

@@ -18,7 +18,8 @@ class MeasuredStatistics:
 
     why: in words, why nothing is told of the last steps; empty while it is. steps: passes over
     steps that were measured; unmeasured: those that were not, by reason. last: the last pass that
-    a step was judged by, of this generation. slowness: float64[R], nan where nothing can be told.
+    a step was judged by, of this generation. slowness: float64[R], nan where nothing can be told;
+    in_plans: what plans go by of it, None while that is 1 of each.
     totals: by pass, what each rank computed and waited: float64[2, R]. transport: by pass, what
     every rank was inside collectives besides. All in seconds.
     """
@@ -28,6 +29,7 @@ class MeasuredStatistics:
     unmeasured: Mapping[Unmeasured, int]
     last: StepMeasured | None
     slowness: FloatArray
+    in_plans: tuple[float, ...] | None
     cost: CostStatistics
     totals: Mapping[str, FloatArray]
     transport: Mapping[str, float]
@@ -39,6 +41,7 @@ class MeasuredStatistics:
             "measured_steps": self.steps,
             "unmeasured_steps": dict(self.unmeasured),
             "cost": self.cost.as_json(),
+            "slowness_in_plans": self.in_plans or "no rank is surely slower than others",
             "last_step": None if self.last is None else self._step(self.last),
         }
 

@@ -19,6 +19,12 @@ FEWEST = 3
 #: Weight of the newest step, and steps before it that have any.
 SMOOTHING = 1 / 8
 REMEMBERED = 32
+#: Plans go by a speed once the median of so many steps is that far off what they are made with:
+#: few show what is much, more show what is less. And so many of its standard errors.
+JUDGED = ((8, 0.05), (REMEMBERED, 0.02))
+SURE = 5.0
+#: A rank that is so much off the median one is no longer a matter of how much work it has.
+FASTEST, SLOWEST = 0.25, 4.0
 
 
 def lower_median(values: FloatArray) -> FloatArray:
@@ -26,35 +32,37 @@ def lower_median(values: FloatArray) -> FloatArray:
 
     Where half of the ranks are slow, the others are thus what they are compared with.
     """
+    return _lower_quantile(values, 0.5)
+
+
+def _lower_quantile(values: FloatArray, part: float) -> FloatArray:
     ordered = np.sort(values, axis=0)  # nan last
     known = len(values) - np.isnan(values).sum(axis=0)
-    middle = np.maximum(known - 1, 0) // 2
-    found: FloatArray = ordered[middle, np.arange(len(middle))] if known.ndim else ordered[middle]
+    at = np.maximum(np.ceil(known * part).astype(np.int64) - 1, 0)
+    found: FloatArray = ordered[at, np.arange(len(at))] if known.ndim else ordered[at]
     return found
 
 
 class RankSpeeds:
-    """Seconds a unit of planned cost, of each rank over the median rank's."""
+    """Seconds a unit of work, of each rank over the median rank's."""
 
     def __init__(self, dp_size: int) -> None:
         self._unseen: deque[tuple[FloatArray, FloatArray]] = deque(maxlen=REMEMBERED)
-        self._recent = np.full((RECENT, dp_size), np.nan)
-        self._noted = 0
+        self._recent: deque[FloatArray] = deque(maxlen=REMEMBERED)
         self._slowness = np.full(dp_size, np.nan)
         self._steps = np.zeros(dp_size, np.int64)
 
-    def note(self, seconds: FloatArray, planned: FloatArray) -> None:
-        """A step was measured: seconds, float64[R], and estimates, float64[R, M]."""
-        self._unseen.append((seconds, planned))
+    def note(self, seconds: FloatArray, work: FloatArray) -> None:
+        """A step was measured: seconds, float64[R], and work as estimated, float64[R, M]."""
+        self._unseen.append((seconds, work))
 
     def _look_at(self, seconds: FloatArray, work: FloatArray) -> None:
         pace = np.full(len(work), np.nan)
         np.divide(seconds, work, out=pace, where=(work > 0) & (seconds > 0))
-        self._recent[self._noted % RECENT] = pace / lower_median(pace)
-        self._noted += 1
-        if self._noted < FEWEST:
+        self._recent.append(pace / lower_median(pace))
+        if len(self._recent) < FEWEST:
             return
-        typical = lower_median(self._recent)
+        typical = lower_median(np.array(self._recent)[-RECENT:])
         known = ~np.isnan(typical)
         self._steps += known
         weight = np.maximum(SMOOTHING, 1 / np.maximum(self._steps, 1))
@@ -65,6 +73,30 @@ class RankSpeeds:
     def slowness(self) -> FloatArray:
         """float64[R], 1 for a rank as fast as the median one; nan where nothing can be told."""
         while self._unseen:
-            seconds, planned = self._unseen.popleft()
-            self._look_at(seconds, planned.sum(axis=1))
+            seconds, work = self._unseen.popleft()
+            self._look_at(seconds, work.sum(axis=1))
         return self._slowness
+
+    def revised(self, used: tuple[float, ...]) -> tuple[float, ...]:
+        """What plans should be made with: `used`, but where steps since have surely shown another.
+
+        A median of n has a standard error of 1.25 deviations over the root of n. A deviation is
+        0.87 of what three quarters are within, so that half of the steps before a change and half
+        behind it show nothing yet; and no less than the median rank's. Then what was seen counts no
+        more: the next change has to be shown anew.
+        """
+        _ = self.slowness
+        for steps, worth in JUDGED:
+            if len(self._recent) < steps:
+                break
+            rows = np.array(self._recent)[-steps:]
+            typical = lower_median(rows)
+            spread = 0.87 * _lower_quantile(np.abs(rows - typical), 0.75)
+            error = 1.25 * np.maximum(spread, lower_median(spread)) / steps**0.5
+            sure = np.abs(typical - used) > np.maximum(worth, SURE * error)
+            if sure.any():
+                self._recent.clear()
+                found = np.clip(np.round(typical, 2), FASTEST, SLOWEST)
+                found = np.where(np.abs(found - 1) <= worth, 1.0, found)
+                return tuple(np.where(sure, found, used).tolist())
+        return used

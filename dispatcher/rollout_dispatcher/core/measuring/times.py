@@ -196,13 +196,14 @@ class TimedStep:
     """A step that ranks may report on. settled: passes by key.
 
     tokens: int64[n], of its samples, rank by rank; counts: int64[R, M], of each micro-batch.
-    planned: float64[R, M] or None.
+    planned: float64[R, M] or None; slowness: of the ranks in the plan, float64[R].
     """
 
     number: int
     tokens: IntArray
     counts: IntArray
     planned: FloatArray | None
+    slowness: FloatArray
     passes: dict[str, Pass] = field(default_factory=dict)
     settled: set[str] = field(default_factory=set)
 

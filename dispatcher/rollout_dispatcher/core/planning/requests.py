@@ -23,20 +23,26 @@ def request_plan(
     *,
     usual: UsualLoss,
     cost: Quadratic | None,
+    slowness: tuple[float, ...] | None,
 ) -> PlanWanted:
     """Ask for a plan of `take` of these entries, or groups of them, oldest first."""
     window = _window(entries, must_go)
     window = replace(window, usual_loss_tokens=usual.with_(window))
-    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial, cost)
+    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial, cost, slowness)
 
 
 def request_replan(
-    step: OpenStep, dp_size: int, refill: list[Entry], cost: Quadratic | None
+    step: OpenStep,
+    dp_size: int,
+    refill: list[Entry],
+    *,
+    cost: Quadratic | None,
+    slowness: tuple[float, ...] | None,
 ) -> ReplanWanted:
     """Ask for another plan of exactly the samples of an open step, and those that fill it up."""
     entries = [*sorted(step.entries(), key=lambda entry: entry.ticket), *refill]
     window = _window(entries, np.ones(len(entries), np.bool_))
-    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill), cost)
+    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill), cost, slowness)
 
 
 def _window(entries: list[Entry], must_go: BoolArray) -> Window:

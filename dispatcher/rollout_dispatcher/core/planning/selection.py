@@ -55,15 +55,19 @@ class Selection:
         entries = self._phases.window(self._window)
         due = self._freshness.must_go(entries, self._ledger.steps.next, self._batch)
         take = min(self._batch, self._buffer.units_of(entries))
-        dp_size = self._ledger.generation.dp_size
+        generation, cost = self._ledger.generation, self._cost
         return request_plan(
-            entries, due, take, dp_size, go, usual=self._usual, cost=self._cost.fitted_cost
-        )
+            entries, due, take, generation.dp_size, go, usual=self._usual,
+            cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
+        )  # fmt: skip
 
     def request_again(self, step: OpenStep) -> ReplanWanted:
         """Ask for another plan of an open step."""
-        dp_size = self._ledger.generation.dp_size
-        return request_replan(step, dp_size, self._refill(step), self._cost.fitted_cost)
+        generation, cost = self._ledger.generation, self._cost
+        return request_replan(
+            step, generation.dp_size, self._refill(step),
+            cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
+        )  # fmt: skip
 
     def _refill(self, step: OpenStep) -> list[Entry]:
         """The oldest samples, groups whole, that may take the place of those that a step has lost.

@@ -217,13 +217,16 @@ class StepLedger:
         usual_loss: loss tokens of the mean arrival.
         """
         dp_size = self.generation.dp_size
-        step = self.steps.add(_lay_out(plan, entries), dp_size, now, plan.cost, usual_loss)
+        step = self.steps.add(
+            _lay_out(plan, entries), dp_size, now, plan.cost,
+            usual_loss=usual_loss, slowness=plan.slowness,
+        )  # fmt: skip
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
         """Give an unplanned step a plan; returns the delivery of what it held back."""
         dp_size = self.generation.dp_size
-        self.steps.replace(number, _lay_out(plan, entries), dp_size, plan.cost)
+        self.steps.replace(number, _lay_out(plan, entries), dp_size, plan.cost, plan.slowness)
         return self._deliver_after(number - 1)
 
     def open_waiting(self) -> list[Effect]:

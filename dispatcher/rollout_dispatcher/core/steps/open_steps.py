@@ -157,7 +157,9 @@ class OpenSteps(Mapping[int, OpenStep]):
         dp_size: int,
         now: float,
         cost: FloatArray | None = None,
+        *,
         usual_loss: float = 0.0,
+        slowness: tuple[float, ...] | None = None,
     ) -> OpenStep:
         """The next step was planned, at this cost; it is open at once unless others wait.
 
@@ -169,7 +171,8 @@ class OpenSteps(Mapping[int, OpenStep]):
         digest = step_digest(number, micro_batches, attempt, usual_loss)
         step = OpenStep(
             number, micro_batches, digest, now,
-            dp_size=dp_size, planned_cost=cost, attempt=attempt, usual_loss=usual_loss,
+            dp_size=dp_size, planned_cost=cost, slowness=slowness, attempt=attempt,
+            usual_loss=usual_loss,
         )  # fmt: skip
         if self._waiting:  # it was being planned when the trainer rewound
             self._waiting.append(step)
@@ -183,6 +186,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         micro_batches: MicroBatches,
         dp_size: int,
         cost: FloatArray | None = None,
+        slowness: tuple[float, ...] | None = None,
     ) -> None:
         """An open step was planned again, for so many DP ranks, at this cost."""
         self._look_from(number - 1)
@@ -190,7 +194,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         digest = step_digest(number, micro_batches, before.attempt, before.usual_loss)
         self._open[number] = replace(
             before, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
-            dp_size=dp_size, planned_cost=cost,
+            dp_size=dp_size, planned_cost=cost, slowness=slowness,
         )  # fmt: skip
 
     def hold_back(self, number: int) -> None:

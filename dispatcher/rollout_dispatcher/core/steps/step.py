@@ -84,8 +84,9 @@ class OpenStep:
     which samples it has. attempt: rises with every plan that is lost so.
     dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
     simulation has one rank that speaks for all, so the two may differ.
-    planned_cost: float64[R, M], what its plan estimates for each micro-batch; None of a step that
-    an earlier process planned, as the journal does not keep it.
+    planned_cost: float64[R, M], what its plan estimates that each micro-batch takes its rank; None
+    of a step that an earlier process planned, as the journal does not keep it. slowness: of the
+    ranks in that plan; None: all are equally fast.
     usual_loss: loss tokens of a sample as they arrived when it was planned, the mean; it stays,
     whatever samples the step loses. 0 of a step that an earlier release planned.
     """
@@ -97,6 +98,7 @@ class OpenStep:
     state: StepState = StepState.PLANNED
     dp_size: int = 0
     planned_cost: FloatArray | None = None
+    slowness: tuple[float, ...] | None = None
     attempt: int = 0
     usual_loss: float = 0.0
 

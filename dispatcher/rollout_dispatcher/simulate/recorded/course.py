@@ -127,7 +127,11 @@ def slowness(steps: list[RecordedStep]) -> FloatArray | None:
     The median that metrics have: of an even number the faster one in the middle.
     None where it was not measured, or the number of DP ranks has changed.
     """
-    found = [(compute, step.cost) for step in steps if (compute := main_pass(step)) is not None]
+    found = [
+        (compute, step.cost / step.slowness[:, None])
+        for step in steps
+        if (compute := main_pass(step)) is not None
+    ]
     if not found or len({len(compute) for compute, _ in found}) != 1:
         return None
     seconds = sum((compute.sum(axis=1) for compute, _ in found), np.zeros(len(found[0][0])))

@@ -1,0 +1,117 @@
+"""Splitting for ranks of different speed: work in proportion to it, as far as limits allow.
+
+Invariant: each micro-batch keeps within its limits, each group its rank; the result never takes
+longer than what was given.
+
+What was split for ranks that are alike is dealt anew. Where ranks meet once a step, samples go to
+ranks, the largest first, each to the rank that would be done with it first (Graham 1969; of
+machines that differ in speed Gonzalez, Ibarra & Sahni 1977), which fills its micro-batches.
+Where they meet at every micro-step, so do the samples of each micro-step. What does not gain by
+that, as of padded micro-batches, changes places at least: the least work to the slowest.
+
+Example: of samples 4 4 2 2 a rank of slowness 2 gets a 4, and one of slowness 1 gets 4 2 2.
+"""
+
+from heapq import heappop, heappush, heapreplace
+from itertools import pairwise
+
+import numpy as np
+
+from rollout_planner.split.groups import split_plainly
+from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.parts import (
+    Batch,
+    Parts,
+    matrix,
+    rearranged,
+    time_of,
+    without_fillers,
+)
+from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
+
+
+def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
+    """These, or what takes ranks of such slowness less time."""
+    slowness, budget = config.slowness, config.micro_batch_tokens
+    assert slowness is not None, "there is nothing to do for ranks that are alike"
+
+    def share(load: FloatArray, weight: IntArray, _ranks: int, cap: int) -> IntArray | None:
+        return first_done(load, weight, slowness, cap)
+
+    found = [parts, _placed(batch, parts, config)]
+    if config.sync is Sync.STEP or parts.num_micro_batches == 1 or batch.group is not None:
+        found.append(without_fillers(batch, split_plainly(batch, config, share)))
+    packed = config.layout is Layout.PACKED or config.micro_batch_size == 1
+    if config.sync is Sync.MICRO_STEP and packed and batch.group is None:
+        found.append(without_fillers(batch, _dealt(batch, found[1], config, slowness)))
+    begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
+    return min(
+        found, key=lambda each: time_of(batch, each, config) + begin * each.num_micro_batches
+    )
+
+
+def first_done(
+    load: FloatArray, weight: IntArray, slowness: tuple[float, ...], cap: int
+) -> IntArray | None:
+    """Rank of each item of falling load: the one that would be done first of those with room.
+
+    weight: what each takes of a rank's `cap`; one above it has a rank to itself. None: no room.
+    Ranks that are equally fast have a heap together, by what they have, and of each heap only the
+    least loaded is asked.
+    """
+    heaps: dict[float, list[tuple[float, int]]] = {}
+    for rank, slow in enumerate(slowness):
+        heaps.setdefault(slow, []).append((0.0, rank))
+    room, full, ranks = [cap] * len(slowness), list[tuple[int, float, tuple[float, int]]](), []
+    for cost, taken in zip(load.tolist(), weight.tolist(), strict=True):
+        needed = min(taken, cap)
+        while full and -full[0][0] >= needed:
+            _, slow, entry = heappop(full)
+            heappush(heaps[slow], entry)
+        best, soonest = None, np.inf
+        for slow, heap in heaps.items():
+            while heap and room[heap[0][1]] < needed:
+                heappush(full, (-room[heap[0][1]], slow, heappop(heap)))
+            if heap and (heap[0][0] + cost) * slow < soonest:
+                best, soonest = heap, (heap[0][0] + cost) * slow
+        if best is None:
+            return None
+        loaded, rank = best[0]
+        room[rank] -= needed
+        heapreplace(best, (loaded + cost, rank))
+        ranks.append(rank)
+    return np.array(ranks, dtype=np.int64)
+
+
+def _placed(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
+    """The same micro-batches, the least work for the slowest rank, in each micro-step by itself."""
+    (R, M), cost = parts.counts.shape, matrix(batch, parts, config.layout)
+    if config.sync is Sync.STEP or batch.group is not None:
+        cost = np.repeat(cost.sum(axis=1, keepdims=True), M, axis=1)
+    slowest = np.argsort(-np.array(config.slowness), kind="stable")
+    source = np.empty((R, M), dtype=np.int64)
+    source[slowest] = np.argsort(cost, axis=0, kind="stable") * M + np.arange(M)
+    return rearranged(parts, source)
+
+
+def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
+    """The samples of each micro-step dealt to ranks anew, where that gains."""
+    (R, M), counts, m = parts.counts.shape, parts.counts.ravel(), config.micro_batch_size
+    column = np.empty(len(batch), dtype=np.int64)
+    column[parts.sequence] = np.repeat(np.arange(R * M) % M, counts)
+    labels = np.empty(len(batch), dtype=np.int64)
+    labels[parts.sequence] = np.repeat(np.arange(R * M), counts)
+    weight = batch.tokens if m is None else np.ones(len(batch), dtype=np.int64)
+    cap, slow = m or config.micro_batch_tokens or 1, np.array(slowness)
+    order = batch.dearest_first[np.argsort(column[batch.dearest_first], kind="stable")]
+    ends = np.searchsorted(column[order], np.arange(M + 1)).tolist()
+    for j, (start, end) in enumerate(pairwise(ends)):
+        own = order[start:end]
+        ranks = first_done(batch.cost[own], weight[own], slowness, cap)
+        if ranks is None:
+            continue
+        before = np.bincount(labels[own] // M, weights=batch.cost[own], minlength=R) * slow
+        after = np.bincount(ranks, weights=batch.cost[own], minlength=R) * slow
+        if after.max() < before.max():
+            labels[own] = ranks * M + j
+    return Parts.of_labels(batch.order, labels[batch.order], M, R)
