@@ -21,7 +21,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -138,7 +138,7 @@ def _check_range(text: str, model: CostModel) -> None:
 def _parse_quadratic(text: str, rest: str) -> Quadratic:
     try:
         numbers = [float(part) for part in rest.split(",")]
-        if not 3 <= len(numbers) <= 4:
+        if not 2 < len(numbers) <= len(fields(Quadratic)):
             raise ValueError
     except ValueError:
         raise ConfigError(

@@ -6,6 +6,7 @@ Invariant: falling tokens, ties by position; as cost is monotone in tokens, cost
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rollout_planner.types import BoolArray, FloatArray, IntArray, cut
 
@@ -72,3 +73,24 @@ def labels_of(parts: list[list[int]], n: int) -> IntArray:
     for number, part in enumerate(parts):
         labels[part] = number
     return labels
+
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+
+def group_index(group: IntArray) -> IntArray:
+    """Dense group number of each sample, by first arrival; a sample without one is its own."""
+    own = np.where(group < 0, group.max(initial=0) + 1 + np.arange(len(group)), group)
+    _, first, inverse = np.unique(own, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
+    dense: IntArray = rank[inverse]
+    return dense
+
+
+def group_max(values: NDArray[Number], index: IntArray) -> NDArray[Number]:
+    """Largest value of each group's members."""
+    order = np.argsort(index, kind="stable")
+    starts = np.flatnonzero(np.diff(index[order], prepend=-1))
+    largest: NDArray[Number] = np.maximum.reduceat(values[order], starts)
+    return largest

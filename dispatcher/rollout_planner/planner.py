@@ -25,11 +25,10 @@ from rollout_planner import tuning
 from rollout_planner.cost import DEAREST
 from rollout_planner.errors import PlanError, validate_config
 from rollout_planner.objective import bound_of
-from rollout_planner.order import among, by_falling_tokens
+from rollout_planner.order import among, by_falling_tokens, group_index
 from rollout_planner.public.arguments import check_fits
-from rollout_planner.select.choose import choose, must_take
+from rollout_planner.selection import choose, must_take
 from rollout_planner.split.assign import spread_columns
-from rollout_planner.split.group_items import group_index
 from rollout_planner.split.parts import (
     Batch,
     Parts,

@@ -14,8 +14,14 @@ from dataclasses import replace
 from rollout_planner import tuning
 from rollout_planner.objective import bound_of
 from rollout_planner.split.assign import lpt_budget
-from rollout_planner.split.group_items import group_items, members_of_items
-from rollout_planner.split.groups import by_neighbours, in_turn, split_plainly
+from rollout_planner.split.groups import (
+    Share,
+    by_neighbours,
+    group_items,
+    in_turn,
+    members_of_items,
+    split_plainly,
+)
 from rollout_planner.split.padded import begin_cost
 from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, without_fillers
 from rollout_planner.split.recut import recut
@@ -45,14 +51,14 @@ def _dealt(batch: Batch, config: PlanConfig) -> Parts:
     return without_fillers(batch, parts)
 
 
-def _greedy(batch: Batch, config: PlanConfig) -> Parts:
-    """LPT: the largest first, always to the least loaded rank."""
-    return without_fillers(batch, split_plainly(batch, config, lpt_budget))
+def _shared(share: Share) -> Split:
+    """Who goes to which rank is all that it says."""
+    return lambda batch, config: without_fillers(batch, split_plainly(batch, config, share))
 
 
-def _kk(batch: Batch, config: PlanConfig) -> Parts:
-    """Karmarkar-Karp: ranks of equally many samples and nearly equal sums."""
-    return without_fillers(batch, split_plainly(batch, config, by_neighbours))
+#: LPT: the largest first, always to the least loaded rank. Karmarkar-Karp: ranks of equally many
+#: samples and nearly equal sums.
+_greedy, _kk = _shared(lpt_budget), _shared(by_neighbours)
 
 
 # The window: the splitter for the limits in force, or a plain method where that waits less.

@@ -25,8 +25,11 @@ LEVEL_COLUMNS = 3e-3
 #: Loads within this of their mean, or times of their bound, count as equal: finer takes more swaps
 #: and trades. By `tests.bench.constants TOLERANCE 2e-4 2e-3 1e-2 --cell small`.
 TOLERANCE = 2e-4
-#: Rounds of swaps. Chosen: half as many wait longer, and more hardly less.
-ROUNDS = 16
+#: Rounds of swaps; slots of a bin that one looks at, as many are alike; different levels of padded
+#: micro-steps, where these are many; the part of a step that the next try has fewer of, where it is
+#: too much by its parts' unevenness alone. Chosen, and one number: half as many wait longer, and
+#: more hardly less. By `tests.bench.constants SWAP_SLOTS 8 16 32`, and STAGES.
+ROUNDS = SWAP_SLOTS = STAGES = CAP_STEPS_DOWN = 16
 
 #: What sums of floats may be off by, in shares of them.
 ROUNDING = 1e-9
@@ -66,18 +69,8 @@ DEBT = 1.5
 
 # Splitting: how evenly, and how long.
 
-#: Swap candidates a bin; more than this costs time and adds little, as many are alike. By
-#: `tests.bench.constants SWAP_SLOTS 8 16 32`.
-SWAP_SLOTS = 16
-#: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
-#: others have one, and it would take a second. Chosen.
-TOO_MANY_SLOTS = 1 << 20
-#: Up to so many slots all that a fixed number of samples a micro-batch allows are there to be
-#: filled; beyond, twice as many as there are samples, as the rest stay empty. Chosen.
-FEW_SLOTS = 1 << 12
-#: When no pair can gain, bins are paired otherwise, this often; under a token budget less often, as
-#: it is the budget that stands in the way. By `tests.bench.planner`, times.
-OTHER_PAIRINGS, OTHER_PAIRINGS_IN_BUDGET = 3, 1
+#: When no pair can gain, bins are paired otherwise, this often. By `tests.bench.planner`, times.
+OTHER_PAIRINGS = 3
 #: How often a level may rise to hold more tokens. By `tests.bench.constants RISES 1 2 8`.
 RISES = 2
 
@@ -89,25 +82,19 @@ FEWER_BINS = 2
 #: Trades between bins may take so many seconds of one core, which are counted. Chosen by trial.
 EVENED = 5e-4
 
-#: A largest sum that is above its lower bound by no more than this is good enough as it is. Chosen
-#: by trial.
-EVEN_PARTS = 1e-5
-
 # A cap on the tokens of a rank.
 
 #: What tokens count as work beside cost, where both have the same mean, as tried in turn. Chosen by
 #: trial.
 TOKEN_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
-#: A step that is too much by its parts' unevenness alone has this part of it fewer next. Chosen by
-#: trial.
-CAP_STEPS_DOWN = 16
 
 # Groups that stay on one rank.
 
 #: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
 LAYERS = 12
-#: Micro-batches beyond the fewest that are tried. Chosen.
-MORE_TRIED = 4
+#: Micro-batches beyond the fewest that are tried; where ranks keep their samples, numbers of
+#: micro-batches that are looked at closer: 2 take longer steps. Chosen by trial.
+MORE_TRIED = RECUT_COUNTS = 4
 
 # Padded micro-batches.
 
@@ -120,34 +107,41 @@ BEGIN_MICRO_STEP = 0.04
 TIMES_FEWEST = 2
 #: Levels that an estimate tries, in shares of a micro-batch. Chosen by trial.
 ESTIMATE_SHARES = np.geomspace(0.5, 2.0, 7)
+#: Runs up to twice of which all tries are made, then each second, and so on; and items that have as
+#: many levels as there may be, of which twice as many have half. Chosen by trial.
+ALL_TRIED = 128
 #: Levels that are tried first: at least, at most, and entries of a table of them; then around each
 #: level that was found, as many as the table has room for. Chosen by trial.
-LEVELS, LEVEL_TABLE = (24, 96), 3 << 12
+LEVELS = (24, 96)
+LEVEL_TABLE = LEVELS[1] * ALL_TRIED
 FINE_LEVELS = np.array((1, 0.985, 1.01, 0.97, 1.02, 0.94, 1.05))
-#: Different levels where micro-steps are many, and places of runs that are filled one by one. By
-#: `tests.bench.constants STAGES 4 16 32 --cell padded-budget`, the other chosen by trial.
-STAGES, FILL_STEPS = 16, 32
-#: Tries of each round, only each second where there are so many runs, and so on; the best few that
-#: the next tries are around. More find more, and take longer. Chosen by trial.
-TRIES, ALL_TRIED, KEPT = 64, 128, 3
+#: Places of runs that are filled one by one. Chosen by trial.
+FILL_STEPS = 32
+#: Tries of each round; the best few that the next tries are around. More find more, and take
+#: longer. Chosen by trial.
+TRIES, KEPT = 64, 3
 #: Of each round, try and level, how far it is off: from half to a fortieth, then closer.
 NOISE = np.random.default_rng(7).standard_normal((3, TRIES, STAGES)) - 0.2
 NOISE *= np.geomspace(1, 1 / 20, TRIES)[:, None] * np.array((0.5, 0.1, 0.05))[:, None, None]
 #: Where ranks meet once a step: what a run may cost at most, in shares of a rank; places tried for
 #: its end, in parts of what is between its neighbours' and beside where it is.
 #: Chosen by trial.
-LARGEST_RUN, END_SPREAD, END_CLOSE = (0.6, 1.0), np.arange(1, 8) / 8, np.arange(-2, 3)
+LARGEST_RUN, END_SPREAD, END_CLOSE = (
+    (0.6, 1.0),
+    np.linspace(0, 1, 9)[1:-1],
+    np.arange(1 + 2 * 2) - 2,
+)
 #: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
 #: could be, as tried in turn. Chosen by trial.
 FIT_PARTS = np.linspace(1, 0.3, 8)
-#: Where ranks keep their samples: how many numbers of micro-batches are looked at closer. Chosen by
-#: trial: 2 take longer steps.
-RECUT_COUNTS = 4
 
 # Comparisons: when other splits are tried, and what they take.
 
 #: Steps of up to so many samples are compared with other selections and plain methods. Chosen.
 COMPARED_UP_TO = 1024
+#: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
+#: others have one, and it would take a second. Chosen.
+TOO_MANY_SLOTS = COMPARED_UP_TO**2
 #: Up to so many trade samples under a budget, and padded ones are compared: of more samples single
 #: ones hardly matter. Chosen.
 SMALL_STEP = 200
@@ -166,4 +160,4 @@ TRADED_FROM, TRADE_PARTNERS = 6, 8
 #: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
 TRADE_PATIENCE = 2
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
-BETWEEN_EQUALS = 1e-6
+BETWEEN_EQUALS = LEVEL**2

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from rollout_workers.demo import lifeline
-from rollout_workers.producer.blocking import RolloutProducer
+from rollout_workers.demo.data import leave_with_starter
 from rollout_workers.producer.encode import RolloutSample
+from rollout_workers.producer.producer import RolloutProducer
 from tests.bench.journal import note
 from tests.chaos.cluster.processes import Process
 from tests.support.server import ServeProcess
@@ -38,7 +38,7 @@ WAYS: dict[str, dict[str, object]] = {
 
 def produce(endpoint: str, samples: int) -> None:
     """Push so many samples, and wait for each batch to be accepted."""
-    lifeline.hold()
+    leave_with_starter()
     batch = [RolloutSample({"input_ids": np.arange(at, at + TOKENS)}) for at in range(BATCH)]
     with RolloutProducer(endpoint) as producer:
         for _ in range(samples // BATCH):

@@ -25,7 +25,7 @@ import numpy as np
 from rollout_dispatcher.simulate.figures import selection_bias
 from rollout_planner.order import by_falling_tokens
 from rollout_planner.planner import plan
-from rollout_planner.select.candidates import tightest
+from rollout_planner.selection import tightest
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Strategy, Window
 from tests.bench.cells import Cell, lengths_of, stream, those_here
 from tests.bench.planner import WARM_UP, Totals, refilled

@@ -16,7 +16,7 @@ from typing import Any
 from rollout_dispatcher import Dispatcher, ServeConfig
 from rollout_planner.types import Layout
 from rollout_workers import RolloutProducer, RolloutSample
-from rollout_workers.client.loop_thread import LoopThread
+from rollout_workers.client.process import LoopThread
 from tests.convergence import answers
 from tests.convergence.evaluation import by_digits, expected_reward
 from tests.convergence.policy import Policy

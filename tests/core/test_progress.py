@@ -173,11 +173,7 @@ class Progress(RuleBasedStateMachine):
     def line(self, answer: PushAnswered) -> set[int]:
         """Numbers of this producer's pushes that were held before and are still, with payload."""
         held = self.core._admission.held
-        return {
-            push.first_seq
-            for push in held.of_producer(answer.producer)
-            if not held.is_emptied(push)
-        }
+        return {push.first_seq for push in held.of_producer(answer.producer) if not push.emptied}
 
     # -- anything may happen ----------------------------------------------------------------
 
@@ -368,7 +364,7 @@ class Progress(RuleBasedStateMachine):
         pressed = self.core._capacity.pressed
         if len(self.core._admission.held) and self.core._capacity.shortfall() > 0:
             held = self.core._admission.held
-            waits = [push for push in held if not held.is_emptied(push)]
+            waits = [push for push in held if not push.emptied]
             assert not waits or (pressed is not None and pressed.cap in HARD_CAPS)
 
     @invariant()

@@ -26,7 +26,7 @@ from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.router import Router
-from rollout_workers.demo import lifeline
+from rollout_workers.demo.data import leave_with_starter
 
 Plant = Callable[[Any, str, object], None]
 
@@ -211,7 +211,7 @@ IN_JOURNAL = {
 }
 
 if __name__ == "__main__":
-    lifeline.hold()
+    leave_with_starter()
     if sys.argv[1] != "none":
         (IN_SESSION | IN_SERVICE | OVER_HTTP)[sys.argv[1]](setattr)
     sys.exit(main(sys.argv[2:]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_planner.objective import rank_bound
 from rollout_planner.planner import plan
-from rollout_planner.split.packing import least_bins, pack, pack_ranks
+from rollout_planner.split.packing import pack, pack_ranks
 from rollout_planner.split.parts import Batch, Parts, without_fillers
 from rollout_planner.types import (
     FloatArray,
@@ -70,22 +70,6 @@ def test_there_are_no_more_micro_batches_than_best_fit_needs(
         counts = np.bincount(labels)
         assert len(counts) <= ranks * M
         assert ((np.bincount(labels, weights=s) <= budget) | (counts <= 1)).all()
-
-
-@settings(max_examples=300)
-@given(batches())
-def test_the_bound_on_bins_is_never_above_a_packing(batch: tuple[list[int], int]) -> None:
-    lengths, budget = batch
-    s = falling(lengths)
-    assert least_bins(s, budget) <= best_fit(s.tolist(), budget)
-    assert least_bins(s, budget) >= -(-int(np.minimum(s, budget).sum()) // budget)
-
-
-def test_the_bound_on_bins_knows_what_cannot_stand_together() -> None:
-    assert least_bins(np.array([7, 7, 6, 4, 2]), 10) == 3
-    assert least_bins(np.array([7, 7, 6, 4, 4]), 10) == 4
-    assert least_bins(np.array([6, 6, 6]), 10) == 3
-    assert least_bins(np.array([25, 5, 5]), 10) == 2
 
 
 def test_tight_bins_are_as_few_as_best_fit_finds_however_many_samples_there_are() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan
-from rollout_planner.select.candidates import LossBound
+from rollout_planner.selection import LossBound
 from rollout_planner.types import Grouping, IntArray, PlanConfig, Window
 
 SAMPLES = st.lists(

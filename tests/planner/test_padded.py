@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan, tokens
 from rollout_planner.objective import estimate
+from rollout_planner.split.assign import places_of
 from rollout_planner.split.padded import (
     Counts,
     Items,
@@ -22,7 +23,6 @@ from rollout_planner.split.padded import (
     most_in_run,
     padded_runs,
 )
-from rollout_planner.split.partition import places_of
 from rollout_planner.types import (
     CostModel,
     FloatArray,

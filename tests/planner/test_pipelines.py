@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan, tokens
-from rollout_planner.split.partition import for_pipelines, step_partition
+from rollout_planner.split.assign import bins_onto_ranks
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -44,12 +44,11 @@ def test_a_split_for_pipelines_is_a_permutation_no_worse_than_equal_sums(
     batch: tuple[FloatArray, int, int, int], stages: int
 ) -> None:
     x, R, M, m = batch
-    plain = step_partition(x, R, M, m)
-    slots = for_pipelines(plain, x, stages)
-    assert slots.shape == (R, M, m)
-    assert sorted(slots.ravel().tolist()) == list(range(len(x)))
-    found = pipeline_time(x[slots].sum(axis=2), stages)
-    assert found <= pipeline_time(x[plain].sum(axis=2), stages) * (1 + 1e-12)
+    load, times = x.reshape(R * M, m).sum(axis=1), []
+    for place in (bins_onto_ranks(load, R, M, each) for each in (stages, 1)):
+        assert sorted(place.tolist()) == list(range(R * M))
+        times.append(pipeline_time(load[np.argsort(place)].reshape(R, M), stages))
+    assert times[0] <= times[1] * (1 + 1e-12)
 
 
 COSTS: list[CostModel] = [tokens, Quadratic()]

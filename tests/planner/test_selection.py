@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_planner import Quadratic, plan
-from rollout_planner.order import among, by_falling_tokens
-from rollout_planner.select import candidates
-from rollout_planner.select.candidates import Pool, due, keep_oldest, tightest
-from rollout_planner.split.group_items import fill_exactly, group_index, group_max
+from rollout_planner import Quadratic, plan, selection
+from rollout_planner.order import among, by_falling_tokens, group_index, group_max
+from rollout_planner.selection import Pool, due, fill_exactly, keep_oldest, tightest
 from rollout_planner.types import (
     BoolArray,
     FloatArray,
@@ -277,7 +275,7 @@ def test_outliers_are_held_many_before_few_and_others_few_before_many() -> None:
         """How many of the heaviest each candidate of the lane leaves behind."""
         cost = np.concatenate((np.ones(98), np.linspace(heaviest, 2, 32), np.ones(30)))
         pool = pool_of(cost)
-        masks = list(candidates.of(pool, 128))[1:-1]  # between the oldest and the DP
+        masks = list(selection.of(pool, 128))[1:-1]  # between the oldest and the DP
         return [int(np.argmax(keep[pool.order])) for keep in masks]
 
     assert held(12.0) == [0, 0, 16, 4, 1]
@@ -289,7 +287,7 @@ def test_to_hold_what_has_a_column_of_company_is_no_debt() -> None:
         """Of holding the first of the heavy while another sample in the lane is due."""
         cost = np.concatenate((np.full(heavy, 20.0), np.ones(100 - heavy)))
         pool = replace(pool_of(cost, np.arange(100) == 12), age=np.full(100, age))
-        return candidates.debt(pool, np.arange(100) != 0)
+        return selection.debt(pool, np.arange(100) != 0)
 
     assert debt(heavy=9, age=0.5) == debt(heavy=8, age=0.0) == 0  # a column has 8 places
     assert debt(heavy=8, age=1.0) > debt(heavy=8, age=0.5) > 0
@@ -298,7 +296,7 @@ def test_to_hold_what_has_a_column_of_company_is_no_debt() -> None:
 def test_every_candidate_takes_what_is_forced_and_the_right_number() -> None:
     cost = np.random.default_rng(2).lognormal(1, 1, 100)
     forced = np.arange(100) % 9 == 0
-    for keep in candidates.of(pool_of(cost, forced), 64):
+    for keep in selection.of(pool_of(cost, forced), 64):
         assert keep.sum() == 64
         assert keep[forced].all()
 

@@ -23,9 +23,9 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.simulate.trace import sample_lengths
-from rollout_workers.demo import lifeline
-from rollout_workers.producer.asynchronous import AsyncRolloutProducer
+from rollout_workers.demo.data import leave_with_starter
 from rollout_workers.producer.encode import RolloutSample
+from rollout_workers.producer.producer import AsyncRolloutProducer
 
 AT_ONCE, KINDS = 32, 4096
 SCALE = 1 / 256
@@ -164,7 +164,7 @@ async def main(endpoint: str, http: str, first: int, last: int, ballast: int) ->
 
 
 if __name__ == "__main__":
-    lifeline.hold()
+    leave_with_starter()
     where, web, *numbers = sys.argv[1:]
     low, high, weight = map(int, numbers)
     asyncio.run(main(where, web, low, high, weight))

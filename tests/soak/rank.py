@@ -8,7 +8,7 @@ SECONDS is what a step takes at least, so that producers are faster than ranks.
 import sys
 import threading
 
-from rollout_workers.demo import lifeline
+from rollout_workers.demo.data import leave_with_starter
 from rollout_workers.rank.client import RankClient
 
 
@@ -24,7 +24,7 @@ def train(client: RankClient, seconds: float) -> None:
 
 def main(endpoint: str, dp_size: int, seconds: float) -> None:
     """One thread a rank."""
-    lifeline.hold()
+    leave_with_starter()
     first = RankClient(endpoint, dp_rank=0, dp_size=dp_size)
     others = [
         RankClient(endpoint, dp_rank=rank, dp_size=dp_size, generation=first.generation)

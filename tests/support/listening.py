@@ -5,8 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from rollout_dispatcher.errors import ListenerFailed
-from rollout_dispatcher.transport.interface import ConnectionHandler, ServerTls
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.transport.listener import ConnectionHandler, Pending, ServerTls
 
 
 class Heard:

@@ -26,7 +26,7 @@ CLOSES_WHILE_IT_READS = """
 import sys, threading
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference
-from rollout_workers.stores.opened import OpenedStores
+from rollout_workers.stores.registry import OpenedStores
 stores = OpenedStores()
 stores.allow([sys.argv[1]])
 stored = [stores.put(f"{sys.argv[2]}/{at}", [bytes(100_000)]) for at in range(8)]

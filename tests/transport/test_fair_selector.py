@@ -9,8 +9,7 @@ from time import monotonic
 
 import pytest
 
-from rollout_dispatcher.transport.fair_selector import FairEventLoop, FairSelector
-from rollout_dispatcher.transport.turns import AT_ONCE, Turns
+from rollout_dispatcher.transport.turns import AT_ONCE, FairEventLoop, FairSelector, Turns
 
 MANY = 3 * AT_ONCE + 5
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import server_tls
-from rollout_dispatcher.transport.interface import ServerTls
-from rollout_dispatcher.transport.schemes import listen
-from rollout_dispatcher.transport.tls.handshakes import AT_ONCE, Handshakes
+from rollout_dispatcher.transport.listener import ServerTls
+from rollout_dispatcher.transport.sockets import listen
+from rollout_dispatcher.transport.tls import AT_ONCE, Handshakes
 from tests.support.certificates import Authority
 from tests.support.listening import Heard
 from tests.transport.test_plain import Recorder

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from rollout_dispatcher.transport.pending import BACKLOG_SECONDS, Pending, Place
-from rollout_dispatcher.transport.sockets import BACKLOG
+from rollout_dispatcher.transport.listener import BACKLOG, BACKLOG_SECONDS, Pending, Place
 
 LIMIT = 4
 

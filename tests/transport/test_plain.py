@@ -10,7 +10,7 @@ import pytest
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.outbox import MAX_BUFFERS
 from rollout_dispatcher.transport.plain import HIGH_WATER_BYTES, StreamProtocol, StreamTransport
-from rollout_dispatcher.transport.schemes import listen
+from rollout_dispatcher.transport.sockets import listen
 from tests.support.listening import Heard
 
 #: More than the kernel keeps between two sockets.

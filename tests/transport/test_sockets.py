@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.transport.connect import connect
-from rollout_dispatcher.transport.sockets import listening_socket
+from rollout_dispatcher.transport.sockets import connect, listening_socket
 from tests.transport.test_plain import Recorder
 
 

@@ -7,7 +7,7 @@ import pytest
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, StepContractError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.checkpoint import position_of, state_of
+from rollout_workers.stream import position_of, state_of
 from tests.workers.rank.test_core import connected, hear, spoken, welcome
 from tests.workers.support.peers import step
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from rollout_workers.live_objects import instances
+from rollout_workers.process_group import instances
 
 
 class Kind:

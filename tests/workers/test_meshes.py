@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rollout_workers import RolloutProducer
-from rollout_workers.meshes import Mesh, advice
+from rollout_workers.process_group import Mesh, advice
 from tests.e2e.harness import finish, running
 from tests.support.server import serve
 from tests.support.torchrun import torchrun_command
@@ -69,7 +69,9 @@ def test_the_advice_names_the_data_parallel_dimensions(
 
 
 def test_no_mesh_is_looked_for_in_a_process_without_torch_distributed() -> None:
-    code = "from rollout_workers.meshes import ambiguous_mesh; assert ambiguous_mesh(4) is None"
+    code = (
+        "from rollout_workers.process_group import ambiguous_mesh; assert ambiguous_mesh(4) is None"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -367,6 +367,6 @@ def test_without_torch_a_stream_says_what_to_install() -> None:
 
 
 def test_the_public_names_are_those_that_are_announced() -> None:
-    assert all(getattr(rollout_workers, name) for name in rollout_workers.__all__)
+    assert all(getattr(rollout_workers, name) for name in vars(rollout_workers)["__all__"])
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = rollout_workers.Nothing  # type: ignore[attr-defined]

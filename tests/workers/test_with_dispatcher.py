@@ -19,8 +19,8 @@ from rollout_workers import (
     RolloutProducer,
     RolloutSample,
 )
+from rollout_workers.rank.client import RankStep
 from rollout_workers.rank.payload import arrays
-from rollout_workers.rank.steps import RankStep
 from tests.support.server import ServeProcess, eventually, serve
 
 pytestmark = pytest.mark.e2e

@@ -8,69 +8,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollout_dispatcher.sample import Outcome
-    from rollout_workers.client.credentials import Credentials
-    from rollout_workers.dataset import StreamDataset
-    from rollout_workers.feedback import DroppedSample, Feedback
-    from rollout_workers.local_packing import pack_local
-    from rollout_workers.micro_batch.loss.config import Loss
-    from rollout_workers.micro_batch.micro_batch import MicroBatch
-    from rollout_workers.producer.asynchronous import AsyncRolloutProducer
-    from rollout_workers.producer.blocking import RolloutProducer
-    from rollout_workers.producer.encode import RolloutSample
-    from rollout_workers.producer.stored.references import ReferencedSample
-    from rollout_workers.rank.client import RankClient
-    from rollout_workers.sampler.length_bucket import LengthBucketSampler
-    from rollout_workers.step import Step
-    from rollout_workers.stream import MicroBatchStream
-
-_HOMES = {
-    "AsyncRolloutProducer": "rollout_workers.producer.asynchronous",
-    "Credentials": "rollout_workers.client.credentials",
-    "DroppedSample": "rollout_workers.feedback",
-    "Feedback": "rollout_workers.feedback",
-    "LengthBucketSampler": "rollout_workers.sampler.length_bucket",
-    "Loss": "rollout_workers.micro_batch.loss.config",
-    "MicroBatch": "rollout_workers.micro_batch.micro_batch",
-    "MicroBatchStream": "rollout_workers.stream",
-    "Outcome": "rollout_dispatcher.sample",
-    "RankClient": "rollout_workers.rank.client",
-    "ReferencedSample": "rollout_workers.producer.stored.references",
-    "RolloutProducer": "rollout_workers.producer.blocking",
-    "RolloutSample": "rollout_workers.producer.encode",
-    "Step": "rollout_workers.step",
-    "StreamDataset": "rollout_workers.dataset",
-    "pack_local": "rollout_workers.local_packing",
-}
-
-__all__ = [
-    "AsyncRolloutProducer",
-    "Credentials",
-    "DroppedSample",
-    "Feedback",
-    "LengthBucketSampler",
-    "Loss",
-    "MicroBatch",
-    "MicroBatchStream",
-    "Outcome",
-    "RankClient",
-    "ReferencedSample",
-    "RolloutProducer",
-    "RolloutSample",
-    "Step",
-    "StreamDataset",
-    "pack_local",
-]
-
-
-if not TYPE_CHECKING:  # whose names are those above, and no others
+    from rollout_dispatcher.sample import Outcome as Outcome
+    from rollout_workers.client.connector import Credentials as Credentials
+    from rollout_workers.dataset import StreamDataset as StreamDataset
+    from rollout_workers.feedback import DroppedSample as DroppedSample
+    from rollout_workers.feedback import Feedback as Feedback
+    from rollout_workers.local_packing import pack_local as pack_local
+    from rollout_workers.micro_batch.loss import Loss as Loss
+    from rollout_workers.micro_batch.micro_batch import MicroBatch as MicroBatch
+    from rollout_workers.producer.encode import ReferencedSample as ReferencedSample
+    from rollout_workers.producer.encode import RolloutSample as RolloutSample
+    from rollout_workers.producer.producer import AsyncRolloutProducer as AsyncRolloutProducer
+    from rollout_workers.producer.producer import RolloutProducer as RolloutProducer
+    from rollout_workers.rank.client import RankClient as RankClient
+    from rollout_workers.sampler import LengthBucketSampler as LengthBucketSampler
+    from rollout_workers.step import Step as Step
+    from rollout_workers.stream import MicroBatchStream as MicroBatchStream
+else:  # a checker knows the names above, and no others
+    _HOMES = {
+        "rollout_dispatcher.sample": "Outcome",
+        "rollout_workers.client.connector": "Credentials",
+        "rollout_workers.dataset": "StreamDataset",
+        "rollout_workers.feedback": "DroppedSample Feedback",
+        "rollout_workers.local_packing": "pack_local",
+        "rollout_workers.micro_batch.loss": "Loss",
+        "rollout_workers.micro_batch.micro_batch": "MicroBatch",
+        "rollout_workers.producer.encode": "ReferencedSample RolloutSample",
+        "rollout_workers.producer.producer": "AsyncRolloutProducer RolloutProducer",
+        "rollout_workers.rank.client": "RankClient",
+        "rollout_workers.sampler": "LengthBucketSampler",
+        "rollout_workers.step": "Step",
+        "rollout_workers.stream": "MicroBatchStream",
+    }
+    _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+    __all__ = [*_HOME_OF]  # noqa: PLE0604  they are strings
 
     def __getattr__(name: str) -> object:
         """Import the module that a public name lives in; an ImportError says what to install."""
-        if name not in _HOMES:
+        if name not in _HOME_OF:
             raise AttributeError(f"module 'rollout_workers' has no attribute {name!r}")
         try:
-            return getattr(import_module(_HOMES[name]), name)
+            return getattr(import_module(_HOME_OF[name]), name)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "torch":
                 raise

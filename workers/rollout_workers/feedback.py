@@ -5,7 +5,7 @@ A dispatcher that cannot tell leaves everything unknown, and then nobody waits.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollout_dispatcher.protocol import messages as m
 
@@ -72,20 +72,12 @@ class Hearing:
     """Puts together what one producer was told."""
 
     def __init__(self) -> None:
-        self._policy_version: int | None = None
-        self._expected_version: int | None = None
-        self._max_staleness: int | None = None
-        self._staleness: int | None = None
-        self._remaining: int | None = None
-        self._num_dropped = 0
+        self._known = Feedback()
         self._dropped: deque[DroppedSample] = deque(maxlen=DROPPED_KEPT)
 
     def feedback(self) -> Feedback:
         """What is known now."""
-        return Feedback(
-            self._policy_version, self._expected_version, self._max_staleness, self._staleness,
-            self._remaining, self._num_dropped,
-        )  # fmt: skip
+        return self._known
 
     def take_dropped(self) -> list[DroppedSample]:
         """What was dropped since this was asked for last, oldest first; any thread may."""
@@ -100,32 +92,22 @@ class Hearing:
 
     def welcomed(self, welcome: m.WelcomeProducer) -> None:
         """A connection begins, maybe to another run: where the trainer is follows at once."""
-        self._max_staleness = welcome.max_staleness
-        self._policy_version = self._expected_version = self._staleness = self._remaining = None
+        self._known = Feedback(
+            max_staleness=welcome.max_staleness, num_dropped=self._known.num_dropped
+        )
 
     def heard(self, said: m.HasFeedback | m.Dropped) -> None:
-        """What was said besides the outcomes of pushes."""
+        """What was said besides the outcomes of pushes; what is not said is as it was."""
         if isinstance(said, m.Dropped):
-            self._lost(said)
-            return
-        if isinstance(said, m.Pushed) and said.staleness is not None:
-            self._staleness = said.staleness
-        self._moved(said)
-
-    def _moved(self, said: m.HasFeedback) -> None:
-        """Where the trainer is, as far as that has changed."""
-        if said.policy_version is not None:
-            self._policy_version = said.policy_version
-        if said.expected_version is not None:
-            self._expected_version = said.expected_version
-        if said.remaining is not None:
-            self._remaining = said.remaining
-
-    def _lost(self, dropped: m.Dropped) -> None:
-        """Samples will not be trained on."""
-        groups = dropped.group_ids or [None] * len(dropped.sample_ids)
-        self._num_dropped += len(groups)
-        self._dropped.extend(
-            DroppedSample(sample_id, group_id, dropped.reason)
-            for sample_id, group_id in zip(dropped.sample_ids, groups, strict=True)
-        )
+            groups = said.group_ids or [None] * len(said.sample_ids)
+            self._dropped.extend(
+                DroppedSample(sample_id, group_id, said.reason)
+                for sample_id, group_id in zip(said.sample_ids, groups, strict=True)
+            )
+            news = {"num_dropped": self._known.num_dropped + len(groups)}
+        else:
+            names = ("policy_version", "expected_version", "remaining", "staleness")
+            told = {name: getattr(said, name, None) for name in names}
+            news = {name: value for name, value in told.items() if value is not None}
+        if news:
+            self._known = replace(self._known, **news)

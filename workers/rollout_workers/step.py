@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import overload
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor
 from rollout_dispatcher.errors import StepContractError
 from rollout_workers.micro_batch.collate import CollateConfig, collate, field_of
 from rollout_workers.micro_batch.delivery import Coming, look_ahead
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray
-from rollout_workers.micro_batch.loss.reduction import RankTotals
-from rollout_workers.micro_batch.loss.totals import StepTotals
+from rollout_workers.micro_batch.loss import FloatArray
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.steps import RankStep
-from rollout_workers.timing.timing import Timing, Untimed
+from rollout_workers.micro_batch.totals import RankTotals, StepTotals
+from rollout_workers.rank.client import RankStep
+from rollout_workers.timing.timing import Timing
 
 
 class Step:
@@ -42,7 +41,7 @@ class Step:
         self._step, self._config, self._epochs = step, config, epochs
         self._ranks, self._totals = ranks, StepTotals(step.header, config.loss)
         self._timing = timing
-        self._timer = Untimed() if timing is None else timing.begin(self.number, len(self))
+        self._timer = None if timing is None else timing.begin(self.number, len(self))
         #: How often each micro-batch was handed out.
         self._times = [0] * len(self)
 
@@ -74,12 +73,14 @@ class Step:
             sent = look_ahead(len(self), self._may_look_ahead, self._send)
         for index, coming in enumerate(sent):
             self._times[index] += 1
-            micro_batch = coming.arrived()
-            self._timer.hand_out(index)
+            micro_batch = coming()
+            if (timer := self._timer) is not None:
+                timer.hand_out(index)
             try:
                 yield micro_batch
             finally:  # also where the loop is left
-                self._timer.asked(index)
+                if timer is not None:
+                    timer.asked(index)
 
     def _may_look_ahead(self, index: int) -> bool:
         return self._times[index] != self._epochs and self._step.has(index)
@@ -175,14 +176,14 @@ class Step:
         which it is (`index`, from 0); or round all of it, and nobody knows what each took. Raises
         ConfigError for a key that is no name, and for an index of no micro-batch.
         """
-        return self._timer.timer(key, index)
+        return nullcontext() if self._timer is None else self._timer.timer(key, index)
 
     def waiting(self) -> AbstractContextManager[None]:
         """This rank waits in this block for others, in collectives that the trainer calls itself.
 
         For those in the computing of micro-batches; DDP's and FSDP2's are known.
         """
-        return self._timer.waiting()
+        return nullcontext() if self._timer is None else self._timer.waiting()
 
     @property
     def handed_out(self) -> bool:

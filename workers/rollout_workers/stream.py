@@ -3,6 +3,9 @@
 Every DP rank iterates the same steps with the same number of micro-batches; an error of any rank
 or of the dispatcher is raised in every rank's training loop rather than left to hang in a
 collective. Bytes become tensors in the training thread, when a micro-batch is asked for.
+
+A stream's part of a checkpoint says which run it belongs to, and after which step it was taken, in
+plain integers and strings, so that whatever writes the checkpoint can write it.
 """
 
 import logging
@@ -13,25 +16,61 @@ from zlib import crc32
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.checkpoint import position_of, state_of
-from rollout_workers.client.closing import Closing
-from rollout_workers.client.credentials import Credentials
-from rollout_workers.client.own_process import refuse_to_travel
+from rollout_workers.client.connector import Credentials
+from rollout_workers.client.process import Closing, refuse_to_travel
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import Loss, choice, loss_config
+from rollout_workers.micro_batch.loss import (
+    GradReduction,
+    Loss,
+    LossConfig,
+    choice,
+    divisor,
+    named_losses,
+    normaliser,
+)
+from rollout_workers.rank.client import RankStatistics, RankStep
 from rollout_workers.rank.memory_pool import MemoryPool
-from rollout_workers.rank.steps import RankStatistics, RankStep
 from rollout_workers.step import Step
 from rollout_workers.timing.timing import Timing
 from rollout_workers.topology import find_topology
+
+#: Of the state; a newer one is refused.
+FORMAT = 1
+
+
+def state_of(run_id: str, step: int) -> dict[str, int | str]:
+    """The state after `step` of a run."""
+    return {"format": FORMAT, "run_id": run_id, "step": step}
+
+
+def position_of(state: Mapping[str, object]) -> m.CheckpointPosition:
+    """Where a state was taken. Raises CheckpointRefused for what is no state of a stream."""
+    found = state.get("format")
+    if found != FORMAT:
+        raise CheckpointRefused(
+            f"the stream's state has format {found!r}, this release reads format {FORMAT}; load it "
+            "with the release that saved it"
+        )
+    try:
+        return m.CheckpointPosition.model_validate(
+            {key: state.get(key) for key in ("run_id", "step")}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise CheckpointRefused(
+            f"this is no state of a stream: {first['loc'][0]}: {first['msg']}; hand "
+            "load_state_dict what state_dict returned"
+        ) from error
+
 
 log = logging.getLogger(__name__)
 
@@ -125,21 +164,16 @@ class MicroBatchStream(Closing):
         measure: bool = True,
     ) -> None:
         topology = find_topology(
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-            process_group=process_group,
-            generation=generation,
-            mesh=mesh,
-            dp_dims=dp_dims,
-            grad_mesh=grad_mesh,
-        )
-        loss = loss_config(
+            dp_rank=dp_rank, dp_size=dp_size, process_group=process_group, generation=generation,
+            mesh=mesh, dp_dims=dp_dims, grad_mesh=grad_mesh,
+        )  # fmt: skip
+        loss = LossConfig(
             topology.grad_ranks,
-            loss_normalisation=loss_normalisation,
-            losses=losses or {},
-            grad_reduction=grad_reduction,
-            trainer_divides_by=trainer_divides_by,
-            weights_dtype=weights_dtype,
+            normaliser("loss_normalisation", loss_normalisation),
+            choice(GradReduction, "grad_reduction", grad_reduction),
+            weights_dtype,
+            named_losses(losses or {}),
+            divisor(trainer_divides_by),
         )
         collation = None if layout is None else choice(Collation, "layout", layout)
         if epochs is not None and (not isinstance(epochs, int) or epochs < 1):

@@ -16,8 +16,8 @@ from torch.utils.data import get_worker_info
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.own_process import REMEDIES
-from rollout_workers.micro_batch.loss.reduction import RankTotals, require_group
+from rollout_workers.client.process import REMEDIES
+from rollout_workers.micro_batch.totals import RankTotals, require_group
 from rollout_workers.process_group import (
     Place,
     check_group,
@@ -27,18 +27,17 @@ from rollout_workers.process_group import (
     share_failure,
     share_generation,
 )
-from rollout_workers.rank.client import RankClient
-from rollout_workers.rank.steps import StepClient
-from rollout_workers.replica.join import join_mesh
-from rollout_workers.replica.leader import Leader
-from rollout_workers.replica.places import (
+from rollout_workers.rank.client import RankClient, StepClient
+from rollout_workers.replica.channel import Relay
+from rollout_workers.replica.join import (
     ReplicaPlace,
+    join_mesh,
     place_in,
     ranks_averaged,
     refuse_contradiction,
     totals_group,
 )
-from rollout_workers.replica.relay import Relay
+from rollout_workers.replica.members import Leader
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +127,13 @@ class Topology:
 
 def find_topology(
     *,
-    dp_rank: int | None = None,
-    dp_size: int | None = None,
-    process_group: dist.ProcessGroup | None = None,
-    generation: int | None = None,
-    mesh: DeviceMesh | None = None,
-    dp_dims: str | Sequence[str] | None = None,
-    grad_mesh: DeviceMesh | None = None,
+    dp_rank: int | None,
+    dp_size: int | None,
+    process_group: dist.ProcessGroup | None,
+    generation: int | None,
+    mesh: DeviceMesh | None,
+    dp_dims: str | Sequence[str] | None,
+    grad_mesh: DeviceMesh | None,
 ) -> Topology:
     """What a stream's options say; see `MicroBatchStream`. Raises ConfigError."""
     _refuse_loader_workers()

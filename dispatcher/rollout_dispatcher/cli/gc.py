@@ -20,7 +20,7 @@ from typing import Any
 from rollout_dispatcher.cli.ask import Client, add_address, add_credentials
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.errors import DispatcherError, StoreFailed
-from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
+from rollout_dispatcher.protocol.messages import MAX_KEYS
 
 #: What our producers' keys look like: an incarnation, which ends in a random word, the number of a
 #: push, and in Ray a node. Under others somebody has put what he may mean to push; only he knows.

@@ -1,6 +1,6 @@
 """What the core needs to know of the settings.
 
-Time for the core: seconds that never go back, whatever the clock underneath does.
+`SteadyClock`: time for the core: seconds that never go back, whatever the clock underneath does.
 
 Invariant: two readings differ by what the source advanced in between, its steps back left out. So
 no wait is ever negative, and a deadline that was set before a step back comes no later than it

@@ -80,8 +80,7 @@ class Dispatch:
         self._facts: list[Fact] = []
         self._parts = parts = Parts(config, self._note)
         self._admission, self._capacity = parts.admission, parts.capacity
-        self._planning, self._relief = parts.planning, parts.relief
-        self._ledger, self._ends = parts.ledger, parts.ends
+        self._planning, self._ledger, self._ends = parts.planning, parts.ledger, parts.ends
         self._checkpoints, self._lifecycle = parts.checkpoints, parts.lifecycle
         self._departures = parts.departures
         self._totals, self._buffer = parts.totals, parts.buffer
@@ -192,18 +191,18 @@ class Dispatch:
         keep: bool | None = None,
         said: tuple[str, int] | None = None,
     ) -> Decision:
-        """No member of a group beyond `size` will come, or none at all; see `Closing`.
+        """No member of a group beyond `size` will come, or none at all; see `Presence.close`.
 
         said: by which producer, and the number that it gave to this: it is heard once.
         """
-        advised = self._parts.closing.close(group_id, size, keep, now, said=said)
+        advised = self._parts.presence.close(group_id, size, keep, now, said=said)
         return self._decide(advised + self._settle(now))
 
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
     ) -> Decision:
         """A producer gives up samples of a group, which has `size` members if that was told."""
-        self._parts.closing.withdraw(group_id, size, producer, numbers, now)
+        self._parts.presence.withdraw(group_id, size, producer, numbers, now)
         return self._decide(self._settle(now))
 
     def end_phase(
@@ -352,7 +351,7 @@ class Dispatch:
         Raises ProtocolError for a step that was never planned.
         """
         if dp_rank == 0:
-            self._checkpoints.saved(step)
+            self._checkpoints.checkpoint_saved(step)
         return self._decide([])
 
     def retain_at_most(self, nbytes: int) -> Decision:
@@ -406,7 +405,7 @@ class Dispatch:
 
     def journal_takes_more(self, now: float) -> Decision:
         """The journal takes samples again: let in who was held back for it."""
-        self._relief.look_again()
+        self._planning.look_again()
         return self._decide(self._settle(now))
 
     def _settle(self, now: float) -> list[Effect]:
@@ -416,18 +415,18 @@ class Dispatch:
         may come in; with each round but the last of these something leaves the buffer or the line,
         or a group changes of which members wait, so there are no more rounds than samples here.
         """
-        relief = self._relief
+        planning = self._planning
         effects: list[Effect] = []
         while True:
             effects += self._ends.settle()
-            if relief.is_due:
-                effects += relief.let_in(now)
+            if planning.retry_is_due:
+                effects += planning.retry(now)
                 continue
-            effects += relief.help(now)
-            effects += self._planning.consider(now)
+            effects += planning.spill_open_groups(now)
+            effects += planning.consider(now)
             if self._lifecycle.ended:
                 effects += self._finish()
-            if not relief.is_due:
+            if not planning.retry_is_due:
                 return effects
 
     def _end_steps(self, now: float) -> list[Effect]:
@@ -446,12 +445,12 @@ class Dispatch:
     @property
     def retained_bytes(self) -> int:
         """Payload bytes of committed steps that are retained."""
-        return self._checkpoints.retained.nbytes
+        return self._checkpoints.nbytes
 
     @property
     def advice(self) -> str:
         """What the trainer should know of itself; empty if nothing."""
-        return self._checkpoints.retained.advice()
+        return self._checkpoints.advice()
 
     @property
     def generation(self) -> int:
@@ -532,7 +531,7 @@ class Dispatch:
         After a restart with steps that no saved checkpoint covers, ranks are still to come; and so
         are those that may not have heard that their run is finished.
         """
-        awaited = len(self._checkpoints.retained) > 0
+        awaited = self._checkpoints.num_retained > 0
         if self._lifecycle.finished:
             awaited = self._ledger.generation.inherited
         return self._ledger.generation.deserted and not (awaited and not self._ledger.ranks)
@@ -556,7 +555,7 @@ class Dispatch:
 
     def end_waits(self, version: int | None) -> list[str]:
         """Producers whose word the end of this phase still waits for; None: of the stream."""
-        return self._parts.agreement.pending_waits(version)
+        return self._parts.ends.pending_waits(version)
 
     @property
     def losses(self) -> Losses:

@@ -1,14 +1,14 @@
 """Effects: what the core asks the shell to do, and what it reports for metrics and the log.
 
 The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
-in the order in which the shell has to carry them out, in a `Decision` (decision.py). They are named
-for whom they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`),
-all producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`),
-the planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open
-payload stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else
-there is has happened, and is told.
+in the order in which the shell has to carry them out, in a `Decision`. They are named for whom they
+are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`), all producers
+(`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`), the planner
+(`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open payload stores
+(`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else there is has
+happened, and is told.
 
-A decision: all that follows from one thing that the core was told.
+`Decision`: all that follows from one thing that the core was told.
 
 Facts and effects come together, so that nobody performs the ones and forgets the others: what an
 effect tells the world rests on the facts beside it. Invariant: a fact is in one decision, the first
@@ -37,8 +37,14 @@ from rollout_planner.types import (
 )
 
 
+class Effect:
+    """What the shell does; one class each."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class WelcomeProducer:
+class WelcomeProducer(Effect):
     """A producer's hello is answered: it may have so many pushes unanswered."""
 
     producer: str
@@ -46,7 +52,7 @@ class WelcomeProducer:
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedUnknown:
+class AcceptedUnknown(Effect):
     """For the log: a producer was told that its sample `accepted` is in, and the journal lacks it.
 
     newest: the last one that the journal knows, -1 for none.
@@ -58,7 +64,7 @@ class AcceptedUnknown:
 
 
 @dataclass(frozen=True, slots=True)
-class PushAnswered:
+class PushAnswered(Effect):
     """Every sample of a push is decided; errors: message by index for the refused ones.
 
     reasons: for these in one word, that of `SampleRefused`.
@@ -74,7 +80,7 @@ class PushAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class PushHeld:
+class PushHeld(Effect):
     """A push waits for room; the answer follows when it is decided."""
 
     producer: str
@@ -83,7 +89,7 @@ class PushHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class PushRecalled:
+class PushRecalled(Effect):
     """A push was held without its payload, for want of memory, and can come in now: ask for it."""
 
     producer: str
@@ -91,7 +97,7 @@ class PushRecalled:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplesAccepted:
+class SamplesAccepted(Effect):
     """For the record: these came in together, with tickets that follow each other.
 
     plain: their samples field by field, where that is known anyway; they have no groups then.
@@ -102,28 +108,28 @@ class SamplesAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplesDropped:
+class SamplesDropped(Effect):
     """Accepted samples will never be trained on: tell who pushed them, as far as they are there."""
 
     dropped: Mapping[DropReason, Sequence[Entry]]
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyReported:
+class PolicyReported(Effect):
     """The trainer has another policy version than before: producers keep pace with it."""
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadsToJournal:
+class PayloadsToJournal(Effect):
     """Call `Dispatch.payloads_durable` with these entries once all that was noted is durable."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FreeWanted:
+class FreeWanted(Effect):
     """Have a worker release these objects of a store, and say `Freed` with this number."""
 
     worker: str
@@ -133,7 +139,7 @@ class FreeWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepWanted:
+class SweepWanted(Effect):
     """Have a worker list what a store has of an incarnation, and say `Swept` with this number."""
 
     worker: str
@@ -143,7 +149,7 @@ class SweepWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupGivenUp:
+class GroupGivenUp(Effect):
     """For the log: an open group was given up, for want of room, with so many samples."""
 
     group_id: str
@@ -152,7 +158,7 @@ class GroupGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class IdsRepeated:
+class IdsRepeated(Effect):
     """For the log: ids of a producer's samples were accepted before, of so many in a row.
 
     sample_id: the latest of them. conflicts: it is the first of this producer's with other content.
@@ -165,7 +171,7 @@ class IdsRepeated:
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaDecided:
+class SchemaDecided(Effect):
     """Every sample of the run has this schema from now on: tell the producers.
 
     set_by: who has decided, in words.
@@ -176,7 +182,7 @@ class SchemaDecided:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanWanted:
+class PlanWanted(Effect):
     """Run the planner on `window` for `take` samples and call `Dispatch.planned` with its answer.
 
     entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
@@ -195,7 +201,7 @@ class PlanWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanWanted:
+class ReplanWanted(Effect):
     """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
 
     step: open, and without a plan for so many. entries: its samples and then `refill`, which is
@@ -218,7 +224,7 @@ class ReplanWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class WelcomeRank:
+class WelcomeRank(Effect):
     """A DP rank's hello is answered: the connection that said it speaks for the rank from now on.
 
     committed: the last step that this rank has applied, -1 for none.
@@ -232,7 +238,7 @@ class WelcomeRank:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseRank:
+class RefuseRank(Effect):
     """A DP rank's hello has failed its generation: the connection that said it is over."""
 
     client_id: str
@@ -240,7 +246,7 @@ class RefuseRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Effect):
     """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on.
 
     attempt: void once there is another.
@@ -253,7 +259,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Effect):
     """Tell these DP ranks that they may train this step."""
 
     dp_ranks: tuple[int, ...]
@@ -261,7 +267,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class WithdrawStep:
+class WithdrawStep(Effect):
     """Tell these DP ranks that a step that they may hold is none any more."""
 
     dp_ranks: tuple[int, ...]
@@ -269,7 +275,7 @@ class WithdrawStep:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitSteps:
+class LimitSteps(Effect):
     """Tell these DP ranks to begin no step after `last`; None: as many as they like."""
 
     dp_ranks: tuple[int, ...]
@@ -277,7 +283,7 @@ class LimitSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplesUnresolved:
+class SamplesUnresolved(Effect):
     """For the log: a DP rank cannot get samples of a step, so they are dropped, groups whole.
 
     why: what their payload store, or the journal, has said.
@@ -292,7 +298,7 @@ class SamplesUnresolved:
 
 
 @dataclass(frozen=True, slots=True)
-class EndRanks:
+class EndRanks(Effect):
     """Tell these DP ranks that no further step will come."""
 
     dp_ranks: tuple[int, ...]
@@ -300,14 +306,14 @@ class EndRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class EndProducers:
+class EndProducers(Effect):
     """Every producer's connection is over: tell them why."""
 
     error: DispatcherError
 
 
 @dataclass(frozen=True, slots=True)
-class FailRanks:
+class FailRanks(Effect):
     """These connections of DP ranks, by client id, are over: hear them no more, tell them why."""
 
     client_ids: tuple[str, ...]
@@ -315,7 +321,7 @@ class FailRanks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepPlanned:
+class StepPlanned(Effect):
     """For metrics and the record; columns, and the entries, are in the order of `plan.chosen`.
 
     waits: float64[n], seconds each sample was buffered; skips: int64[n], how often it was passed
@@ -334,7 +340,7 @@ class StepPlanned:
 
 
 @dataclass(frozen=True, slots=True)
-class Redelivered:
+class Redelivered(Effect):
     """For metrics: a step goes out again: a reconnect, a new generation, a rewind or a loss."""
 
     step: int
@@ -342,7 +348,7 @@ class Redelivered:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCommitted:
+class StepCommitted(Effect):
     """For metrics: every DP rank has applied this step; seconds since it was planned."""
 
     step: int
@@ -351,7 +357,7 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepMeasured:
+class StepMeasured(Effect):
     """For metrics: what a pass over a step took, as every DP rank has reported it.
 
     leads: whether the pass is the one that the step is judged by. planned: float64[R, M], what the
@@ -389,7 +395,7 @@ class StepMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class CostChanged:
+class CostChanged(Effect):
     """For the log: plans are made with another cost from now on.
 
     loss: share of the ranks' time that the one before has lost, by the new one.
@@ -400,14 +406,14 @@ class CostChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedsChanged:
+class SpeedsChanged(Effect):
     """For the log: plans give DP ranks work in proportion to other speeds from now on."""
 
     measured: SpeedsMeasured
 
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
+class Rewound(Effect):
     """For the log: a generation goes on after a checkpoint's step, and not after the last one.
 
     steps, samples: committed before, and given again. missing: steps trained after the checkpoint
@@ -421,7 +427,7 @@ class Rewound:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsEvicted:
+class StepsEvicted(Effect):
     """For the log: retained steps, the last of them `through`, had to go for want of room.
 
     steps: that have gone so far, told as often as they double. limit: bytes of payload that there
@@ -434,7 +440,7 @@ class StepsEvicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class Advised(Effect):
     """A client should know this of itself: for the log, and for its own.
 
     producer: which, empty over HTTP; None for the trainer, DP rank 0.
@@ -445,50 +451,10 @@ class Advised:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(Effect):
     """Everything that could be committed is; the service may stop."""
 
     reason: str
-
-
-Effect = (
-    WelcomeProducer
-    | AcceptedUnknown
-    | PushAnswered
-    | PushHeld
-    | PushRecalled
-    | SchemaDecided
-    | IdsRepeated
-    | SamplesAccepted
-    | SamplesDropped
-    | PolicyReported
-    | PayloadsToJournal
-    | FreeWanted
-    | SweepWanted
-    | GroupGivenUp
-    | PlanWanted
-    | ReplanWanted
-    | WelcomeRank
-    | RefuseRank
-    | Deliver
-    | Release
-    | WithdrawStep
-    | LimitSteps
-    | SamplesUnresolved
-    | EndRanks
-    | EndProducers
-    | FailRanks
-    | StepPlanned
-    | Redelivered
-    | StepCommitted
-    | StepMeasured
-    | CostChanged
-    | SpeedsChanged
-    | Rewound
-    | StepsEvicted
-    | Advised
-    | Drained
-)
 
 
 #: What there is to keep where there are no facts.

@@ -8,6 +8,7 @@ everything that facts add up to, from which a new core starts. Times are of the 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar, TypeVar, cast, dataclass_transform
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.payload import StoredObject
@@ -31,8 +32,30 @@ class DropReason(StrEnum):
     UNUSED = "unused"
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Fact:
+    """What a restart must not forget. kind: what its row in the journal is called."""
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[str]
+
+
+F = TypeVar("F", bound=type[Fact])
+
+
+@dataclass_transform(frozen_default=True)
+def fact(kind: str) -> Callable[[F], F]:
+    """A frozen dataclass of that kind; its row has its fields, in their order."""
+
+    def declare(cls: F) -> F:
+        made = cast("F", dataclass(frozen=True, slots=True)(cls))
+        made.kind = kind
+        return made
+
+    return declare
+
+
+@fact("accepted")
+class Accepted(Fact):
     """A sample is in the buffer. given_id: its id, if the user gave it (with a checksum)."""
 
     entry: Entry
@@ -41,47 +64,47 @@ class Accepted:
     given_id: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class FloorRaised:
+@fact("floor")
+class FloorRaised(Fact):
     """A producer will never again send a sequence number below `floor`."""
 
     producer: str
     floor: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerKeyed:
+@fact("keyed")
+class ProducerKeyed(Fact):
     """A producer's name is its own from now on; digest: of the key that it has to show."""
 
     producer: str
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerLeft:
+@fact("left")
+class ProducerLeft(Fact):
     """It has said goodbye: nobody waits for it, until it comes back and pushes."""
 
     producer: str
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSized:
+@fact("sized")
+class GroupSized(Fact):
     """The group that these buffered samples form has `size` members in all."""
 
     tickets: tuple[int, ...]
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEnded:
+@fact("group-ended")
+class GroupEnded(Fact):
     """No further member of this group is taken. why: it was given up; empty if it is complete."""
 
     group_id: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerSaid:
+@fact("said")
+class ProducerSaid(Fact):
     """What a producer has said last: the newest phase that it has ended, and its stream or not.
 
     phase: a policy version, 0 for none.
@@ -92,8 +115,8 @@ class ProducerSaid:
     ended: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+@fact("planned")
+class Planned(Fact):
     """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
 
     Of a step that is open already it is the new plan. Without a digest it is none: the step has
@@ -109,8 +132,8 @@ class Planned:
     usual_loss: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
+@fact("withdrawn")
+class Withdrawn(Fact):
     """The last step has nothing left, and is none; the next plan has its number, and is the attempt
     after this one.
     """
@@ -119,75 +142,75 @@ class Withdrawn:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+@fact("committed")
+class Committed(Fact):
     """A step is done, and its samples with it unless they are retained."""
 
     step: int
     retained: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+@fact("dropped")
+class Dropped(Fact):
     """These tickets are given up."""
 
     tickets: tuple[int, ...]
     reason: DropReason
 
 
-@dataclass(frozen=True, slots=True)
-class RunBegan:
+@fact("run")
+class RunBegan(Fact):
     """The run has this name, by which checkpoints know it."""
 
     run_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationBegan:
+@fact("generation")
+class GenerationBegan(Fact):
     """A new process group has this number, and so many DP ranks."""
 
     generation: int
     dp_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+@fact("resumed")
+class Resumed(Fact):
     """This generation goes on after this step: retained steps after it are open again."""
 
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSaved:
+@fact("saved")
+class CheckpointSaved(Fact):
     """A checkpoint covers the steps up to this one: what is retained of them is not needed."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedEvicted:
+@fact("evicted")
+class RetainedEvicted(Fact):
     """The retained steps up to this one are gone, though no saved checkpoint covers them."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class VersionReported:
+@fact("version")
+class VersionReported(Fact):
     """The trainer's weights have this version. first_step: the first one that trains with it."""
 
     version: int
     first_step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseEnded:
+@fact("phase")
+class PhaseEnded(Fact):
     """Nothing older than this version comes any more."""
 
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupSizeSet:
+@fact("size")
+class GroupSizeSet(Fact):
     """From now on groups whose samples do not say have this size; None: they have to say."""
 
     size: int | None
@@ -207,23 +230,23 @@ class PostedSetting:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class Configured:
+@fact("configured")
+class Configured(Fact):
     """These settings are changed from now on, and no others."""
 
     posted: tuple[PostedSetting, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaFixed:
+@fact("fixed")
+class SchemaFixed(Fact):
     """Every sample of the run has this schema from now on. set_by: who has decided, in words."""
 
     schema: Schema
     set_by: str
 
 
-@dataclass(frozen=True, slots=True)
-class CostFitted:
+@fact("cost")
+class CostFitted(Fact):
     """Steps from `first_step` on are planned with this cost, fitted to what micro-batches took.
 
     version: how often that has happened. error: typical relative deviation of a micro-batch.
@@ -235,8 +258,8 @@ class CostFitted:
     first_step: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedsMeasured:
+@fact("speeds")
+class SpeedsMeasured(Fact):
     """Steps from `first_step` on are planned for DP ranks of this slowness, in this generation.
 
     slowness: seconds that each takes for what the median rank takes one for.
@@ -247,42 +270,42 @@ class SpeedsMeasured:
     first_step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unneeded:
+@fact("unneeded")
+class Unneeded(Fact):
     """Nobody needs these objects of payload stores: they are on the list of releases."""
 
     objects: tuple[StoredObject, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+@fact("forgotten")
+class Forgotten(Fact):
     """These objects are not in their stores any more, and not on the list."""
 
     objects: tuple[StoredObject, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class IncarnationBegan:
+@fact("incarnation")
+class IncarnationBegan(Fact):
     """A process of this producer is there, and may put objects: their keys begin with its name."""
 
     producer: str
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class IncarnationSwept:
+@fact("swept")
+class IncarnationSwept(Fact):
     """It has ended, and all objects of it that there are are known."""
 
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+@fact("ended")
+class StreamEnded(Fact):
     """Nothing comes any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+@fact("finished")
+class Finished(Fact):
     """The DP ranks have finished the run. pending: not everybody has been told; if not, the next
     process goes on with what is left.
     """
@@ -290,37 +313,6 @@ class Finished:
     pending: bool
 
 
-Fact = (
-    Accepted
-    | FloorRaised
-    | ProducerKeyed
-    | ProducerLeft
-    | GroupSized
-    | GroupEnded
-    | ProducerSaid
-    | Planned
-    | Withdrawn
-    | Committed
-    | Dropped
-    | RunBegan
-    | GenerationBegan
-    | Resumed
-    | CheckpointSaved
-    | RetainedEvicted
-    | VersionReported
-    | PhaseEnded
-    | GroupSizeSet
-    | Configured
-    | SchemaFixed
-    | CostFitted
-    | SpeedsMeasured
-    | Unneeded
-    | Forgotten
-    | IncarnationBegan
-    | IncarnationSwept
-    | StreamEnded
-    | Finished
-)
 Note = Callable[[Fact], None]
 
 

@@ -9,18 +9,19 @@
 After the end nothing is accepted. Invariant: a rank is told of the end when nothing is left to be
 planned, once on each connection; the run is drained when every step is committed.
 
-A DP rank says hello: what of the run changes with that, and what it and the others are told.
+`Joining`: a DP rank says hello: what of the run changes with that, and what it and the others are
+told.
 
 In this order: the steps that its checkpoint commits or rewinds, the ranks that its new generation
 fences, its welcome, its deliveries. Nobody is told anything of a generation before it is welcomed
 in it. Invariant: where a hello is refused by raising, nothing has changed.
 
-DP ranks that take no further step, and what the others are told of that.
+`Departures`: DP ranks that take no further step, and what the others are told of that.
 
     connected --goodbye--> left
     connected --loss--> away --rank_timeout--> lost
     missing after a restart ---rank_timeout--> lost
-    connected --finish()--> finished, once every DP rank has: see finishing.py
+    connected --finish()--> finished, once every DP rank has: see below
     left, away, lost --hello--> connected
 
 The last step that such a rank has taken is the last one that any rank may take: others are told to
@@ -29,7 +30,7 @@ hears that (no more than the rank that left prefetches) is told at its next; it 
 Invariant: whoever asks for more, or waits for others to finish, gets an error that names the rank;
 who does not, hears nothing.
 
-The trainer has had enough: every DP rank has said so after the same step.
+`Finishing`: the trainer has had enough: every DP rank has said so after the same step.
 
     running --Finish of every DP rank--> finished --told to all--> over
                                              |
@@ -43,11 +44,9 @@ has; a start on the journal after that goes on with what is left.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.dropping import Dropping
-from rollout_dispatcher.core.buffer.phases import Freshness
+from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import (
     Drained,
     Effect,
@@ -61,13 +60,10 @@ from rollout_dispatcher.core.facts import (
     DropReason,
     Finished,
     GenerationBegan,
-    Note,
     Remembered,
     Withdrawn,
 )
-from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.generation import check_run
-from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, RankState
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
@@ -78,6 +74,9 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
+
 
 class Lifecycle:
     """Where a run stands between its beginning and its end.
@@ -85,17 +84,9 @@ class Lifecycle:
     batch: samples in a whole dispatch batch. flush_partial: a last smaller one is dispatched too.
     """
 
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        ledger: StepLedger,
-        dropping: Dropping,
-        *,
-        batch: int,
-        flush_partial: bool,
-    ) -> None:
-        self._buffer, self._ledger, self._dropping = buffer, ledger, dropping
-        self._batch, self._flush_partial = batch, flush_partial
+    def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
+        self._buffer, self._ledger, self._dropping = parts.buffer, parts.ledger, parts.dropping
+        self._batch, self._flush_partial = config.trigger.batch, config.flush_partial
         #: Whether nothing more is accepted, and why.
         self.ended = False
         self.reason = EndReason.ENDED
@@ -104,7 +95,7 @@ class Lifecycle:
         #: Whether the stream has ended and everything is committed, or the run is finished.
         self.drained = False
         self._told: set[str] = set()
-        self._untold = ledger.generation.census()
+        self._untold = self._ledger.generation.census()
 
     @property
     def state(self) -> str:
@@ -183,16 +174,9 @@ class Lifecycle:
 class Joining:
     """Gives DP ranks their places."""
 
-    def __init__(
-        self,
-        ledger: StepLedger,
-        checkpoints: Checkpoints,
-        freshness: Freshness,
-        lifecycle: Lifecycle,
-        note: Note,
-    ) -> None:
-        self._ledger, self._checkpoints = ledger, checkpoints
-        self._freshness, self._lifecycle, self._note = freshness, lifecycle, note
+    def __init__(self, parts: "Parts") -> None:
+        self._ledger, self._checkpoints = parts.ledger, parts.checkpoints
+        self._freshness, self._lifecycle, self._note = parts.freshness, parts.lifecycle, parts.note
 
     def join(self, hello: RankHello, run_id: str, now: float) -> list[Effect]:
         """Welcome a DP rank, or refuse it by raising; see `Dispatch.join`."""
@@ -224,7 +208,7 @@ class Joining:
         effects += deliveries
         effects += self._checkpoints.committed(ledger.commit(hello.dp_rank, committed), now)
         if hello.dp_rank == 0:
-            self._checkpoints.saved(hello.saved)
+            self._checkpoints.checkpoint_saved(hello.saved)
         return effects + ledger.release_ready()
 
     def _resume(self, position: CheckpointPosition, run_id: str, now: float) -> list[Effect]:
@@ -248,9 +232,9 @@ class Departure:
 class Departures:
     """Follows who leaves. timeout: seconds after which a rank without a connection is lost."""
 
-    def __init__(self, ledger: StepLedger, lifecycle: Lifecycle, timeout: float) -> None:
-        self._ledger, self._lifecycle, self._timeout = ledger, lifecycle, timeout
-        self._generation = ledger.generation
+    def __init__(self, parts: "Parts", timeout: float) -> None:
+        self._ledger, self._lifecycle, self._timeout = parts.ledger, parts.lifecycle, timeout
+        self._generation = parts.ledger.generation
         self._of_generation = 0
         self._away: dict[int, float] = {}  # since when, in that order
         self._departed, self._finished = self._generation.census(), self._generation.census()
@@ -413,19 +397,10 @@ RUN_FINISHED = (
 class Finishing:
     """Hears that DP ranks finish. keeps: what is not used outlives the process, in a journal."""
 
-    def __init__(
-        self,
-        ledger: StepLedger,
-        lifecycle: Lifecycle,
-        admission: Admission,
-        dropping: Dropping,
-        note: Note,
-        *,
-        keeps: bool,
-    ) -> None:
-        self._ledger, self._lifecycle = ledger, lifecycle
-        self._admission, self._dropping = admission, dropping
-        self._note, self._keeps = note, keeps
+    def __init__(self, parts: "Parts", *, keeps: bool) -> None:
+        self._ledger, self._lifecycle = parts.ledger, parts.lifecycle
+        self._admission, self._dropping = parts.admission, parts.dropping
+        self._note, self._keeps = parts.note, keeps
 
     def restore(self, memory: Remembered) -> None:
         """An earlier process was not done with telling everybody."""

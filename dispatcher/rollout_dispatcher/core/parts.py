@@ -1,12 +1,12 @@
-"""The parts of one run, wired together: each is given those that it asks or tells.
+"""The parts of one run, wired together: each takes from them what it asks or tells.
 
 Read from top to bottom: what is remembered, what is buffered, who comes in, how it ends, what the
 ranks hold, how steps come into being, what producers say.
 """
 
-from rollout_dispatcher.core.admission.admission import Admission, Deciding
+from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.admission.eligibility import Capacity, Eligibility, Outcomes
-from rollout_dispatcher.core.admission.ends import Agreement, Closing, Ends, Presence
+from rollout_dispatcher.core.admission.ends import Ends, Presence
 from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.admission.producers import DuplicateMemory, Producers
 from rollout_dispatcher.core.buffer.buffer import DECLARED, SampleBuffer
@@ -19,11 +19,7 @@ from rollout_dispatcher.core.lifecycle import Departures, Finishing, Joining, Li
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
 from rollout_dispatcher.core.measuring.measuring import Measuring
 from rollout_dispatcher.core.planning.planning import (
-    Booking,
     Planning,
-    Relief,
-    Selection,
-    UsualLoss,
 )
 from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.references import References
@@ -37,16 +33,14 @@ class Parts:
     """Parts that decide, by name; `Dispatch` tells each what is its."""
 
     def __init__(self, config: DispatchConfig, note: Note) -> None:
-        batch = config.trigger.batch
-        kept = note if config.durable else None  # what is as large as a push or a window
+        batch, self.note = config.trigger.batch, note
         self.totals = Totals()
         self.producers = Producers(config.producer_timeout)
         self.memory = DuplicateMemory(config.id_horizon)
         self.references = References(config.limits.stores, self.totals, note)
-        objects = self.references.objects
-        self.closed_groups = closed_groups = ClosedGroups(config.id_horizon, note)
+        self.closed_groups = ClosedGroups(config.id_horizon, note)
 
-        groups = OpenGroups(self.producers.__contains__, config.group_timeout, closed_groups)
+        groups = OpenGroups(self.producers.__contains__, config.group_timeout, self.closed_groups)
         self.buffer = SampleBuffer(
             config.limits, groups,
             groups_matter=config.groups_matter, by_groups=config.by_groups,
@@ -58,78 +52,34 @@ class Parts:
         self.freshness = Freshness(
             config.max_staleness, config.staleness_policy, config.steps_per_version
         )
-        self.dropping = Dropping(
-            self.buffer, self.totals, closed_groups, self.memory, note,
-            objects=objects, keep=config.keep_incomplete,
-        )  # fmt: skip
+        self.dropping = Dropping(self, keep=config.keep_incomplete)
 
         self.capacity = Capacity(self.buffer, self.phases.shortfall)
-        eligibility = Eligibility(
-            self.buffer, self.producers, closed_groups, self.memory,
-            needs_version=config.max_staleness is not None,
-        )  # fmt: skip
-        self.outcomes = Outcomes(
-            self.buffer, self.totals, self.producers, self.memory, kept,
-            objects=objects, tells_accepted=config.tells_accepted,
-        )  # fmt: skip
+        self.eligibility = Eligibility(self, config)
+        self.outcomes = Outcomes(self, config)
         self.held = HeldPushes(config.limits.held_bytes, groups_matter=config.groups_matter)
-        groups.on_change = closed_groups.on_change = self.held.regroup
-        deciding = Deciding(
-            self.buffer, eligibility, self.capacity, self.outcomes, dropping=self.dropping
-        )
-        self.admission = Admission(
-            deciding, eligibility, self.capacity, self.held, kept,
-            producers=self.producers, credits_=config.producer_credits,
-        )  # fmt: skip
+        groups.on_change = self.closed_groups.on_change = self.held.regroup
+        self.admission = Admission(self, config)
 
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
         self.attempts = Attempts(self.ledger, self.dropping, note)
         self.lockstep = Lockstep(self.ledger)
         self.cost = CostInUse(config.cost)
         self.measuring = Measuring(self.ledger, config.sync, config.max_open_steps, self.cost, note)
-        self.lifecycle = Lifecycle(
-            self.buffer, self.ledger, self.dropping,
-            batch=batch, flush_partial=config.flush_partial,
-        )  # fmt: skip
-        self.departures = Departures(self.ledger, self.lifecycle, config.rank_timeout)
-        self.finishing = Finishing(
-            self.ledger, self.lifecycle, self.admission, self.dropping, note, keeps=config.durable
-        )
-        self.checkpoints = Checkpoints(
-            self.ledger, self.totals, objects, note, retain=config.retain
-        )
-        self.joining = Joining(self.ledger, self.checkpoints, self.freshness, self.lifecycle, note)
+        self.lifecycle = Lifecycle(self, config)
+        self.departures = Departures(self, config.rank_timeout)
+        self.finishing = Finishing(self, keeps=config.durable)
+        self.checkpoints = Checkpoints(self, retain=config.retain)
+        self.joining = Joining(self)
 
         self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
-        usual = UsualLoss()
-        selection = Selection(
-            config, self.buffer, self.phases, self.freshness, self.ledger,
-            usual=usual, cost=self.cost,
-        )  # fmt: skip
-        self.relief = Relief(config, self.buffer, self.admission, self.dropping, selection)
         self.selection_bias = SelectionBias(self.totals)
-        booking = Booking(
-            self.buffer, self.ledger, self.freshness, self.totals, kept,
-            bias=self.selection_bias, usual=usual, batch=batch,
-        )  # fmt: skip
-        self.planning = Planning(
-            self.ledger, self.timing, selection, self.relief, booking, target=config.target_excess
-        )
+        self.planning = Planning(self, config)
 
-        self.presence = Presence(self.producers, groups, self.admission, self.dropping)
-        self.closing = Closing(self.buffer, self.held, closed_groups, self.dropping, self.memory)
-        self.agreement = Agreement(self.producers, self.admission)
-        self.ends = Ends(
-            self.agreement, eligibility, self.dropping,
-            admission=self.admission, departures=self.departures,
-            phases=self.phases, lifecycle=self.lifecycle, note=note,
-        )  # fmt: skip
-        self.standings = Standings(self.buffer, self.held, self.freshness, self.ledger, batch=batch)
-        self.waiting = Waiting(
-            ledger=self.ledger, buffer=self.buffer, admission=self.admission, phases=self.phases,
-            timing=self.timing, producers=self.producers, agreement=self.agreement,
-            lockstep=self.lockstep, lifecycle=self.lifecycle,
-        )  # fmt: skip
+        self.presence = Presence(self)
+        self.ends = Ends(self)
+        self.standings = Standings(self, batch=batch)
+        self.waiting = Waiting(self)
 
     def configure(self, config: DispatchConfig) -> None:
         """Heed what of the settings may change."""

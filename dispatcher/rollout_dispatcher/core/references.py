@@ -1,22 +1,19 @@
 """Payloads by reference, from the dispatcher's side: what is needed no more is released by workers.
 
-    objects.py    which are needed            workers.py    who can be asked
-    releases.py   which are not any more      sweeps.py     whose may be there unknown
+    Objects     which are needed            Workers    who can be asked
+    Releases    which are not any more      Sweeps     whose may be there unknown
 
 The dispatcher opens no store: it asks one of the workers, another one if that fails or goes, and
 goes on until it is done. What became unneeded in one turn of the event loop is asked of one worker
 together, since asking is left to the next tick. Invariant: an object is released only after it was
 a fact that nobody needs it.
 
-What is said of payload stores, and of the workers that open them; `Dispatch.hear` is told it.
+`Dispatch.hear` is told what is said of stores and of the workers that open them. A worker is any
+client that has the capability: its name is the shell's, and tells DP ranks from producers.
 
-A worker is any client that has the capability: its name is the shell's, and tells DP ranks from
-producers.
-
-Who is there to release objects: any client that opens payload stores, one thing at a time.
-
-Whoever could not do it for a store *rests* from that store, longer each time, while others are
-asked; whoever does not answer is not asked again until it does. Nobody is given up for good.
+`Workers`: who is there to release objects, one thing at a time. Whoever could not do it for a store
+*rests* from that store, longer each time, while others are asked; whoever does not answer is not
+asked again until it does. Nobody is given up for good.
 """
 
 import math

@@ -222,12 +222,12 @@ class Statistics(_Table):
         lambda parts: parts.totals.steps_evicted)
     steps_retained: int = _gauge("steps_retained",
                                  "Committed steps that no saved checkpoint covers.",
-                                 lambda parts: len(parts.checkpoints.retained))
+                                 lambda parts: parts.checkpoints.num_retained)
     samples_retained: int = _gauge("samples_retained", "Samples of retained steps.",
-                                   lambda parts: parts.checkpoints.retained.samples)
+                                   lambda parts: parts.checkpoints.samples)
     retained_bytes: int = _gauge(
         "retained_bytes", "Payload bytes of retained steps, on disk and in payload stores.",
-        lambda parts: parts.checkpoints.retained.nbytes)
+        lambda parts: parts.checkpoints.nbytes)
     dropped: Mapping[DropReason, int] = _counter(
         "samples_dropped", "Accepted samples given up.",
         lambda parts: dict(parts.totals.dropped), "reason")

@@ -1,17 +1,16 @@
 """Counters of a whole run: they only grow, and go on where they were after a restart.
 
-Counts of sample lengths in fine logarithmic bins: what arrived against what was dispatched.
+`LengthCounts`: sample lengths in fine logarithmic bins: what arrived against what was dispatched.
 
 Eight bins an octave keep the error of a quantile under 9 % at a fixed 256 counters, however many
 samples a run sees. The Kolmogorov-Smirnov distance of two counts is how far selection has bent
 the distribution of lengths that the trainer sees.
 
-What shares a step: whether steps are like the arrivals, and what that does to weights.
+`StepMix`: whether steps are like the arrivals, and what that does to weights. Under `token-mean` a
+token weighs one over the loss tokens of its step. Where the longest samples leave together their
+steps have more of these, so that each of their tokens weighs less.
 
-Under `token-mean` a token weighs one over the loss tokens of its step. Where the longest samples
-leave together their steps have more of these, so that each of their tokens weighs less.
-
-Whether what ranks train on is as long as what producers push, over the last dispatches.
+`SelectionBias`: whether what ranks train on is as long as what producers push.
 
 Compared are the lengths of what was dispatched, and of all that could have been: what was buffered
 before the first of these dispatches, and what has come since. What was dropped is missing in one of
@@ -98,12 +97,12 @@ def ks_distance(ours: IntArray, theirs: IntArray) -> float:
     return float(np.abs(below / below[-1] - others_below / others_below[-1]).max())
 
 
-#: Counters that are one number.
-_PLAIN = (
+#: Counters that are one number, as the snapshot has them too.
+OF_STEPS_AND_SAMPLES = (
     "received_bytes", "samples_referenced", "referenced_bytes", "small_steps", "steps_committed",
-    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound",
-    "steps_evicted", "objects_freed", "releases_failed",
+    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound", "steps_evicted",
 )  # fmt: skip
+_PLAIN = (*OF_STEPS_AND_SAMPLES, "objects_freed", "releases_failed")
 
 
 @dataclass(slots=True)

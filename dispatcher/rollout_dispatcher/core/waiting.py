@@ -4,7 +4,7 @@ It says what lacks, and who could bring it: absent ranks, ranks that hang or hav
 producers of open groups, producers that have not ended a phase, or time that samples are given.
 Bounded, however many there are of them.
 
-Which DP ranks hang: those that are behind the others while none of them gets on.
+`Lockstep`: which DP ranks hang: those that are behind the others while none of them gets on.
 
 Training ranks are in lockstep, so where one hangs the others soon stand still as well, in a
 collective or in `next()`, and heartbeats go on everywhere. What tells them apart is how far each
@@ -14,7 +14,8 @@ the same position are paused (evaluation, weight sync), or hang where nothing te
 Invariant: no rank is named while any rank gets on, while ranks are away (which is said otherwise),
 or while no rank holds a step.
 
-How far producers are ahead of the trainer: what whoever pushes is told, to keep pace with it.
+`Standings`: how far producers are ahead of the trainer: what whoever pushes is told, to keep pace
+with it.
 
 Looked up for every answer to a push, so it is worked out from counts that are kept anyway.
 """
@@ -25,23 +26,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from statistics import median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.admission.ends import Agreement
-from rollout_dispatcher.core.admission.held_pushes import HeldPushes, Push
-from rollout_dispatcher.core.admission.producers import Producers
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.phases import Freshness, NextStep, Phases
+from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.buffer.phases import NextStep
 from rollout_dispatcher.core.effects import Advised, Effect
-from rollout_dispatcher.core.lifecycle import Lifecycle
-from rollout_dispatcher.core.planning.timing import Timing
 from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.rank_state import Position
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.payload import Reference
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
 
 #: Ranks stand still once none has got on for so many times what a step usually takes, from the
 #: first rank's taking it to the last one's commit: steps of one run differ by less.
@@ -174,17 +172,9 @@ class Standing(NamedTuple):
 class Standings:
     """Looks at the parts of one run. batch: samples or groups of a step."""
 
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        held: HeldPushes,
-        freshness: Freshness,
-        ledger: StepLedger,
-        *,
-        batch: int,
-    ) -> None:
-        self._buffer, self._held, self._batch = buffer, held, batch
-        self._freshness, self._steps = freshness, ledger.steps
+    def __init__(self, parts: "Parts", *, batch: int) -> None:
+        self._buffer, self._held, self._batch = parts.buffer, parts.held, batch
+        self._freshness, self._steps = parts.freshness, parts.ledger.steps
         # What versions were worked out from the last time, and these: they change with steps.
         self._known: tuple[int | None, int, int, int] | None = None
         self._versions: tuple[int | None, int | None] = (None, None)
@@ -276,23 +266,11 @@ class Reason:
 class Waiting:
     """Looks at the parts of one run."""
 
-    def __init__(
-        self,
-        *,
-        ledger: StepLedger,
-        buffer: SampleBuffer,
-        admission: Admission,
-        phases: Phases,
-        timing: Timing,
-        producers: Producers,
-        agreement: Agreement,
-        lockstep: Lockstep,
-        lifecycle: Lifecycle,
-    ) -> None:
-        self._lifecycle = lifecycle
-        self._ledger, self._buffer = ledger, buffer
-        self._admission, self._phases, self._agreement = admission, phases, agreement
-        self._timing, self._producers, self._lockstep = timing, producers, lockstep
+    def __init__(self, parts: "Parts") -> None:
+        self._lifecycle, self._lockstep = parts.lifecycle, parts.lockstep
+        self._ledger, self._buffer = parts.ledger, parts.buffer
+        self._admission, self._phases, self._all_ends = parts.admission, parts.phases, parts.ends
+        self._timing, self._producers = parts.timing, parts.producers
 
     def explain(self, now: float) -> str:
         """One line, parts divided by semicolons; `nobody` if a step is on its way."""
@@ -413,15 +391,15 @@ class Waiting:
         )
 
     def _ends(self) -> Iterator[Reason]:
-        for end in self._agreement.pending(NAMED):
+        for end in self._all_ends.pending(NAMED):
             what = "the end of the stream" if end is None else f"the end of the phase before {end}"
-            if self._agreement.is_decided(end):
+            if self._all_ends.is_decided(end):
                 yield Reason(Cause.ENDS, f"{what} waits for pushes that were held back before")
-            elif waited := self._agreement.waits_for(end):
+            elif waited := self._all_ends.waits_for(end):
                 counted = _counted(len(waited), "producer", "producers")
                 text = f"{what} waits for {_some(waited, 'producer')}"
                 yield Reason(Cause.ENDS, text, f"{what} waits for {counted}")
-        if (more := self._agreement.num_pending - NAMED) > 0:
+        if (more := self._all_ends.num_pending - NAMED) > 0:
             yield Reason(Cause.ENDS, f"{more} more ends wait for these")
 
 

@@ -12,35 +12,14 @@ from typing import Any
 
 from rollout_dispatcher.core.facts import (
     Accepted,
-    CheckpointSaved,
-    Committed,
     Configured,
     CostFitted,
-    Dropped,
     Fact,
-    Finished,
-    FloorRaised,
     Forgotten,
-    GenerationBegan,
-    GroupEnded,
-    GroupSized,
-    GroupSizeSet,
-    IncarnationBegan,
-    IncarnationSwept,
-    PhaseEnded,
     Planned,
-    ProducerKeyed,
-    ProducerLeft,
-    ProducerSaid,
-    Resumed,
-    RetainedEvicted,
-    RunBegan,
     SchemaFixed,
     SpeedsMeasured,
-    StreamEnded,
     Unneeded,
-    VersionReported,
-    Withdrawn,
 )
 from rollout_dispatcher.payload import InMemory, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
@@ -49,18 +28,9 @@ from rollout_dispatcher.spans import aligned
 #: A row is what `json` reads back; its shape is known by its kind.
 Row = list[Any]
 
-SCHEMA, ACCEPTED, MOVED, FLOOR = "schema", "accepted", "moved", "floor"
-OBJECT, REFERENCED = "object", "referenced"
-PLANNED, COMMITTED, DROPPED = "planned", "committed", "dropped"
-WITHDRAWN = "withdrawn"
-GENERATION, VERSION, PHASE, ENDED = "generation", "version", "phase", "ended"
-RUN, RESUMED, SAVED, EVICTED = "run", "resumed", "saved", "evicted"
-FINISHED = "finished"
-SIZED, SAID, SIZE, FIXED = "sized", "said", "size", "fixed"
-KEYED, LEFT, CONFIGURED, COST, SPEEDS = "keyed", "left", "configured", "cost", "speeds"
-GROUP_ENDED = "group-ended"
-UNNEEDED, FORGOTTEN = "unneeded", "forgotten"
-INCARNATION, SWEPT = "incarnation", "swept"
+#: Rows that are no facts of their own, or not by their fields.
+SCHEMA, MOVED, OBJECT, REFERENCED = "schema", "moved", "object", "referenced"
+ACCEPTED, FIXED = Accepted.kind, SchemaFixed.kind
 
 #: Where an accepted or moved row has its payload's size and, once written, its checksum.
 NBYTES, CHECKSUM = 2, 3
@@ -169,78 +139,23 @@ class Encoder:
         rows.append([REFERENCED, *accepted, fact.entry.sample.rows, payload.offset])
 
     def _row(self, fact: Fact) -> Row:
+        """Its fields behind its kind, as far as they are plain values already."""
+        row: Row = [fact.kind, *(getattr(fact, name) for name in fact.__slots__)]
         match fact:
-            case Planned(step, digest, planned_at, parts, passed_over, attempt, usual_loss):
-                row = [PLANNED, step, digest, self._to_wall(planned_at), parts, passed_over]
-                return [*row, attempt, usual_loss] if attempt or usual_loss else row
-            case Withdrawn(step, attempt):
-                return [WITHDRAWN, step, attempt]
-            case Committed(step, retained):
-                return [COMMITTED, step, retained]
-            case Dropped(tickets, reason):
-                return [DROPPED, tickets, reason]
-            case FloorRaised(producer, floor):
-                return [FLOOR, producer, floor]
-            case ProducerLeft(producer):
-                return [LEFT, producer]
-            case ProducerKeyed(producer, digest):
-                return [KEYED, producer, digest]
-            case GroupSized(tickets, size):
-                return [SIZED, tickets, size]
-            case ProducerSaid(producer, phase, ended):
-                return [SAID, producer, phase, ended]
-            case Resumed(after):
-                return [RESUMED, after]
-            case CheckpointSaved(step):
-                return [SAVED, step]
-        return self._of_stores(fact) or self._measured(fact) or self._single(fact)
-
-    def _of_stores(self, fact: Fact) -> Row | None:
-        """The row of what payload stores may have."""
-        match fact:
-            case Unneeded(objects):
-                return [UNNEEDED, list(map(astuple, objects))]
-            case Forgotten(objects):
-                return [FORGOTTEN, [(stored.store, stored.key) for stored in objects]]
-            case IncarnationBegan(producer, incarnation):
-                return [INCARNATION, producer, incarnation]
-            case IncarnationSwept(incarnation):
-                return [SWEPT, incarnation]
-        return None
-
-    def _measured(self, fact: Fact) -> Row | None:
-        """The row of what plans are made with."""
-        match fact:
+            case Planned():
+                row[3] = self._to_wall(fact.planned_at)
+                return row if fact.attempt or fact.usual_loss else row[:6]
             case CostFitted(version, cost, error, first_step):
-                return [COST, [version, *astuple(cost), error, first_step]]
+                return [fact.kind, [version, *astuple(cost), error, first_step]]
             case SpeedsMeasured(generation, slowness, first_step):
-                return [SPEEDS, [generation, list(slowness), first_step]]
-        return None
-
-    def _single(self, fact: Fact) -> Row:
-        """The row of what is no single sample's, step's or producer's."""
-        match fact:
-            case GenerationBegan(generation, dp_size):
-                return [GENERATION, generation, dp_size]
-            case RunBegan(run_id):
-                return [RUN, run_id]
-            case VersionReported(version, first_step):
-                return [VERSION, version, first_step]
-            case PhaseEnded(version):
-                return [PHASE, version]
+                return [fact.kind, [generation, list(slowness), first_step]]
             case Configured(posted):
-                return [CONFIGURED, [list(astuple(setting)) for setting in posted]]
-            case GroupEnded(group_id, why):
-                return [GROUP_ENDED, group_id, why]
-            case GroupSizeSet(size):
-                return [SIZE, size]
-            case RetainedEvicted(step):
-                return [EVICTED, step]
-            case StreamEnded():
-                return [ENDED]
-            case Finished(pending):
-                return [FINISHED, pending]
-        raise TypeError(f"the journal does not know the fact {type(fact).__name__}")
+                row[1] = [list(astuple(setting)) for setting in posted]
+            case Unneeded(objects):
+                row[1] = list(map(astuple, objects))
+            case Forgotten(objects):
+                row[1] = [(stored.store, stored.key) for stored in objects]
+        return row
 
     def _number(self, schema: Schema, before: list[Row]) -> int:
         last, number = self._last

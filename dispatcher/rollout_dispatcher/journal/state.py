@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from rollout_dispatcher.core import facts
 from rollout_dispatcher.journal import records
 from rollout_dispatcher.journal.parts import (
     Changed,
@@ -32,11 +33,11 @@ SHELF = 64
 
 #: Rows of one value, which replaces the one before, and where the ledger has it.
 _SINGLE = {
-    records.RUN: "run_id",
-    records.SIZE: "group_size",
-    records.COST: "cost",
-    records.SPEEDS: "speeds",
-    records.CONFIGURED: "posted",
+    facts.RunBegan.kind: "run_id",
+    facts.GroupSizeSet.kind: "group_size",
+    facts.CostFitted.kind: "cost",
+    facts.SpeedsMeasured.kind: "speeds",
+    facts.Configured.kind: "posted",
 }
 
 T = TypeVar("T")
@@ -110,19 +111,24 @@ class State:
                     self._accept(row, segment, places)
                 case records.MOVED:
                     self._move(row, segment, next(places))
-                case records.PLANNED | records.WITHDRAWN:
+                case facts.Planned.kind | facts.Withdrawn.kind:
                     self._plan(row)
-                case records.COMMITTED:
+                case facts.Committed.kind:
                     self._commit(*row[1:])
-                case records.RESUMED:
+                case facts.Resumed.kind:
                     self._resume(row[1])
-                case records.SAVED | records.EVICTED:
+                case facts.CheckpointSaved.kind | facts.RetainedEvicted.kind:
                     self._forget_retained(*row)
-                case records.DROPPED:
+                case facts.Dropped.kind:
                     self._drop(row[1])
-                case records.SIZED:
+                case facts.GroupSized.kind:
                     self._size(*row[1:])
-                case records.FLOOR | records.KEYED | records.LEFT | records.SAID:
+                case (
+                    facts.FloorRaised.kind
+                    | facts.ProducerKeyed.kind
+                    | facts.ProducerLeft.kind
+                    | facts.ProducerSaid.kind
+                ):
                     self._hear(row)
                 case records.SCHEMA:
                     self.schemas[row[1]] = records.schema_of(row[2])
@@ -240,7 +246,7 @@ class State:
 
     def _plan(self, row: Row) -> None:
         """A step has a plan, or another one, or has lost it, or is none any more."""
-        if row[0] == records.WITHDRAWN:
+        if row[0] == facts.Withdrawn.kind:
             self._withdraw(*row[1:])
             return
         _, number, digest, planned_at, micro_batches, passed_over, *more = row
@@ -306,7 +312,7 @@ class State:
 
     def _forget_retained(self, kind: str, through: int) -> None:
         """The retained steps up to there are not needed, or there was no room for them."""
-        if kind == records.SAVED:
+        if kind == facts.CheckpointSaved.kind:
             self.ledger.saved = through
         else:
             self.ledger.evicted = through
@@ -320,29 +326,29 @@ class State:
             setattr(self.ledger, name, row[1])
             return
         match row[0]:
-            case records.GENERATION:
+            case facts.GenerationBegan.kind:
                 _, self.ledger.generation, self.ledger.dp_size = row
                 self.ledger.resumed, self.ledger.was_finished = None, False
-            case records.VERSION:
+            case facts.VersionReported.kind:
                 _, self.ledger.policy_version, self.ledger.policy_step = row
-            case records.PHASE:
+            case facts.PhaseEnded.kind:
                 if row[1] not in self.ledger.phases:
                     self.ledger.phases.append(row[1])
             case records.FIXED:
                 if row[1] not in self.schemas:
                     raise ValueError(f"schema {row[1]} is not known")
                 _, self.ledger.schema, self.ledger.set_by = row
-            case records.GROUP_ENDED:
+            case facts.GroupEnded.kind:
                 _, group_id, why = row
                 self.ended_groups.append((group_id, why))
-            case records.ENDED | records.FINISHED:
+            case facts.StreamEnded.kind | facts.Finished.kind:
                 self._end(row)
             case _:
                 self._note_of_stores(row)
 
     def _end(self, row: Row) -> None:
         """Nothing comes any more, until a finished run goes on in the next process."""
-        if row[0] == records.ENDED:
+        if row[0] == facts.StreamEnded.kind:
             self.ledger.ended = True
         else:
             self.ledger.finished, self.ledger.was_finished = row[1], not row[1]
@@ -353,15 +359,15 @@ class State:
         match row:
             case [records.OBJECT, *stored]:
                 self._stored = StoredObject(*stored)
-            case [records.UNNEEDED, objects]:
+            case [facts.Unneeded.kind, objects]:
                 for store, key, nbytes in objects:
                     ledger.unneeded.setdefault(store, {})[key] = nbytes
-            case [records.FORGOTTEN, names]:
+            case [facts.Forgotten.kind, names]:
                 for store, key in names:
                     ledger.unneeded.get(store, {}).pop(key, None)
-            case [records.INCARNATION, producer, incarnation]:
+            case [facts.IncarnationBegan.kind, producer, incarnation]:
                 ledger.incarnations[incarnation] = producer
-            case [records.SWEPT, incarnation]:
+            case [facts.IncarnationSwept.kind, incarnation]:
                 ledger.incarnations.pop(incarnation, None)
             case [kind, *_]:
                 raise ValueError(f"a row of kind {kind!r} is not known")
@@ -380,11 +386,11 @@ class State:
     def _hear(self, row: Row) -> None:
         """A producer has spoken of itself."""
         producer = self._producer(row[1])
-        if row[0] == records.FLOOR:
+        if row[0] == facts.FloorRaised.kind:
             producer.raise_floor(row[2])
-        elif row[0] == records.KEYED:
+        elif row[0] == facts.ProducerKeyed.kind:
             producer.key = row[2]
-        elif row[0] == records.LEFT:
+        elif row[0] == facts.ProducerLeft.kind:
             producer.left = True
         else:
             producer.phase, producer.ended = row[2:]

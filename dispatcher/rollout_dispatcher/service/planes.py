@@ -20,9 +20,9 @@ from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.http.guard import HttpGuard, server_log
 from rollout_dispatcher.service.http.plane import HttpPlane
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.transport.interface import ConnectionHandler, ServerTls
+from rollout_dispatcher.transport.listener import ConnectionHandler, ServerTls
 from rollout_dispatcher.transport.plain import StreamProtocol
-from rollout_dispatcher.transport.schemes import listen
+from rollout_dispatcher.transport.sockets import listen
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from rollout_dispatcher.service.metrics.collectors import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.reloading import RELOADABLE, Reloads, Settings
 from rollout_dispatcher.service.reporter import Health
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.transport.listener import Pending
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from rollout_dispatcher.service.dispatcher import Dispatcher
 from rollout_dispatcher.service.process import ServiceManager, keep_freed_memory, set_up
 from rollout_dispatcher.service.reloading import Read, Rereading
 from rollout_dispatcher.service.signals import Signals, Stacks
-from rollout_dispatcher.transport.fair_selector import FairEventLoop
+from rollout_dispatcher.transport.turns import FairEventLoop
 
 log = logging.getLogger(__name__)
 

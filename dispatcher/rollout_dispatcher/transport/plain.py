@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
-from rollout_dispatcher.transport.fair_selector import turns_of
-from rollout_dispatcher.transport.turns import Turns
+from rollout_dispatcher.transport.turns import Turns, turns_of
 
 #: Write at once, rather than at the end of the turn, from this much on: each write wakes the peer,
 #: so a few micro-batches go together.

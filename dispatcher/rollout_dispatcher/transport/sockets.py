@@ -1,21 +1,53 @@
-"""Bound sockets: TCP, or a Unix socket that is private to this user from its first moment.
+"""Listen and connect: over TCP, TLS, or a Unix socket that is its user's from its first moment.
 
 Invariant: of what stands at a Unix socket's path only what we bound there is removed, or what
 nobody listens on any more.
 """
 
+import asyncio
 import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.listener import BACKLOG, ConnectionHandler, Listener
+from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
+from rollout_dispatcher.transport.tls import TlsListener
 
-#: Connections that the kernel has made and we have not accepted, per socket; it may allow fewer.
-BACKLOG = 1024
+
+@contextlib.asynccontextmanager
+async def listen(endpoint: Endpoint, handler: ConnectionHandler) -> AsyncIterator[Listener]:
+    """Listen within a context, over TLS if the handler has it. Raises OSError."""
+    tls = handler.tls
+    with listening_socket(endpoint) as sock:
+        at = replace(_bound(endpoint, sock), tls=tls is not None)
+        listener = TlsListener(sock, at, handler, tls) if tls else Listener(sock, at, handler)
+        try:
+            yield listener
+        finally:
+            listener.close()
+            await listener.wait_closed()
+
+
+async def connect(
+    endpoint: Endpoint, protocol: StreamProtocol, tls: ssl.SSLContext | None = None
+) -> None:
+    """Connect `protocol` to the first of the endpoint's addresses that answers.
+
+    tls: how to lead the handshake of a `tls://` endpoint, whose connection is asyncio's own. Raises
+    OSError; put a deadline around it.
+    """
+    loop = asyncio.get_running_loop()
+    if endpoint.tls:
+        assert tls is not None, "a tls:// endpoint needs a context"
+        await loop.create_connection(lambda: protocol, endpoint.host, endpoint.port, ssl=tls)
+    else:
+        StreamTransport(loop, await _connected(loop, endpoint), protocol)
 
 
 @contextlib.contextmanager
@@ -95,9 +127,53 @@ def _remove(path: Path, known: tuple[int, int] | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def bound_endpoint(asked: Endpoint, sock: socket.socket) -> Endpoint:
+def _bound(asked: Endpoint, sock: socket.socket) -> Endpoint:
     """Where a socket really listens, port 0 resolved; as clients write it."""
     if asked.path:
         return asked
     host, port = sock.getsockname()[:2]
     return replace(asked, host=host, port=port)
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> socket.socket:
+    if endpoint.path:
+        return _connected_unix(endpoint.path)
+    found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    failure: OSError | None = None
+    for family, _, _, _, address in found:
+        try:
+            sock = await _try(loop, family, address)
+        except OSError as error:
+            failure = error
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return sock
+    raise failure or OSError(f"{endpoint} has no address")
+
+
+def _connected_unix(path: str) -> socket.socket:
+    """At once, or not at all: asyncio takes one that finds no place in the line for connected."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.setblocking(False)
+        sock.connect(path)
+    except BlockingIOError:
+        sock.close()
+        raise ConnectionError(f"as many connections wait for {path} already as may") from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _try(
+    loop: asyncio.AbstractEventLoop, family: int, address: tuple[object, ...]
+) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

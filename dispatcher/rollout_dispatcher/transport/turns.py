@@ -1,5 +1,9 @@
 """Turns of the event loop: who is served in the next one, in which order, and when it is over.
 
+asyncio serves every socket that is ready before it looks at the clock again, in no order. When
+hundreds of ranks answer a step in the same millisecond, or a few producers push as fast as they
+can, that is one long turn, in which no plan, deadline, heartbeat or quiet peer gets its own.
+
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) of the event loop's seconds. What a peer
 takes moves its place in line back by as much; who took nothing of late stands in front:
 
@@ -10,12 +14,17 @@ takes moves its place in line back by as much; who took nothing of late stands i
 
 So a peer that says little waits for what is being served and for nothing that others have in line.
 Invariants: a turn is over after `TURN_SECONDS`, plus what its last peer takes; somebody is served
-in each turn; a place is at most one service ahead of those who wait. Pure: the clock is given.
+in each turn; a place is at most one service ahead of those who wait. `Turns` itself is pure: the
+clock is given.
 """
 
+import asyncio
 import math
+import selectors
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any
 
 #: A turn serves nobody else after so long: timers, plans and answers want theirs too.
 TURN_SECONDS = 0.004
@@ -81,3 +90,47 @@ class Turns:
     def forget(self, descriptor: int) -> None:
         """This one is not read from, or gone: whoever has its number next was not put off."""
         self._put_off.pop(descriptor, None)
+
+
+class FairSelector(selectors.DefaultSelector):
+    """Reports the ready sockets that have their turn, in order; the others are ready later too."""
+
+    def __init__(self, turns: Turns) -> None:
+        super().__init__()
+        self._turns = turns
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait as the base does."""
+        asked = self._turns.clock()
+        ready = super().select(timeout)
+        self._turns.begin(asked)
+        if len(ready) < 2:
+            if ready:
+                self._turns.in_order((ready[0][0].fd,))
+            return ready
+        found = {one[0].fd: one for one in ready}
+        return [found[descriptor] for descriptor in self._turns.in_order(found)]
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        """Watch this socket, or its descriptor, no more."""
+        key = super().unregister(fileobj)
+        self._turns.forget(key.fd)
+        return key
+
+
+class FairEventLoop(asyncio.SelectorEventLoop):
+    """An event loop with short turns."""
+
+    time = staticmethod(monotonic)  # as the base's does, which is asked several times a turn
+
+    def __init__(self) -> None:
+        self.turns = Turns(monotonic)
+        super().__init__(FairSelector(self.turns))
+
+
+def turns_of(loop: asyncio.AbstractEventLoop) -> Turns | None:
+    """The turns of this event loop; None of any other than ours, where each is as long as it gets.
+
+    Clients have such: there is nobody to share it with.
+    """
+    return loop.turns if isinstance(loop, FairEventLoop) else None

@@ -1,7 +1,7 @@
 """Splitting costs into k parts of nearly equal sums, as well as this planner can.
 
 Invariant: every index is in one part and no part is empty; the largest sum is at most LPT's (Graham
-1969) and Karmarkar-Karp's, but for what is too little to look further (`tuning.EVEN_PARTS`).
+1969) and Karmarkar-Karp's, but for what rounding does.
 
 The best of two starts, LPT and KK, each levelled by swaps.
 Where parts have to be equal in number KK is poor on heavy tails, as it pairs the largest with the
@@ -34,30 +34,10 @@ from rollout_planner.cost import LONGEST
 from rollout_planner.errors import UnequalPartitions
 from rollout_planner.objective import rank_bound
 from rollout_planner.order import as_lists
-from rollout_planner.public.arguments import (
-    as_costs,
-    as_groups,
-    as_lengths,
-    as_plain,
-    at_least,
-    check_fillers,
-    check_fits,
-    costs_of,
-    option,
-    token_budget,
-)
-from rollout_planner.split.assign import (
-    Labels,
-    best_fit,
-    bin_of_each,
-    levelled,
-    lpt,
-    lpt_budget,
-    num_bins,
-    swap_level,
-)
+from rollout_planner.public import arguments
+from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import least_bins, level_columns
+from rollout_planner.split.packing import level_columns
 from rollout_planner.split.trades import traded_bins
 from rollout_planner.types import (
     CostModel,
@@ -78,7 +58,7 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     UnequalPartitions (a ValueError, and an AssertionError) if there are fewer items than parts, if
     equal sizes cannot be, and for a cost that is negative or not finite.
     """
-    given, [k] = as_costs(costs), at_least(1, k=k)
+    given, [k] = arguments.as_costs(costs), arguments.at_least(1, k=k)
     if len(given) < k:
         raise UnequalPartitions(f"{len(given)} items cannot fill {k} parts; use fewer parts")
     if equal_size and len(given) % k:
@@ -104,7 +84,7 @@ def log_seqlen_unbalance(
     trainers update their metrics with it. Raises UnequalPartitions if there are no parts, or
     an index is none of a length's.
     """
-    lengths, k = as_plain(seqlen_list), len(partitions)
+    lengths, k = arguments.as_plain(seqlen_list), len(partitions)
     if not k:
         raise UnequalPartitions("there are no partitions to describe")
     for i in chain.from_iterable(partitions):
@@ -156,19 +136,28 @@ def _of_any_size(x: FloatArray, k: int) -> IntArray:
     worth = int(np.count_nonzero(x))
     labels = _best(x[:worth], k, equal_size=False) if worth > k else np.arange(worth)
     counts = np.bincount(labels, minlength=k).astype(np.float64)
-    return np.append(labels, lpt(np.ones(len(x) - worth), k, len(x), start=counts))
+    return np.append(labels, assign.lpt(np.ones(len(x) - worth), k, len(x), start=counts))
 
 
 def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
-    """Part of each of falling `x`."""
-    enough = rank_bound(x, k, len(x) // k if equal_size else None) * (1 + tuning.EVEN_PARTS)
-    levelled = (_levelled(start, x, k, equal_size) for start in _starts(x, k, equal_size))
-    best = _most_even(levelled, x, k, enough)
+    """Part of each of falling `x`: swaps, or moves where sizes may differ, level what each has."""
+    cap, ones = len(x) // k if equal_size else len(x), np.ones(len(x), dtype=np.int64)
+
+    def starts() -> Iterator[IntArray]:
+        yield assign.lpt(x, k, cap)
+        yield differencing_labels(x, k, equal_size)
+
+    filled = (fill_empty(start, k) for start in starts())
+    found = (fill_empty(assign.levelled(each, x, k, ones, cap), k) for each in filled)
+    enough = rank_bound(x, k, cap if equal_size else None) * (1 + tuning.ROUNDING)
+    best = _most_even(found, x, k, enough)
     assert best is not None, "there is a way"
     return best
 
 
-def _most_even(found: Iterator[Labels], x: FloatArray, bins: int, enough: float) -> Labels | None:
+def _most_even(
+    found: Iterator[IntArray], x: FloatArray, bins: int, enough: float
+) -> IntArray | None:
     """Those whose dearest bin is cheapest, the first that are even enough; None of none."""
     best, least = None, np.inf
     for labels in found:
@@ -178,23 +167,6 @@ def _most_even(found: Iterator[Labels], x: FloatArray, bins: int, enough: float)
         if least <= enough:
             break
     return best
-
-
-def _starts(x: FloatArray, k: int, equal_size: bool) -> Iterator[IntArray]:
-    cap = len(x) // k if equal_size else len(x)
-    yield lpt(x, k, cap)
-    yield differencing_labels(x, k, equal_size)
-
-
-def _levelled(labels: IntArray, x: FloatArray, k: int, equal_size: bool) -> IntArray:
-    """Swap items between parts; where sizes may differ, also with nothing in return."""
-    if equal_size:
-        ids = np.argsort(labels, kind="stable").reshape(k, -1)
-        swap_level(ids[None], x)
-        labels = bin_of_each(ids, len(x))
-    else:
-        labels = levelled(fill_empty(labels, k), x, k)
-    return fill_empty(labels, k)
 
 
 def pack(
@@ -226,19 +198,25 @@ def pack(
     Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
     ValueErrors).
     """
-    budget, [pad_to] = token_budget(budget=budget), at_least(1, LONGEST, pad_to=pad_to)
-    [multiple], [minimum] = at_least(1, multiple=multiple), at_least(0, minimum=minimum)
+    budget, [pad_to] = (
+        arguments.token_budget(budget=budget),
+        arguments.at_least(1, LONGEST, pad_to=pad_to),
+    )
+    [multiple], [minimum] = (
+        arguments.at_least(1, multiple=multiple),
+        arguments.at_least(0, minimum=minimum),
+    )
     peak_first = MicroBatchOrder.PEAK_FIRST
-    turns = option("order", order, peak_first, MicroBatchOrder.ENDS_SMALL)
-    alone = option("oversize", oversize, Oversize.ERROR, Oversize.ALONE) is Oversize.ALONE
-    tokens = round_up(np.maximum(as_lengths(lengths), 1), pad_to)
-    costs, n = costs_of(tokens, cost), len(tokens)
-    check_fillers(round_up(max(minimum, min(n, 1)), multiple), n, "minimum and multiple")
-    item = np.arange(n) if groups is None else as_groups(groups, n)
+    turns = arguments.option("order", order, peak_first, MicroBatchOrder.ENDS_SMALL)
+    alone = arguments.option("oversize", oversize, Oversize.ERROR, Oversize.ALONE) is Oversize.ALONE
+    tokens = round_up(np.maximum(arguments.as_lengths(lengths), 1), pad_to)
+    costs, n = arguments.costs_of(tokens, cost), len(tokens)
+    arguments.check_fillers(round_up(max(minimum, min(n, 1)), multiple), n, "minimum and multiple")
+    item = np.arange(n) if groups is None else arguments.as_groups(groups, n)
     x = np.bincount(item, weights=costs).astype(np.float64)
     s = np.bincount(item, weights=tokens).astype(np.int64)
     if not alone:
-        check_fits(tokens, budget, item)
+        arguments.check_fits(tokens, budget, item)
     falling = np.lexsort((-x, -s))
     labels = np.empty(len(s), dtype=np.int64)
     labels[falling], bins = _packed(x[falling], s[falling], budget, minimum, multiple)
@@ -253,11 +231,11 @@ def pack(
 
 def _packed(
     x: FloatArray, s: IntArray, budget: int, minimum: int, multiple: int
-) -> tuple[Labels, int]:
+) -> tuple[IntArray, int]:
     """Bin of each item of these costs and falling tokens, and how many bins."""
-    fit = best_fit(s, np.full(len(s), budget), budget)
-    least, most = least_bins(s, budget), num_bins(fit)
-    for bins in range(max(least, most - tuning.FEWER_BINS), most + 1):
+    fit = assign.best_fit(s, np.full(len(s), budget), budget)
+    most = assign.num_bins(fit)
+    for bins in range(max(most - tuning.FEWER_BINS, min(most, 1)), most + 1):
         count = round_up(max(bins, minimum), multiple)
         if len(s) <= count:
             return np.arange(len(s)), count
@@ -271,11 +249,11 @@ def _packed(
 
 
 def _evenly_packed(
-    x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels
-) -> Labels | None:
+    x: FloatArray, s: IntArray, bins: int, budget: int, fit: IntArray
+) -> IntArray | None:
     """The packing whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
 
-    def keeps(labels: Labels) -> bool:
+    def keeps(labels: IntArray) -> bool:
         held, counts = np.bincount(labels, s, bins), np.bincount(labels, minlength=bins)
         return bool(((held <= budget) | (counts == 1)).all())
 
@@ -289,17 +267,19 @@ def _evenly_packed(
     return best if best is None or many else traded_bins(x, s, best, budget)
 
 
-def _packings(x: FloatArray, s: IntArray, bins: int, budget: int, fit: Labels) -> Iterator[Labels]:
+def _packings(
+    x: FloatArray, s: IntArray, bins: int, budget: int, fit: IntArray
+) -> Iterator[IntArray]:
     """Ways to fill so many bins, some of them above the budget perhaps."""
     by_tokens = s.astype(np.float64)
     dearest_first = np.argsort(-x, kind="stable")
     for weight, sequence in ((x, dearest_first), (by_tokens, np.arange(len(s)))):
-        found = lpt_budget(weight[sequence], s[sequence], bins, budget)
+        found = assign.lpt_budget(weight[sequence], s[sequence], bins, budget)
         if found is not None:
             labels = np.empty(len(s), dtype=np.int64)
             labels[sequence] = found
             yield labels
-    if num_bins(fit) <= bins:
+    if assign.num_bins(fit) <= bins:
         yield fit
     yield differencing_labels(x, bins, equal_size=False)
     yield differencing_labels(s, bins, equal_size=False)

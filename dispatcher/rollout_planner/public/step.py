@@ -2,28 +2,44 @@
 
 Invariant: every index is in one micro-batch, and every rank has the same number of them, none empty
 if there are samples enough. It is the dispatcher's own planner, with all samples chosen.
+
+Steps whose ranks have equally many samples each, as some trainers need.
+
+Invariant: every rank has n / R samples, and every micro-batch keeps to the budget, or has its fixed
+size; no step is longer than with ranks by Karmarkar-Karp, as verl makes them.
+
+With a fixed size it is the plan without that demand, or else Karmarkar-Karp's ranks, cut as verl
+cuts them. Under a budget there are three ways, of which the shortest step is taken, with what it
+costs to begin each micro-batch; one that is level ends the search. Ranks of nearly equal sums fill
+their micro-batches by LPT, or tightly, and swap samples between these; that plan, or one with a
+micro-batch more, is moved until counts are equal; or Karmarkar-Karp shares out samples over ranks
+and within each, as in verl.
+
+To move a plan, bins stay in their micro-step and go to ranks by how many samples they have, the
+most to the rank with fewest. What is then missing on a rank are single samples, taken from ranks
+that have too many: the cheapest of its micro-step, into whichever it lengthens least.
+
+Example, R = 2, cost = tokens, budget 10, lengths 8 7 1 1 1 2: 8 1 1 | 7 2 1 is level and has three
+on each; of 8 2 | 7 1 1 1 the last 1 would go to the first rank if the budget let it.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
+from rollout_planner import tuning
 from rollout_planner.cost import LONGEST
 from rollout_planner.errors import UnequalPartitions, problems
+from rollout_planner.order import as_lists, labels_of
 from rollout_planner.planner import plan
-from rollout_planner.public.arguments import (
-    as_groups,
-    as_lengths,
-    at_least,
-    check_fillers,
-    check_fits,
-    cost_model,
-    costs_of,
-    option,
-    token_budget,
-)
-from rollout_planner.public.equal_counts import with_equal_counts
+from rollout_planner.public import arguments
+from rollout_planner.public.partition import balanced_partition, fill_empty
+from rollout_planner.split.assign import best_fit, levelled, lpt_budget
+from rollout_planner.split.karmarkar_karp import differencing_labels
+from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -35,7 +51,9 @@ from rollout_planner.types import (
     PlanConfig,
     Sync,
     Window,
+    cut,
     round_up,
+    step_time,
 )
 
 
@@ -76,37 +94,41 @@ def plan_step(
     micro-batch has, for no lengths at all, for arguments that ask for more than `MOST_FILLERS` and
     for others that cannot be (all ValueErrors).
     """
-    dp_size, multiple, minimum = at_least(1, dp_size=dp_size, multiple=multiple, minimum=minimum)
-    [pad_to] = at_least(1, LONGEST, pad_to=pad_to)
+    dp_size, multiple, minimum = arguments.at_least(
+        1, dp_size=dp_size, multiple=multiple, minimum=minimum
+    )
+    [pad_to] = arguments.at_least(1, LONGEST, pad_to=pad_to)
     if micro_batch_size is not None:
-        [micro_batch_size] = at_least(1, micro_batch_size=micro_batch_size)
+        [micro_batch_size] = arguments.at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:
-        micro_batch_tokens = token_budget(micro_batch_tokens=micro_batch_tokens)
-    tokens = np.maximum(as_lengths(lengths), 1)
+        micro_batch_tokens = arguments.token_budget(micro_batch_tokens=micro_batch_tokens)
+    tokens = np.maximum(arguments.as_lengths(lengths), 1)
     n = len(tokens)
     if not n:
         raise UnequalPartitions("there are no lengths, so there is no step to plan")
-    together = option("grouping", grouping, Grouping.RANK, Grouping.MICRO_BATCH)
+    together = arguments.option("grouping", grouping, Grouping.RANK, Grouping.MICRO_BATCH)
     if micro_batch_size is not None:
         micro_batch_size = min(micro_batch_size, n)  # what is never full needs no room
     per_micro_step = dp_size * (micro_batch_size or 1)
-    check_fillers(dp_size * round_up(minimum, multiple), n, "dp_size, minimum and multiple")
+    arguments.check_fillers(
+        dp_size * round_up(minimum, multiple), n, "dp_size, minimum and multiple"
+    )
     micro_steps = round_up(max(-(-n // per_micro_step), minimum), multiple)
     config = PlanConfig(
         dp_size=dp_size,
         dispatch_batch_size=per_micro_step * micro_steps,  # if all were full
-        cost=cost_model(cost),
+        cost=arguments.cost_model(cost),
         micro_batch_size=micro_batch_size,
         micro_batch_tokens=micro_batch_tokens,
-        sync=option("sync", sync, *Sync),
-        layout=option("layout", layout, *Layout),
+        sync=arguments.option("sync", sync, *Sync),
+        layout=arguments.option("layout", layout, *Layout),
         grouping=Grouping.IGNORE if groups is None else together,
         micro_batch_multiple=multiple,
         min_micro_batches=minimum,
         sample_length_multiple=pad_to,
-        oversize=option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
+        oversize=arguments.option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
     )
-    group = np.full(n, -1, dtype=np.int64) if groups is None else as_groups(groups, n)
+    group = np.full(n, -1, dtype=np.int64) if groups is None else arguments.as_groups(groups, n)
     if equal_counts:
         _check_equal_counts(n, config)
     computed = round_up(tokens, pad_to)
@@ -141,10 +163,10 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> Plan:
 
 def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> FloatArray:
     """Of each sample; raises what `plan_step` does for lengths and settings that cannot be."""
-    costs, budget, most = costs_of(tokens, config.cost), config.micro_batch_tokens, 0
+    costs, budget, most = arguments.costs_of(tokens, config.cost), config.micro_batch_tokens, 0
     together = config.grouping is Grouping.MICRO_BATCH
     if budget is not None and config.oversize is not Oversize.ALONE:
-        check_fits(tokens, budget, group if together else None)
+        arguments.check_fits(tokens, budget, group if together else None)
     if config.micro_batch_size is not None and together:
         most = int(np.bincount(group).max())
     if most > (config.micro_batch_size or 0):
@@ -155,3 +177,197 @@ def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> Flo
     if wrong := next(problems(config), None):
         raise UnequalPartitions(wrong)
     return costs
+
+
+#: Micro-batch of each of one rank's samples, of their cost, tokens and how many there are.
+_Fill = Callable[[FloatArray, IntArray, int, int], IntArray | None]
+
+
+def with_equal_counts(
+    freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
+) -> list[list[list[int]]]:
+    """Indices as [dp rank][micro-batch]; n is a multiple of the ranks.
+
+    tokens: int64[n], x: float64[n], cost of each. freely: the plan without that demand, of so many
+    micro-batches a rank at least, packed under a budget or all full. Raises UnequalPartitions if a
+    rank has fewer samples than micro-batches and some cannot be fillers.
+    """
+    R, budget = config.dp_size, config.micro_batch_tokens or 1
+    task = _Task(freely, tokens, x, config)
+    fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
+    enough = (1 + tuning.LEVEL) * float(x.sum()) / R + task.begin * fewest
+    ways: list[Callable[[], IntArray | None]] = [task.moved, task.by_lpt, task.by_differences]
+    if config.micro_batch_size is not None:
+        ways, enough = [lambda: task.planned(1), task.in_runs], 0.0
+    elif config.sync is Sync.STEP:  # sums are all that counts, and these ranks have nothing else
+        ways[:2] = ways[1::-1]
+    best, least = None, np.inf
+    for way in ways:
+        found = way()
+        if found is not None and task.time(found) < least:
+            best, least = found, task.time(found)
+        if least <= enough:
+            break
+    if best is None:
+        raise UnequalPartitions(
+            f"{len(tokens) // R} samples of a rank cannot fill {fewest} micro-batches; lower "
+            "minimum or multiple, or leave equal_counts out"
+        )
+    M = task.count(best)
+    return cut(as_lists(best[0] * M + best[1], R * M), [M] * R)
+
+
+class _Task:
+    """Ways to such a step: the rank and the micro-batch of each sample, int64[2, n], or None."""
+
+    def __init__(
+        self, freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
+    ) -> None:
+        self.freely, self.x, self.config = freely, x, config
+        self.R, self.budget = config.dp_size, config.micro_batch_tokens or 1
+        self.tokens = np.minimum(tokens, self.budget)  # what is longer goes alone
+        self.each, self.begin = len(x) // self.R, begin_cost(x, tokens, self.budget)
+
+    def count(self, place: IntArray) -> int:
+        """Micro-batches of a rank; the last ones are empty where it has fewer samples than that."""
+        return self.config.micro_batches(int(place[1].max()) + 1)
+
+    def summed(self, place: IntArray, of: FloatArray | IntArray) -> FloatArray:
+        """Sum over each micro-batch, float64[R, M]."""
+        M = self.count(place)
+        sums = np.bincount(place[0] * M + place[1], of, self.R * M).astype(np.float64)
+        return sums.reshape(self.R, M)
+
+    def time(self, place: IntArray) -> float:
+        """What it takes, with what it costs to begin each micro-batch."""
+        load = self.summed(place, self.x)
+        return step_time(load, self.config.sync) + self.begin * int(load.shape[1])
+
+    def falling(self, place: IntArray) -> IntArray:
+        """Each rank's micro-batches by falling cost."""
+        turn = np.argsort(np.argsort(-self.summed(place, self.x), axis=1, kind="stable"), axis=1)
+        return np.array((place[0], turn[place[0], place[1]]))
+
+    def planned(self, least: int) -> IntArray:
+        """The plan without the demand, of so many micro-batches at least."""
+        plan = self.freely(least)
+        place = np.empty((2, len(self.x)), dtype=np.int64)
+        place[:, plan.chosen] = (
+            np.indices(plan.counts.shape).reshape(2, -1).repeat(plan.counts.ravel(), axis=1)
+        )
+        return place
+
+    def in_runs(self) -> IntArray:
+        """Karmarkar-Karp's ranks in micro-batches of one size, the cheap ones at both ends."""
+        rank_of = differencing_labels(self.x, self.R, equal_size=True)
+        rising = np.lexsort((self.x, rank_of)).reshape(self.R, -1)
+        ends = np.hstack((rising[:, ::2], rising[:, 1::2][:, ::-1]))
+        step_of = np.empty_like(rank_of)
+        step_of[ends] = np.arange(self.each) // (self.config.micro_batch_size or 1)
+        return np.array((rank_of, step_of))
+
+    def by_differences(self) -> IntArray | None:
+        """Karmarkar-Karp over ranks and in each, as verl has it."""
+        ranks = differencing_labels(self.x, self.R, equal_size=True)
+        return self._filled(ranks, _by_differences)
+
+    def by_lpt(self) -> IntArray | None:
+        """Ranks of nearly equal sums, filled by LPT, after swaps between micro-batches of each."""
+        ranks = labels_of(balanced_partition(self.x, self.R, equal_size=True), len(self.x))
+        place = self._filled(ranks, _by_lpt)
+        if place is None:
+            return None
+        M = self.count(place)
+        found = levelled(
+            place[0] * M + place[1],
+            self.x,
+            self.R * M,
+            self.tokens,
+            self.budget,
+            rows=self.R,
+            enough=tuning.LEVEL,
+        )
+        return self.falling(np.array((ranks, found % M)))
+
+    def _filled(self, rank_of: IntArray, fill: _Fill) -> IntArray | None:
+        """As many micro-batches as the rank that needs most, if ranks have so many samples."""
+        ids, step_of = (
+            np.argsort(rank_of, kind="stable").reshape(self.R, -1),
+            np.empty_like(rank_of),
+        )
+        x, s = self.x[ids], self.tokens[ids]
+        M = int(-(-s.sum(axis=1).max() // self.budget))
+        while (M := self.config.micro_batches(M)) <= self.each:
+            each = (fill(*own, M, self.budget) for own in zip(x, s, strict=True))
+            found = list(takewhile(lambda labels: labels is not None, each))
+            if len(found) == self.R:
+                step_of[ids] = np.array(found)
+                return self.falling(np.array((rank_of, step_of)))
+            M += 1
+        return None
+
+    def moved(self) -> IntArray | None:
+        """The plan, or one of a micro-batch more, which may have room where that has too little."""
+        free = self.planned(1)
+        found, M = self._moved(free), self.count(free) + 1
+        if found is None or self.time(found) > self.time(free) + self.begin:
+            more = self._moved(self.planned(M)) if self.each >= M else None
+            if found is None or (more is not None and self.time(more) < self.time(found)):
+                return more
+        return found
+
+    def _moved(self, place: IntArray) -> IntArray | None:
+        """As many samples on each rank; None if no micro-batch has room for one more."""
+        size, held = self.summed(place, np.ones_like(self.tokens)), np.zeros(self.R)
+        rank_of, step_of = place
+        to = np.empty(size.shape, dtype=np.int64)
+        for at in np.argsort(-np.ptp(size, axis=0), kind="stable"):
+            fullest = np.argsort(-size[:, at], kind="stable")
+            to[fullest, at] = fewest = np.argsort(held, kind="stable")
+            held[fewest] += size[fullest, at]
+        rank_of = to[rank_of, step_of]
+        place = np.array((rank_of, step_of))
+        rank_of, lacks, rising = place[0], self.each - held, np.argsort(self.x, kind="stable")
+        size, load, full = (
+            self.summed(place, of) for of in (np.ones_like(self.tokens), self.x, self.tokens)
+        )
+        while lacks.any():
+            rank, step, taking = rank_of[rising], step_of[rising], np.flatnonzero(lacks > 0)
+            gives = rising[(lacks[rank] < 0) & (size[rank, step] > 1)]
+            steps, first = np.unique(step_of[gives], return_index=True)
+            cheapest = gives[first]  # of each micro-step
+            after = load[taking][:, steps] + self.x[cheapest]
+            after[full[taking][:, steps] + self.tokens[cheapest] > self.budget] = np.inf
+            longer = np.maximum(after.min(axis=0) - load.max(axis=0)[steps], 0.0)
+            if not np.isfinite(longer).any():
+                return None
+            best = int(np.lexsort((self.x[cheapest], longer))[0])
+            sample, taker = int(cheapest[best]), int(taking[after[:, best].argmin()])
+            for where, sign in ((int(rank_of[sample]), -1), (taker, 1)):
+                lacks[where] -= sign
+                size[where, steps[best]] += sign
+                load[where, steps[best]] += sign * self.x[sample]
+                full[where, steps[best]] += sign * self.tokens[sample]
+            rank_of[sample] = taker
+        return place
+
+
+def _by_differences(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+    """Unequal KK, if that leaves none empty and keeps to the budget."""
+    labels = differencing_labels(x, M, equal_size=False)
+    held, counts = np.bincount(labels, s, M), np.bincount(labels, minlength=M)
+    return labels if ((counts > 0) & ((held <= budget) | (counts == 1))).all() else None
+
+
+def _by_lpt(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+    """The dearest first into the cheapest; or else tightly, by tokens."""
+    order = np.argsort(-x, kind="stable")
+    found = lpt_budget(x[order], s[order], M, budget)
+    if found is None:
+        found = _by_differences(s[order].astype(np.float64), s[order], M, budget)
+    if found is None:
+        order = np.argsort(-s, kind="stable")
+        found = best_fit(s[order], np.full(M, budget), budget)
+    labels = np.empty_like(found)
+    labels[order] = fill_empty(found, M) if found.min() >= 0 else found
+    return labels if labels.min() >= 0 else None

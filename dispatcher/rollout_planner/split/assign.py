@@ -12,6 +12,23 @@ Invariant: each item stays in exactly one slot; no swap raises the largest load 
 or takes a bin beyond its count or token cap.
 
 Example: bins 5 4 and 3 2 of one row end as 5 2 and 4 3.
+
+Columns of equal counts: micro-batches of one index should cost the same where ranks wait at every
+micro-step, so neighbours share a column. Example, R = 2, one each: 9 8 2 1 in columns is 9 8 | 2 1:
+waits 1 + 1; equal sums would be 9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8
+would wait 7 + 7.
+
+Micro-batches onto ranks, which are pipelines where they have several stages: a rank takes their
+sum, and its largest once more for each further stage. The result takes no longer than what it
+starts from.
+
+While a pipeline fills and drains, each stage beyond the first waits for the largest micro-batch. So
+a rank that has a large micro-batch should have less besides. Two ways are compared: ranks of equal
+sums, and LPT where a rank's first micro-batch counts for every stage. Swaps between the slowest
+rank and the fastest ones end it.
+
+Example, R = 2, M = 2, 4 stages, costs 9 4 4 2: equal sums, 9 2 | 4 4, take 11 + 27 and 8 + 12; no
+swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 """
 
 from bisect import bisect_left, insort
@@ -21,7 +38,7 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label, falling_place
-from rollout_planner.types import BoolArray, FloatArray, IntArray
+from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, even_time, step_time
 
 #: The bin of each item.
 Labels = IntArray
@@ -117,20 +134,14 @@ def spread_columns(cost: FloatArray) -> IntArray:
     M = len(cost)
     if M == 1:
         return falling_place(cost[0])[None]
-    rows, dearest_first = np.arange(M)[:, None], np.argsort(-cost, axis=1, kind="stable")
-    ranks = np.empty(cost.shape, dtype=np.int64)
-    ranks[rows, dearest_first] = spread_falling(cost[rows, dearest_first])
+    dearest_first = np.argsort(-cost, axis=1, kind="stable")
+    falls = np.take_along_axis(cost, dearest_first, axis=1)
+    ranks, loads = np.empty(cost.shape, dtype=np.int64), np.zeros(cost.shape[1])
+    for j in (falls[:, -1] - falls[:, 0]).argsort(kind="stable"):
+        least_loaded = loads.argsort(kind="stable")
+        ranks[j, dearest_first[j]] = least_loaded
+        loads[least_loaded] += falls[j]
     return ranks
-
-
-def spread_falling(cost: FloatArray) -> IntArray:
-    """The same where columns fall."""
-    orders = np.empty(cost.shape, dtype=np.int64)
-    loads = np.zeros(cost.shape[1])
-    for j in (cost[:, -1] - cost[:, 0]).argsort(kind="stable"):
-        orders[j] = order = loads.argsort(kind="stable")
-        loads[order] += cost[j]
-    return orders
 
 
 def swap_level(
@@ -161,7 +172,8 @@ def swap_level(
         return
     held = _Held(ids.reshape(-1, slots), x, s, budget, parts)
     beside = np.zeros((rows, bins)) if base is None else base
-    patience = tuning.OTHER_PAIRINGS if s is None else tuning.OTHER_PAIRINGS_IN_BUDGET
+    tight = s is not None and bool(np.ptp(s[:-1]))  # then tokens stand in the way as well
+    patience = 1 if tight else tuning.OTHER_PAIRINGS
     stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
     for turn in range(tuning.ROUNDS):
         loads = held.cost.sum(axis=1).reshape(rows, bins) + beside
@@ -262,7 +274,7 @@ class _Held:
             here = self.room[high[0][:, None], self.of_part[high[1]]][:, :, None]
             there = self.room[low[0][:, None], self.of_part[low[1]]][:, None]
             error[(gives - takes > there) | (takes - gives > here)] = np.inf
-        error = error.reshape(len(gap), -1)
+        error = error.reshape(len(gap), error.shape[1] * error.shape[2])
         best = error.argmin(axis=1)
         gain: BoolArray = error[np.arange(len(gap)), best] < gap * (1 - tuning.ROUNDING)
         i, j = np.divmod(best[gain], len(low[1]))
@@ -275,3 +287,136 @@ class _Held:
         for of in (self.ids, self.cost):
             of[mine], of[theirs] = of[theirs], of[mine]
         return gain
+
+
+def bins_onto_ranks(load: FloatArray, R: int, M: int, stages: int = 1) -> IntArray:
+    """Place, rank * M + micro-step, of each of R*M bins of float64[R*M] cost, M to each rank.
+
+    Ranks of nearly equal sums; of pipelines those that take as little time as can be.
+    """
+    falling = np.argsort(-load, kind="stable")
+    ids, x = np.arange(R)[:, None], load[falling]
+    if M > 1:
+        ids = by_label(lpt(x, R, M), R).reshape(R, M)
+        swap_level(ids[None], x)
+        ids.sort(axis=1)
+    if stages > 1 and M > 1:
+        ids = for_pipelines(ids, x, stages)
+    place = np.empty(R * M, dtype=np.int64)
+    place[falling[ids.ravel()]] = np.arange(R * M)
+    return place
+
+
+def for_pipelines(ids: IntArray, load: FloatArray, stages: int) -> IntArray:
+    """`ids[R, M]` of equal sums, or better ones for pipelines of so many stages.
+
+    load: float64[R*M], falling, what each micro-batch costs.
+    """
+    R, M = ids.shape
+
+    def time(found: IntArray) -> float:
+        return step_time(load[found], Sync.STEP, stages)
+
+    better = min((ids, _deal(load, R, M, stages)), key=time)
+    swapped = better.ravel()[_swapped(load[better], stages)]
+    return min((ids, swapped), key=time)
+
+
+def _deal(load: FloatArray, R: int, M: int, stages: int) -> IntArray:
+    """LPT onto R ranks of M each, ids[R, M] of descending `load`; a rank's first counts for all."""
+    labels = np.arange(len(load))
+    labels[R:] = lpt(load[R:], R, M - 1, start=stages * load[:R])
+    return np.argsort(labels, kind="stable").reshape(R, M)
+
+
+def _swapped(load: FloatArray, stages: int) -> IntArray:
+    """Swap micro-batches of slow and fast ranks while that helps: where each of load[R, M] goes."""
+    R, M = load.shape
+    ids, load = np.arange(R * M).reshape(R, M), load.copy()
+    enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
+    pairs, looked_at, stalled = R // 2, min(M, tuning.SWAP_SLOTS), 0
+    for turn in range(tuning.ROUNDS):
+        times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
+        if not pairs or stalled > tuning.OTHER_PAIRINGS or times.max() <= enough:
+            break
+        by_time = times.argsort(kind="stable")
+        high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)
+        at = (np.arange(looked_at) * M // looked_at + turn) % M
+        slower = _slower_after(load, high, low, at, stages).reshape(pairs, -1)
+        best = slower.argmin(axis=1)
+        gain = slower[np.arange(pairs), best] < times[high] * (1 - tuning.ROUNDING)
+        stalled = 0 if gain[0] else stalled + 1
+        one, other = np.divmod(best[gain], looked_at)
+        here, there = (high[gain], at[one]), (low[gain], at[other])
+        for array in (ids, load):
+            array[here], array[there] = array[there], array[here]
+    return ids
+
+
+def _slower_after(
+    load: FloatArray, high: IntArray, low: IntArray, at: IntArray, stages: int
+) -> FloatArray:
+    """Time of the slower of each pair of ranks after each swap, [pair, of high's, of low's]."""
+    one, other = load[high], load[low]
+    gives, takes = one[:, at, None], other[:, None, at]
+    more = takes - gives
+    mine = np.maximum(_largest_of_others(one, at)[:, :, None], takes) * (stages - 1)
+    theirs = np.maximum(_largest_of_others(other, at)[:, None, :], gives) * (stages - 1)
+    mine += one.sum(axis=1)[:, None, None] + more
+    theirs += other.sum(axis=1)[:, None, None] - more
+    slower: FloatArray = np.maximum(mine, theirs)
+    return slower
+
+
+def _largest_of_others(load: FloatArray, at: IntArray) -> FloatArray:
+    """The largest of each row of load[n, M] without the one at each of `at`, [n, len(at)]."""
+    order = (-load).argsort(axis=1, kind="stable")
+    rows = np.arange(len(load))[:, None]
+    first, second = order[:, :1], order[:, 1:2]
+    out: FloatArray = load[rows, np.where(at == first, second, first)]
+    return out
+
+
+def levels(x: FloatArray, R: int, M: int, company: float = 0.0) -> FloatArray:
+    """What each of M micro-steps should cost a rank, descending, so that they sum to the least.
+
+    A micro-step costs at least its largest sample and the `company` that this sample must have;
+    what is left is spread evenly over the micro-steps that follow.
+    Example: x = [10, 4, 4, 2], R = 2, M = 2: the first costs 10, so 0 is left for the second,
+    which still holds a 4: levels [10, 4].
+    """
+    left = float(x.sum())
+    out = np.empty(M)
+    for j in range(M):
+        largest = float(x[j * R]) + company if j * R < len(x) else 0.0
+        out[j] = max(largest, left / (R * (M - j)))
+        left = max(left - R * out[j], 0.0)
+    return out
+
+
+def places_of(load: FloatArray, R: int, M: int, per_step: bool, stages: int = 1) -> IntArray:
+    """Give each of R*M micro-batches of this cost its rank and micro-step, rank * M + micro-step.
+
+    Ranks of equal sums, or like with like.
+    """
+    if per_step:
+        return bins_onto_ranks(load, R, M, stages)
+    place, by_cost = np.empty(R * M, dtype=np.int64), np.argsort(-load, kind="stable")
+    rank_of = spread_columns(load[by_cost].reshape(M, R))
+    place[by_cost] = (rank_of * M + np.arange(M)[:, None]).ravel()
+    return place
+
+
+def rows_of_neighbours(x: FloatArray, R: int, M: int, each: int) -> IntArray:
+    """Bin of each of falling `x`, of M columns of R, with room for `each`.
+
+    Column j holds neighbours; in it, each row of R goes largest onto least loaded.
+    """
+    costs = np.append(x, np.zeros(R * M * each - len(x))).reshape(M, each, R)
+    labels, column = np.empty(costs.shape, dtype=np.int64), np.arange(M)[:, None]
+    loads = np.zeros((M, R))
+    for t in range(each):
+        order = loads.argsort(axis=1, kind="stable")
+        labels[:, t] = order + column * R
+        loads[column, order] += costs[:, t]
+    return labels.ravel()[: len(x)]

@@ -25,33 +25,46 @@ sample that alone exceeds it. This is what trainers do without a plan: in order 
 fit), or each sample into the first micro-batch that has room (first fit).
 
 Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6 4 | 5 3.
+
+Splitting when a group has to stay in one micro-batch: groups are split as samples are elsewhere.
+
+Invariant: all samples of a group are in the same micro-batch, which holds at most what it may, or
+a single group that alone exceeds the token budget.
+
+A group becomes an item with the tokens and the cost of its members together, or of its longest as
+often as it has members where the layout pads. With a fixed micro-batch size, groups of one size
+are so many items a micro-batch; groups of different sizes are packed as under a token budget, with
+samples for tokens.
+
+Example: micro-batches of 8 samples hold two groups of 4 each, or one of 5 beside one of 3.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.errors import PlanError
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.order import by_falling_tokens, by_label
-from rollout_planner.split.assign import (
-    best_fit,
-    first_fit,
-    levelled,
-    lpt_budget,
-    members,
-    num_bins,
-    swap_level,
-)
+from rollout_planner.order import by_falling_tokens, by_label, group_max, running_sums
+from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
 from rollout_planner.split.padded import begin_cost
-from rollout_planner.split.partition import levels
-from rollout_planner.split.parts import Batch, Parts, Work, time_of
+from rollout_planner.split.parts import Batch, Padded, Parts, Work, time_of
 from rollout_planner.split.recut import recut
-from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync, cut, step_time
+from rollout_planner.types import (
+    FloatArray,
+    Grouping,
+    IntArray,
+    Layout,
+    PlanConfig,
+    Sync,
+    cut,
+    step_time,
+)
 
 #: Falling load of each group, what it weighs, R, cap -> rank of each; None: no room.
 Share = Callable[[FloatArray, IntArray, int, int], IntArray | None]
@@ -199,10 +212,10 @@ class _Task:
         R, order = self.config.dp_size, np.argsort(-self.load, kind="stable")
         room = (len(self.batch) if self.config.pads_to_budget else M) * self.cap
         found = []
-        for share in (lpt_budget, by_neighbours, by_differences):
+        for share in (assign.lpt_budget, by_neighbours, by_differences):
             way = self.shared(share, order, room)
             if way is not None:
-                way = levelled(way, self.load, R, self.held, room)
+                way = assign.levelled(way, self.load, R, self.held, room)
                 found.append(alike(way, self.load[:, None], self.held, R, room))
         return sorted(found, key=lambda way: np.bincount(way, self.load).max())
 
@@ -235,10 +248,10 @@ class _Task:
         """
         cost, weight, cap, sync = self.batch.cost, self.weight, self.cap, self.config.sync
         level, x, w = self.levels(ranks, M), np.append(cost, 0.0), np.append(weight, 0)
-        place, best, least = np.full(len(cost), -1), None, np.inf
+        place, best, least = np.full(len(cost), -1), np.zeros((0, M, 0), np.int64), np.inf
 
         def to_levels(own: FloatArray, s: IntArray) -> IntArray | None:
-            return _fitted(lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
+            return _fitted(assign.lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
 
         def by_differences(own: FloatArray, s: IntArray) -> IntArray | None:
             labels = differencing_labels(own, M, equal_size=False)
@@ -251,12 +264,12 @@ class _Task:
                     place[ids] = labels + r * M
             if place.min() < 0:
                 return None
-            bins = members(place, len(ranks) * M).reshape(len(ranks), M, -1)
+            bins = assign.members(place, len(ranks) * M).reshape(len(ranks), M, -1)
             targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
             for target in (None, *targets):
                 if target is not None:
                     base = np.broadcast_to(target[0] - target, bins.shape[:2])
-                    swap_level(bins, x, w, cap, base=base, enough=tuning.LEVEL)
+                    assign.swap_level(bins, x, w, cap, base=base, enough=tuning.LEVEL)
                 falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
                 bins = np.take_along_axis(bins, falling[:, :, None], 1)
                 time = step_time(x[bins].sum(axis=2), sync)
@@ -267,7 +280,8 @@ class _Task:
                 break
             if not work.affords(tuning.ONCE + tuning.SAMPLE * len(cost)):
                 break
-        return None if best is None else Parts.of_slots(best, len(cost))
+        there = best < len(cost)
+        return Parts(best[there], there.sum(axis=2))
 
     def levels(self, ranks: list[IntArray], M: int) -> FloatArray:
         """What each of M micro-steps should cost, falling: the largest sample that any rank has
@@ -278,15 +292,15 @@ class _Task:
         for ids in ranks if self.waits_often else []:
             first = cost[ids[:M]]
             np.maximum(largest[: len(first)], first, out=largest[: len(first)])
-        return levels(np.append(largest, most - largest.sum()), 1, M)
+        return assign.levels(np.append(largest, most - largest.sum()), 1, M)
 
 
 def _fitted(labels: IntArray | None, w: IntArray, bins: int, cap: int) -> IntArray | None:
     """These, or bins that are filled evenly by weight, or tightly; None if there is no room."""
     if labels is None:
-        labels = lpt_budget(w.astype(np.float64), w, bins, cap)
+        labels = assign.lpt_budget(w.astype(np.float64), w, bins, cap)
     if labels is None:
-        labels = best_fit(w, np.full(bins, cap), cap)
+        labels = assign.best_fit(w, np.full(bins, cap), cap)
     return None if labels.min(initial=0) < 0 else labels
 
 
@@ -314,7 +328,7 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
     way, done = np.append(way, own), np.zeros(R, dtype=bool)
     ranks = np.array([reach[way == r].sum(axis=0) for r in range(R)])
     for _ in range(G):
-        second, most = np.sort(ranks, axis=0)[-2:]
+        most, second = -np.sort(-ranks, axis=0)[:2]
         alone = np.where(ranks == most, most - second, 0.0).sum(axis=1)
         high = int(np.where(done, 0.0, alone).argmax())
         if done[high] or not alone[high] or most.sum() * R <= ranks.sum() * (1 + tuning.TOLERANCE):
@@ -323,7 +337,7 @@ def alike(way: IntArray, layers: FloatArray, weight: IntArray, R: int, cap: int)
         to, room = way[theirs], cap - np.bincount(way, weights=held)
         others = ranks.copy()
         others[high] = 0.0
-        second, largest = np.sort(others, axis=0)[-2:]
+        largest, second = -np.sort(-others, axis=0)[:2]
         rest = np.where(ranks == largest, second, largest)[to]
         less = reach[mine, None] - reach[theirs]
         after = np.maximum(ranks[high] - less, ranks[to] + less)
@@ -355,10 +369,10 @@ def cut_ranks(
         own = [np.arange(len(items)) // m for items in ranks]
     elif padded or as_came:
         own = [run_of_each(s.tolist(), budget, padded=padded) for s in tokens]
-        M = config.micro_batches(max(map(num_bins, own)))
+        M = config.micro_batches(max(map(assign.num_bins, own)))
     else:
-        own = [first_fit(np.minimum(s, budget), np.full(len(s), budget)) for s in tokens]
-        needed = max(map(num_bins, own))
+        own = [assign.first_fit(np.minimum(s, budget), np.full(len(s), budget)) for s in tokens]
+        needed = max(map(assign.num_bins, own))
         if (M := config.micro_batches(needed)) > needed:
             costs = [batch.cost[items] for items in ranks]
             own = [_spread(*each, M, budget) for each in zip(costs, tokens, own, strict=True)]
@@ -386,9 +400,70 @@ def _spread(x: FloatArray, s: IntArray, fitted: IntArray, M: int, budget: int) -
     The largest goes first, wherever it stands.
     """
     falling = by_falling_tokens(s)
-    found = lpt_budget(x[falling], s[falling], M, budget)
+    found = assign.lpt_budget(x[falling], s[falling], M, budget)
     if found is None:
         return fitted
     labels = np.empty_like(found)
     labels[falling] = found
     return labels
+
+
+def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batch, PlanConfig]:
+    """Groups as items, and how these are split. group: dense group number of each sample.
+
+    Raises PlanError for a group of more samples than a micro-batch has, and for budgets of padded
+    tokens: what a group takes of one depends on what it is padded to.
+    """
+    if config.pads_to_budget:
+        raise PlanError(
+            "groups that stay in one micro-batch cannot share a budget of padded tokens; set "
+            "--micro-batch-size, --layout packed, or --groups rank"
+        )
+    size, m = np.bincount(group), config.micro_batch_size
+    if m is not None and size.max() > m:
+        raise PlanError(
+            f"a group has {size.max()} samples and a micro-batch holds {m}; groups stay in one "
+            "micro-batch, so raise --micro-batch-size to the size of a group, or set --groups rank"
+        )
+    own = config_of_items(size, config)
+    cost, tokens = cost_of_groups(batch.cost, group, config), size
+    if m is None:
+        tokens = np.bincount(group, weights=batch.tokens).astype(np.int64)
+    if own.micro_batch_tokens is not None:
+        return replace(Batch.of(cost, tokens), padded=_padded(batch.cost, group, size, config)), own
+    return Batch(cost, tokens, None, np.argsort(-cost, kind="stable")), own
+
+
+def _padded(cost: FloatArray, group: IntArray, size: IntArray, config: PlanConfig) -> Padded | None:
+    """What a micro-batch pads: groups whose longest and whose size both differ share one."""
+    return Padded(group_max(cost, group), size) if config.layout is Layout.PADDED else None
+
+
+def config_of_items(size: IntArray, config: PlanConfig) -> PlanConfig:
+    """How groups of these sizes are split as items."""
+    m, alike = config.micro_batch_size, replace(config, grouping=Grouping.IGNORE)
+    if m is None:
+        return alike
+    if np.ptp(size):
+        return replace(alike, micro_batch_size=None, micro_batch_tokens=m, layout=Layout.PACKED)
+    return replace(alike, micro_batch_size=max(m // int(size[0]), 1))
+
+
+def cost_of_groups(cost: FloatArray, group: IntArray, config: PlanConfig) -> FloatArray:
+    """What each group costs a micro-batch: all of its samples, padded to the longest if so laid."""
+    if config.layout is Layout.PADDED:
+        return group_max(cost, group) * np.bincount(group)
+    return np.bincount(group, weights=cost).astype(np.float64)
+
+
+def members_of_items(parts: Parts, group: IntArray) -> Parts:
+    """Micro-batches of the samples of the groups that `parts` has."""
+    size = np.bincount(group)
+    by_group = np.argsort(group, kind="stable")
+    starts = np.cumsum(size) - size
+    own, counts = size[parts.sequence], parts.counts.ravel()
+    held = running_sums(own)
+    place = np.arange(len(group)) - np.repeat(held[:-1], own)
+    sequence = by_group[np.repeat(starts[parts.sequence], own) + place]
+    ends = np.cumsum(counts)
+    return Parts(sequence, (held[ends] - held[ends - counts]).reshape(parts.counts.shape))

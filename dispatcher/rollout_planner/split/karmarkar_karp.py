@@ -47,7 +47,7 @@ def get_seqlen_balanced_partitions(
         raise UnequalPartitions(
             f"{len(lengths)} items cannot fill {k_partitions} partitions; use fewer partitions"
         )
-    partitions = _partition(lengths, k_partitions, equal_size)
+    partitions = as_lists(_labels(lengths, k_partitions, equal_size), k_partitions)
     for i, members in enumerate(partitions):
         if not members:
             raise UnequalPartitions(
@@ -59,7 +59,7 @@ def get_seqlen_balanced_partitions(
 
 def karmarkar_karp(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[list[int]]:
     """As `get_seqlen_balanced_partitions`, but sets may be empty. Largest sum first."""
-    return _partition(_integers(seqlen_list), k_partitions, equal_size)
+    return as_lists(differencing_labels(seqlen_list, k_partitions, equal_size), k_partitions)
 
 
 def differencing_labels(seqlen_list: Any, k_partitions: int, equal_size: bool) -> IntArray:
@@ -88,11 +88,6 @@ def _are_whole(values: NDArray[Any]) -> bool:
     return most < _EXACT and least >= 0 and bool((values % 1 == 0).all())
 
 
-def _partition(lengths: list[int], k: int, equal_size: bool) -> list[list[int]]:
-    """Ascending indices of each set, largest set first."""
-    return as_lists(_labels(lengths, k, equal_size), k)
-
-
 def _labels(lengths: list[int], k: int, equal_size: bool) -> IntArray:
     n = len(lengths)
     if k < 1:
@@ -103,11 +98,8 @@ def _labels(lengths: list[int], k: int, equal_size: bool) -> IntArray:
         return np.zeros(n, dtype=np.int64)
     differencing = _Differencing(n, k)
     keys = sorted(differencing.key(length, i) for i, length in enumerate(lengths))
-    if equal_size:
-        heads = differencing.merge_tuples([keys[i : i + k] for i in range(0, n, k)])
-    else:
-        heads = differencing.merge_singles(keys)
-    return differencing.labels(heads)
+    states = [keys[i : i + k] for i in range(0, n, k)] if equal_size else []
+    return differencing.labels(differencing.merged(states, [] if states else keys))
 
 
 class _Differencing:
@@ -152,50 +144,23 @@ class _Differencing:
         self.unions.append((a & mask, b & mask))
         return a + b - (b & mask)
 
-    def merge_tuples(self, states: list[list[int]]) -> list[int]:
-        """Merge full states, as with equal sizes; returns the heads of the k sets."""
+    def merged(self, states: list[list[int]], keys: list[int]) -> list[int]:
+        """Heads of the k sets, of full states, or of lone numbers, given ascending.
+
+        Numbers wait in that list, not in the heap.
+        """
         heap = [(self.priority(state), state) for state in states]
         heapq.heapify(heap)
-        while len(heap) > 1:
-            _, first = heapq.heappop(heap)
-            merged = self.merge(first, heap[0][1])
-            heapq.heapreplace(heap, (self.priority(merged), merged))
-        return heap[0][1]
-
-    def merge_singles(self, keys: list[int]) -> list[int]:
-        """Merge lone numbers, given ascending; they wait in that list, not in the heap.
-
-        A state with an empty set has the spread of its largest number, which nothing later
-        exceeds, so it stays on top and takes the next state again and again until it is full.
-        """
-        heap: list[tuple[tuple[int, int], list[int]]] = []
-        while heap or keys:
-            first = self._pop(heap, keys)
-            if not (heap or keys):
-                return first
-            second = self._pop(heap, keys)
-            merged = self.merge(first, second)
-            if len(merged) < self.k:
-                merged = self._fill(merged, heap, keys)
-            heapq.heappush(heap, (self.priority(merged), merged))
-        return []
+        while len(heap) + len(keys) > 1:
+            found = self.merge(self._pop(heap, keys), self._pop(heap, keys))
+            heapq.heappush(heap, (self.priority(found), found))
+        return self._pop(heap, keys)
 
     def _pop(self, heap: list[tuple[tuple[int, int], list[int]]], keys: list[int]) -> list[int]:
         """The state of highest priority, from the heap or from the lone numbers."""
         if keys and (not heap or (-(keys[-1] >> self.sum_shift), -keys[-1]) < heap[0][0]):
             return [keys.pop()]
         return heapq.heappop(heap)[1]
-
-    def _fill(
-        self, state: list[int], heap: list[tuple[tuple[int, int], list[int]]], keys: list[int]
-    ) -> list[int]:
-        """Let a state with empty sets take the states that follow, while nothing would meet."""
-        while len(state) < self.k and (heap or keys):
-            second = self._pop(heap, keys)
-            if len(state) + len(second) > self.k:
-                return self.merge(sorted(state), second)
-            state += second  # in place: nobody else has it, and sets may be many
-        return sorted(state)
 
     def labels(self, heads: Sequence[int]) -> IntArray:
         """The set of each number, the largest set being the first, by undoing the unions."""

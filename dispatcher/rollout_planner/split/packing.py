@@ -14,6 +14,9 @@ then best fit.
 Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
 rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
 
+A fixed number of samples is a budget of which each sample takes one; but where ranks wait at every
+micro-step full micro-batches leave swaps little room, so that they begin as rows of neighbours.
+
 Micro-steps that a large sample rules, filled to its level; the others share what is left.
 
 Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it.
@@ -25,16 +28,6 @@ well hold: its level rises until that is so. And it leaves a sample for each of 
 
 Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
 9 | 5 4; the second shares the rest: 3 | 3.
-
-How few bins may hold all items under a token budget.
-
-Invariant: `least_bins` never exceeds the bins of a legal packing.
-
-The bound is Martello & Toth's L2 (1990). For any a: items above budget - a stand alone, each of
-the others above half the budget has a bin to itself, and the items from a to half the budget go
-where these leave room, or into more bins.
-Example, budget 10, items 7 7 6 4 2: their sum is 26, so 3 bins; with a = 4, the 7s stand alone,
-6 4 are full, and as 2 is below a, L2 is 3 as well. With 7 7 6 4 4 it is 4.
 
 Packing where ranks meet once a step: what counts is the most that a rank has in all.
 
@@ -56,9 +49,8 @@ from heapq import heapify, heappop, heapreplace
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.order import falling_place, running_sums
-from rollout_planner.split.assign import Labels, best_fit, levelled, lpt_budget, num_bins
-from rollout_planner.split.partition import bins_onto_ranks
+from rollout_planner.order import falling_place
+from rollout_planner.split import assign
 from rollout_planner.types import Allowed, FloatArray, IntArray
 
 
@@ -77,16 +69,39 @@ def fewest_micro_batches(s: IntArray, R: int, budget: int) -> int:
 
 def pack(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
-) -> tuple[Labels, int]:
+) -> tuple[IntArray, int]:
     """Bin of each item and M; bin b is micro-step b // R. Items descend in cost and in tokens."""
     labels, M = fill(x, s, R, budget, allowed)
     return level_columns(labels, x, s, R=R, M=M, budget=budget), M
 
 
+def pack_by_count(x: FloatArray, R: int, M: int, most: int) -> IntArray:
+    """Bin of each item, of which a bin has room for `most`: rows of neighbours, or LPT to levels.
+
+    Swaps level the better of the two, unless it is good enough as it is.
+    """
+
+    def time(labels: IntArray) -> float:
+        load = np.bincount(labels, weights=x, minlength=R * M)
+        return float(-np.sort(-load)[::R].sum())
+
+    even, each = float(x.sum()) / R * (1 + tuning.LEVEL_COLUMNS), -(-len(x) // (R * M))
+    labels = assign.rows_of_neighbours(x, R, M, min(most, 2 * each))
+    if time(labels) > even:
+        level = assign.levels(
+            x, R, M, company=(most - 1) * x.item(-1) if len(x) == R * M * most else 0.0
+        )
+        labels = min((labels, assign.lpt(x, R * M, most, np.repeat(level[0] - level, R))), key=time)
+    if time(labels) > even:
+        ones = np.ones(len(x), dtype=np.int64)
+        labels = level_columns(labels, x, ones, R=R, M=M, budget=most)
+    return labels
+
+
 def fill(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
-) -> tuple[Labels, int]:
-    """The same before swaps level the columns.
+) -> tuple[IntArray, int]:
+    """As `pack`, before swaps level the columns.
 
     M is the least that all tokens need if items can be placed by cost, or by tokens; else it rises,
     up to what best fit needs.
@@ -95,44 +110,33 @@ def fill(
     labels = _fill(x, s, R, M, budget)
     if labels is not None:
         return labels, M
-    tight = best_fit(s, np.full(len(s), budget), budget)
-    least, enough = (allowed(-(-bins // R)) for bins in (least_bins(s, budget), num_bins(tight)))
+    tight = assign.best_fit(s, np.full(len(s), budget), budget)
+    enough = allowed(-(-assign.num_bins(tight) // R))
     while labels is None and enough > M:
-        M = max(allowed(M + 1), least)
+        M = allowed(M + 1)
         labels = _fill(x, s, R, M, budget)
     return tight if labels is None else labels, M
 
 
-def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
+def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """By cost, micro-step after micro-step; else all at once; else by tokens alone."""
     labels = fill_columns(x, s, R, M, budget) if is_ruled(x, R, M) else None
     if labels is None:
-        labels = lpt_budget(x, s, R * M, budget)
+        labels = assign.lpt_budget(x, s, R * M, budget)
     if labels is None:
-        labels = lpt_budget(s.astype(np.float64), s, R * M, budget)
+        labels = assign.lpt_budget(s.astype(np.float64), s, R * M, budget)
     return labels
 
 
 def level_columns(
-    labels: Labels, x: FloatArray, s: IntArray, *, R: int, M: int, budget: int
-) -> Labels:
+    labels: IntArray, x: FloatArray, s: IntArray, *, R: int, M: int, budget: int
+) -> IntArray:
     """Sort bins by cost, cut them into columns of R, swap inside columns."""
     bins = R * M
     load = np.bincount(labels, weights=x, minlength=bins).astype(np.float64)
-    return levelled(falling_place(load)[labels], x, bins, s, budget, rows=M, enough=tuning.LEVEL)
-
-
-def least_bins(s: IntArray, budget: int) -> int:
-    """Bound on the bins that falling `s` needs; an item above the budget has one to itself."""
-    rising = np.minimum(s, budget)[::-1]
-    sums = running_sums(rising)
-    a = np.unique(np.append(rising[2 * rising <= budget], 0))
-    halves = int(np.searchsorted(rising, budget // 2, "right"))
-    alone = np.searchsorted(rising, budget - a, "right")
-    small = np.searchsorted(rising, a, "left")
-    room = (alone - halves) * budget - (sums[alone] - sums[halves])
-    more = np.maximum(sums[halves] - sums[small] - room, 0)
-    return len(rising) - halves + int((-(-more // budget)).max())
+    return assign.levelled(
+        falling_place(load)[labels], x, bins, s, budget, rows=M, enough=tuning.LEVEL
+    )
 
 
 def well_filled(tokens: float, room: float) -> float:
@@ -145,13 +149,13 @@ def is_ruled(x: FloatArray, R: int, M: int) -> bool:
     return M > 1 and bool(x[0] * (R * M) > x.sum())
 
 
-def fill_columns(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> Labels | None:
+def fill_columns(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """Ruled micro-steps one by one, the others together by LPT; None if the latter fails."""
     filler = _Filler(x, s, R, M, budget)
     column = filler.fill_ruled()
     labels = np.array(filler.labels, dtype=np.int64)
     left = np.flatnonzero(labels < 0)
-    rest = lpt_budget(x[left], s[left], R * (M - column), budget)
+    rest = assign.lpt_budget(x[left], s[left], R * (M - column), budget)
     if rest is None:
         return None
     labels[left] = rest + column * R
@@ -234,30 +238,35 @@ class _Filler:
 
 def pack_ranks(
     x: FloatArray, s: IntArray, R: int, budget: int, allowed: Allowed = int
-) -> tuple[Labels, int]:
+) -> tuple[IntArray, int]:
     """Micro-batch of each item, numbered rank by rank, and M; items fall in cost and in tokens."""
     bins, M = fill(x, s, R, budget, allowed)
     t, load = np.minimum(s, budget), np.bincount(bins, weights=x, minlength=R * M)
-    starts = bins_onto_ranks(load.astype(np.float64), R, M)[bins], _by_samples(x, t, R, M, budget)
-    found = [levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None]
+    starts = (
+        assign.bins_onto_ranks(load.astype(np.float64), R, M)[bins],
+        _by_samples(x, t, R, M, budget),
+    )
+    found = [
+        assign.levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None
+    ]
     return min(found, key=lambda each: float(np.bincount(each // M, weights=x).max())), M
 
 
-def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> Labels | None:
+def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """Samples onto ranks, then each rank's into its micro-batches; None if some find no room.
 
     What its rank has no room for goes where there is some, on the least loaded rank.
     """
-    rank = lpt_budget(x, t, R, M * budget)
+    rank = assign.lpt_budget(x, t, R, M * budget)
     if rank is None:
         return None
-    rank, labels = levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
+    rank, labels = assign.levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
     room, load = np.full(R * M, budget), np.zeros(R)
     for r in range(R):
         items = np.flatnonzero(rank == r)
-        own = lpt_budget(x[items], t[items], M, budget)
+        own = assign.lpt_budget(x[items], t[items], M, budget)
         if own is None:
-            own = best_fit(t[items], np.full(M, budget), budget)
+            own = assign.best_fit(t[items], np.full(M, budget), budget)
         items, own = items[own >= 0], own[own >= 0]
         labels[items] = own + r * M
         room[r * M : (r + 1) * M] -= np.bincount(own, t[items], M).astype(np.int64)

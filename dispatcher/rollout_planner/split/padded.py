@@ -372,7 +372,9 @@ class _Pool:
         ended = np.flatnonzero(begins[-1] == n)
         runs = copies[:, ended].sum(axis=0)
         prices = self.prices(items.costs(begins[:, ended]), runs // R)
-        _, first = np.unique(np.round(prices / self.found[0].price, 6), return_index=True)
+        _, first = np.unique(
+            np.rint(prices / (self.found[0].price * tuning.BETWEEN_EQUALS)), return_index=True
+        )
         for i in first[: tuning.KEPT].tolist():
             self.add(with_all(begins[:, ended[i]], int(runs[i]), n))
 

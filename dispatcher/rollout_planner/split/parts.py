@@ -114,14 +114,6 @@ class Parts:
     counts: IntArray
 
     @classmethod
-    def of_slots(cls, slots: IntArray, n: int) -> "Parts":
-        """From slots[R, M, m], where slots of n or beyond are empty."""
-        R, M, m = slots.shape
-        if slots.size == n:
-            return cls(slots.ravel(), np.full((R, M), m))
-        return cls(slots[slots < n], (slots < n).sum(axis=2))
-
-    @classmethod
     def of_labels(cls, sequence: IntArray, labels: IntArray, M: int, R: int) -> "Parts":
         """From the micro-batch of each sample of a sequence, numbered rank by rank."""
         counts = np.bincount(labels, minlength=R * M).reshape(R, M)

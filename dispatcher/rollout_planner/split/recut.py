@@ -72,7 +72,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
     odd = np.arange(R)[:, None] % 2 == 1
     while config.sync is Sync.MICRO_STEP and R > 1 and work.affords(price):
         cost = costs(best)
-        second, first = np.partition(cost, -2, axis=0)[-2:]
+        first, second = -np.sort(-cost, axis=0)[:2]
         pace = np.where(cost == first, second, first)
         new = _walked(table, sizes, _rests(table, sizes, pace), pace)
         found = min((np.where(who, new, best) for who in (odd | True, odd, ~odd)), key=time)

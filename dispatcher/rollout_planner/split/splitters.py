@@ -9,9 +9,9 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.split.assign import first_fit, lpt, num_bins
+from rollout_planner.split.assign import first_fit, num_bins, places_of
 from rollout_planner.split.groups import split_by_rank
-from rollout_planner.split.packing import level_columns, pack, pack_ranks
+from rollout_planner.split.packing import level_columns, pack, pack_by_count, pack_ranks
 from rollout_planner.split.padded import (
     Counts,
     Items,
@@ -20,16 +20,7 @@ from rollout_planner.split.padded import (
     most_in_run,
     padded_runs,
 )
-from rollout_planner.split.partition import column_partition, places_of, step_partition
-from rollout_planner.split.parts import (
-    Batch,
-    Parts,
-    Splitter,
-    Work,
-    matrix,
-    rearranged,
-    time_of,
-)
+from rollout_planner.split.parts import Batch, Parts, Splitter, Work, matrix, time_of
 from rollout_planner.types import IntArray, Layout, PlanConfig, Sync
 
 
@@ -41,57 +32,35 @@ def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
         return split_padded_groups
     if config.layout is Layout.PADDED and config.micro_batch_size != 1:
         return split_padded
-    return split_by_tokens if config.micro_batch_size is None else split_by_count
+    return split_packed
 
 
-def split_by_count(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
-    """Equal sums where ranks meet once a step, or have one micro-batch; else sorted columns."""
-    R, m, n = config.dp_size, config.micro_batch_size or 1, len(batch)
-    M = micro_batches_for(n, config)
-    per_step = config.sync is Sync.STEP or (M == 1 and m > 1)
-    m = _room(batch, R, m * M, M) if per_step else _room(batch, R * M, m)
-    x, order, empty = batch.x, batch.order, R * M * m - n
-    if empty:  # a slot that costs nothing, at position n
-        x, order = np.append(x, np.zeros(empty)), np.append(order, np.full(empty, n))
-    if per_step:
-        slots = step_partition(x, R, M, m, config.pipeline_stages)
-    else:
-        slots = column_partition(x, R, M, m)
-    return Parts.of_slots(order[slots], n)
-
-
-def _room(batch: Batch, bins: int, most: int, parts: int = 1) -> int:
-    """Slots of each part of a bin that may hold so many samples, as far as they are of use.
-
-    A bin may need many for what is cheap, while the dearest have others to themselves.
-    """
-    enough = min(most, max(2 * -(-len(batch) // bins), tuning.FEW_SLOTS // bins))
-    if enough < most:
-        enough = max(enough, 1 + int(np.bincount(lpt(batch.x, bins, most)).max()))
-    return min(-(-enough // parts), most // parts)
-
-
-def split_by_tokens(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
+def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
     """Ranks of equal cost, or micro-steps whose micro-batches cost about the same.
 
-    Of a pipeline micro-batches are alike on each rank as well, if it takes less.
+    Where a micro-batch has room for so many samples, each takes one of it. Of a pipeline
+    micro-batches are alike on each rank as well, if it takes less.
     """
     R, x, s, order = config.dp_size, batch.x, batch.s, batch.order
-    budget, per_step = config.micro_batch_tokens or 1, config.sync is Sync.STEP
-    ours = None
+    budget, per_step = config.micro_batch_tokens, config.sync is Sync.STEP
+    if budget is None:
+        x, s, order = batch.falling, np.ones_like(s), batch.dearest_first
+        budget = config.micro_batch_size or 1
+    ways, stages = list[Parts](), config.pipeline_stages
     if per_step:
-        ours = Parts.of_labels(order, *pack_ranks(x, s, R, budget, config.micro_batches), R)
-        if config.pipeline_stages == 1:
-            return ours
-    labels, M = pack(x, s, R, budget, config.micro_batches)
-    if per_step:
-        labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
-    load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
-    place = places_of(load, R, M, per_step, config.pipeline_stages)
-    level = Parts.of_labels(order, place[labels], M, R)
-    if ours is None or time_of(batch, level, config) < time_of(batch, ours, config):
-        return level
-    return ours
+        ways.append(Parts.of_labels(order, *pack_ranks(x, s, R, budget, config.micro_batches), R))
+    if not per_step or stages > 1:
+        M = micro_batches_for(len(x), config)
+        if config.micro_batch_size is None or M == 1 or per_step:
+            labels, M = pack(x, s, R, budget, config.micro_batches)
+        else:
+            labels = pack_by_count(x, R, M, budget)
+        if per_step:
+            labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
+        load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
+        place = places_of(load, R, M, per_step, stages)
+        ways.append(Parts.of_labels(order, place[labels], M, R))
+    return min(ways, key=lambda parts: time_of(batch, parts, config))
 
 
 def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
@@ -120,7 +89,7 @@ def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Part
     fit, of micro-batches that cost at most a part of what a full one of the longest does.
     """
     assert batch.padded is not None, "see split_padded for samples"
-    packed = split_by_tokens(batch, config, work)
+    packed = split_packed(batch, config, work)
     R, M, most = config.dp_size, packed.num_micro_batches, config.micro_batch_tokens or 1
     longest, size, found = batch.padded.longest, batch.padded.size, [packed]
     by_length = np.lexsort((-size, -longest))
@@ -150,10 +119,7 @@ def waits_once(config: PlanConfig) -> bool:
 
 def _placed(order: IntArray, labels: IntArray, M: int, batch: Batch, config: PlanConfig) -> Parts:
     """Micro-batches dealt to ranks. labels: the one of each item in this order."""
-    R = config.dp_size
-    parts = Parts.of_labels(order, labels, M, R)
-    load = matrix(batch, parts, config.layout).ravel()
-    place = places_of(load, R, M, config.sync is Sync.STEP, config.pipeline_stages)
-    source = np.empty(R * M, dtype=np.int64)
-    source[place] = np.arange(R * M)
-    return rearranged(parts, source.reshape(R, M))
+    R, stages = config.dp_size, config.pipeline_stages
+    load = matrix(batch, Parts.of_labels(order, labels, M, R), config.layout).ravel()
+    place = places_of(load, R, M, config.sync is Sync.STEP, stages)
+    return Parts.of_labels(order, place[labels], M, R)

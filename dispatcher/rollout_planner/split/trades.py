@@ -56,6 +56,7 @@ class _Trades:
         self.per_step, self.columns = per_step, 1 if per_step else self.M
         #: With the empty slot, at `nobody`.
         self.cost, self.tokens, self.nobody = np.append(cost, 0.0), np.append(tokens, 0), len(cost)
+        self.there = (self.tokens > 0).astype(np.int64)
         self.bins = cut(parts.sequence.tolist(), sizes.tolist())
         bin_of, bins = np.repeat(np.arange(len(sizes)), sizes), len(sizes)
         self.room = budget - np.bincount(bin_of, weights=tokens[parts.sequence], minlength=bins)
@@ -107,7 +108,9 @@ class _Trades:
         more = self._differences(self.tokens, mine, theirs)
         after = self._after(column, self.unit[others], dearer)
         after[(more > self.room[others, None, None]) | (-more > self.room[a])] = np.inf
-        self._keep_some(after, a, others, mine, theirs)
+        fewer = self._differences(self.there, mine, theirs)  # in a; no trade leaves a bin empty
+        held = np.array([len(self.bins[b]) for b in others.tolist()], dtype=np.int64)
+        after[(len(self.bins[a]) <= fewer) | (held[:, None, None] <= -fewer)] = np.inf
         best = int(after.argmin())
         if not after.ravel()[best] < self.levels[column, 0] * (1 + tuning.BETWEEN_EQUALS):
             return False
@@ -169,24 +172,6 @@ class _Trades:
         gives, takes = (each[:, self.one] + each[:, self.other] for each in (one, other))
         out: FloatArray = gives[:, :, None] - takes[:, None, :]
         return out
-
-    def _keep_some(
-        self, after: FloatArray, a: int, others: IntArray, mine: IntArray, theirs: IntArray
-    ) -> None:
-        """No trade leaves a bin empty."""
-        left = len(self.bins[a]) - self._count(mine[0])
-        taken = self._count(theirs)
-        for p, b in enumerate(others.tolist()):
-            if left.min() < 1:
-                after[p][np.ix_(left < 1, taken[p] < 1)] = np.inf
-            if len(self.bins[b]) <= 2:
-                emptied = taken[p] >= len(self.bins[b])
-                after[p][np.ix_(left >= len(self.bins[a]), emptied)] = np.inf
-
-    def _count(self, samples: IntArray) -> IntArray:
-        there = (samples < self.nobody).astype(np.int64)
-        counts: IntArray = there[..., self.one] + there[..., self.other]
-        return counts
 
     def _swap(self, a: int, b: int, gives: IntArray, takes: IntArray) -> None:
         for source, to, samples in ((a, b, gives), (b, a, takes)):

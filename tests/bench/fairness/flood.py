@@ -14,7 +14,7 @@ from itertools import count
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import encode_frame
-from rollout_workers.demo import lifeline
+from rollout_workers.demo.data import leave_with_starter
 from tests.support.client import Producer
 
 
@@ -62,6 +62,6 @@ class Flood:
 
 
 if __name__ == "__main__":
-    lifeline.hold()
+    leave_with_starter()
     os.nice(19)  # as if on other machines: it is not the processor that is to be shared
     Flood(sys.argv[2], int(sys.argv[3]), int(sys.argv[4])).run(sys.argv[1])

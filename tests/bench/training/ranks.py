@@ -22,10 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from rollout_workers import MicroBatchStream
-from rollout_workers.demo import lifeline
-from rollout_workers.demo.data import rollout
-from rollout_workers.demo.meter import Meter
-from rollout_workers.demo.model import token_losses
+from rollout_workers.demo.data import leave_with_starter, rollout
+from rollout_workers.demo.model import Meter, token_losses
 from rollout_workers.demo.train import LEARNING_RATE, build_model
 from tests.bench.training.orders import ORDERS, Work, packed
 
@@ -156,7 +154,7 @@ class Row:
 
 def main() -> None:
     """Train every row to its end."""
-    lifeline.hold()
+    leave_with_starter()
     folder = Path(sys.argv[1])
     job = json.loads((folder / "job.json").read_text())
     work = Work(**job["work"])

@@ -18,9 +18,9 @@ from pathlib import Path
 from threading import Event
 
 from rollout_dispatcher.errors import BufferFull
-from rollout_workers.demo import lifeline
-from rollout_workers.producer.blocking import RolloutProducer
+from rollout_workers.demo.data import leave_with_starter
 from rollout_workers.producer.encode import RolloutSample
+from rollout_workers.producer.producer import RolloutProducer
 from tests.chaos.actors.samples import ballast_of, tokens_of
 from tests.chaos.verdict.history import ProducerHistory, Writer, read_producer
 
@@ -85,7 +85,7 @@ def main(endpoint: str, number: int, path: Path, *, grouped: bool) -> None:
         stopping.set()
 
     signal.signal(signal.SIGTERM, stop)
-    lifeline.hold()
+    leave_with_starter()
     before = read_producer(path)
     with RolloutProducer(endpoint, reconnect_timeout=PATIENCE_S) as producer:
         Load(producer, number, Writer(path), grouped=grouped).run(before, stopping)

@@ -21,9 +21,8 @@ import numpy as np
 
 from rollout_dispatcher.errors import GenerationFenced
 from rollout_dispatcher.protocol.messages import CheckpointPosition, StepTimes
-from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
-from rollout_workers.rank.steps import RankStep
 from tests.chaos.actors.samples import ballast_of, names_of, tokens_of
 from tests.chaos.verdict.history import Writer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.journal.journal import Journal
-from rollout_workers.demo import lifeline
+from rollout_workers.demo.data import leave_with_starter
 from tests.chaos.actors.clock import follow_jumps
 from tests.chaos.planted.bugs import groups, pushes, references, samples, words
 from tests.chaos.planted.plant import BUGS
@@ -32,7 +32,7 @@ def shrink_journal() -> None:
 
 
 if __name__ == "__main__":
-    lifeline.hold()  # whatever becomes of the run, its dispatcher ends with it
+    leave_with_starter()  # whatever becomes of the run, its dispatcher ends with it
     shrink_journal()
     if sys.argv[1] != "none":
         BUGS[sys.argv[1]]()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission, Deciding
+from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission
 from rollout_dispatcher.core.admission.held_pushes import MAX_OF_GROUP, HeldPushes, Push
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import BufferLimits
@@ -159,14 +159,14 @@ def test_members_of_a_group_that_begins_while_they_wait_come_in_with_it() -> Non
     assert len(admission.held) == 0
 
 
-class Counted(Deciding):
+class Counted(Admission):
     """Knows how often it was asked."""
 
     times = 0
 
-    def decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
+    def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
         self.times += 1
-        super().decide_each(push, now, in_line=in_line)
+        super()._decide_each(push, now, in_line=in_line)
 
 
 def test_a_group_of_which_nobody_waited_has_nobody_looked_at_again() -> None:
@@ -174,12 +174,11 @@ def test_a_group_of_which_nobody_waited_has_nobody_looked_at_again() -> None:
     admission = lobby.admission
     admission.push(push("p", 0, member("a"), member("b", tokens=10)), 0.0, may_hold=True)
     assert len(admission.held) == 1  # with the group that it began itself
-    deciding = admission._deciding
-    assert isinstance(deciding, Counted)
-    asked = deciding.times
+    assert isinstance(admission, Counted)
+    asked = admission.times
     empty = push("", 0, make_sample("c", 0))
     assert outcomes(admission.push(empty, 0.0, may_hold=False)) == [("", 0, (Outcome.REFUSED,))]
-    assert deciding.times == asked + 1  # for the push itself
+    assert admission.times == asked + 1  # for the push itself
 
 
 def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() -> None:
@@ -367,7 +366,7 @@ def test_where_groups_do_not_matter_any_number_of_one_group_may_wait() -> None:
         one = push(f"q{at}", 0, member(f"q{at}"))
         assert not held.is_crowded(one)
         held.add(one)
-        assert not held.is_grouped(one)
+        assert not one.groups
 
 
 def test_full_is_no_decision_the_sample_may_come_again() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.admission.admission import Deciding
+from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits, Entry
 from rollout_dispatcher.core.effects import Effect, PushHeld
@@ -27,18 +27,18 @@ LIMITS = [
 OTHER = Schema((Field("input_ids", DType.INT64), Field("reward", DType.FLOAT32, per_token=False)))
 
 
-class SampleBySample(Deciding):
+class SampleBySample(Admission):
     """Decides nothing as a whole."""
 
-    def decide(self, push: Push, now: float, *, in_line: bool) -> None:
-        self.decide_each(push, now, in_line=in_line)
+    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
+        self._decide_each(push, now, in_line=in_line)
 
 
 @dataclass
 class Side:
     """An admission, and what can be seen of it."""
 
-    kind: type[Deciding]
+    kind: type[Admission]
     limits: BufferLimits
 
     def __post_init__(self) -> None:
@@ -142,15 +142,15 @@ _acts = st.one_of(
 @settings(max_examples=500)
 @given(st.sampled_from(LIMITS), st.lists(_acts, min_size=4, max_size=12))
 def test_both_ways_to_decide_come_to_the_same(limits: BufferLimits, acts: list[Act]) -> None:
-    at_once, one_by_one = Side(Deciding, limits), Side(SampleBySample, limits)
+    at_once, one_by_one = Side(Admission, limits), Side(SampleBySample, limits)
     for act in acts:
         assert at_once.seen(act(at_once)) == one_by_one.seen(act(one_by_one))
 
 
-class AtOnce(Deciding):
+class AtOnce(Admission):
     """Decides nothing sample by sample."""
 
-    def decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
+    def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
         raise AssertionError(f"{push} is not decided as a whole ({now}, {in_line})")
 
 

@@ -91,7 +91,7 @@ _acts = st.one_of(
 @settings(max_examples=400)
 @given(st.lists(_acts, min_size=4, max_size=25))
 def test_who_is_not_worth_trying_would_not_have_come_in(acts: list[Act]) -> None:
-    these, all_ = (Lobby(LIMITS, BATCH, admits=kind) for kind in (Admission, AsksEverybody))
+    these, all_ = (Lobby(LIMITS, BATCH, kind=kind) for kind in (Admission, AsksEverybody))
     for at, act in enumerate(acts):
         assert _told(act(these, at)) == _told(act(all_, at))
         for lobby in (these, all_):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import LossConfig
+from rollout_workers.micro_batch.loss import LossConfig
 from tests.workers.micro_batch.batches import HEADER, batch, received
 from tests.workers.support.peers import filler, sample
 

@@ -18,7 +18,7 @@ from rollout_dispatcher.payload import Reference
 from rollout_workers import RolloutProducer
 from rollout_workers.stores.interface import PayloadStore
 from rollout_workers.stores.registry import open_store
-from rollout_workers.stores.transfer_queue.processes import CONTROLLER, NAMESPACE
+from rollout_workers.stores.transfer_queue import CONTROLLER, NAMESPACE
 from tests.support.payload_stores import read, whole
 from tests.support.ray_cluster import ray_cluster
 from tests.support.referenced_run import trained_on

@@ -18,7 +18,7 @@ from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.dispatcher import LAG_PROBE_SECONDS
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
-from rollout_workers.client.liveness import Heartbeat
+from rollout_workers.client.role import Heartbeat
 from tests.service.conftest import Serve
 from tests.support.client import Producer, Rank
 from tests.support.server import eventually

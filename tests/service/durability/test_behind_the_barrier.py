@@ -15,7 +15,7 @@ from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.delivery.deliveries import HANDED_OUT_AT_ONCE
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.transport.schemes import listen
+from rollout_dispatcher.transport.sockets import listen
 from tests.service.durability.test_barrier import SlowLog
 from tests.support.listening import Heard
 from tests.support.wire.messages import IDS

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.errors import JournalFull
-from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
+from rollout_dispatcher.protocol.messages import MAX_KEYS
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router

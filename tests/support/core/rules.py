@@ -254,7 +254,7 @@ class Rules:
         self._check_oldest_first(ready, within)
         self._check_whole(wanted.entries, ready)
         self._check_fresh(wanted)
-        for version in self._phases - set(self.core._parts.agreement.pending(1 << 20)):
+        for version in self._phases - set(self.core._parts.ends.pending(1 << 20)):
             if any((one.version or 0) >= version for one in wanted.entries):
                 older = [one for one in ready if one.version is not None and one.version < version]
                 assert not older, f"samples of before {version} go first"
@@ -310,7 +310,7 @@ class Rules:
         each: Counter[str] = Counter()
         for at, push in enumerate(held):
             each[push.producer] += 1
-            if held.is_emptied(push):
+            if push.emptied:
                 continue
             just_came = self.latest == (push.producer, push.first_seq)
             for sample in push.waiting:

@@ -64,6 +64,6 @@ def _seen(core: Dispatch, now: float) -> object:
     buffer, parts = core._buffer, core._parts
     return (
         len(buffer), buffer.ready_units, buffer.departures, len(core._admission.held),
-        core._lifecycle.state, parts.agreement.num_pending, parts.phases.shortfall(),
+        core._lifecycle.state, parts.ends.num_pending, parts.phases.shortfall(),
         core.reasons(now), core.next_deadline(),
     )  # fmt: skip

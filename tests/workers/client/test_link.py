@@ -28,10 +28,10 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.sample import Outcome
-from rollout_dispatcher.transport.connect import connect
-from rollout_workers.client.core import Outgoing, Role
+from rollout_dispatcher.transport.sockets import connect
 from rollout_workers.client.link import Link
-from rollout_workers.producer.blocking import RolloutProducer
+from rollout_workers.client.role import Outgoing, Role
+from rollout_workers.producer.producer import RolloutProducer
 from rollout_workers.rank.client import RankClient
 from tests.support.certificates import Authority
 from tests.support.server import eventually

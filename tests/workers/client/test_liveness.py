@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_workers.client.liveness import LONGEST_DELAY_S, Backoff, Heartbeat
+from rollout_workers.client.role import LONGEST_DELAY_S, Backoff, Heartbeat
 
 
 def test_a_ping_is_due_once_an_interval() -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rollout_workers.client.loop_thread import LoopThread
+from rollout_workers.client.process import LoopThread
 
 PATIENCE_S = 20.0
 
@@ -34,7 +34,7 @@ def test_a_finalizer_that_the_loop_itself_runs_waits_for_nothing() -> None:
 
 def test_a_name_is_looked_up_while_the_interpreter_exits() -> None:
     code = (
-        "import atexit; from rollout_workers.client.loop_thread import LoopThread; "
+        "import atexit; from rollout_workers.client.process import LoopThread; "
         "thread = LoopThread('private'); "
         "look_up = lambda: thread.submit(thread.loop.getaddrinfo('localhost', 80)).result(10); "
         "atexit.register(lambda: print(look_up()[0][-1][1]))"

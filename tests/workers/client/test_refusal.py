@@ -11,7 +11,7 @@ from rollout_dispatcher.errors import (
     RankRefused,
 )
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.client.refusal import refusal
+from rollout_workers.client.link import refusal
 
 
 @pytest.mark.parametrize(

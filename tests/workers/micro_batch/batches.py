@@ -5,7 +5,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
-from rollout_workers.micro_batch.loss.config import LossConfig
+from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut

@@ -16,8 +16,7 @@ from rollout_dispatcher.errors import ConfigError, ProtocolError
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import GradReduction, LossConfig
-from rollout_workers.micro_batch.loss.normalisers.table import normaliser
+from rollout_workers.micro_batch.loss import GradReduction, LossConfig, normaliser
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from tests.workers.micro_batch.batches import HEADER, TWO, batch, received
 from tests.workers.support.peers import filler, micro_batch, sample, unmasked

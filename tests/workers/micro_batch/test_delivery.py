@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from rollout_dispatcher.errors import StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.micro_batch.collate import CollateConfig
-from rollout_workers.micro_batch.delivery import Coming, InPlace, ToDevice, delivery_to, look_ahead
+from rollout_workers.micro_batch.delivery import Coming, Delivery, delivery_to, look_ahead
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import LossConfig
-from rollout_workers.micro_batch.loss.reduction import RankTotals
+from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
+from rollout_workers.micro_batch.totals import RankTotals
 from rollout_workers.process_group import Place
 from rollout_workers.rank.client import RankClient
 from rollout_workers.step import Step
@@ -28,12 +28,13 @@ gpu = pytest.mark.skipif(
 )
 
 
-class Ahead(InPlace):
+class Ahead(Delivery):
     """Notes what is sent and what is used, in order."""
 
     ahead = True
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[str] = []
 
     def send(self, batch: MicroBatch) -> Coming:
@@ -103,11 +104,12 @@ def test_a_step_looks_ahead_at_what_has_come_and_no_further(
 
 
 def test_micro_batches_go_where_the_stream_was_told() -> None:
-    assert isinstance(delivery_to(None), InPlace)
-    assert isinstance(delivery_to(torch.device("cpu")), InPlace)
+    assert not delivery_to(None).copies
+    assert not delivery_to(torch.device("cpu")).copies
     there = delivery_to(torch.device("meta"))
-    assert isinstance(there, ToDevice)
-    assert there.send(batch(*TWO)).arrived().input_ids.is_meta
+    assert there.copies
+    assert not there.ahead
+    assert there.send(batch(*TWO))().input_ids.is_meta
 
 
 @gpu
@@ -115,7 +117,7 @@ def test_micro_batches_go_where_the_stream_was_told() -> None:
 def test_a_gpu_gets_what_the_host_had(layout: Collation) -> None:
     config = CollateConfig(LossConfig(2), layout, sample_length_multiple=4)
     expected = batch(*TWO, config=config)
-    found = delivery_to(torch.device("cuda")).send(batch(*TWO, config=config)).arrived()
+    found = delivery_to(torch.device("cuda")).send(batch(*TWO, config=config))()
     assert found.layout is layout
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
@@ -133,9 +135,7 @@ def test_a_gpu_is_given_no_memory_that_is_still_read_or_copied() -> None:
     sums = []
     one = batch(*TWO)
     for index in range(64):
-        there = delivery.send(
-            replace(one, tensors={"input_ids": torch.full((rows,), index)})
-        ).arrived()
+        there = delivery.send(replace(one, tensors={"input_ids": torch.full((rows,), index)}))()
         for _ in range(8):
             busy = torch.tanh(busy @ busy)
         sums.append(there.input_ids.sum())

@@ -19,15 +19,16 @@ from rollout_dispatcher.spans import join
 from rollout_workers import Loss
 from rollout_workers.micro_batch.collate import CollateConfig, collate, field_of
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import (
+from rollout_workers.micro_batch.loss import (
+    WORDS,
     GradReduction,
     LossConfig,
     divisor,
     named_losses,
+    normaliser,
 )
-from rollout_workers.micro_batch.loss.normalisers.table import WORDS, normaliser
-from rollout_workers.micro_batch.loss.totals import StepTotals
 from rollout_workers.micro_batch.micro_batch import MicroBatch
+from rollout_workers.micro_batch.totals import StepTotals
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.support.source import ROOT

@@ -19,7 +19,7 @@ from rollout_dispatcher.errors import StepContractError
 from rollout_dispatcher.sample import Sample
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import LossConfig
+from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from tests.workers.micro_batch.batches import TWO, batch
 from tests.workers.support.peers import sample, unmasked

@@ -15,12 +15,11 @@ from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
-from rollout_workers.micro_batch.forms import by_sample
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss.config import LossConfig
-from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.producer.batches import batches, header, payload
+from rollout_workers.micro_batch.loss import LossConfig
+from rollout_workers.micro_batch.micro_batch import MicroBatch, by_sample
 from rollout_workers.producer.encode import Encoder, RolloutSample
+from rollout_workers.producer.pushes import batches, header, payload
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.support.schemas import NUMBERS, schemas

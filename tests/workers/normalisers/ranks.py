@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from rollout_dispatcher.errors import DispatcherError, GenerationFenced
 from rollout_workers import Loss, MicroBatchStream
-from rollout_workers.micro_batch.loss.normalisers.base import FloatArray
-from rollout_workers.micro_batch.loss.reduction import RankTotals
+from rollout_workers.micro_batch.loss import FloatArray
+from rollout_workers.micro_batch.totals import RankTotals
 from rollout_workers.process_group import Place
 
 

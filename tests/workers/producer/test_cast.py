@@ -10,9 +10,9 @@ from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType, Field, Outcome, Schema
 from rollout_dispatcher.service.http.tensors import Reading
-from rollout_workers.producer.batches import payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
-from rollout_workers.producer.to_array import to_array
+from rollout_workers.producer.layout import to_array
+from rollout_workers.producer.pushes import payload
 from tests.support.bodies import parse_body
 from tests.support.samples import span_of
 

@@ -13,9 +13,9 @@ from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES
 from rollout_dispatcher.sample import Outcome
-from rollout_workers.producer.batches import batches
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
+from rollout_workers.producer.pushes import batches
 
 
 def encoded(

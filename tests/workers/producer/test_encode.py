@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES
 from rollout_dispatcher.sample import DType
-from rollout_workers.producer.batches import header, payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
+from rollout_workers.producer.pushes import header, payload
 
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 

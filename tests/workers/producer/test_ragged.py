@@ -9,8 +9,8 @@ import torch
 from rollout_dispatcher.errors import ConfigError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType, Field, Schema
-from rollout_workers.producer.batches import batches, header, payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
+from rollout_workers.producer.pushes import batches, header, payload
 
 IDS = Field("input_ids", DType.INT64)
 GRID = Field("grid", DType.INT64, per_token=False, shape=(3,), ragged=True)

@@ -76,7 +76,7 @@ async def test_what_was_encoded_before_the_first_push_decided_is_made_to_fit(
         one, other = (AsyncRolloutProducer(server.endpoint) for _ in range(2))
         async with one, other:
             samples = [RolloutSample(wide(0.1), f"s{n}", group, 2 if group else None) for n in "ab"]
-            encoded = other.encode(samples)
+            encoded = other._encode(samples)
             await one.push(typed(0.5))
-            assert await other.push_encoded(encoded, timeout=30) == [Outcome.ACCEPTED] * 2
+            assert await other._push_encoded(encoded, 30) == [Outcome.ACCEPTED] * 2
             server.await_status(buffered=3)

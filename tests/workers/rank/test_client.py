@@ -24,9 +24,8 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.rank.client import RankClient
+from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
-from rollout_workers.rank.steps import RankStep
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 

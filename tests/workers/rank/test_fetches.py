@@ -8,7 +8,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import Sample
 from rollout_workers.rank.core import RankCore
-from rollout_workers.rank.fetches import Fetch
+from rollout_workers.rank.held_steps import Fetch
 from tests.support.samples import span_of
 from tests.workers.support.peers import sample, step
 from tests.workers.support.stored import referenced

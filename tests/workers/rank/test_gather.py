@@ -12,7 +12,7 @@ from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import Sample, Schema
-from rollout_workers.rank.gather import Whole, lay_out
+from rollout_workers.rank.payload import Whole, lay_out
 from tests.support.samples import make_sample, span_of
 from tests.support.schemas import rows, schemas
 from tests.workers.support.stored import referenced

@@ -3,8 +3,7 @@
 from collections import deque
 
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.replica.channel import Channel
-from rollout_workers.replica.relay import Relay
+from rollout_workers.replica.channel import Channel, Relay
 from tests.workers.support.peers import step
 
 PATIENCE = 20.0

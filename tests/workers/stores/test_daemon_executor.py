@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rollout_workers.stores.daemon_executor import DaemonExecutor
+from rollout_workers.stores.requests import DaemonExecutor
 
 PATIENCE_S = 10
 
@@ -70,7 +70,7 @@ def test_where_there_can_be_no_more_threads_those_that_there_are_do_it(
 def test_a_process_ends_whatever_hangs() -> None:
     script = (
         "import threading\n"
-        "from rollout_workers.stores.daemon_executor import DaemonExecutor\n"
+        "from rollout_workers.stores.requests import DaemonExecutor\n"
         "begun = threading.Event()\n"
         "DaemonExecutor(1, 't').submit(lambda: (begun.set(), threading.Event().wait()))\n"
         "begun.wait()"

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from rollout_workers.producer.encode import EncodedSample
-from rollout_workers.producer.stored.references import encode
+from rollout_workers.producer.encode import EncodedSample, encode_references
 from rollout_workers.stores.file import FileStore
 from tests.support.source import ROOT
 
@@ -16,7 +15,9 @@ def test_what_is_put_as_in_the_document_can_be_pushed(store: FileStore) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     pushed: list[EncodedSample] = []
     producer = SimpleNamespace(
-        push_references=lambda samples: pushed.extend(encode(samples, [store.address], None))
+        push_references=lambda samples: pushed.extend(
+            encode_references(samples, [store.address], None)
+        )
     )
     ids, mask = np.arange(5), np.array([0, 1, 1, 0, 1], bool)
     names = {"producer": producer, "input_ids": ids, "loss_mask": mask}

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
-from rollout_workers.stores.file import FileStore
+from rollout_workers.stores.file import PART, FileStore, key_of, place
 from rollout_workers.stores.interface import Missing
-from rollout_workers.stores.keys_as_paths import PART, key_of, place
 
 SPANS = [bytes(range(8)), b"\0" * 8, bytes(range(100, 116))]
 BYTES = b"".join(SPANS)

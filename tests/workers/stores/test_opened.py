@@ -12,7 +12,7 @@ from rollout_dispatcher.errors import ConfigError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.file import FileStore
-from rollout_workers.stores.opened import PAUSE_MOST_S, OpenedStores
+from rollout_workers.stores.registry import PAUSE_MOST_S, OpenedStores
 from tests.support.server import eventually
 from tests.workers.support.stored import make_store
 

@@ -4,7 +4,7 @@ import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.stores.file import FileStore
-from rollout_workers.stores.opened import OpenedStores
+from rollout_workers.stores.registry import OpenedStores
 from rollout_workers.stores.requests import Request, StoreRequests, perform
 
 

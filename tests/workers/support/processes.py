@@ -22,7 +22,7 @@ from rollout_workers import (
     RolloutProducer,
     StreamDataset,
 )
-from rollout_workers.rank.steps import RankStep
+from rollout_workers.rank.client import RankStep
 
 FIELDS = {"input_ids": [1, 2, 3]}
 

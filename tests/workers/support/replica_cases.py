@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rollout_dispatcher.errors import DispatcherError
 from rollout_workers import Credentials, MicroBatchStream
-from rollout_workers.replica.relay import KEEP_ALIVE_S
+from rollout_workers.replica.channel import KEEP_ALIVE_S
 
 Case = Callable[[DeviceMesh, str, int, Path], object]
 

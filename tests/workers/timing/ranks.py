@@ -121,6 +121,7 @@ def train(kind: str, args: argparse.Namespace, work: Work) -> Any:
         generator = torch.Generator().manual_seed(step)
         costs = args.unit * (1 + 3 * torch.rand(ranks, count, generator=generator))
         timer, spent = timing.begin(step, count), []
+        assert timer is not None
         for index in range(count):
             timer.hand_out(index)
             with sync(index == count - 1):

@@ -78,6 +78,7 @@ def test_a_micro_batch_takes_what_the_gpu_takes_and_the_host_waits_for_none(cycl
     with no_waiting():
         began = time.perf_counter()
         timer = timed.begin(0, 3)
+        assert timer is not None
         for index in range(3):
             timer.hand_out(index)
             spin(cycles * (index + 1))
@@ -97,6 +98,7 @@ def test_a_stream_that_was_not_told_of_the_gpu_that_is_used_times_it(cycles: int
     assert isinstance(clock_for(None), CudaClock)
     timed = timing(told, device=None)
     timer = timed.begin(0, 1)
+    assert timer is not None
     timer.hand_out(0)
     spin(cycles)
     timer.asked(0)
@@ -111,6 +113,7 @@ def test_a_step_is_told_after_a_later_one_and_events_are_used_again(cycles: int)
     timed = timing(told)
     for step in range(20):
         timer = timed.begin(step, 2)
+        assert timer is not None
         for index in range(2):
             timer.hand_out(index)
             spin(cycles // 10)
@@ -136,6 +139,7 @@ def test_ddp_on_nccl_is_timed_without_waiting_for_the_gpu(cycles: int) -> None:
         model(inputs).sum().backward()
     with no_waiting():
         timer = timed.begin(0, 2)
+        assert timer is not None
         for index in range(2):
             timer.hand_out(index)
             model(inputs).sum().backward()
@@ -166,6 +170,7 @@ def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
         model(inputs).sum().backward()
         with no_waiting():
             timer = timed.begin(0, 2)
+            assert timer is not None
             for index in range(2):
                 timer.hand_out(index)
                 model(inputs).sum().backward()

@@ -78,6 +78,7 @@ def measured(model: Callable[..., Tensor], named: nn.Module | None = None) -> St
         timing.measure(named.modules())
     for step in range(2):
         timer = timing.begin(step, 2)
+        assert timer is not None
         for index in range(2):
             timer.hand_out(index)
             hidden = torch.ones(2, 8, requires_grad=True)

@@ -8,11 +8,10 @@ import pytest
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol.messages import StepTimes
-from rollout_workers.timing import running
-from rollout_workers.timing.clocks import Mark
-from rollout_workers.timing.collectives import Collectives
-from rollout_workers.timing.passes import FORWARD
-from rollout_workers.timing.step_timer import AHEAD, GAPS, StepTimer
+from rollout_workers.timing import probes
+from rollout_workers.timing.clocks import FORWARD, Mark
+from rollout_workers.timing.probes import Collectives
+from rollout_workers.timing.timing import AHEAD, GAPS, StepTimer
 
 
 class Clock:
@@ -320,11 +319,11 @@ def test_nothing_is_told_before_what_is_computed_has_come_to_it(clock: Clock) ->
 @pytest.fixture(autouse=True)
 def _nobody_listens_afterwards() -> Iterator[None]:
     yield
-    running.listen(None)
+    probes.listen(None)
 
 
 def heard_by() -> object:
-    return running.listener
+    return probes.listener
 
 
 def test_probes_are_heard_from_the_first_micro_batch_to_the_commit(clock: Clock) -> None:

@@ -9,13 +9,37 @@ OSError; what goes wrong with the bytes, a ProtocolError.
 import asyncio
 from collections.abc import Sequence
 
+from rollout_dispatcher import errors
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import Session, SessionState
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
-from rollout_workers.client.core import Role
-from rollout_workers.client.liveness import CLOSE_TIMEOUT_S, Heartbeat
-from rollout_workers.client.refusal import refusal
+from rollout_workers.client.role import CLOSE_TIMEOUT_S, Heartbeat, Role
+
+#: What a refusal becomes in the user's thread; every code not named here is a ProtocolError.
+_REFUSALS: dict[str, type[errors.DispatcherError]] = {
+    errors.ConfigError.code: errors.ConfigError,
+    errors.PlanError.code: errors.PlanError,
+    errors.SampleTooLong.code: errors.PlanError,
+    errors.GroupTooLong.code: errors.PlanError,
+    errors.Unauthorized.code: errors.Unauthorized,
+    errors.Forbidden.code: errors.Unauthorized,
+    errors.TlsFailed.code: errors.TlsFailed,
+    errors.RankRefused.code: errors.RankRefused,
+    errors.GenerationFenced.code: errors.GenerationFenced,
+    errors.PeerLost.code: errors.PeerLost,
+    errors.RunFinished.code: errors.RunFinished,
+    errors.StepContractError.code: errors.StepContractError,
+    errors.CheckpointRefused.code: errors.CheckpointRefused,
+}
+
+
+def refusal(message: m.Error) -> Exception:
+    """The exception for an Error frame: a ConnectionError when trying again may help."""
+    if message.retriable:
+        return ConnectionError(f"the dispatcher closed the connection: {message.message}")
+    return _REFUSALS.get(message.code, errors.ProtocolError)(message.message)
+
 
 #: What a link heeds beside its core; all others are the core's alone.
 OF_CONNECTIONS = frozenset({m.Error, m.Bye, m.WelcomeProducer, m.WelcomeRank})

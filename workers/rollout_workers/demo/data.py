@@ -3,7 +3,15 @@
 The token after t is PERMUTATION[t], except that one in `NOISE` is drawn at random. A model that
 has learnt the permutation is left with the loss of the noise. Sample `index` is the same tokens
 wherever and whenever it is made.
+
+A process of the demo ends when the process that started it is gone, however that ended: that holds
+the other end of standard input, which children inherit through any launcher in between: when it
+closes, by intent or because the starter was killed, every child leaves.
 """
+
+import os
+import sys
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,3 +35,14 @@ def rollout(index: int, tokens: int, seed: int) -> dict[str, NDArray[np.generic]
     mask = np.ones(tokens, dtype=np.bool_)
     mask[: max(1, tokens // PROMPT_SHARE)] = False
     return {"input_ids": ids, "loss_mask": mask}
+
+
+def leave_with_starter() -> None:
+    """Watch standard input from a daemon thread, and leave at once when it ends."""
+    threading.Thread(target=_watch, name="lifeline", daemon=True).start()
+
+
+def _watch() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os._exit(1)

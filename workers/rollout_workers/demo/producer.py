@@ -11,8 +11,7 @@ import json
 from pathlib import Path
 
 from rollout_workers import RolloutProducer
-from rollout_workers.demo import lifeline
-from rollout_workers.demo.data import rollout
+from rollout_workers.demo.data import leave_with_starter, rollout
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--end-stream", action="store_true", help="only say that all is pushed")
     args = parser.parse_args()
-    lifeline.hold()
+    leave_with_starter()
     with RolloutProducer(args.endpoint) as producer:
         if args.end_stream:
             producer.end_stream()

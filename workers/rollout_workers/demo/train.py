@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatch, MicroBatchStream
-from rollout_workers.demo import lifeline
-from rollout_workers.demo.meter import Meter
-from rollout_workers.demo.model import SHAPE, Transformer, token_losses
+from rollout_workers.demo.data import leave_with_starter
+from rollout_workers.demo.model import SHAPE, Meter, Transformer, token_losses
 
 LEARNING_RATE = 2e-3
 
@@ -35,7 +34,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    lifeline.hold()
+    leave_with_starter()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:

@@ -20,13 +20,12 @@ from rollout_dispatcher.errors import ConfigError, ProtocolError, StepContractEr
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
-from rollout_workers.micro_batch import forms, layouts
-from rollout_workers.micro_batch.delivery import Delivery, InPlace
+from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.delivery import Delivery
 from rollout_workers.micro_batch.layouts import LABELS, Collation, Placement, bounds
-from rollout_workers.micro_batch.loss.config import LOSS_MASK, MAIN, LossConfig
-from rollout_workers.micro_batch.loss.totals import StepTotals
-from rollout_workers.micro_batch.loss.weights import firsts, token_weights
-from rollout_workers.micro_batch.micro_batch import MicroBatch
+from rollout_workers.micro_batch.loss import LOSS_MASK, MAIN, LossConfig, firsts, token_weights
+from rollout_workers.micro_batch.micro_batch import MicroBatch, labels_of
+from rollout_workers.micro_batch.totals import StepTotals
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import Block
 
@@ -53,7 +52,7 @@ class CollateConfig:
     memory: Memory = uninitialised
     sample_length_multiple: int = 1
     packed_length: int | None = None
-    delivery: Delivery = field(default_factory=InPlace)
+    delivery: Delivery = field(default_factory=Delivery)
     fields: frozenset[str] | None = None
 
     def wants(self, name: str) -> bool:
@@ -174,7 +173,7 @@ def _without_firsts(mask: Tensor, tokens: list[int]) -> Tensor:
 def _labels(source: dict[str, Tensor], tokens: list[int]) -> Tensor:
     """Those of all samples, end to end, [total]."""
     ids, mask = source["input_ids"].long(), source.get("loss_mask")
-    return forms.labels(ids, mask, layouts.packed(tokens))
+    return labels_of(ids, mask, layouts.packed(tokens))
 
 
 def field_of(received: Received, name: str) -> Tensor:

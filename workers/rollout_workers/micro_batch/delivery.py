@@ -14,7 +14,8 @@ with it, though the loop let go of it earlier (`record_stream`).
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,34 +25,33 @@ from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 
 T = TypeVar("T")
+#: A micro-batch on its way: once this is called it is there, for what is computed from then on.
+Coming = Callable[[], MicroBatch]
 
 
-class Coming(Protocol):
-    """A micro-batch on its way."""
-
-    def arrived(self) -> MicroBatch:
-        """It is there, for what is computed from now on."""
-
-
-class Delivery(Protocol):
-    """Sends micro-batches to where they are computed.
+class Delivery:
+    """Sends micro-batches to where they are computed; this one without a stream of its own.
 
     copies: whether there they are in other memory. ahead: whether one is to be sent while the one
     before it is computed.
     """
 
-    copies: bool
-    ahead: bool
+    ahead = False
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device, self.copies = device, device is not None
 
     def send(self, batch: MicroBatch) -> Coming:
-        """Send it off, and return."""
+        """Copy it and wait; without a device it is there already."""
+        there = batch if self._device is None else batch.to(self._device)
+        return lambda: there
 
 
 def delivery_to(device: torch.device | None) -> Delivery:
     """How micro-batches get to a device; None for where they are."""
     if device is None or device.type == "cpu":
-        return InPlace()
-    return ToGpu(device) if device.type == "cuda" else ToDevice(device)
+        return Delivery()
+    return ToGpu(device) if device.type == "cuda" else Delivery(device)
 
 
 def memory_for(device: torch.device | None) -> Memory | None:
@@ -77,56 +77,13 @@ def look_ahead(count: int, here: Callable[[int], bool], send: Callable[[int], T]
         yield present
 
 
-class _There(NamedTuple):
-    batch: MicroBatch
-
-    def arrived(self) -> MicroBatch:
-        return self.batch
-
-
-class InPlace:
-    """Leaves them where they are."""
-
-    copies = ahead = False
-
-    def send(self, batch: MicroBatch) -> Coming:
-        """It is there already."""
-        return _There(batch)
-
-
-class ToDevice:
-    """Copies them to a device of a kind without streams."""
-
-    copies, ahead = True, False
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def send(self, batch: MicroBatch) -> Coming:
-        """Copy it and wait."""
-        return _There(batch.to(self._device))
-
-
-class _Copied(NamedTuple):
-    batch: MicroBatch
-    done: torch.cuda.Event
-
-    def arrived(self) -> MicroBatch:
-        """The current stream waits for the copy, this thread does not."""
-        current = torch.cuda.current_stream(_device_of(self.batch))
-        current.wait_event(self.done)
-        for tensor in _buffers(self.batch):
-            tensor.record_stream(current)
-        return self.batch
-
-
-class ToGpu:
+class ToGpu(Delivery):
     """Copies micro-batches to a GPU on a stream of its own."""
 
-    copies = ahead = True
+    ahead = True
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         #: Host memory that is being copied from, and when that is done.
         self._sent: deque[tuple[torch.cuda.Event, MicroBatch]] = deque()
@@ -144,12 +101,21 @@ class ToGpu:
                 there = there.as_jagged()
             done = self._stream.record_event()
         self._sent.append((done, host))
-        return _Copied(there, done)
+        return partial(_arrived, there, done)
 
 
 def _finish(stream: torch.cuda.Stream, sent: deque[tuple[torch.cuda.Event, MicroBatch]]) -> None:
     stream.synchronize()
     sent.clear()
+
+
+def _arrived(batch: MicroBatch, done: torch.cuda.Event) -> MicroBatch:
+    """The current stream waits for the copy, this thread does not."""
+    current = torch.cuda.current_stream(next(iter(batch.values())).device)
+    current.wait_event(done)
+    for tensor in _buffers(batch):
+        tensor.record_stream(current)
+    return batch
 
 
 def _buffers(batch: MicroBatch) -> Iterator[Tensor]:
@@ -158,7 +124,3 @@ def _buffers(batch: MicroBatch) -> Iterator[Tensor]:
             yield from (tensor.values(), tensor.offsets())  # type: ignore[attr-defined]
         else:
             yield tensor
-
-
-def _device_of(batch: MicroBatch) -> torch.device:
-    return next(iter(batch.values())).device

@@ -1,4 +1,4 @@
-"""`MicroBatch`: what a training loop gets."""
+"""`MicroBatch`: what a training loop gets, also as Hugging Face models and TensorDicts have it."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rollout_workers.micro_batch import forms, layouts
-from rollout_workers.micro_batch.layouts import LABELS, OF_LAYOUT, Collation, Placement, Side
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.sample import CU_ROWS
+from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.layouts import (
+    IGNORED,
+    LABELS,
+    OF_LAYOUT,
+    Collation,
+    Placement,
+    Side,
+)
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -157,10 +166,10 @@ class MicroBatch(MutableMapping[str, Tensor]):
         """
         if LABELS in self.tensors:
             return self.tensors[LABELS]
-        forms.need(self, "labels are made of", "input_ids", "loss_mask")
+        need(self, "labels are made of", "input_ids", "loss_mask")
         if self.layout is Collation.JAGGED:
             return self._relaid(self.placement, labels=self.as_packed().labels)[LABELS]
-        return forms.labels(self["input_ids"], self.tensors.get("loss_mask"), self.placement)
+        return labels_of(self["input_ids"], self.tensors.get("loss_mask"), self.placement)
 
     # -- elsewhere, or of another type
 
@@ -268,15 +277,38 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
         Without `num_items_in_batch` a filler's loss is NaN: none of its labels counts.
         """
-        nested = self.layout is Collation.JAGGED
-        return forms.hugging_face(self.as_packed() if nested else self)
+        need(self, "as_hf() takes", "input_ids", "position_ids")
+        batch = self.as_packed() if self.layout is Collation.JAGGED else self
+        ids = {name: batch[name] for name in ("input_ids", "position_ids")}
+        found = {**ids, "labels": batch.labels}
+        if batch.layout is Collation.PADDED:
+            return {**found, "attention_mask": batch["attention_mask"].long()}
+        starts, longest = batch["cu_seqlens"], batch.max_seqlen
+        return {
+            **{name: tensor[None] for name, tensor in found.items()},
+            "cu_seq_lens_q": starts,
+            "cu_seq_lens_k": starts,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "use_cache": False,
+        }
 
     def as_tensordict(self) -> "TensorDict":
         """Its tensors as a TensorDict, of batch size [n], where ragged ones are nested; packed: [].
 
         Raises ImportError without the package `tensordict`.
         """
-        return forms.tensordict(self)
+        try:
+            from tensordict import TensorDict  # noqa: PLC0415  nothing else needs it
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "as_tensordict() needs tensordict, which is not installed here; install it with "
+                "pip install tensordict",
+                name="tensordict",
+            ) from error
+        if self.layout is Collation.PACKED:
+            return TensorDict(dict(self), batch_size=[])
+        return TensorDict(by_sample(self), batch_size=[self.num_samples])
 
 
 #: What is not a tensor, and goes along unchanged when a function is mapped over the tensors.
@@ -297,3 +329,33 @@ def _unflatten(leaves: Any, context: tuple[Any, ...]) -> MicroBatch:
 pytree.register_pytree_node(
     MicroBatch, _flatten, _unflatten, serialized_type_name="rollout_workers.MicroBatch"
 )
+
+
+def need(batch: MicroBatch, what: str, *names: str) -> None:
+    """Raise ConfigError that begins with `what` where the stream was told to leave any out."""
+    if missing := [name for name in names if name in batch.left_out - batch.keys()]:
+        raise ConfigError(
+            f"{what} {', '.join(names)}, and the stream's fields= leaves out "
+            f"{', '.join(missing)}; name what is wanted there, such as labels"
+        )
+
+
+def labels_of(ids: Tensor, loss_mask: Tensor | None, placement: Placement) -> Tensor:
+    """See `MicroBatch.labels`; laid out as the ids are, packed or padded."""
+    rows = layouts.as_rows(ids, placement)
+    if loss_mask is not None:
+        counts = layouts.as_rows(loss_mask, placement) != 0
+    else:
+        counts = torch.zeros_like(rows, dtype=torch.bool)
+        counts[layouts.index(placement.rows_of_tokens, rows)] = True
+    counts[layouts.index(placement.starts, rows)] = False
+    return rows.masked_fill(~counts, IGNORED).view_as(ids)
+
+
+def by_sample(batch: MicroBatch) -> dict[str, Tensor]:
+    """Tensors of n rows, of a padded or jagged one; ragged ones are nested tensors."""
+    rows = {name: tensor for name, tensor in batch.items() if name != "cu_seqlens"}
+    for name in [name for name in rows if name + CU_ROWS in rows]:
+        starts = rows.pop(name + CU_ROWS).long()
+        rows[name] = torch.nested.nested_tensor_from_jagged(rows[name], starts)
+    return rows

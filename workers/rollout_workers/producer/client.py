@@ -2,12 +2,18 @@
 
 The core decides what is outstanding and what goes out next. A wait that is cancelled leaves it
 as it was, except that the push is withdrawn where the dispatcher certainly does not hold it.
+
+Threads talk to payload stores for its event loop. Puts have threads of their own, so that what the
+dispatcher asks of the stores never waits behind a large object.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from time import monotonic
+from typing import Any
 from uuid import uuid4
 
 from rollout_dispatcher.errors import (
@@ -16,22 +22,23 @@ from rollout_dispatcher.errors import (
     DispatcherError,
     RunChanged,
     SampleRefused,
+    StoreFailed,
 )
+from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.sample import Outcome
-from rollout_workers.client.connector import Connector
-from rollout_workers.client.core import Role
-from rollout_workers.client.credentials import Credentials
-from rollout_workers.client.own_process import OwnProcess
-from rollout_workers.feedback import DroppedSample, Feedback
-from rollout_workers.producer.batches import batches
+from rollout_workers.client.connector import Connector, Credentials
+from rollout_workers.client.process import OwnProcess
+from rollout_workers.client.role import CLOSE_TIMEOUT_S, Role
+from rollout_workers.feedback import Feedback
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample
-from rollout_workers.producer.shortfall import GRACE_S
-from rollout_workers.producer.stored.putting import Putting
+from rollout_workers.producer.pushes import GRACE_S, Put, batches
+from rollout_workers.stores.registry import OpenedStores
+from rollout_workers.stores.requests import DaemonExecutor, Request, failed, perform
 
 log = logging.getLogger(__name__)
 
@@ -123,22 +130,18 @@ class ProducerClient:
             self._waiting.pop(handle, None)
             self._core.forget(handle)
 
-    def feedback(self) -> Feedback:
-        """What the dispatcher has said last of the trainer; any thread may ask."""
+    @property
+    def core(self) -> ProducerCore:
+        """What it has heard; any thread may look. Raises ConfigError in a forked child."""
         self._process.check()
-        return self._core.hearing.feedback()
-
-    def dropped(self) -> list[DroppedSample]:
-        """Samples that were dropped, each told once; any thread may ask."""
-        self._process.check()
-        return self._core.hearing.take_dropped()
+        return self._core
 
     async def next_feedback(self, after: Feedback, timeout: float | None) -> Feedback:
         """Wait until there is other feedback than that, or for so many seconds."""
         self._check()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while (found := self.feedback()) == after:
+                while (found := self._core.hearing.feedback()) == after:
                     news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._listening.add(news)
                     try:
@@ -146,7 +149,7 @@ class ProducerClient:
                     finally:
                         self._listening.discard(news)
                 return found
-        return self.feedback()
+        return self._core.hearing.feedback()
 
     async def close(self) -> None:
         """Say goodbye and end the connection; whoever still waits gets ClientClosed."""
@@ -209,22 +212,10 @@ class ProducerClient:
             raise ClientClosed("the producer is not started; use `async with` or call start()")
         return self._connector
 
-    @property
-    def run_id(self) -> str:
-        """Of the run that has welcomed this producer last; any thread may ask."""
-        self._process.check()
-        return self._core.run_id
-
     def _run_changed(self, change: RunChanged) -> None:
         if self._raises_run_change:
             raise change
         log.warning("%s", change)
-
-    @property
-    def payload_stores(self) -> tuple[str, ...]:
-        """The payload stores that samples may lie in; any thread may ask."""
-        self._process.check()
-        return self._core.objects.stores
 
     def _heard(self) -> None:
         """The core has heard something: do what it asks for, and tell whoever waits for it."""
@@ -259,3 +250,91 @@ class ProducerClient:
         failure = await connector.run()
         if failure is not None:
             self._fail(failure)
+
+
+#: Objects that are put at a time: one thread alone does not keep a network file system busy.
+PUT_AT_ONCE = 4
+#: Between two words on a store that takes nothing, at least.
+WARNING_INTERVAL_S = 10.0
+
+
+class Putting:
+    """Does what a core has to do with payload stores; used in one event loop alone.
+
+    changed: called when the core may have something to say, or has settled something.
+    """
+
+    def __init__(self, core: ProducerCore, changed: Callable[[], object]) -> None:
+        self._core, self._changed = core, changed
+        self._stores = OpenedStores()
+        self._putting = DaemonExecutor(PUT_AT_ONCE, "rollout-put")
+        self._serving = DaemonExecutor(1, "rollout-store")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._warned = -math.inf
+
+    def look(self) -> None:
+        """Begin what there is to do. Cheap where there is nothing."""
+        objects = self._core.objects
+        if not objects.stores:
+            return
+        self._stores.allow(objects.stores)
+        for put in objects.take_puts():
+            self._begin(self._put(put))
+        for request in objects.requests.take():
+            self._begin(self._perform(request))
+        for stored in objects.take_orphans():
+            self._begin(self._release(stored))
+
+    async def finish(self) -> None:
+        """Let what was begun come to its end, for a bounded time; nothing can be begun after."""
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
+            if not done:
+                log.warning("a payload store does not answer; what was put there may be left")
+                break
+        self._putting.shutdown()
+        self._serving.shutdown()
+        self._stores.close()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _put(self, put: Put) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            stored = await loop.run_in_executor(self._putting, self._stores.put, put.key, put.spans)
+        except (StoreFailed, RuntimeError) as error:
+            self._warn(error)
+            self._core.was_not_put(put, error)
+        else:
+            self._core.was_put(put, stored)
+        self._go_on()
+
+    def _warn(self, error: Exception) -> None:
+        """Say that it is so, and not of every push."""
+        now = monotonic()
+        if now >= self._warned + WARNING_INTERVAL_S:
+            self._warned = now
+            log.warning("%s; samples are sent to the dispatcher instead", error)
+
+    async def _perform(self, request: Request) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            answer = await loop.run_in_executor(self._serving, perform, self._stores, request)
+        except RuntimeError as error:  # there is no thread for it
+            answer = failed(request, error)
+        self._core.objects.requests.answered(request, answer)
+        self._go_on()
+
+    async def _release(self, stored: StoredObject) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(StoreFailed, RuntimeError):  # it is swept when this producer has ended
+            await loop.run_in_executor(
+                self._serving, self._stores.release, stored.store, [stored.key]
+            )
+
+    def _go_on(self) -> None:
+        self.look()
+        self._changed()

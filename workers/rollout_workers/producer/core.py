@@ -14,12 +14,17 @@ no sequence number below a `floor` that was said is ever sent again; a push leav
 with an answer for every sample, or withdrawn while the dispatcher certainly did not hold it.
 
 What is outstanding is bounded by the callers, each of which waits for its own push.
+
+A control message waits for the pushes it is about, and for its Pong: the dispatcher handles
+messages in order, so a Pong confirms all that was said before its Ping; the pings of a connection
+are counted for that, those of heartbeats too.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import count
 from secrets import token_hex
 
 from rollout_dispatcher.errors import ProtocolError, RunChanged, SampleRefused
@@ -27,15 +32,82 @@ from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED
 from rollout_dispatcher.sample import Outcome
-from rollout_workers.client.core import Outgoing
+from rollout_workers.client.role import Outgoing
 from rollout_workers.feedback import Hearing
-from rollout_workers.producer.batches import header, payload
-from rollout_workers.producer.controls import Control, Controls
 from rollout_workers.producer.encode import EncodedSample
-from rollout_workers.producer.pushes import PendingPush, Repeats
-from rollout_workers.producer.shortfall import Shortfalls
-from rollout_workers.producer.stored.objects import Objects
-from rollout_workers.producer.stored.placing import Put
+from rollout_workers.producer.pushes import (
+    Objects,
+    PendingPush,
+    Put,
+    Repeats,
+    Shortfalls,
+    header,
+    payload,
+)
+
+#: What a producer says beside its pushes.
+Control = m.CloseGroup | m.EndPhase | m.EndStream
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A message that waits for the pushes before it; `ping` is the Ping that confirms it."""
+
+    message: Control
+    after: frozenset[int]
+    ping: int | None = None
+
+
+class Controls:
+    """Control messages that are not confirmed, by handles, which are negative."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, _Pending] = {}
+        self._handles = count(-1, -1)
+        self._pings = self._pongs = 0
+
+    def add(self, message: Control, after: frozenset[int]) -> int:
+        """Queue a message behind these pushes; return its handle."""
+        handle = next(self._handles)
+        if isinstance(message, m.CloseGroup):
+            message = message.model_copy(update={"number": -handle})
+        self._pending[handle] = _Pending(message, after)
+        return handle
+
+    def forget(self, handle: int) -> None:
+        """Nobody waits for this one any more; it is not sent unless it already was."""
+        self._pending.pop(handle, None)
+
+    def lost(self) -> None:
+        """Everything unconfirmed has to be said again on the next connection."""
+        self._pings = self._pongs = 0
+        for control in self._pending.values():
+            control.ping = None
+
+    def take(self, outstanding: Collection[int]) -> Iterator[m.Message]:
+        """What waits for none of the outstanding pushes, each with its Ping."""
+        for control in list(self._pending.values()):
+            if control.ping is None and control.after.isdisjoint(outstanding):
+                yield control.message
+                control.ping = self._pings
+                yield self.ping()
+
+    def ping(self) -> m.Ping:
+        """A Ping to send at once."""
+        self._pings += 1
+        return m.Ping()
+
+    def ponged(self) -> list[int]:
+        """A Pong came; returns the handles of what it confirms. Raises ProtocolError."""
+        number = self._pongs
+        if number >= self._pings:
+            raise ProtocolError("a Pong without a Ping")
+        self._pongs += 1
+        done = [handle for handle, item in self._pending.items() if item.ping == number]
+        for handle in done:
+            del self._pending[handle]
+        return done
+
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +191,7 @@ class ProducerCore:
         if put is None:
             self._enqueue(first, push)
         else:
-            self.objects.begin(put)
+            self.objects.puts.append(put)
         return first
 
     def control(self, message: Control) -> int:
@@ -149,7 +221,8 @@ class ProducerCore:
             return False, blocked
         del self._pushes[handle]
         self._shortfalls.withdrawn(push, now)
-        self.objects.withdrawn(push)
+        if push.stored is not None and push.owns_object:
+            self.objects.orphans.append(push.stored)
         return not any(push.outcomes), blocked
 
     def forget(self, handle: int) -> None:
@@ -167,7 +240,7 @@ class ProducerCore:
         """An object is there: its push goes out, unless nobody waits for it any more."""
         push = self._pushes.get(put.handle)
         if push is None:
-            self.objects.orphaned(stored)
+            self.objects.orphans.append(stored)
         else:
             push.was_put(stored)
             self._enqueue(put.handle, push)

@@ -2,26 +2,86 @@
 
 A sample's span is its fields' memory with zeros between them. Who sends it reads that memory, so it
 must not change until the sample is answered.
+
+Of what is said of a sample beside its fields, numbers may be numpy's or torch's. What would be
+taken for something else is refused here, where its name is known: a `group_size` of 0 would be a
+group that is never whole.
 """
 
 import logging
+import operator
+import reprlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import numpy as np
 
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.payload import Reference
+from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Outcome, Schema, content_checksum
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
-from rollout_workers.metadata import GroupSize, size_of, version_of
-from rollout_workers.producer.layout import Layout, Named, lay_out, layout_of
-from rollout_workers.producer.to_array import Array, ArrayLike
+from rollout_workers.producer.layout import Array, ArrayLike, Layout, Named, lay_out, layout_of
+
+#: Members of a group: a number, or that it is told when the group is closed.
+GroupSize = int | Literal["at-close"]
+AT_CLOSE: Literal["at-close"] = "at-close"
+TOLD_AT_CLOSE = 0
+
+#: Columns of a push, and what users call a value of one.
+_CALLED = {
+    "sample_ids": "sample_id",
+    "group_ids": "group_id",
+    "group_sizes": "group_size",
+    "policy_versions": "policy_version",
+    "staleness_exempt": "staleness_exempt",
+}
+
+
+def version_of(given: Any) -> int:
+    """A policy version. Raises SampleRefused if it is no whole number."""
+    return _whole("policy_version", given)
+
+
+def size_of(given: Any, group_id: str | None) -> int:
+    """The size of a sample's group. Raises SampleRefused if no group can have it."""
+    is_told = isinstance(given, str) and given == AT_CLOSE
+    size = TOLD_AT_CLOSE if is_told else _whole("group_size", given)
+    if size < 1 and not is_told:
+        raise SampleRefused(
+            "bad-metadata",
+            f"group_size is {size}; write how many samples the group has in all, or {AT_CLOSE!r} "
+            "if close_group tells it",
+        )
+    if group_id is None and size != 1:
+        raise SampleRefused(
+            "bad-metadata",
+            f"group_size is {given}, and no group_id says which samples belong together",
+        )
+    return size
+
+
+def refusal(fault: Mapping[str, Any]) -> SampleRefused:
+    """What is wrong with a column of a push, in the words of who pushed."""
+    place = ".".join(str(part) for part in fault["loc"])
+    name = _CALLED.get(str(fault["loc"][0])) if fault["loc"] else None
+    where = f"{name} is {reprlib.repr(fault['input'])}" if name else place
+    return SampleRefused("bad-metadata", f"{where}: {fault['msg']}")
+
+
+def _whole(name: str, given: Any) -> int:
+    try:
+        return operator.index(given)
+    except TypeError:
+        kind = type(given).__name__
+        raise SampleRefused(
+            "bad-metadata", f"{name} is {reprlib.repr(given)}, a {kind}; write a whole number"
+        ) from None
+
 
 log = logging.getLogger(__name__)
 
@@ -249,3 +309,138 @@ class Encoder:
         if known is None:
             self._latest = found[0]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedSample:
+    """One finished rollout that lies in a payload store, as `push_references` takes it.
+
+    reference: where its span is: the fields of `schema` one after the other, each at a multiple of
+        8 bytes from its beginning, with zeros between; `schema.nbytes(tokens, rows)` bytes.
+        Whoever pushes it gives the whole object away: it is released once the dispatcher needs
+        none of the samples that were pushed of it.
+    tokens, loss_tokens: how many it has, and how many of them the loss counts: of those that its
+        `loss_mask` marks all but the first token, which is never a target; without a mask
+        `tokens - 1`.
+    rows: of each ragged field by its name, those of this sample.
+    others: as those of `RolloutSample`.
+    """
+
+    reference: Reference
+    schema: Schema
+    tokens: int
+    loss_tokens: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+    sample_id: str | None = None
+    group_id: str | None = None
+    group_size: GroupSize | None = None
+    policy_version: int | None = None
+    staleness_exempt: bool = False
+
+
+def encode_references(
+    samples: Iterable[ReferencedSample], allowed: Collection[str], group_size: GroupSize | None
+) -> list[EncodedSample]:
+    """What is pushed of them. allowed: the payload stores that they may lie in.
+
+    Raises SampleRefused for what cannot be as it is said.
+    """
+    return [_encoded(at, sample, allowed, group_size) for at, sample in enumerate(samples)]
+
+
+def _encoded(
+    at: int, given: object, allowed: Collection[str], group_size: GroupSize | None
+) -> EncodedSample:
+    if not isinstance(given, ReferencedSample):
+        kind = type(given).__name__
+        raise SampleRefused("bad-sample", f"sample {at} is no ReferencedSample but {kind}")
+    given = _typed(at, given)
+    schema, reference = given.schema, given.reference
+    _check_schema(at, schema)
+    if set(given.rows) != set(schema.ragged):
+        raise SampleRefused(
+            "bad-metadata",
+            f"sample {at} has rows of {sorted(given.rows)}, its ragged fields are "
+            f"{sorted(schema.ragged)}",
+        )
+    rows = tuple([given.rows[name] for name in schema.ragged])
+    _check_counts(at, given)
+    nbytes = schema.nbytes(given.tokens, rows)
+    end = reference.offset + reference.nbytes
+    if reference.nbytes != nbytes or reference.offset < 0 or end > reference.stored.nbytes:
+        raise SampleRefused(
+            "bad-metadata",
+            f"sample {at} takes {nbytes} bytes with these fields and counts, and its reference is "
+            f"to {reference.nbytes} bytes at {reference.offset} of {reference.stored.nbytes}",
+        )
+    if reference.stored.store not in allowed:
+        raise SampleRefused(
+            "unknown-store",
+            f"sample {at} lies in {reference.stored.store}, which is not allowed here (allowed: "
+            f"{', '.join(sorted(allowed)) or 'none'}); start the dispatcher with it in "
+            "--payload-stores, or push the sample itself",
+        )
+    size = given.group_size
+    if size is None and given.group_id is not None:
+        size = group_size
+    return EncodedSample(
+        schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
+        None if size is None else size_of(size, given.group_id), given.policy_version, rows,
+        reference, staleness_exempt=given.staleness_exempt,
+    ).summed()  # fmt: skip
+
+
+def _typed(at: int, given: ReferencedSample) -> ReferencedSample:
+    """The same, in whole numbers of Python's, where they may come from arrays."""
+    reference = given.reference
+    _check_kind(at, "reference", reference, Reference)
+    _check_kind(at, "reference's object", reference.stored, StoredObject)
+    _check_kind(at, "schema", given.schema, Schema)
+    _check_kind(at, "rows", given.rows, Mapping)
+    stored = reference.stored
+    stored = replace(stored, nbytes=_whole_of(at, "object's bytes", stored.nbytes))
+    return replace(
+        given,
+        reference=Reference(
+            stored,
+            _whole_of(at, "offset", reference.offset),
+            _whole_of(at, "bytes", reference.nbytes),
+        ),
+        tokens=_whole_of(at, "tokens", given.tokens),
+        loss_tokens=_whole_of(at, "loss_tokens", given.loss_tokens),
+        rows={name: _whole_of(at, f"rows of {name}", rows) for name, rows in given.rows.items()},
+    )
+
+
+def _check_kind(at: int, what: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise SampleRefused(
+            "bad-sample",
+            f"the {what} of sample {at} is no {kind.__name__} but {type(value).__name__}",
+        )
+
+
+def _whole_of(at: int, what: str, value: SupportsIndex) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise SampleRefused(
+            "bad-metadata", f"the {what} of sample {at} must be a whole number, not {value!r:.100}"
+        ) from None
+
+
+def _check_schema(at: int, schema: Schema) -> None:
+    if "input_ids" not in schema.by_name:
+        raise SampleRefused("no-input-ids", f"sample {at} has no field input_ids")
+    layout_of(schema, "push_references")
+
+
+def _check_counts(at: int, given: ReferencedSample) -> None:
+    if given.tokens < 1 or not 0 <= given.loss_tokens < given.tokens:
+        raise SampleRefused(
+            "bad-metadata",
+            f"sample {at} has {given.tokens} tokens, of which {given.loss_tokens} count for the "
+            "loss; a sample has one token at least, and the loss counts all but the first at most",
+        )
+    if min(given.rows.values(), default=0) < 0:
+        raise SampleRefused("bad-metadata", f"sample {at} has {min(given.rows.values())} rows")

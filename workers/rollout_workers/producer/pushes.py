@@ -1,19 +1,62 @@
 """A push that is not settled: what of it has been said, and what is known of each sample.
 
-And what came in vain of those that are: samples under ids that were accepted before.
+Which of its samples go into a payload store:
+
+    large ones   end to end in one object, under the key `INCARNATION/FIRST-SEQUENCE-NUMBER`
+    the others   in the payload of the frame
+
+Invariant: a key is used for one push of one process, so it never stands for other bytes.
+
+An object is the producer's until its push is sent; from then on the dispatcher says when it goes.
+
+A group that is short of a member can never complete, so the dispatcher is told, but not before the
+caller had `GRACE_S` to push it once more.
 """
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate, compress, islice
+from operator import not_
+from secrets import token_hex
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from rollout_dispatcher.errors import SampleRefused, ShuttingDown
-from rollout_dispatcher.payload import StoredObject
+from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import Outcome
-from rollout_workers.producer.stored.placing import Put
+from rollout_dispatcher.spans import ALIGNMENT, PADDING
+from rollout_workers.producer.encode import EncodedSample, refusal
+from rollout_workers.stores.requests import StoreRequests
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """An object that is to be put before its push goes out.
+
+    handle: of the push. spans: what the object consists of; the caller's memory mostly. large:
+    which samples of the push are in it. sizes: bytes of those. payload: what is sent beside it.
+    """
+
+    handle: int
+    key: str
+    spans: Sequence[Buffer]
+    large: Sequence[bool]
+    sizes: Sequence[int]
+    payload: Sequence[Buffer]
+
+    def placed(self, stored: StoredObject) -> dict[str, Any]:
+        """Keys of the push, once the object is there."""
+        lying = zip(accumulate(self.sizes, initial=0), self.sizes, strict=False)
+        return m.places_of(
+            Reference(stored, *next(lying)) if is_large else None for is_large in self.large
+        )
+
 
 log = logging.getLogger(__name__)
 
@@ -164,3 +207,238 @@ def in_words(sample_id: str) -> str:
         f"sample {sample_id} has other content than the accepted sample of this id, which is kept: "
         f"the new one is not trained on; {REMEDY}"
     )
+
+
+#: A member that was withdrawn may be pushed again for so long before its group is given up.
+GRACE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Shortfall:
+    """What one group is short of, by number, and when that is told.
+
+    size: of the group, None if it is told at close. members: what each is known by.
+    """
+
+    size: int | None
+    members: dict[int, str | bytes] = field(default_factory=dict)
+    due: float = math.inf
+
+
+class Shortfalls:
+    """Of all groups that are short of members."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Shortfall] = {}
+
+    def due(self) -> Iterator[float]:
+        """When there is something to tell, for each group."""
+        return (shortfall.due for shortfall in self._groups.values())
+
+    def withdrawn(self, push: PendingPush, now: float) -> None:
+        """Members are withdrawn: their groups lack them, unless they are soon pushed once more."""
+        message = push.message
+        if message.group_ids is None:
+            return
+        identities = push.identities()
+        for at, group_id in enumerate(message.group_ids):
+            if group_id is not None:
+                size = None if message.group_sizes is None else message.group_sizes[at] or None
+                shortfall = self._groups.setdefault(group_id, _Shortfall(size))
+                shortfall.members[message.first_seq + at] = identities[at]
+                shortfall.due = now + GRACE_S
+
+    def pushed_again(self, push: PendingPush) -> None:
+        """What was withdrawn of these groups may be in this push."""
+        groups: Iterable[str | None] = push.message.group_ids or ()
+        if self._groups.keys().isdisjoint(groups):
+            return
+        for identity, group_id in zip(push.identities(), groups, strict=True):
+            shortfall = None if group_id is None else self._groups.get(group_id)
+            if shortfall is None or group_id is None:
+                continue
+            again = [seq for seq, known in shortfall.members.items() if known == identity]
+            for seq in again[:1]:
+                del shortfall.members[seq]
+            if not shortfall.members:
+                del self._groups[group_id]
+
+    def take_due(self, now: float) -> list[m.CloseGroup]:
+        """What was not pushed again in time; it is said like a control."""
+        late = [(group, short) for group, short in self._groups.items() if short.due <= now]
+        for group_id, _ in late:
+            del self._groups[group_id]
+        return [
+            m.CloseGroup(group_id=group_id, size=short.size, withdrawn=list(part))
+            for group_id, short in late
+            for part in _batched(short.members)
+        ]
+
+
+def _batched(numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """As many at a time as one message takes."""
+    left = iter(numbers)
+    return iter(lambda: tuple(islice(left, m.MAX_SAMPLES)), ())
+
+
+_T = TypeVar("_T")
+
+#: One frame's worth of samples: large enough that headers do not matter, small enough that a
+#: heartbeat behind it is not late, and that the header stays far below any limit.
+BATCH_BYTES = 8 * 1024 * 1024
+BATCH_SAMPLES = 256
+
+
+def batches(
+    samples: Sequence[EncodedSample], max_payload_bytes: int
+) -> Iterator[Sequence[EncodedSample]]:
+    """Consecutive runs of samples that one push can carry; all of them have references, or none."""
+    limit = min(BATCH_BYTES, max_payload_bytes)
+    start, nbytes = 0, 0
+    for stop, sample in enumerate(samples):
+        full = nbytes + sample.nbytes > limit or stop - start >= BATCH_SAMPLES
+        if stop > start and (full or not _alike(sample, samples[start])):
+            yield samples[start:stop]
+            start, nbytes = stop, 0
+        nbytes += sample.nbytes
+    if len(samples) > start:
+        yield samples[start:]
+
+
+def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> m.Push:
+    """The message of a push; samples without an id are named by their number.
+
+    Raises SampleRefused for metadata that no dispatcher takes.
+    """
+    group_ids = _unless_empty([sample.group_id for sample in samples])
+    sized = group_ids is not None and _is_sized(samples[0])
+    try:
+        return m.Push(
+            fields=m.field_headers(samples[0].schema),
+            tokens=[sample.tokens for sample in samples],
+            loss_tokens=[sample.loss_tokens for sample in samples],
+            sample_ids=[
+                f"{client_id}/{number}" if sample.sample_id is None else sample.sample_id
+                for number, sample in enumerate(samples, first_seq)
+            ],
+            group_ids=group_ids,
+            group_sizes=[_size(sample) for sample in samples] if sized else None,
+            policy_versions=_unless_empty([sample.policy_version for sample in samples]),
+            staleness_exempt=_unless_false([sample.staleness_exempt for sample in samples]),
+            rows=_rows(samples),
+            left_out=sum(sample.left_out for sample in samples),
+            first_seq=first_seq,
+            floor=first_seq,
+            named=samples[0].sample_id is not None,
+            checksums=[one.checksum for one in samples if one.checksum is not None] or None,
+            **_places(samples),
+        )
+    except ValidationError as error:
+        raise refusal(error.errors(include_url=False)[0]) from error
+
+
+def payload(samples: Iterable[EncodedSample]) -> list[Buffer]:
+    """The spans of samples end to end: large arrays where they are, all else joined."""
+    buffers: list[Buffer] = []
+    small: list[Any] = []
+    for sample in samples:
+        for array in sample.arrays:
+            nbytes = array.nbytes
+            if nbytes < JOINED_BYTES:
+                small.append(array)
+            else:
+                if small:
+                    buffers.append(b"".join(small))
+                    small.clear()
+                buffers.append(array.data.cast("B"))
+            if padding := PADDING[nbytes % ALIGNMENT]:
+                small.append(padding)
+    if small:
+        buffers.append(b"".join(small))
+    return buffers
+
+
+def _alike(one: EncodedSample, other: EncodedSample) -> bool:
+    """Whether two samples can share a push: the same fields, and the same metadata given."""
+    return (
+        (one.schema is other.schema or one.schema == other.schema)
+        and (one.sample_id is None) == (other.sample_id is None)
+        and _is_sized(one) == _is_sized(other)
+    )
+
+
+def _places(samples: Sequence[EncodedSample]) -> dict[str, Any]:
+    """Where the samples lie, if it is in payload stores."""
+    if samples[0].reference is None:
+        return {}
+    return m.places_of(sample.reference for sample in samples)
+
+
+def _rows(samples: Sequence[EncodedSample]) -> dict[str, list[int]] | None:
+    """Of each ragged field the rows of each sample; None without any."""
+    if not samples[0].rows:
+        return None
+    each = zip(*(sample.rows for sample in samples), strict=True)
+    return dict(zip(samples[0].schema.ragged, map(list, each), strict=True))
+
+
+def _size(sample: EncodedSample) -> int:
+    return 1 if sample.group_size is None else sample.group_size
+
+
+def _is_sized(sample: EncodedSample) -> bool:
+    """Whether the size of its group is known; a sample without a group is one of one."""
+    return sample.group_id is None or sample.group_size is not None
+
+
+def _unless_false(values: list[bool]) -> list[bool] | None:
+    return values if any(values) else None
+
+
+def _unless_empty(values: list[_T | None]) -> list[_T | None] | None:
+    return values if any(value is not None for value in values) else None
+
+
+class Objects:
+    """Of one producer object: what to put into payload stores, and what to take back.
+
+    stores: addresses that are allowed. requests: the dispatcher's. puts: what to put now. orphans:
+    what to release now, of which nobody knows but us.
+    """
+
+    def __init__(self, client_id: str) -> None:
+        #: What its keys begin with: never the same in two processes.
+        self.incarnation = f"{client_id}.{token_hex(4)}"
+        self._inline_limit: int | None = None
+        self.stores: tuple[str, ...] = ()
+        self.requests = StoreRequests()
+        self.puts: list[Put] = []
+        self.orphans: list[StoredObject] = []
+
+    def welcomed(self, welcome: m.WelcomeProducer) -> None:
+        """The dispatcher says what is allowed, and what to put."""
+        self.stores = tuple(welcome.payload_stores)
+        self._inline_limit = welcome.inline_limit if self.stores else None
+
+    def put_for(self, samples: Sequence[EncodedSample], first: int) -> Put | None:
+        """The object for those of so many bytes and more; None where there are none."""
+        limit = self._inline_limit
+        if limit is None:
+            return None
+        large = [sample.nbytes >= limit and sample.reference is None for sample in samples]
+        if not any(large):
+            return None
+        inside = list(compress(samples, large))
+        beside = payload(compress(samples, map(not_, large)))
+        key, sizes = f"{self.incarnation}/{first}", [one.nbytes for one in inside]
+        return Put(first, key, payload(inside), large, sizes, beside)
+
+    def take_puts(self) -> list[Put]:
+        """What to put now."""
+        puts, self.puts = self.puts, []
+        return puts
+
+    def take_orphans(self) -> list[StoredObject]:
+        """What to release now."""
+        orphans, self.orphans = self.orphans, []
+        return orphans

@@ -25,11 +25,22 @@ from rollout_dispatcher.protocol.versions import (
     OF_RANKS,
     STEP_TIMES,
 )
-from rollout_workers.client.core import Outgoing
-from rollout_workers.rank.fetches import Fetch, Fetches
-from rollout_workers.rank.held_steps import HeldState, HeldStep, HeldSteps
-from rollout_workers.rank.unsaid import Unsaid
+from rollout_workers.client.role import Outgoing
+from rollout_workers.rank.held_steps import Fetch, HeldState, HeldStep, HeldSteps
 from rollout_workers.stores.requests import StoreRequests
+
+#: Of these each is said, whatever was said before.
+SAID_EACH = (m.Prepared, m.Unresolved, m.StepTimes)
+
+
+def _replaces(message: m.Message, before: m.Message) -> bool:
+    """Whether a message says all that the one before it said."""
+    if isinstance(message, m.PolicyVersion) and isinstance(before, m.PolicyVersion):
+        return message.first_step == before.first_step
+    if isinstance(before, m.Commit) and before.times:
+        return False
+    return type(message) is type(before) and not isinstance(message, SAID_EACH)
+
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +88,8 @@ class RankCore:
         self._saved = -1
         self._begun_after = -1
         self._steps = HeldSteps()
-        self._fetches = Fetches(self._steps)
+        #: Bytes to fetch ahead of payload stores, None: any.
+        self._prefetch_bytes: int | None = None
         #: What the dispatcher asks of this process's payload stores.
         self.store_requests = StoreRequests()
         #: Where the connection stands: HELLO is said, it is welcomed, HELLO is to be said again.
@@ -85,7 +97,8 @@ class RankCore:
         #: Whether a checkpoint was loaded, and the dispatcher has not welcomed that HELLO yet.
         self._resuming = False
         self._told_resume: m.CheckpointPosition | None = None
-        self._unsaid = Unsaid()
+        #: In the order in which things happened; the newest of a kind suffices.
+        self._unsaid: list[m.Message] = []
 
     # -- the connection
 
@@ -131,7 +144,7 @@ class RankCore:
         if self._hello_due:
             yield self.hello(), ()
         while self._connected and self._unsaid:
-            yield self._unsaid.take(), ()
+            yield self._unsaid.pop(0), ()
         if self._connected:
             yield from self.take_answers()
 
@@ -360,12 +373,24 @@ class RankCore:
         """
         if not (self._connected and self.tells_times):
             return
-        if not (self._commits_tell and self._unsaid.put_with_commit(times)):
+        if not self._tell_with_commit(times):
             self._say(times)
 
-    @property
-    def _commits_tell(self) -> bool:
-        return self.welcome is not None and COMMIT_TIMES in self.welcome.capabilities
+    def _tell_with_commit(self, times: m.StepTimes) -> bool:
+        """Whether the step's commit tells them, as the last to be said: that costs both less."""
+        commit = self._unsaid[-1] if self._unsaid else None
+        if (
+            self.welcome is None
+            or COMMIT_TIMES not in self.welcome.capabilities
+            or not isinstance(commit, m.Commit)
+            or commit.step != times.step
+        ):
+            return False
+        told = [*(commit.times or ()), times]
+        if len(told) > m.MAX_PASSES or sum(len(each.busy_s) for each in told) > m.MAX_TIMED:
+            return False
+        self._unsaid[-1] = m.Commit(step=commit.step, times=told)
+        return True
 
     def set_policy_version(self, version: int) -> None:
         """The weights' version that this rank trains from now on.
@@ -413,7 +438,7 @@ class RankCore:
 
     def take_fetches(self) -> list[Fetch]:
         """What to fetch now; each is `found` or `missed` in the end, unless it is not `wanted`."""
-        return list(self._fetches.take(waits=self._asked))
+        return list(self._steps.to_fetch(self._prefetch_bytes, waits=self._asked))
 
     def wanted(self, fetch: Fetch) -> bool:
         """Whether its step is still held."""
@@ -421,16 +446,18 @@ class RankCore:
 
     def found(self, fetch: Fetch, payload: memoryview) -> None:
         """All that a micro-batch lacked is fetched; payload: of all its samples."""
-        self._fetches.found(fetch, payload)
+        if self.wanted(fetch):
+            fetch.held.fetched(fetch.received.header.index, payload)
         self._tell()
 
     def missed(self, fetch: Fetch, missing: dict[str, str]) -> None:
         """Samples of a micro-batch, by id, are gone, and why."""
-        self._fetches.missed(fetch, missing)
+        if self.wanted(fetch):
+            fetch.held.missed(fetch.received.header.index, missing)
         self._tell()
 
     def _tell(self) -> None:
-        for message in self._fetches.tell():
+        for message in self._steps.tell():
             self._say(message)
 
     # -- mechanism
@@ -445,7 +472,9 @@ class RankCore:
 
     def _say(self, message: m.Message) -> None:
         if self._introduced:
-            self._unsaid.put(message)
+            if self._unsaid and _replaces(message, self._unsaid[-1]):
+                self._unsaid.pop()
+            self._unsaid.append(message)
 
     def _on_welcome(self, welcome: m.WelcomeRank) -> None:
         self._has_news, self._last_step = True, None
@@ -465,7 +494,7 @@ class RankCore:
         if self.welcome is None or self._resuming:
             self._begun_after = welcome.committed
         self.generation, self.welcome = welcome.generation, welcome
-        self._fetches.limit = welcome.prefetch_bytes
+        self._prefetch_bytes = welcome.prefetch_bytes
         if self._told_resume == self._resume:
             self._connected, self._resuming = True, False
         else:

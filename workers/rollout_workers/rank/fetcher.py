@@ -13,14 +13,13 @@ from time import monotonic
 
 from rollout_dispatcher.errors import DispatcherError, ProtocolError, StoreFailed
 from rollout_dispatcher.transport.memory import Memory
-from rollout_workers.client.liveness import SAID_EVERY_S, Backoff
+from rollout_workers.client.role import SAID_EVERY_S, Backoff
 from rollout_workers.rank.core import RankCore
-from rollout_workers.rank.fetches import Fetch
-from rollout_workers.rank.gather import lay_out
-from rollout_workers.stores.daemon_executor import DaemonExecutor
+from rollout_workers.rank.held_steps import Fetch
+from rollout_workers.rank.payload import lay_out
 from rollout_workers.stores.interface import Missing, Part
-from rollout_workers.stores.opened import OpenedStores
-from rollout_workers.stores.requests import Request, failed, perform
+from rollout_workers.stores.registry import OpenedStores
+from rollout_workers.stores.requests import DaemonExecutor, Request, failed, perform
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,16 @@ Training sees a step only once it is RELEASED, whatever has arrived of it before
 dispatcher cannot have sent raises ProtocolError and changes nothing; one that it repeats after a
 reconnect changes nothing either. A step with samples in payload stores is *resolved* once all of it
 is here and those are fetched; any other one is as soon as its header is.
+
+    every micro-batch is here --room, or the loop waits--> fetching --all found--> resolved
+                                                              |
+                                                              +--some missing--> unresolved
+
+A micro-batch is fetched as a whole, and each in its turn: a step that does not fit is fetched ahead
+as far as it does. Invariants: what is fetched, or being fetched, of steps that the training loop
+has not begun is at most `limit` bytes, but for the one that it waits for: that is always fetched,
+so no rank waits for itself. And a step is told to be prepared behind those before it, since whoever
+prepares one has prepared those.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,8 +29,7 @@ from rollout_dispatcher.errors import ProtocolError, StepContractError
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory, copy_bytes
-from rollout_workers.rank.gather import Whole
-from rollout_workers.rank.payload import Block, cut
+from rollout_workers.rank.payload import Block, Whole, cut
 
 
 class HeldState(StrEnum):
@@ -114,11 +123,6 @@ class HeldStep:
             self.lacking[header.index] = lacking
             self.referenced[header.index] = sum(reference.nbytes for reference in lacking)
         self.micro_batches.append(received)
-
-    def fetch(self, index: int) -> None:
-        """What a micro-batch lacks is being fetched from now on."""
-        self.asked.add(index)
-        self.fetching.add(index)
 
     def fetched(self, index: int, payload: memoryview) -> None:
         """What a micro-batch lacked is in this payload, which is that of all its samples."""
@@ -240,6 +244,44 @@ class HeldSteps:
         elif step > self.committed:
             raise ProtocolError(f"release of step {step}, which was not announced")
 
+    # -- payload stores
+
+    def to_fetch(self, limit: int | None, *, waits: bool) -> Iterator["Fetch"]:
+        """What to fetch now, taken as begun.
+
+        limit: bytes ahead, None: any. waits: whether the training loop asked for a step.
+        """
+        ahead, following = 0, self.following()
+        for held in self:
+            if not held.header.num_referenced:
+                continue
+            if len(held.micro_batches) < held.header.num_micro_batches:
+                return  # and later ones are not here either
+            taken = held.state is HeldState.TAKEN
+            for index, nbytes in held.referenced.items():
+                ahead += 0 if taken else nbytes
+                if index in held.asked:
+                    continue
+                fits = taken or limit is None or ahead <= limit
+                if not fits and not (waits and held is following):
+                    return
+                held.asked.add(index)
+                held.fetching.add(index)
+                yield Fetch(held, held.micro_batches[index], held.lacking[index])
+
+    def tell(self) -> Iterator[m.Message]:
+        """What there is to say of the steps and was not said yet; taken as said once yielded."""
+        all_before = True
+        for held in self:
+            all_before &= held.is_resolved
+            if not held.told and all_before:
+                held.told = True
+                header = held.header
+                yield m.Prepared(step=header.step, digest=header.digest, attempt=header.attempt)
+            elif not held.told and held.is_unresolved:
+                held.told = True
+                yield _unresolved(held)
+
     # -- the training loop
 
     @property
@@ -288,3 +330,23 @@ def _check_groups(step: m.StepHeader, header: m.MicroBatch, numbers: list[int]) 
             f"micro-batch {header.index} of step {header.step} has samples of group {last}, of "
             f"{groups}"
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """A micro-batch of a held step, of which samples are to be fetched.
+
+    received: its header, and what came inline. references: where the others are.
+    """
+
+    held: HeldStep
+    received: Received
+    references: Sequence[Reference]
+
+
+def _unresolved(held: HeldStep) -> m.Unresolved:
+    """As many samples as one message takes; the others are missing from the next attempt too."""
+    sample_ids = list(held.missing)[: m.MAX_SAMPLES]
+    why = "; ".join(dict.fromkeys(held.missing.values()))[: m.MAX_WHY_LETTERS]
+    header = held.header
+    return m.Unresolved(step=header.step, attempt=header.attempt, sample_ids=sample_ids, why=why)

@@ -7,6 +7,16 @@ behind its header.
 
 Invariant: an object's file exists under one of its two names from before its first byte is written
 until it is released, so what a process leaves that dies in the midst of it is listed, and goes.
+
+A key's path below the root has one folder an incarnation, one file an object:
+
+    p.1/0           p.1/0
+    ../../etc/x     %2E./..%2Fetc%2Fx
+    one             one
+
+What stands before the first slash of a key is the folder, all else the file's name, each quoted as
+in a URL. So a path has at most two parts, none of which is hidden, `..`, empty, or longer than its
+key asks for: no key leads out of the root, and no two lead to the same file.
 """
 
 import builtins
@@ -15,18 +25,50 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
-from rollout_dispatcher.transport.memory import uninitialised
 from rollout_workers.stores.interface import Missing, Part, PayloadStore
-from rollout_workers.stores.keys_as_paths import PART, key_of, may_have, place
+
+#: Behind the name of a file that is being written; no quoted name has a `%` followed by this.
+PART = "%part"
+#: The name of nothing; no quoted name is this.
+_EMPTY = "%"
+
+
+def place(key: str) -> tuple[str | None, str]:
+    """The folder of a key, None for the root itself, and the name of its file."""
+    first, slash, rest = key.partition("/")
+    return (_quoted(first), _quoted(rest)) if slash else (None, _quoted(first))
+
+
+def key_of(folder: str | None, name: str) -> str | None:
+    """The key of a file, whole or being written; None if it is no object's."""
+    name = name.removesuffix(PART)
+    key = _unquoted(name) if folder is None else f"{_unquoted(folder)}/{_unquoted(name)}"
+    return key if place(key) == (folder, name) else None
+
+
+def may_have(folder: str, prefix: str) -> bool:
+    """Whether keys of a folder may begin so."""
+    begin = _unquoted(folder) + "/"
+    return begin.startswith(prefix) or prefix.startswith(begin)
+
+
+def _quoted(part: str) -> str:
+    found = quote(part, safe="", errors="surrogatepass") or _EMPTY
+    return "%2E" + found[1:] if found.startswith(".") else found
+
+
+def _unquoted(name: str) -> str:
+    return "" if name == _EMPTY else unquote(name, errors="replace")
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -93,34 +135,30 @@ class FileStore(PayloadStore):
                 os.close(at)
         return StoredObject(self.address, key, nbytes)
 
-    def get(self, references: Sequence[Reference]) -> builtins.list[memoryview | Missing]:
-        """Read each; what is read is this process's own."""
-
-        def read(file: int, start: int, at: int) -> memoryview | Missing:
-            reference = references[at]
-            found = uninitialised(reference.nbytes)
-            why = _read_into(found, file, start, reference.offset, reference.stored)
-            return why or found
-
-        return self._each(references, read)
-
     def get_into(
         self,
         references: Sequence[Reference],
         memory: memoryview,
         parts: Sequence[Sequence[Part]],
     ) -> builtins.list[Missing | None]:
-        """Read each part to where it belongs."""
-
-        def read(file: int, start: int, at: int) -> Missing | None:
-            reference = references[at]
-            for source, target, nbytes in parts[at]:
-                into, begin = memory[target : target + nbytes], reference.offset + source
-                if why := _read_into(into, file, start, begin, reference.stored):
-                    return why
-            return None
-
-        return self._each(references, read)
+        """Read each part to where it belongs; no file is opened twice."""
+        found: dict[int, Missing | None] = {}
+        wanted: dict[StoredObject, builtins.list[int]] = {}
+        for at, reference in enumerate(references):
+            wanted.setdefault(reference.stored, []).append(at)
+        for stored, places in wanted.items():
+            with self._told(f"reading {stored.key}"):
+                if (file := self._open(stored)) is None:
+                    why = Missing(f"{self.address} has no {stored.key}")
+                    found |= dict.fromkeys(places, why)
+                    continue
+                try:
+                    start = _start(file, stored.nbytes)
+                    for at in places:
+                        found[at] = _read(file, start, references[at], memory, parts[at])
+                finally:
+                    os.close(file)
+        return [found[at] for at in range(len(references))]
 
     def release(self, keys: Sequence[str]) -> builtins.list[str]:
         """Remove their files, and the folders that are empty then."""
@@ -164,42 +202,17 @@ class FileStore(PayloadStore):
                     raise
         raise AssertionError
 
-    def _each(
-        self, references: Sequence[Reference], read: Callable[[int, int, int], T | Missing]
-    ) -> builtins.list[T | Missing]:
-        """What `read` finds of each, given its object's file, where the object begins, its index.
-
-        No file is opened twice.
-        """
-        found: dict[int, T | Missing] = {}
-        wanted: dict[StoredObject, builtins.list[int]] = {}
-        for at, reference in enumerate(references):
-            wanted.setdefault(reference.stored, []).append(at)
-        for stored, places in wanted.items():
-            with self._told(f"reading {stored.key}"):
-                found |= self._read(stored, places, read)
-        return [found[at] for at in range(len(references))]
-
-    def _read(
-        self, stored: StoredObject, places: Sequence[int], read: Callable[[int, int, int], T]
-    ) -> dict[int, T | Missing]:
+    def _open(self, stored: StoredObject) -> int | None:
+        """A descriptor of an object's file; None if there is no file of its name."""
         folder, name = place(stored.key)
         try:
             with self._folder(folder) as at:
                 # A pipe of this name would block whoever opens it.
-                file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=at)
+                return os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=at)
         except OSError as error:
             if error.errno not in _NO_FILE:
                 raise
-            return dict.fromkeys(places, Missing(f"{self.address} has no {stored.key}"))
-        try:
-            start = _start(file, stored.nbytes)
-            if start is None:
-                why = f"{stored.key} in {self.address} is no object of {stored.nbytes} bytes"
-                return dict.fromkeys(places, Missing(why))
-            return {at: read(file, start, at) for at in places}
-        finally:
-            os.close(file)
+            return None
 
     def _remove(self, root: int, folder: str | None, name: str) -> bool:
         """Whether it is gone."""
@@ -301,16 +314,21 @@ def _start(file: int, nbytes: int) -> int | None:
     return start if 8 + int.from_bytes(os.pread(file, 8, 0), "little") == start else None
 
 
-def _read_into(
-    memory: memoryview, file: int, start: int, offset: int, stored: StoredObject
+def _read(
+    file: int, start: int | None, reference: Reference, memory: memoryview, parts: Sequence[Part]
 ) -> Missing | None:
-    """Fill memory with what an object has from `offset` on; what is wrong if it ends before."""
-    end, at = offset + memory.nbytes, 0
-    if end > stored.nbytes:
-        return Missing(f"{stored.key} ends before byte {end}")
-    while at < memory.nbytes:
-        count = os.preadv(file, [memory[at:]], start + offset + at)
-        if not count:
-            return Missing(f"{stored.key} ends at byte {offset + at}")
-        at += count
+    """Fill memory with parts of a reference; what is wrong where they are not there."""
+    stored = reference.stored
+    if start is None:
+        return Missing(f"{stored.key} in {stored.store} is no object of {stored.nbytes} bytes")
+    for source, target, nbytes in parts:
+        at, end = reference.offset + source, reference.offset + source + nbytes
+        if end > stored.nbytes:
+            return Missing(f"{stored.key} ends before byte {end}")
+        into = memory[target : target + nbytes]
+        while into.nbytes:
+            count = os.preadv(file, [into], start + at)
+            if not count:
+                return Missing(f"{stored.key} ends at byte {at}")
+            into, at = into[count:], at + count
     return None

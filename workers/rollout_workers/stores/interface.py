@@ -12,12 +12,13 @@ released, however long that takes, and whoever ends meanwhile: a store has no ti
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import ClassVar, NamedTuple, Self
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.transport.memory import copy_bytes
+from rollout_dispatcher.transport.memory import copy_bytes, uninitialised
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,18 @@ class PayloadStore(ABC):
         same key again changes nothing.
         """
 
-    @abstractmethod
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
         """`nbytes` bytes each, in their order; any number of processes may ask, again and again.
 
-        What it returns stays as it is for as long as it is held, whatever is released.
+        What it returns stays as it is for as long as it is held, whatever is released. A store has
+        this, or `get_into`, or both; each is made of the other.
         """
+        starts = [0, *accumulate(reference.nbytes for reference in references)]
+        memory = uninitialised(starts[-1])
+        whole = [[Part(0, start, stop - start)] for start, stop in pairwise(starts)]
+        found = self.get_into(references, memory, whole)
+        each = zip(found, pairwise(starts), strict=True)
+        return [why or memory[start:stop] for why, (start, stop) in each]
 
     def get_into(
         self,

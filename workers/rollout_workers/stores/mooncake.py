@@ -89,25 +89,13 @@ class MooncakeStore(PayloadStore):
             raise StoreFailed(self._address, f"{key} cannot be put (code {code})")
         return StoredObject(self._address, key, value.nbytes)
 
-    def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
-        """Ranges of objects, all at once, into memory of this process."""
-        sizes = [reference.nbytes for reference in references]
-        starts = np.cumsum([0, *sizes]).tolist()
-        memory = np.empty(starts[-1], np.uint8).data
-        whole = [[Part(0, at, size)] for at, size in zip(starts[:-1], sizes, strict=True)]
-        found = self.get_into(references, memory, whole)
-        return [
-            why or memory[at : at + size]
-            for why, at, size in zip(found, starts[:-1], sizes, strict=True)
-        ]
-
     def get_into(
         self,
         references: Sequence[Reference],
         memory: memoryview,
         parts: Sequence[Sequence[Part]],
     ) -> list[Missing | None]:
-        """The same, and each part to where it belongs."""
+        """Ranges of objects, all at once, each part to where it belongs."""
         if not references:
             return []
         filled = [[part for part in own if part.nbytes] for own in parts]

@@ -3,10 +3,16 @@
 A GPU computes behind the host's back, so what passes between two lines of the training loop is not
 what the GPU took between them. An event is reached when the GPU has done all that was issued before
 it; its time is read once it is reached, and nobody waits for that.
+
+A step is iterated once or several times: old log-probs, then an epoch or more of updates. All that
+counts for one key is one *pass*: the times of its repeats are added up. A *span* is a stretch of
+time in one micro-batch; stretches in it in which the rank was blocked are told apart.
 """
 
 import time
+from dataclasses import dataclass, field
 from functools import cache
+from operator import add
 from typing import Any, Protocol
 
 import torch
@@ -108,3 +114,135 @@ def _other_accelerator() -> str | None:
         return None
     kind = str(accelerator.current_accelerator().type)
     return None if kind == "cuda" else kind
+
+
+#: What counts for no key that the trainer has named, without a backward pass; with one, `UPDATE`.
+FORWARD = "forward"
+
+
+@dataclass(slots=True)
+class Pass:
+    """Sums over spans.
+
+    key: None for what has not been named. as_one: nobody knows of which micro-batch its times are,
+    only of which step: all of it is told of the first.
+    """
+
+    key: str | None
+    count: int
+    as_one: bool = False
+    busy_s: list[float] = field(init=False)
+    blocked_s: list[float] = field(init=False)
+    backwards: list[int] = field(init=False)
+    #: Names of groups in which there were collectives that nobody has timed.
+    untimed: set[str] = field(default_factory=set)
+    #: Whether a part of it has no times: it was captured into a CUDA graph.
+    has_gaps: bool = False
+
+    def __post_init__(self) -> None:
+        self.busy_s, self.blocked_s = [0.0] * self.count, [0.0] * self.count
+        self.backwards = [0] * self.count
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether micro-batches were computed after the next had been asked for."""
+        return min(self.backwards) == 0 and max(self.backwards) > 1
+
+    def plus(self, other: "Pass") -> "Pass":
+        """Both, where they belong to the same key."""
+        both = Pass(self.key, self.count, as_one=self.as_one | other.as_one)
+        both.busy_s = list(map(add, self.busy_s, other.busy_s))
+        both.blocked_s = list(map(add, self.blocked_s, other.blocked_s))
+        both.backwards = list(map(add, self.backwards, other.backwards))
+        both.untimed = self.untimed | other.untimed
+        both.has_gaps = self.has_gaps | other.has_gaps
+        return both
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """A stretch of time in one micro-batch.
+
+    blocked: stretches in it. untimed: as in `Pass`, so far; by_backward: how much of both there was
+    when the last backward pass in it ended, at `backward_end`.
+    """
+
+    owner: Pass
+    index: int
+    begin: Mark
+    end: Mark = None
+    blocked: list[tuple[Mark, Mark]] = field(default_factory=list)
+    untimed: frozenset[str] = frozenset()
+    backward_end: Mark = None
+    by_backward: tuple[int, frozenset[str]] = (0, frozenset())
+
+    def saw_backward(self, clock: Clock) -> None:
+        """A backward pass has ended."""
+        clock.free(self.backward_end)
+        self.backward_end = clock.mark()
+        self.by_backward = len(self.blocked), self.untimed
+        self.owner.backwards[self.index] += 1
+
+    def close(self, clock: Clock, *, at_backward: bool) -> None:
+        """It ends: now, or when its last backward pass did, if there was one."""
+        if at_backward and self.backward_end is not None:
+            blocked, untimed = self.by_backward
+            for pair in self.blocked[blocked:]:
+                _free(clock, *pair)
+            del self.blocked[blocked:]
+            self.end, self.untimed = self.backward_end, untimed
+        else:
+            self.end = clock.mark()
+            clock.free(self.backward_end)
+        if self.untimed:
+            self.owner.untimed |= self.untimed
+
+    def drop(self, clock: Clock) -> None:
+        """It counts for nothing."""
+        _free(clock, self.begin, self.backward_end)
+        for pair in self.blocked:
+            _free(clock, *pair)
+
+    def fold(self, clock: Clock) -> bool:
+        """Add it to its pass, if what is computed has come to its end."""
+        owner, index = self.owner, self.index
+        if any(None in pair for pair in self.blocked):
+            owner.has_gaps = True
+            return True
+        if not fold(clock, owner, index, self.begin, self.end):
+            return False
+        for start, stop in self.blocked:
+            owner.blocked_s[index] += clock.seconds(start, stop)
+            _free(clock, start, stop)
+        return True
+
+
+#: A stretch of time in one micro-batch of which nothing else is known: whose, where, from, to.
+Stretch = tuple[Pass, int, Mark, Mark]
+
+
+def fold(clock: Clock, owner: Pass, index: int, begin: Mark, end: Mark) -> bool:
+    """Add a stretch to its pass, if what is computed has come to its end."""
+    if begin is None or end is None:
+        owner.has_gaps = True
+        return True
+    if not clock.has_passed(end):
+        return False
+    owner.busy_s[index] += clock.seconds(begin, end)
+    _free(clock, begin, end)
+    return True
+
+
+def fold_all(clock: Clock, stretches: list[Stretch]) -> None:
+    """Add those up, and take them away, that what is computed has come to the end of."""
+    if clock.is_instant:
+        for owner, index, begin, end in stretches:
+            owner.busy_s[index] += end - begin
+        stretches.clear()
+    while stretches and fold(clock, *stretches[0]):
+        stretches.pop(0)
+
+
+def _free(clock: Clock, *marks: Mark) -> None:
+    for mark in marks:
+        clock.free(mark)

@@ -14,20 +14,194 @@ so before it can know that all are. Whatever communication hook there is, it is 
 FSDP2 is Python, and waits in methods of its own, which are wrapped on this model's objects: for
 parameters before they are used, and for gradients. On a GPU it is the stream that waits there, not
 the host, so events on it say how long.
+
+A process has one training loop, and several streams of it take turns. Backward passes call from
+autograd's threads while the training thread waits for them, so no two threads are here at once.
+
+Collectives that happen unseen are counted, so that nobody mistakes a wait in them for compute:
+every process group numbers its collectives. Where that number moves in a micro-batch, and not while
+somebody timed what the rank was blocked for, there was a collective that looks like compute: all
+ranks would look alike, and it has to be said instead.
 """
 
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from operator import methodcaller
+from typing import Any, ClassVar, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rollout_workers.live_objects import instances
-from rollout_workers.timing import running
-from rollout_workers.timing.running import Begins, Blocked, EndsBackward
+from rollout_workers.process_group import instances
+
+
+class Listener(Protocol):
+    """What hears of probes."""
+
+    def block(self, forgiven: dist.ProcessGroup | None = None) -> None:
+        """The rank waits for others from now on.
+
+        forgiven: a group whose collectives until now were begun by who waits for them here.
+        """
+
+    def unblock(self) -> None:
+        """It does not, any more; pairs may be nested."""
+
+    def will_begin(self) -> None:
+        """Collectives begin from now on that are waited for later, in `block` ..."""
+
+    def has_begun(self) -> None:
+        """... up to now."""
+
+    def saw_backward(self) -> None:
+        """A backward pass has ended."""
+
+
+#: None while nothing is measured.
+listener: Listener | None = None
+
+
+def listen(to: Listener | None) -> None:
+    """From now on probes are heard by this one."""
+    global listener  # noqa: PLW0603  one training loop a process
+    listener = to
+
+
+class _Told:
+    """A method of which the listener hears when it begins and when it ends.
+
+    No closure, so that the object that has it can be copied and pickled as before.
+    """
+
+    begins: ClassVar[methodcaller]
+    ends: ClassVar[methodcaller]
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, and tell."""
+        heard, told = listener, type(self)
+        if heard is None:
+            return self._method(*args, **kwargs)
+        told.begins(heard)
+        try:
+            return self._method(*args, **kwargs)
+        finally:
+            told.ends(heard)
+
+
+class Blocked(_Told):
+    """A method in which the rank waits for others."""
+
+    begins, ends = methodcaller("block"), methodcaller("unblock")
+
+
+class Begins(_Told):
+    """A method that begins collectives, and does not wait for them."""
+
+    begins, ends = methodcaller("will_begin"), methodcaller("has_begun")
+
+
+class EndsBackward(Blocked):
+    """A method that ends a backward pass by waiting for others."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it, and tell."""
+        answer = super().__call__(*args, **kwargs)
+        if listener is not None:
+            listener.saw_backward()
+        return answer
+
+
+#: Of no group.
+NONE: frozenset[str] = frozenset()
+
+
+class Collectives:
+    """Looks at the process groups that several DP ranks are in.
+
+    dp_ranks: global ranks of the DP ranks; None where every process is one. groups: those of them
+        that count their collectives; while there are none, nobody need `look`.
+    """
+
+    def __init__(self, dp_ranks: frozenset[int] | None) -> None:
+        self._dp_ranks = dp_ranks
+        self.groups: list[dist.ProcessGroup] = []
+        self._joined = self._known = 0
+        self._numbers: list[int] = []
+        self._common: tuple[dist.ProcessGroup, ...] = ()
+
+    def cannot_be_seen(self, *, probed: bool) -> str:
+        """Why nobody could tell whether there are any; "" if somebody can.
+
+        probed: whether there are models that tell what they wait for.
+        """
+        if not self._joined:
+            return "there is no process group with other DP ranks to see collectives of"
+        if len(self.groups) < self._joined and not probed:
+            return "a process group does not count its collectives"
+        return ""
+
+    def find_groups(self) -> None:
+        """Look for groups again, if there are others than before."""
+        if not (dist.is_available() and dist.is_initialized()):
+            self.groups, self._joined, self._known = [], 0, 0
+            self._common = ()
+            return
+        groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  there is no other list
+        if len(groups) != self._known:
+            self._known = len(groups)
+            joined = [group for group in groups if self._joins_dp_ranks(group)]
+            self._joined, self.groups = len(joined), [*filter(_counts, joined)]
+            self._common = tuple(filter(self._joins_all, self.groups))
+
+    def look(self) -> None:
+        """What there was up to now is known."""
+        self._numbers = [_number(group) for group in self.groups]
+
+    def since(self, forgiven: dist.ProcessGroup | None = None) -> frozenset[str]:
+        """Names of the groups that had collectives since `look`, but for one."""
+        if not self.groups:
+            return NONE
+        return frozenset(
+            group.group_desc or group.group_name
+            for group, before in zip(self.groups, self._numbers, strict=False)
+            if group is not forgiven and _number(group) != before
+        )
+
+    def begun(self) -> int:
+        """How many there were so far in groups that every DP rank is in; from any thread.
+
+        A rank that hangs before a collective has begun fewer than those that wait for it there.
+        """
+        return sum(map(_number, self._common))
+
+    def _joins_all(self, group: dist.ProcessGroup) -> bool:
+        ranks = set(dist.get_process_group_ranks(group))
+        every = range(dist.get_world_size()) if self._dp_ranks is None else self._dp_ranks
+        return ranks.issuperset(every)
+
+    def _joins_dp_ranks(self, group: dist.ProcessGroup) -> bool:
+        ranks = set(dist.get_process_group_ranks(group))
+        return len(ranks if self._dp_ranks is None else ranks & self._dp_ranks) > 1
+
+
+def _number(group: Any) -> int:
+    """Of its last collective."""
+    return int(group._get_sequence_number_for_group())  # noqa: SLF001
+
+
+def _counts(group: dist.ProcessGroup) -> bool:
+    try:
+        _number(group)
+    except RuntimeError:  # its backend does not
+        return False
+    return True
+
 
 #: Parameters of a DDP model that tell of its backward passes: one would do, were each always used.
 PARAMETERS = 4
@@ -102,7 +276,7 @@ class _Backward:
     def __call__(self, parameter: Tensor) -> None:  # noqa: ARG002
         """One of its parameters has its gradient."""
         here = torch._C._current_graph_task_id()  # noqa: SLF001
-        if running.listener is None or here == self._pass:
+        if listener is None or here == self._pass:
             return
         self._pass = here
         _queue(self._computed)
@@ -110,15 +284,15 @@ class _Backward:
     def _computed(self) -> None:
         _queue(self._reduced)
         model = self._model()
-        if running.listener is not None:
+        if listener is not None:
             # Without `no_sync` its collectives are under way, and this is where it waits for them.
             begun = model.process_group if model and model.require_backward_grad_sync else None
-            running.listener.block(forgiven=begun)
+            listener.block(forgiven=begun)
 
     def _reduced(self) -> None:
-        if running.listener is not None:
-            running.listener.unblock()
-            running.listener.saw_backward()
+        if listener is not None:
+            listener.unblock()
+            listener.saw_backward()
 
 
 def _queue(callback: Any) -> None:

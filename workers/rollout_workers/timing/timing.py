@@ -2,23 +2,379 @@
 
 A GPU is behind: what a step took is known some time after its commit, and told with a later one.
 Nothing waits for that, and what cannot be told (no connection, the end of the stream) is dropped.
+
+A micro-batch is timed between handing it out and being asked for the next:
+
+    ask | wait for data | hand out ======== one micro-batch ======== ask | wait for data | hand out
+                                   forward   backward [blocked]
+                                                               ^ where the step's last one ends
+
+The last one ends with its last backward pass, where that is seen: an optimizer's step in the loop's
+body is no part of it. `timer` says otherwise what counts, and for what; `waiting`, and probes in
+the model, in which part of it the rank was blocked.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import perf_counter
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
+from rollout_planner.types import UPDATE
+from rollout_workers.client.process import validated
 from rollout_workers.timing import probes
-from rollout_workers.timing.clocks import Clock, HostClock, clock_for
-from rollout_workers.timing.collectives import Collectives
-from rollout_workers.timing.step_timer import REMEDY, StepTimer
+from rollout_workers.timing.clocks import (
+    FORWARD,
+    Clock,
+    HostClock,
+    Mark,
+    Pass,
+    Span,
+    Stretch,
+    clock_for,
+    fold_all,
+)
+from rollout_workers.timing.probes import Collectives
+
+#: Micro-batches less than this share of their step's time were not computed when they seemed to be.
+LEAST_SHARE = 0.1
+#: Stretches that are kept before they are added up, all at once.
+FOLDED_AT_ONCE = 64
+#: Characters of a reason.
+MAX_WHY = 200
+AHEAD = (
+    "micro-batches were asked for before the one before was computed; put the computing of the "
+    "step into step.timer('update')"
+)
+REMEDY = "so nobody sees what is waited for in them; put them into step.waiting()"
+GAPS = "it was captured into a CUDA graph"
+
+
+class StepTimer:
+    """Times one step; probes report to it from its first micro-batch to its commit.
+
+    count: its micro-batches. cannot: why waits cannot be told apart, as far as that is known
+    beforehand; "" where they can.
+
+    `hand_out` and `asked` run once a micro-batch, when the processor has long forgotten them: they
+    note two moments, and what can be done for all micro-batches at once is left for the end.
+    """
+
+    __slots__ = (
+        "_at", "_began", "_begin", "_blocked_at", "_cannot", "_clock", "_collectives",
+        "_count", "_depth", "_has_waited", "_index", "_is_late", "_is_whole", "_iteration",
+        "_left_out_s", "_mark", "_named", "_owner", "_passes", "_paused", "_span", "_spans",
+        "_step", "_stretches", "_took_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, clock: Clock, step: int, count: int, collectives: Collectives, cannot: str = ""
+    ) -> None:
+        self._clock, self._mark = clock, clock.mark
+        self._step, self._count = step, count
+        self._collectives, self._cannot = collectives, cannot
+        self._passes: list[Pass] = []
+        #: What is timed now, if anything is: for which pass and micro-batch, and since when; it is
+        #: a span once there is more to know.
+        self._owner: Pass | None = None
+        self._index = 0
+        self._begin: Mark = None
+        self._span: Span | None = None
+        self._stretches: list[Stretch] = []
+        self._spans: list[Span] = []
+        #: The micro-batch that was handed out last, until the next is asked for.
+        self._at: int | None = None
+        #: The pass of `timer`, if one is entered, and of the iteration under way if none is.
+        self._named: Pass | None = None
+        self._iteration: Pass | None = None
+        #: Whether all that `timer` has in it is timed, until a micro-batch is handed out there.
+        self._is_whole = False
+        self._depth = 0
+        self._blocked_at: Mark = None
+        self._has_waited = False
+        #: Whether a backward pass ended after the micro-batches had been asked for.
+        self._is_late = False
+        self._began = self._paused = self._left_out_s = self._took_s = 0.0
+
+    # -- the training loop
+
+    def hand_out(self, index: int) -> None:
+        """A micro-batch is computed from now on."""
+        if self._owner is not None:
+            self._end_before()
+        now = perf_counter()
+        if self._paused:
+            self._left_out_s += now - self._paused
+        if index == 0 or self._iteration is None:
+            self._iteration = self._pass(None)
+            self._began = self._began or now
+        if probes.listener is not self:
+            probes.listen(self)
+        self._at = self._index = index
+        self._owner, self._depth = self._named or self._iteration, 0
+        if self._collectives.groups:
+            self._collectives.look()
+        self._begin = self._mark()
+
+    def asked(self, index: int) -> None:
+        """The training loop asks for the one after that, or for no more."""
+        if self._at != index:
+            return  # it is a loop that was left, and collected only now
+        self._paused, self._at = perf_counter(), None
+        last, owner = index == self._count - 1, self._owner
+        if self._span is None and self._named is None and not self._collectives.groups:
+            if owner is not None:
+                self._stretches.append((owner, self._index, self._begin, self._mark()))
+                self._owner = None
+                if len(self._stretches) >= FOLDED_AT_ONCE:
+                    self._fold()
+        elif self._named is None or not last:  # in a timer the last one lasts until that is left
+            self._close(at_backward=last and self._named is None)
+
+    @contextmanager
+    def timer(self, key: str, index: int | None = None) -> Iterator[None]:
+        """What is computed in it counts for `key`, and, in a micro-batch, nothing else.
+
+        Raises ConfigError for a key that is no name, and for an index of no micro-batch.
+        """
+        validated(lambda: m.StepTimes(step=self._step, cost_key=key, busy_s=[0.0]))
+        if index is not None:
+            self._begin_one(self._pass(key), index)
+            try:
+                yield
+            finally:
+                self._close()
+            return
+        named, around, index = self._pass(key), self._owner, self._index
+        is_first = around is None and self._at is None
+        if is_first:
+            self._begin_all(named)
+        elif around is not None and around.key is None:
+            self._drop()  # what counted by itself does not, as the trainer knows better
+            around = None
+        elif around is not None:
+            named.as_one |= self._is_whole
+            self._is_whole = False
+            self._close()
+        if not is_first:
+            self._enter(named, self._at or 0)
+        try:
+            yield
+        finally:
+            if is_first:
+                named.as_one |= self._is_whole or named.is_ahead
+                self._named, self._is_whole = None, False
+            self._close()
+            if around is not None:
+                around.as_one |= named.as_one
+                self._enter(around, index)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """The rank waits for others, in collectives of the trainer's own."""
+        self._has_waited = True
+        return _Waiting(self)
+
+    def finish(self, at: float | None = None) -> None:
+        """The step is committed; at: when that was said, by `time.perf_counter`, if not now.
+
+        To say it may take longer than a step that computes nothing.
+        """
+        self._close(at_backward=True)
+        self._took_s = (perf_counter() if at is None else at) - self._began - self._left_out_s
+        if probes.listener is self:
+            probes.listen(None)
+
+    # -- probes
+
+    def block(self, forgiven: dist.ProcessGroup | None = None) -> None:
+        """See `probes.Listener`."""
+        if self._depth == 0 and (span := self._open()) is not None:
+            span.untimed |= self._collectives.since(forgiven)
+            self._blocked_at = self._mark()
+        self._depth += 1
+
+    def unblock(self) -> None:
+        """See `probes.Listener`."""
+        if self._depth == 1 and (span := self._open()) is not None:
+            span.blocked.append((self._blocked_at, self._mark()))
+            self._collectives.look()
+        self._depth = max(0, self._depth - 1)  # 0: what was waited for began in another micro-batch
+
+    def will_begin(self) -> None:
+        """See `probes.Listener`."""
+        if self._depth == 0 and (span := self._open()) is not None:
+            span.untimed |= self._collectives.since()
+
+    def has_begun(self) -> None:
+        """See `probes.Listener`."""
+        if self._depth == 0:
+            self._collectives.look()
+
+    def saw_backward(self) -> None:
+        """See `probes.Listener`."""
+        if (span := self._open()) is None:
+            self._is_late = True
+        else:
+            span.saw_backward(self._clock)
+
+    # -- what is told
+
+    def times(self) -> list[m.StepTimes] | None:
+        """Every pass, once what is computed has come to the end of the last; None before."""
+        if not self._fold():
+            return None
+        by_key: dict[str, Pass] = {}
+        for one in filter(self._counts, self._passes):
+            key = one.key or self._name(one)
+            by_key[key] = by_key[key].plus(one) if key in by_key else one
+        return [self._told(key, one) for key, one in by_key.items()]
+
+    def _counts(self, one: Pass) -> bool:
+        """Whether anything was computed in it, and not only a list made for a timer."""
+        if one.key is None and any(other.key for other in self._passes):
+            return sum(one.busy_s) >= LEAST_SHARE * self._took_s
+        return any(one.busy_s) or one.has_gaps
+
+    def _told(self, key: str, one: Pass) -> m.StepTimes:
+        why = self._why(one)
+        busy, blocked = one.busy_s, one.blocked_s
+        if one.as_one:  # then no other has any: the dispatcher knows that from a time of 0
+            rest = [0.0] * (self._count - 1)
+            busy, blocked = [sum(busy), *rest], [sum(blocked), *rest]
+        return m.StepTimes(
+            step=self._step, cost_key=key, busy_s=_rounded(busy),
+            collective_s=None if why else _rounded(blocked), why=why[:MAX_WHY],
+        )  # fmt: skip
+
+    def _why(self, one: Pass) -> str:
+        """Why the waits in a pass cannot be told apart; "" if they can."""
+        if one.has_gaps:
+            return GAPS
+        if one.key is None and (one.is_ahead or self._is_late or self._is_short):
+            return AHEAD
+        if one.untimed:
+            names = ", ".join(sorted(one.untimed))
+            return f"collectives of {names} in micro-batches are not timed, {REMEDY}"
+        return "" if self._has_waited else self._cannot
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether micro-batches took next to nothing of the step, as those of `list(step)` do.
+
+        Not where each was seen to have its backward pass: then it is an evaluation or a checkpoint
+        before the commit that takes so long.
+        """
+        if any(min(one.backwards) for one in self._passes):
+            return False
+        busy = sum(sum(one.busy_s) for one in self._passes)
+        return busy < LEAST_SHARE * self._took_s
+
+    def _name(self, one: Pass) -> str:
+        if any(one.backwards):
+            return UPDATE
+        return FORWARD if any(any(other.backwards) for other in self._passes) else UPDATE
+
+    # -- mechanism
+
+    def _fold(self) -> bool:
+        """Add up what has an end; returns whether the clock has come to all of it."""
+        clock, stretches, spans = self._clock, self._stretches, self._spans
+        fold_all(clock, stretches)
+        while spans and spans[0].fold(clock):
+            spans.pop(0)
+        return not (stretches or spans)
+
+    def _begin_all(self, named: Pass) -> None:
+        """Whatever is computed from now on counts for this pass."""
+        probes.listen(self)
+        self._named, self._iteration = named, None
+        self._enter(named, 0)
+        self._is_whole = True
+        self._began = self._began or perf_counter()
+
+    def _begin_one(self, named: Pass, index: int) -> None:
+        """One micro-batch is computed, whichever was handed out last."""
+        if not 0 <= index < self._count:
+            raise ConfigError(f"step {self._step} has {self._count} micro-batches, and no {index}")
+        if probes.listener is not self:
+            probes.listen(self)
+        self._drop()
+        self._began = self._began or perf_counter()
+        self._enter(named, index)
+
+    def _end_before(self) -> None:
+        """What is timed ends, as a micro-batch is handed out."""
+        if self._is_whole:
+            self._is_whole = False
+            self._drop()
+        self._close()
+
+    def _pass(self, key: str | None) -> Pass:
+        found = next((one for one in self._passes if key is not None and one.key == key), None)
+        if found is None:
+            found = Pass(key, self._count)
+            self._passes.append(found)
+        return found
+
+    def _enter(self, owner: Pass, index: int) -> None:
+        self._depth = 0
+        if self._collectives.groups:
+            self._collectives.look()
+        self._owner, self._index, self._begin = owner, index, self._mark()
+
+    def _open(self) -> Span | None:
+        """What is timed now, if anything is."""
+        if self._span is None and self._owner is not None:
+            self._span = Span(self._owner, self._index, self._begin)
+        return self._span
+
+    def _close(self, *, at_backward: bool = False) -> None:
+        if (owner := self._owner) is None:
+            return
+        if self._span is None and not self._collectives.groups:
+            self._stretches.append((owner, self._index, self._begin, self._mark()))
+        elif (span := self._open()) is not None:
+            span.untimed |= self._collectives.since()
+            span.close(self._clock, at_backward=at_backward)
+            self._spans.append(span)
+        self._owner = self._span = None
+        if len(self._spans) + len(self._stretches) >= FOLDED_AT_ONCE:
+            self._fold()
+
+    def _drop(self) -> None:
+        if (span := self._open()) is not None:
+            span.drop(self._clock)
+        self._owner = self._span = None
+
+
+class _Waiting:
+    """A block in which a rank waits for others."""
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: StepTimer) -> None:
+        self._timer = timer
+
+    def __enter__(self) -> None:
+        self._timer.block()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.unblock()
+
+
+def _rounded(seconds: list[float]) -> list[float]:
+    """To microseconds, which take half as long to write and read.
+
+    A GPU may come to events of two streams in another order than they were recorded in.
+    """
+    return [int(1e6 * value + 0.5) / 1e6 if value > 0 else 0.0 for value in seconds]
+
 
 log = logging.getLogger(__name__)
 
@@ -29,44 +385,6 @@ BEHIND = 8
 LOOKS = (0, 1, 4, 16)
 #: Steps in a row of which something could not be told before that is logged: the first are odd.
 PATIENCE = 3
-
-
-class Timer(Protocol):
-    """What a step tells of its micro-batches."""
-
-    def hand_out(self, index: int) -> None:
-        """One is computed from now on."""
-
-    def asked(self, index: int) -> None:
-        """The training loop is done with it."""
-
-    def timer(self, key: str, index: int | None = None) -> AbstractContextManager[None]:
-        """See `Step.timer`."""
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """See `Step.waiting`."""
-
-
-class Untimed:
-    """Times nothing."""
-
-    def hand_out(self, index: int) -> None:
-        """Nothing."""
-
-    def asked(self, index: int) -> None:
-        """Nothing."""
-
-    def timer(
-        self,
-        key: str,  # noqa: ARG002
-        index: int | None = None,  # noqa: ARG002
-    ) -> AbstractContextManager[None]:
-        """Nothing."""
-        return nullcontext()
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Nothing."""
-        return nullcontext()
 
 
 class Timing:
@@ -107,10 +425,10 @@ class Timing:
         """In process groups of all DP ranks, so far; from any thread."""
         return self._collectives.begun()
 
-    def begin(self, step: int, count: int) -> Timer:
-        """A step begins; count: its micro-batches, of which no more are timed than can be told."""
+    def begin(self, step: int, count: int) -> StepTimer | None:
+        """A step begins; count: its micro-batches. None where these are more than can be told."""
         if count > m.MAX_TIMED:
-            return Untimed()
+            return None
         looks = self._dp_size > 1 and (self._puzzles or not self._is_probed)
         if looks and self._steps in LOOKS:
             self._is_probed |= probes.probe_all()
@@ -123,9 +441,9 @@ class Timing:
             cannot = unseen and f"{unseen}, {REMEDY}"
         return StepTimer(self._clock_like(clock), step, count, self._collectives, cannot)
 
-    def finish(self, timer: Timer, at: float | None = None) -> None:
+    def finish(self, timer: StepTimer | None, at: float | None = None) -> None:
         """A step is committed, at this time: tell what is known by now. See `StepTimer.finish`."""
-        if isinstance(timer, StepTimer):
+        if timer is not None:
             timer.finish(at)
             self._waiting.append(timer)
         self.flush()

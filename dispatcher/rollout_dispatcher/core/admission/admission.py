@@ -5,26 +5,26 @@ as many members of one group as `held_pushes.py` says; what exceeds that is answ
 something leaves they are tried again: in order until one is held back, and further ones while no
 step can be planned.
 
-Deciding on the samples of one push: duplicate, refused, accepted, or held back for now.
-
-Most pushes are of new and valid samples without a group: as many of these as there is capacity for,
-from the first on, are decided as a whole. Others are decided sample by sample, which comes to the
-same and takes longer.
+Of the samples of one push each is a duplicate, refused, accepted, or held back for now. Most pushes
+are of new and valid samples without a group: as many of these as there is capacity for, from the
+first on, are decided as a whole. Others are decided sample by sample, which comes to the same and
+takes longer.
 """
 
 from collections import Counter
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.admission.eligibility import Capacity, Eligibility, Outcomes
-from rollout_dispatcher.core.admission.held_pushes import HeldPushes, Push
-from rollout_dispatcher.core.admission.producers import Producers
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.dropping import Dropping
+from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.buffer.entry import Amount
+from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
-from rollout_dispatcher.core.facts import FloorRaised, Note
+from rollout_dispatcher.core.facts import FloorRaised
 from rollout_dispatcher.errors import ProtocolError, SampleRefused, ShuttingDown
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample, SamplesByField
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
 
 #: Why a sample is refused that its group will lack from now on. Not: what claims to be of a group
 #: that is another, or comes when everything is over.
@@ -46,161 +46,14 @@ MEMBER_LOST = frozenset(
 _nbytes = attrgetter("nbytes")
 
 
-class Deciding:
-    """Lets samples into the buffer.
-
-    dropping: of groups whose members are refused, or pushed anew.
-    """
-
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        eligibility: Eligibility,
-        capacity: Capacity,
-        outcomes: Outcomes,
-        *,
-        dropping: Dropping,
-    ) -> None:
-        self._buffer, self._eligibility, self._capacity = buffer, eligibility, capacity
-        self._outcomes, self._dropping = outcomes, dropping
-
-    def decide(self, push: Push, now: float, *, in_line: bool) -> None:
-        """Decide the samples of a push as far as they may come in.
-
-        in_line: others wait already, so only members of open groups may pass them.
-        """
-        samples = self._eligibility.plain(push)
-        if samples is None:
-            self.decide_each(push, now, in_line=in_line)
-        elif in_line:
-            return  # every one of them waits
-        else:
-            amount = Amount.of(samples)
-            fitting = self._capacity.admits(samples, amount)
-            if fitting == amount.samples:
-                self._accept(push, samples, amount, now)
-                return
-            if fitting:
-                first = samples.first(fitting)
-                self._accept(push, first, Amount.of(first), now)
-            self._hold_back(push, now)
-
-    def _accept(self, push: Push, samples: SamplesByField, amount: Amount, now: float) -> None:
-        """The first of those that wait, which are plain, come in: this much together."""
-        self._capacity.came_in(self._outcomes.accept_all(push, samples, amount, now), now)
-
-    def _hold_back(self, push: Push, now: float) -> None:
-        """What waits of a plain push, of which the first does not come in."""
-        waiting = push.waiting
-        if len({type(sample.payload) for sample in waiting}) > 1:  # of two sizes that differ
-            self.decide_each(push, now, in_line=False)
-            return
-        smallest, largest = (find(waiting, key=_nbytes) for find in (min, max))
-        if (full := self._capacity.holds_back(smallest)) is None:
-            self.decide_each(push, now, in_line=False)  # what is smaller may come in
-            return
-        self._capacity.press(full, now)
-        if (full := self._capacity.holds_back(largest)) is not None:
-            self._capacity.press(full, now)
-
-    def decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
-        """The same, sample by sample."""
-        self._supersede(push)
-        accepted: list[Sample] = []
-        lost = False
-        for index in push.undecided:
-            sample, seq = push.samples[index], push.first_seq + index
-            given_id = sample.sample_id if push.named else None
-            if self._eligibility.memory.seen(push.producer, seq, given_id):
-                self._outcomes.repeat(push, index)
-                continue
-            try:
-                self._eligibility.check(push, sample)
-            except SampleRefused as error:
-                lost |= self._refuse(push, index, error, now)
-                continue
-            if in_line and not self._buffer.is_expected(sample):
-                continue
-            if (full := self._capacity.holds_back(sample)) is not None:
-                self._capacity.press(full, now)
-                continue
-            if self._buffer.is_grouped(sample):
-                sample = self._buffer.sized(sample)
-            self._capacity.came_in([self._outcomes.accept(push, index, sample, now)], now)
-            accepted.append(sample)
-        if accepted:
-            self._outcomes.count(accepted)
-        # A member that is lost opens its group, or ends it, for those that came before.
-        if push.waiting and (lost or any(map(self._eligibility.is_late, push.waiting))):
-            self.decide_each(push, now, in_line=in_line)
-
-    def _supersede(self, push: Push) -> None:
-        """Drop beginnings of groups whose producers are gone, and that this push begins anew.
-
-        That is certain of a beginning of which all producers have died, and if with this push a
-        group would have more members than it may while none of its producers is there.
-        """
-        memory, groups = self._eligibility.memory, self._buffer.groups
-        coming = Counter(
-            sample.group_id
-            for index in push.undecided
-            if (sample := push.samples[index]).group_id is not None
-            and groups.get(sample.group_id) is not None
-            and not memory.seen(
-                push.producer, push.first_seq + index, sample.sample_id if push.named else None
-            )
-        )
-        for group_id, count in coming.items():
-            group = groups.get(str(group_id))
-            if group is not None and self._eligibility.is_begun_anew(group, count):
-                self._dropping.supersede(group)
-
-    def fill(self, push: Push) -> None:
-        """What is not decided of a push finds no capacity, and cannot wait for any."""
-        for index in push.undecided:
-            self._outcomes.settle(push, index, Outcome.FULL)
-
-    def refuse_rest(self, push: Push, why: SampleRefused) -> None:
-        """What is not decided of a push will not come in any more."""
-        for index in push.undecided:
-            self._outcomes.refuse(push, index, why)
-
-    def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> bool:
-        """Whether its group has lost it for good."""
-        self._outcomes.refuse(push, index, error)
-        sample, seq = push.samples[index], push.first_seq + index
-        if not (error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)):
-            return False
-        lost = self._eligibility.memory.refuse(push.producer, seq)
-        if lost:
-            size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
-            why = f"a member was refused ({error})"
-            self._dropping.lost_member(str(sample.group_id), size, why, now)
-        return lost
-
-
-#: Sample numbers that a producer may have above its floor, each of which is remembered; far above
-#: what its credits allow, and a bound on what a producer can cost that never raises its floor.
-MAX_UNANSWERED = 1 << 20
-
-
 class Admission:
-    """Answers pushes, and holds those that wait. credits_: pushes of one producer that may."""
+    """Answers pushes, lets samples into the buffer, and holds pushes that wait."""
 
-    def __init__(
-        self,
-        deciding: Deciding,
-        eligibility: Eligibility,
-        capacity: Capacity,
-        held: HeldPushes,
-        note: Note | None,
-        *,
-        producers: Producers,
-        credits_: int,
-    ) -> None:
-        self._deciding, self.eligibility, self.capacity = deciding, eligibility, capacity
-        self.held, self._producers = held, producers
-        self._note, self._credits = note, credits_
+    def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
+        self.eligibility, self.capacity, self.held = parts.eligibility, parts.capacity, parts.held
+        self._buffer, self._outcomes, self._dropping = parts.buffer, parts.outcomes, parts.dropping
+        self._producers, self._note = parts.producers, parts.note
+        self._credits = config.producer_credits
         self._situation: tuple[object, ...] = ()
 
     def is_stuck(self, now: float) -> bool:
@@ -227,11 +80,11 @@ class Admission:
             return self._try(known, now)
         memory = self.eligibility.memory
         raised = bool(push.producer) and memory.raise_floor(push.producer, push.floor)
-        if raised and self._note is not None:
+        if raised:
             self._note(FloorRaised(push.producer, push.floor))
         others_wait = len(self.held) > 0
         in_line = others_wait and self.capacity.shortfall() <= 0
-        self._deciding.decide(push, now, in_line=in_line)
+        self._decide(push, now, in_line=in_line)
         if others_wait and any(push.outcomes):
             self.held.changes += 1  # what has passed by those in line is before them now
         if push.is_decided:
@@ -245,7 +98,7 @@ class Admission:
             if push not in self.held:
                 return tried
             return [PushHeld(push.producer, push.first_seq, self.capacity.reached()), *tried]
-        self._deciding.fill(push)
+        self._fill(push)
         return [push.answer()]
 
     def _has_place(self, push: Push) -> bool:
@@ -287,8 +140,8 @@ class Admission:
         effects: list[Effect] = []
         while unsettled := self.held.take_unsettled():
             for push in unsettled:
-                if push in self.held and not self.held.is_emptied(push):
-                    self._deciding.decide_each(push, now, in_line=True)
+                if push in self.held and not push.emptied:
+                    self._decide_each(push, now, in_line=True)
                     effects += self._after_try(push)
         return effects
 
@@ -311,7 +164,7 @@ class Admission:
         """Answer what waits: it will not come in any more."""
         effects: list[Effect] = []
         for push in list(self.held):
-            self._deciding.refuse_rest(push, why)
+            self._refuse_rest(push, why)
             self.held.remove(push)
             effects.append(push.answer())
         return effects
@@ -320,14 +173,14 @@ class Admission:
 
     def _try(self, push: Push, now: float) -> list[Effect]:
         """Decide a held push as far as that is possible now."""
-        if self.held.is_emptied(push):
+        if push.emptied:
             return self._recall(push, now)
-        if not self.held.is_grouped(push):  # a member may be refused by now
+        if not push.groups:  # a member may be refused by now
             full = self.capacity.holds_back_all(self.held.least(push))
             if full is not None:
                 self.capacity.press(full, now)
                 return []
-        self._deciding.decide(push, now, in_line=False)
+        self._decide(push, now, in_line=False)
         return self._after_try(push)
 
     def _after_try(self, push: Push) -> list[Effect]:
@@ -339,7 +192,7 @@ class Admission:
 
     def _recall(self, push: Push, now: float) -> list[Effect]:
         """Ask for the payload again if it can come in, and not as much as can is on its way."""
-        if self.held.is_asked(push):
+        if push.asked:
             return []
         first, asked = push.waiting[0], self.held.asked_samples
         if (full := self.capacity.holds_back_after(asked, first)) is not None:
@@ -347,3 +200,124 @@ class Admission:
             return []
         self.held.ask(push, now)
         return [PushRecalled(push.producer, push.first_seq)]
+
+    # -- the samples of one push ---------------------------------------------------------------
+
+    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
+        """Decide the samples of a push as far as they may come in.
+
+        in_line: others wait already, so only members of open groups may pass them.
+        """
+        samples = self.eligibility.plain(push)
+        if samples is None:
+            self._decide_each(push, now, in_line=in_line)
+        elif in_line:
+            return  # every one of them waits
+        else:
+            amount = Amount.of(samples)
+            fitting = self.capacity.admits(samples, amount)
+            if fitting == amount.samples:
+                self._accept(push, samples, amount, now)
+                return
+            if fitting:
+                first = samples.first(fitting)
+                self._accept(push, first, Amount.of(first), now)
+            self._hold_back(push, now)
+
+    def _accept(self, push: Push, samples: SamplesByField, amount: Amount, now: float) -> None:
+        """The first of those that wait, which are plain, come in: this much together."""
+        self.capacity.came_in(self._outcomes.accept_all(push, samples, amount, now), now)
+
+    def _hold_back(self, push: Push, now: float) -> None:
+        """What waits of a plain push, of which the first does not come in."""
+        waiting = push.waiting
+        if len({type(sample.payload) for sample in waiting}) > 1:  # of two sizes that differ
+            self._decide_each(push, now, in_line=False)
+            return
+        smallest, largest = (find(waiting, key=_nbytes) for find in (min, max))
+        if (full := self.capacity.holds_back(smallest)) is None:
+            self._decide_each(push, now, in_line=False)  # what is smaller may come in
+            return
+        self.capacity.press(full, now)
+        if (full := self.capacity.holds_back(largest)) is not None:
+            self.capacity.press(full, now)
+
+    def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
+        """The same, sample by sample."""
+        self._supersede(push)
+        accepted: list[Sample] = []
+        lost = False
+        for index in push.undecided:
+            sample, seq = push.samples[index], push.first_seq + index
+            given_id = sample.sample_id if push.named else None
+            if self.eligibility.memory.seen(push.producer, seq, given_id):
+                self._outcomes.repeat(push, index)
+                continue
+            try:
+                self.eligibility.check(push, sample)
+            except SampleRefused as error:
+                lost |= self._refuse(push, index, error, now)
+                continue
+            if in_line and not self._buffer.is_expected(sample):
+                continue
+            if (full := self.capacity.holds_back(sample)) is not None:
+                self.capacity.press(full, now)
+                continue
+            if self._buffer.is_grouped(sample):
+                sample = self._buffer.sized(sample)
+            self.capacity.came_in([self._outcomes.accept(push, index, sample, now)], now)
+            accepted.append(sample)
+        if accepted:
+            self._outcomes.count(accepted)
+        # A member that is lost opens its group, or ends it, for those that came before.
+        if push.waiting and (lost or any(map(self.eligibility.is_late, push.waiting))):
+            self._decide_each(push, now, in_line=in_line)
+
+    def _supersede(self, push: Push) -> None:
+        """Drop beginnings of groups whose producers are gone, and that this push begins anew.
+
+        That is certain of a beginning of which all producers have died, and if with this push a
+        group would have more members than it may while none of its producers is there.
+        """
+        memory, groups = self.eligibility.memory, self._buffer.groups
+        coming = Counter(
+            sample.group_id
+            for index in push.undecided
+            if (sample := push.samples[index]).group_id is not None
+            and groups.get(sample.group_id) is not None
+            and not memory.seen(
+                push.producer, push.first_seq + index, sample.sample_id if push.named else None
+            )
+        )
+        for group_id, count in coming.items():
+            group = groups.get(str(group_id))
+            if group is not None and self.eligibility.is_begun_anew(group, count):
+                self._dropping.supersede(group)
+
+    def _fill(self, push: Push) -> None:
+        """What is not decided of a push finds no capacity, and cannot wait for any."""
+        for index in push.undecided:
+            self._outcomes.settle(push, index, Outcome.FULL)
+
+    def _refuse_rest(self, push: Push, why: SampleRefused) -> None:
+        """What is not decided of a push will not come in any more."""
+        for index in push.undecided:
+            self._outcomes.refuse(push, index, why)
+
+    def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> bool:
+        """Whether its group has lost it for good."""
+        self._outcomes.refuse(push, index, error)
+        sample, seq = push.samples[index], push.first_seq + index
+        if not (error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)):
+            return False
+        lost = self.eligibility.memory.refuse(push.producer, seq)
+        if lost:
+            size = None if sample.group_size == SIZE_AT_CLOSE else sample.group_size
+            why = f"a member was refused ({error})"
+            self._dropping.lost_member(str(sample.group_id), size, why, now)
+        return lost
+
+
+#: Sample numbers that a producer may have above its floor, each of which is remembered; far above
+#: what its credits allow, and a bound on what a producer can cost that never raises its floor.
+MAX_UNANSWERED = 1 << 20

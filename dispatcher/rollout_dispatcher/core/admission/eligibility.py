@@ -1,11 +1,10 @@
-"""Eligibility: which samples may come in at all, now or later, whatever the capacity.
+"""Who may come in: `Eligibility` ever, `Capacity` now; `Outcomes` writes down what is decided.
 
 Most pushes are of new and valid samples without a group: these are told from others as a whole, by
-what decides on each of them too.
+the rules that decide on each of them too.
 
-Capacity: which cap holds a sample back, now and the last time that one was.
-
-A sample is held back only
+`Capacity` knows which cap holds a sample back, now and the last time that one was. A sample is held
+back only
 
     at a hard cap       if its bytes would exceed what may be in memory, or in payload stores, or
                         the journal has no capacity for it
@@ -15,35 +14,35 @@ A sample is held back only
 so while ranks cannot be given a step, whatever may make one comes in: nobody waits for a producer
 that waits for us.
 
-Samples in a row under ids that were accepted before: a sign that ids name too little.
+`Repeats` counts samples in a row under ids that were accepted before: a sign that ids name too
+little. Who pushes a sample again because it does not know what became of it is no such case: these
+numbers of its are known. Nor is a producer that begins anew, with what it has pushed before a
+crash; but that cannot be told from here, so what is found is for the log.
 
-Who pushes a sample again because it does not know what became of it is no such case: these numbers
-of its are known. Nor is a producer that begins anew, with what it has pushed before a crash; but
-that cannot be told from here, so what is found is for the log.
-
-Outcomes: what becomes of a sample is written down everywhere that has to know.
-
-Invariant: whatever is accepted is in the buffer, remembered against a repetition, counted, and a
-fact if facts are kept; every outcome is in its push's answer and in the totals. The first sample
-that is accepted decides on the run's schema, unless it is declared.
+`Outcomes` writes down what becomes of a sample everywhere that has to know. Invariant: whatever is
+accepted is in the buffer, remembered against a repetition, counted, and a fact if facts are kept;
+every outcome is in its push's answer and in the totals. The first sample that is accepted decides
+on the run's schema, unless it is declared.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.admission.producers import DuplicateMemory, Producers
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import MEMORY_CAP, STORES_CAP, Amount, Entry
-from rollout_dispatcher.core.buffer.objects import Objects
-from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroup
+from rollout_dispatcher.core.buffer.open_groups import OpenGroup
+from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import IdsRepeated, SchemaDecided
-from rollout_dispatcher.core.facts import Accepted, Note, SchemaFixed
-from rollout_dispatcher.core.totals import Totals
+from rollout_dispatcher.core.facts import Accepted, SchemaFixed
 from rollout_dispatcher.errors import BufferFull, SampleRefused, ShuttingDown
 from rollout_dispatcher.payload import Taken
 from rollout_dispatcher.sample import Outcome, Sample, SamplesByField, Schema
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
 
 #: Caps that nothing but leaving samples can lift; the first of them is lifted by a journal, too.
 HARD_CAPS = (MEMORY_CAP, STORES_CAP, "journal")
@@ -221,23 +220,12 @@ class Repeats:
 
 
 class Eligibility:
-    """What refuses samples. memory: of what was accepted before.
+    """What refuses samples. memory: of what was accepted before."""
 
-    needs_version: samples without a policy version are refused, unless they are exempt.
-    """
-
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        producers: Producers,
-        closed_groups: ClosedGroups,
-        memory: DuplicateMemory,
-        *,
-        needs_version: bool = False,
-    ) -> None:
-        self._needs_version = needs_version
-        self._buffer, self._producers = buffer, producers
-        self._closed_groups, self.memory = closed_groups, memory
+    def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
+        self._needs_version = config.max_staleness is not None
+        self._buffer, self._producers = parts.buffer, parts.producers
+        self._closed_groups, self.memory = parts.closed_groups, parts.memory
         #: Set once nothing more is accepted; says why.
         self.closed: str | None = None
         self.closed_code = "closed"
@@ -331,35 +319,24 @@ class Eligibility:
 class Outcomes:
     """Carries out what is decided of samples.
 
-    note: None where nobody keeps facts: one for each sample is not built for nobody.
     untold: what has come in and nobody was told of yet; None where nobody is to be. decided: the
     run's schema, until its effect has left.
     """
 
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        totals: Totals,
-        producers: Producers,
-        memory: DuplicateMemory,
-        note: Note | None,
-        *,
-        objects: Objects,
-        tells_accepted: bool = False,
-    ) -> None:
-        self.untold: list[Entry] | None = [] if tells_accepted else None
+    def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
+        self.untold: list[Entry] | None = [] if config.tells_accepted else None
         self.decided: SchemaDecided | None = None
         self.repeats = Repeats()
         self._plain: SamplesByField | None = None
-        self._buffer, self._totals, self._producers = buffer, totals, producers
-        self._memory, self._objects, self._note = memory, objects, note
+        self._buffer, self._totals, self._producers = parts.buffer, parts.totals, parts.producers
+        self._memory, self._objects = parts.memory, parts.references.objects
+        self._note, self._durable = parts.note, config.durable
 
     def fix_schema(self, schema: Schema, set_by: str) -> None:
         """Every sample of the run has this schema from now on."""
         self._buffer.schema, self._buffer.set_by = schema, set_by
         self.decided = SchemaDecided(schema, set_by)
-        if self._note is not None:
-            self._note(SchemaFixed(schema, set_by))
+        self._note(SchemaFixed(schema, set_by))
 
     def accept_all(
         self, push: Push, samples: SamplesByField, amount: Amount, now: float
@@ -439,7 +416,7 @@ class Outcomes:
             self._objects.accepted(push, entries, numbers)
         if self.untold is not None:
             self.untold += entries
-        if self._note is not None:
+        if self._durable:  # else one for each sample is built for nobody
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None
                 self._note(Accepted(entry, push.producer, seq, given_id))

@@ -1,14 +1,13 @@
-"""Phases and the stream end: when producers agree (agreement.py), and what follows then.
+"""Phases and the stream end: when producers agree, and what follows then.
 
 Facts are noted when something is decided, so that a restart stands by it.
 
-Producers come and go, and what they leave behind: pushes that wait, and beginnings of groups.
+`Presence`: producers come and go, and leave behind pushes that wait, and beginnings of groups,
+which are given up when their time is over (`OpenGroups`). Producers close groups, and withdraw
+members of them: a group is whole sooner, or never.
 
-A group whose producers are gone is given up when its time is over (open_groups.py).
-
-Producers close groups, and withdraw members of them: a group is whole sooner, or never.
-
-When a phase, or the stream, ends: everybody who contributed has said so, or a controller has.
+`Ends`: a phase, or the stream, ends when everybody who contributed has said so, or a controller
+has.
 
     asked for --everybody is done, or gone, or it is forced--> decided
     decided --what waited for room before that has come in--> ended
@@ -17,33 +16,36 @@ From the decision on, what comes and belongs to it is refused; what was held bac
 first. Invariant: an end is decided once and ended once, phases in the order of their versions.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 from heapq import heappop, heappush, nsmallest
+from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.admission.eligibility import Eligibility
-from rollout_dispatcher.core.admission.held_pushes import HeldPushes
-from rollout_dispatcher.core.admission.producers import DuplicateMemory, Producers
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.dropping import Dropping
-from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroups
-from rollout_dispatcher.core.buffer.phases import Phases
 from rollout_dispatcher.core.effects import Advised, Effect
-from rollout_dispatcher.core.facts import Note, PhaseEnded, ProducerSaid, Remembered, StreamEnded
-from rollout_dispatcher.core.lifecycle import Departures, Lifecycle
+from rollout_dispatcher.core.facts import PhaseEnded, ProducerSaid, Remembered, StreamEnded
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError, RunFinished, SampleRefused
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
+
+CLOSED = "it was closed without all of its members"
+UNKNOWN = (
+    "group {} is not known, so closing it changes nothing: none of its members has come, or it "
+    "ended so long ago that --sample-id-horizon has it forgotten. Close a group under the group_id "
+    "of its samples and after they are pushed, or before with size="
+)
 
 
 class Presence:
     """Who is there, and what follows when somebody is not."""
 
-    def __init__(
-        self, producers: Producers, groups: OpenGroups, admission: Admission, dropping: Dropping
-    ) -> None:
-        self._producers, self._groups = producers, groups
-        self._admission, self._dropping = admission, dropping
+    def __init__(self, parts: "Parts") -> None:
+        self._buffer, self._groups = parts.buffer, parts.buffer.groups
+        self._producers, self._admission, self._dropping = (
+            parts.producers, parts.admission, parts.dropping,
+        )  # fmt: skip
+        self._closed_groups, self._memory = parts.closed_groups, parts.memory
 
     def lost(self, producer: str, now: float, *, for_good: bool) -> None:
         """A producer's connection is lost, `for_good` if it said goodbye."""
@@ -77,28 +79,7 @@ class Presence:
         for producer in producers:
             self._groups.producer_gone(producer, left=producer == left)
 
-
-CLOSED = "it was closed without all of its members"
-UNKNOWN = (
-    "group {} is not known, so closing it changes nothing: none of its members has come, or it "
-    "ended so long ago that --sample-id-horizon has it forgotten. Close a group under the group_id "
-    "of its samples and after they are pushed, or before with size="
-)
-
-
-class Closing:
-    """What producers say of groups. memory: what each has said once is not heard again."""
-
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        held: HeldPushes,
-        closed_groups: ClosedGroups,
-        dropping: Dropping,
-        memory: DuplicateMemory,
-    ) -> None:
-        self._buffer, self._held, self._closed_groups = buffer, held, closed_groups
-        self._dropping, self._memory = dropping, memory
+    # -- what they say of groups -----------------------------------------------------------------
 
     def close(
         self,
@@ -117,7 +98,7 @@ class Closing:
         """
         if said is not None and not self._memory.hears_close(*said):
             return []
-        groups, waiting = self._buffer.groups, self._held.members(group_id)
+        groups, waiting = self._buffer.groups, self._admission.held.members(group_id)
         keep = self._dropping.keep if keep is None else keep
         group, limits = groups.get(group_id), self._buffer.limits
         if group is None:
@@ -163,145 +144,19 @@ MAX_ENDS = 1024
 End = int | None
 
 
-class Agreement:
-    """Ends that were asked for, by version; the stream's comes after all of them."""
-
-    def __init__(self, producers: Producers, admission: Admission) -> None:
-        self._producers, self._admission = producers, admission
-        self._asked: dict[End, _Stage] = {}
-        self._forced: set[End] = set()
-        # Phases that were asked for, and those of them that are not forced, as heaps: lowest first.
-        self._phases: list[int] = []
-        self._unforced: list[int] = []
-
-    # -- producers say so -------------------------------------------------------------------
-
-    @property
-    def begun(self) -> bool:
-        """Whether any producer has contributed anything."""
-        return self._producers.begun
-
-    def ends_phase(self, producer: str, version: int) -> tuple[int, bool]:
-        """A producer pushes nothing older than `version`; returns all that it has said so far."""
-        self._producers.ends_phase(producer, version)
-        self._admission.held.excuse(producer)  # it has pushed that before
-        return self._producers.word(producer)
-
-    def ends_stream(self, producer: str) -> tuple[int, bool]:
-        """A producer pushes nothing more; returns all that it has said so far."""
-        self._producers.ends_stream(producer)
-        self._admission.held.excuse(producer)
-        return self._producers.word(producer)
-
-    # -- ends come --------------------------------------------------------------------------
-
-    @property
-    def num_pending(self) -> int:
-        """How many ends were asked for and have not come."""
-        return len(self._asked)
-
-    def pending(self, limit: int) -> list[End]:
-        """The first of them, phases in the order of their versions before the stream's."""
-        ends: list[End] = [*nsmallest(limit, self._phases)]
-        return [*ends, None] if None in self._asked and len(ends) < limit else ends
-
-    def is_decided(self, end: End) -> bool:
-        """Whether it is decided, or forced, and waits for what was held back before."""
-        return end in self._forced or self._asked.get(end) is _Stage.DECIDED
-
-    @property
-    def decided(self) -> bool:
-        """Whether an end is decided, and waits for what was held back before."""
-        return bool(self._asked) and self._asked[self._first] is _Stage.DECIDED
-
-    def check(self, end: End) -> None:
-        """Raise ProtocolError if no more ends may be asked for."""
-        if len(self._asked) >= MAX_ENDS and end is not None and end not in self._asked:
-            raise ProtocolError(
-                f"the ends of {MAX_ENDS} phases were asked for and wait for other producers; ask "
-                f"for that of policy version {end} when some of them have come"
-            )
-
-    def ask(self, end: End, *, force: bool = False) -> None:
-        """A producer has said so; with `force` it speaks for all, and of what comes before."""
-        if end not in self._asked:
-            self._asked[end] = _Stage.ASKED
-            if end is not None:
-                heappush(self._phases, end)
-                heappush(self._unforced, end)
-        if force:
-            while self._unforced and (end is None or self._unforced[0] <= end):
-                self._forced.add(heappop(self._unforced))
-            self._forced.add(end)
-
-    def waits_for(self, end: End) -> list[str]:
-        """Producers that have not said so; looks at all of them, for words."""
-        found = self._producers.before_end() if end is None else self._producers.before_phase(end)
-        return list(found)
-
-    def pending_waits(self, end: End) -> list[str]:
-        """The same of an end that was asked for and is not decided; nobody otherwise."""
-        pending = end in self._asked and not self.is_decided(end)
-        return self.waits_for(end) if pending else []
-
-    def settle(self, decided: Callable[[End], None], ended: Callable[[End], None]) -> None:
-        """Decide what everybody has agreed to, and end what is decided and has come in."""
-        while self._asked:
-            end = self._first
-            if self._asked[end] is _Stage.ASKED:
-                if end not in self._forced and self._is_waited_for(end):
-                    return
-                self._asked[end] = _Stage.DECIDED
-                self._admission.held.excuse()
-                decided(end)
-            if self._admission.held.waits(end):
-                return
-            self._forget(end)
-            ended(end)
-
-    @property
-    def _first(self) -> End:
-        """The end that comes first, of those that were asked for; there has to be one."""
-        return self._phases[0] if self._phases else None
-
-    def _is_waited_for(self, end: End) -> bool:
-        producers = self._producers
-        return producers.end_is_waited_for() if end is None else producers.phase_is_waited_for(end)
-
-    def _forget(self, first: End) -> None:
-        del self._asked[first]
-        if first is not None:
-            heappop(self._phases)
-            if first not in self._forced:
-                heappop(self._unforced)
-        self._forced.discard(first)
-
-
-TRAINER_LEFT = (
-    "the stream has ended, and every DP rank has left: what waited for room is trained on no more"
-)
-STREAM_ENDED = "the stream has ended: its producers, or a controller, have ended it"
-
-
 class Ends:
     """Hears that producers are done; changes the buffer only through `dropping`."""
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        eligibility: Eligibility,
-        dropping: Dropping,
-        *,
-        admission: Admission,
-        departures: Departures,
-        phases: Phases,
-        lifecycle: Lifecycle,
-        note: Note,
-    ) -> None:
-        self._admission, self._departures = admission, departures
-        self._agreement, self._eligibility = agreement, eligibility
-        self._dropping, self._phases = dropping, phases
-        self._lifecycle, self._note = lifecycle, note
+    def __init__(self, parts: "Parts") -> None:
+        self._admission, self._departures = parts.admission, parts.departures
+        self._eligibility, self._producers = parts.eligibility, parts.producers
+        self._dropping, self._phases = parts.dropping, parts.phases
+        self._lifecycle, self._note = parts.lifecycle, parts.note
+        self._asked: dict[End, _Stage] = {}
+        self._forced: set[End] = set()
+        # Phases that were asked for, and those of them that are not forced, as heaps: lowest first.
+        self._phases_asked: list[int] = []
+        self._unforced: list[int] = []
 
     def restore(self, memory: Remembered) -> None:
         """What was decided before stands, and what was asked for is asked for still."""
@@ -313,34 +168,36 @@ class Ends:
             self.stream_over()
         for phase, ended in memory.words.values():  # what was asked for and not agreed to yet
             if phase > self._eligibility.oldest_version:
-                self._agreement.ask(phase)
-            if ended and self._agreement.begun and not memory.ended:
-                self._agreement.ask(None)  # before that, others who are there are heard first
+                self._ask(phase)
+            if ended and self._producers.begun and not memory.ended:
+                self._ask(None)  # before that, others who are there are heard first
 
     def end_phase(self, version: int, producer: str, *, force: bool) -> None:
         """A producer pushes nothing older than `version`; with `force` nobody does."""
         if version > self._eligibility.oldest_version:
-            self._agreement.check(version)
-            self._note_word(producer, self._agreement.ends_phase(producer, version))
-            self._agreement.ask(version, force=force)
+            self._check(version)
+            self._producers.ends_phase(producer, version)
+            self._note_word(producer)
+            self._ask(version, force=force)
 
     def end_stream(self, producer: str, *, force: bool) -> None:
         """A producer pushes nothing more; with `force` nobody does."""
         if not self._lifecycle.ended:
-            self._note_word(producer, self._agreement.ends_stream(producer))
-            self._agreement.ask(None, force=force)
+            self._producers.ends_stream(producer)
+            self._note_word(producer)
+            self._ask(None, force=force)
 
     def settle(self) -> list[Effect]:
         """End what producers agree on, once what it waits for has come in.
 
         What the end of the stream waits for never does where the trainer has left: it is refused.
         """
-        self._agreement.settle(self._decided, self._ended)
+        self._settle()
         held = self._admission.held
-        if not (held and self._agreement.is_decided(None) and self._departures.deserted):
+        if not (held and self.is_decided(None) and self._departures.deserted):
             return []
         answers = self._admission.refuse_held(SampleRefused(RunFinished.code, TRAINER_LEFT))
-        self._agreement.settle(self._decided, self._ended)
+        self._settle()
         return answers
 
     def stream_over(self, reason: EndReason = EndReason.ENDED) -> None:
@@ -348,8 +205,9 @@ class Ends:
         self._lifecycle.end(reason)
         self._dropping.give_up_groups()
 
-    def _note_word(self, producer: str, word: tuple[int, bool]) -> None:
-        phase, ended = word
+    def _note_word(self, producer: str) -> None:
+        self._admission.held.excuse(producer)  # it has pushed that before
+        phase, ended = self._producers.word(producer)
         self._note(ProducerSaid(producer, phase, ended))
 
     def _decided(self, end: End) -> None:
@@ -375,3 +233,87 @@ class Ends:
         """Groups that it leaves behind are given up; untracked: those without a version, too."""
         self._dropping.give_up_before(version, untracked=untracked)
         self._phases.end(version)
+
+    # -- which were asked for --------------------------------------------------------------------
+
+    @property
+    def num_pending(self) -> int:
+        """How many ends were asked for and have not come."""
+        return len(self._asked)
+
+    def pending(self, limit: int) -> list[End]:
+        """The first of them, phases in the order of their versions before the stream's."""
+        ends: list[End] = [*nsmallest(limit, self._phases_asked)]
+        return [*ends, None] if None in self._asked and len(ends) < limit else ends
+
+    def is_decided(self, end: End) -> bool:
+        """Whether it is decided, or forced, and waits for what was held back before."""
+        return end in self._forced or self._asked.get(end) is _Stage.DECIDED
+
+    def _check(self, end: End) -> None:
+        """Raise ProtocolError if no more ends may be asked for."""
+        if len(self._asked) >= MAX_ENDS and end is not None and end not in self._asked:
+            raise ProtocolError(
+                f"the ends of {MAX_ENDS} phases were asked for and wait for other producers; ask "
+                f"for that of policy version {end} when some of them have come"
+            )
+
+    def _ask(self, end: End, *, force: bool = False) -> None:
+        """A producer has said so; with `force` it speaks for all, and of what comes before."""
+        if end not in self._asked:
+            self._asked[end] = _Stage.ASKED
+            if end is not None:
+                heappush(self._phases_asked, end)
+                heappush(self._unforced, end)
+        if force:
+            while self._unforced and (end is None or self._unforced[0] <= end):
+                self._forced.add(heappop(self._unforced))
+            self._forced.add(end)
+
+    def waits_for(self, end: End) -> list[str]:
+        """Producers that have not said so; looks at all of them, for words."""
+        found = self._producers.before_end() if end is None else self._producers.before_phase(end)
+        return list(found)
+
+    def pending_waits(self, end: End) -> list[str]:
+        """The same of an end that was asked for and is not decided; nobody otherwise."""
+        pending = end in self._asked and not self.is_decided(end)
+        return self.waits_for(end) if pending else []
+
+    def _settle(self) -> None:
+        """Decide what everybody has agreed to, and end what is decided and has come in."""
+        while self._asked:
+            end = self._first
+            if self._asked[end] is _Stage.ASKED:
+                if end not in self._forced and self._is_waited_for(end):
+                    return
+                self._asked[end] = _Stage.DECIDED
+                self._admission.held.excuse()
+                self._decided(end)
+            if self._admission.held.waits(end):
+                return
+            self._forget(end)
+            self._ended(end)
+
+    @property
+    def _first(self) -> End:
+        """The end that comes first, of those that were asked for; there has to be one."""
+        return self._phases_asked[0] if self._phases_asked else None
+
+    def _is_waited_for(self, end: End) -> bool:
+        producers = self._producers
+        return producers.end_is_waited_for() if end is None else producers.phase_is_waited_for(end)
+
+    def _forget(self, first: End) -> None:
+        del self._asked[first]
+        if first is not None:
+            heappop(self._phases_asked)
+            if first not in self._forced:
+                heappop(self._unforced)
+        self._forced.discard(first)
+
+
+TRAINER_LEFT = (
+    "the stream has ended, and every DP rank has left: what waited for room is trained on no more"
+)
+STREAM_ENDED = "the stream has ended: its producers, or a controller, have ended it"

@@ -4,14 +4,14 @@
     held without (`held_bytes` were used up) --its turn--> asked for again --arrives--> decided
 
 Invariant: payload bytes of held pushes stay within `held_bytes`, but for one push, so that there is
-always one that can come in at once. The line is that of `line.py:Line`: fair to each producer.
+always one that can come in at once. `Line` is fair to each producer.
 
 Who may come in, or be refused, while the first in line may not, is found without looking at all of
 them: what is small enough, and members of groups of which something has changed.
 
-A push while it is decided: which of its samples are, and what it holds of memory meanwhile.
+`Push`: a push while it is decided.
 
-A line in which nobody stands behind more than a turn of each other's, whatever they bring.
+`Line`: a line in which nobody stands behind more than a turn of each other's, whatever they bring.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): what somebody adds starts where his own last
 ends, but not before what is being taken now, and what starts first is first.
@@ -24,8 +24,6 @@ Who decides when something is taken is not the line's affair: whoever takes all 
 admission does while no step can be planned, does so in any order.
 
 Invariant: of one owner, first come is first served.
-
-Things by size, of which those that are small enough are asked for, without the others.
 """
 
 import sys
@@ -33,6 +31,7 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, takewhile
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -55,6 +54,10 @@ class Push:
     named: sample ids were given by the user, so a repeat from any producer is a duplicate.
     refers: whether some of the samples lie in payload stores.
     excused: it was here before what it belongs to was ended, and may come in nevertheless.
+    While it is held: serial tells it from others. groups: whose members it has, and how many, which
+    others decide on. nbytes: of its payloads in memory. least: of the smallest sample that would
+    take memory, and of that which lies in a payload store; None: there is none. emptied: its
+    payloads were let go. asked: they are wanted again, and were asked for.
     """
 
     producer: str
@@ -67,6 +70,12 @@ class Push:
     errors: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     excused: bool = False
+    serial: int = -1
+    groups: Counter[str] = field(default_factory=Counter)
+    nbytes: int = 0
+    least: tuple[int | None, int | None] = (None, None)
+    emptied: bool = False
+    asked: bool = False
 
     def __post_init__(self) -> None:
         self.outcomes = [None] * len(self.samples)
@@ -167,13 +176,14 @@ def _place(entry: tuple[int, int, T]) -> tuple[int, int]:
 
 
 class Smallest(Generic[T]):
-    """Things in ascending order; serial: tells each from others of its size."""
+    """Things in ascending order; kind: what so many bytes take, of memory or of payload stores."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[[int], Taken]) -> None:
+        self.kind = kind
         self._line: list[tuple[int, int, T]] = []
 
     def move(self, thing: T, serial: int, before: int | None, size: int | None) -> None:
-        """It has another size than before; None: it is not here."""
+        """It has another size than before; None: it is not here. serial: tells it from others."""
         if size == before:
             return
         if before is not None:
@@ -186,9 +196,9 @@ class Smallest(Generic[T]):
         """The largest size; None if nothing is here."""
         return self._line[-1][0] if self._line else None
 
-    def fitting(self, fits: Callable[[int], bool]) -> Iterator[T]:
+    def fitting(self, fits: Callable[[Taken], bool]) -> Iterator[T]:
         """Those that fit; if a size does not, no larger one does."""
-        count = bisect_left(self._line, True, key=lambda entry: not fits(entry[0]))
+        count = bisect_left(self._line, True, key=lambda entry: not fits(self.kind(entry[0])))
         return (thing for _, _, thing in self._line[:count])
 
 
@@ -201,30 +211,12 @@ MAX_OF_GROUP = 256
 _UNKNOWN = -sys.maxsize
 
 
-@dataclass(slots=True)
-class _Held:
-    """serial: tells it from others. nbytes: payload bytes in memory.
-
-    least, least_referenced: payload bytes of the smallest sample that would take memory, and of
-    that which lies in a payload store; None: there is none.
-    groups: whose members it has, and how many, which others decide on. asked: its payload comes.
-    """
-
-    serial: int
-    groups: Counter[str]
-    nbytes: int = 0
-    least: int | None = None
-    least_referenced: int | None = None
-    emptied: bool = False
-    asked: bool = False
-
-
 class HeldPushes:
     """held_bytes: cap on their payloads. groups_matter: whether those of samples are kept whole."""
 
     def __init__(self, held_bytes: int, *, groups_matter: bool = True) -> None:
         self._limit, self._groups_matter = held_bytes, groups_matter
-        self._held: dict[Push, _Held] = {}
+        self._held: dict[Push, None] = {}
         self._line: Line[Push] = Line()
         self._of_producer: defaultdict[str, dict[Push, None]] = defaultdict(dict)
         self._of_group: defaultdict[str, dict[Push, None]] = defaultdict(dict)
@@ -232,8 +224,9 @@ class HeldPushes:
         self._emptied: dict[tuple[str, int], Push] = {}
         self._asked: dict[Push, float] = {}  # since when, in that order
         self._serials = count()
-        self._by_least: Smallest[Push] = Smallest()
-        self._by_least_referenced: Smallest[Push] = Smallest()
+        self._by_least: tuple[Smallest[Push], ...] = (
+            Smallest(Taken), Smallest(partial(Taken, 0)),
+        )  # fmt: skip
         self._unsettled: dict[Push, None] = {}  # of whose groups something has changed
         self._unexcused: dict[Push, None] = {}
         self._excused: Lowest[int] = Lowest()  # the oldest version that waits, by serial
@@ -275,7 +268,7 @@ class HeldPushes:
 
     def unsettle_all(self) -> None:
         """The same of whoever is a member of any."""
-        self._unsettled = {push: None for push, held in self._held.items() if held.groups}
+        self._unsettled = {push: None for push in self._held if push.groups}
 
     def take_unsettled(self) -> list[Push]:
         """Pushes of members of groups of which something has changed since they were looked at."""
@@ -287,16 +280,18 @@ class HeldPushes:
 
         fits: whether so many bytes do; if not, no more do either.
         """
-        found = dict.fromkeys(self._by_least.fitting(lambda nbytes: fits(Taken(nbytes))))
-        refers = self._by_least_referenced.fitting(lambda nbytes: fits(Taken(0, nbytes)))
-        return self._line.in_order(found | dict.fromkeys(refers))
+        found: dict[Push, None] = {}
+        for pushes in self._by_least:
+            found |= dict.fromkeys(pushes.fitting(fits))
+        return self._line.in_order(found)
 
-    def largest(self) -> Iterator[Taken]:
+    def largest(self) -> list[Taken]:
         """What is taken, of memory and of payload stores, by those that fit last."""
-        if (nbytes := self._by_least.largest) is not None:
-            yield Taken(nbytes)
-        if (referenced := self._by_least_referenced.largest) is not None:
-            yield Taken(0, referenced)
+        return self._taken(*(pushes.largest for pushes in self._by_least))
+
+    def _taken(self, *sizes: int | None) -> list[Taken]:
+        kinds = zip(self._by_least, sizes, strict=True)
+        return [pushes.kind(nbytes) for pushes, nbytes in kinds if nbytes is not None]
 
     def members(self, group_id: str) -> int:
         """How many samples of this group wait."""
@@ -309,12 +304,13 @@ class HeldPushes:
 
     def add(self, push: Push) -> None:
         """Hold a push; its payload goes if there is no memory for it."""
-        held = self._held[push] = _Held(next(self._serials), self._groups(push))
+        self._held[push] = None
+        push.serial, push.groups = next(self._serials), self._groups(push)
         self._line.add(push, push.producer, len(push.samples))
         self._unexcused[push] = None
         self._of_producer[push.producer][push] = None
-        self._members.update(held.groups)
-        for group_id in held.groups:
+        self._members.update(push.groups)
+        for group_id in push.groups:
             self._of_group[group_id][push] = None
         self.weigh(push)
 
@@ -336,14 +332,14 @@ class HeldPushes:
     def _forget(self, push: Push) -> None:
         self._unmark(push)
         self.changes += 1
-        held = self._held.pop(push)
-        self._set_least(push, held, None, None)
+        del self._held[push]
+        self._set_least(push, None, None)
         self._unsettled.pop(push, None)
-        self.nbytes -= held.nbytes
+        self.nbytes -= push.nbytes
         self._unexcused.pop(push, None)
-        self._excused.remove(held.serial)
+        self._excused.remove(push.serial)
         _discard(self._of_producer, push.producer, push)
-        for group_id, members in held.groups.items():
+        for group_id, members in push.groups.items():
             _discard(self._of_group, group_id, push)
             self._members[group_id] -= members
             if not self._members[group_id]:
@@ -351,29 +347,26 @@ class HeldPushes:
 
     def weigh(self, push: Push) -> None:
         """Some of its samples may be decided by now: see what the others hold of memory."""
-        held, waiting = self._held[push], push.waiting
+        waiting = push.waiting
         if push.excused:
-            self._excused.set(held.serial, _oldest(waiting))
+            self._excused.set(push.serial, _oldest(waiting))
         refer = [sample.nbytes for sample in waiting if isinstance(sample.payload, Reference)]
         here = [sample for sample in waiting if not isinstance(sample.payload, Reference)]
         sizes = [sample.memory_bytes for sample in here]
-        before, held.nbytes = held.nbytes, sum(sizes)
-        self._set_least(push, held, min(sizes, default=None), min(refer, default=None))
-        self.nbytes += held.nbytes - before
-        if self.nbytes > self._limit and self.nbytes > held.nbytes > 0:
+        before, push.nbytes = push.nbytes, sum(sizes)
+        self._set_least(push, min(sizes, default=None), min(refer, default=None))
+        self.nbytes += push.nbytes - before
+        if self.nbytes > self._limit and self.nbytes > push.nbytes > 0:
             push.samples = tuple(map(Sample.with_producer, push.samples))
             self._emptied[push.producer, push.first_seq] = push
-            held.emptied = True
-            self.nbytes -= held.nbytes
-            held.nbytes = 0
+            push.emptied = True
+            self.nbytes -= push.nbytes
+            push.nbytes = 0
 
-    def _set_least(
-        self, push: Push, held: _Held, nbytes: int | None, referenced: int | None
-    ) -> None:
-        self._by_least.move(push, held.serial, held.least, nbytes)
-        before, held.least_referenced = held.least_referenced, referenced
-        self._by_least_referenced.move(push, held.serial, before, referenced)
-        held.least = nbytes
+    def _set_least(self, push: Push, *least: int | None) -> None:
+        for pushes, before, after in zip(self._by_least, push.least, least, strict=True):
+            pushes.move(push, push.serial, before, after)
+        push.least = least[0], least[1]
 
     # -- when a phase, or the stream, ends ----------------------------------------------------
 
@@ -385,7 +378,7 @@ class HeldPushes:
         mine = self._unexcused if producer is None else self._of_producer.get(producer, {})
         for push in [push for push in mine if not push.excused]:
             push.excused = True
-            self._excused.set(self._held[push].serial, _oldest(push.waiting))
+            self._excused.set(push.serial, _oldest(push.waiting))
             del self._unexcused[push]
 
     def waits(self, end: int | None) -> bool:
@@ -397,30 +390,13 @@ class HeldPushes:
 
     def least(self, push: Push) -> list[Taken]:
         """What the smallest of its samples that wait take: of memory, of a payload store."""
-        held, found = self._held[push], []
-        if held.least is not None:
-            found.append(Taken(held.least))
-        if held.least_referenced is not None:
-            found.append(Taken(referenced=held.least_referenced))
-        return found
-
-    def is_grouped(self, push: Push) -> bool:
-        """Whether some of its samples are members of groups, whatever becomes of these."""
-        return bool(self._held[push].groups)
+        return self._taken(*push.least)
 
     # -- without their payloads ---------------------------------------------------------------
 
-    def is_emptied(self, push: Push) -> bool:
-        """Whether its payload was let go."""
-        return self._held[push].emptied
-
-    def is_asked(self, push: Push) -> bool:
-        """Whether its payload is wanted again, and was asked for."""
-        return self._held[push].asked
-
     def ask(self, push: Push, now: float) -> None:
         """Its payload is wanted again."""
-        self._held[push].asked = True
+        push.asked = True
         self._asked[push] = now
         self.asked_samples += len(push.undecided)
 
@@ -452,11 +428,10 @@ class HeldPushes:
         push.samples = samples
 
     def _unmark(self, push: Push) -> None:
-        held = self._held[push]
         self._expect_no_more(push)
-        if held.emptied:
+        if push.emptied:
             del self._emptied[push.producer, push.first_seq]
-        held.emptied = held.asked = False
+        push.emptied = push.asked = False
 
 
 def _oldest(samples: list[Sample]) -> int:

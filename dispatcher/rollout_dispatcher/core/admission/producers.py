@@ -9,15 +9,13 @@ one producer's last sample says nothing of the others', and a slow one's first s
 comes after a fast one's last. Who has contributed nothing is not waited for, and what is remembered
 of somebody who is gone is nothing.
 
-A set of integers that lie close together: disjoint ranges, in order, none touching the next.
+`Ranges`: a set of integers that lie close together: disjoint ranges, in order, none touching the
+next. Numbers that are given out one after the other and come back nearly in order make one range or
+a few, however many they are, and cost what the ranges cost.
 
-Numbers that are given out one after the other and come back nearly in order make one range or a
-few, however many they are, and cost what the ranges cost.
-
-Remembers what was accepted, so that a push which is sent again is not stored again.
-
-And the digest of each producer's key, for as long as the rest: who raised the floor of another
-would have its samples taken for duplicates.
+`DuplicateMemory` remembers what was accepted, so that a push which is sent again is not stored
+again; and the digest of each producer's key, for as long as the rest: who raised the floor of
+another would have its samples taken for duplicates.
 
 Two memories, both bounded:
 

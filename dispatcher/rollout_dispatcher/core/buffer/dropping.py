@@ -4,7 +4,8 @@ Invariant: what leaves the buffer other than into a step, or an open step, leave
 reason; a group is dropped whole. A group that cannot be whole is dropped, or made whole of what has
 come (`keep`).
 
-What a shutdown costs: accepted samples that nobody will train on, counted and the first named.
+`Losses`: what a shutdown costs: accepted samples that nobody will train on, counted and the first
+named.
 
 Reasons that the settings ask for, such as `--last-batch drop`, are no losses.
 """
@@ -12,16 +13,17 @@ Reasons that the settings ask for, such as `--last-batch drop`, are no losses.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.admission.producers import DuplicateMemory
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.objects import Objects
-from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroup
-from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized, Note
+from rollout_dispatcher.core.buffer.open_groups import OpenGroup
+from rollout_dispatcher.core.facts import Dropped, DropReason, GroupSized
 from rollout_dispatcher.core.steps.step import OpenSteps
-from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.sample import Sample
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
 
 #: What a shutdown brings about: nobody is there to train, or a group's other members are refused.
 BY_SHUTDOWN = frozenset({DropReason.SHUTDOWN, DropReason.INCOMPLETE_GROUP})
@@ -84,20 +86,10 @@ def _name(sample: Sample) -> str:
 class Dropping:
     """The only way out but training. keep: groups that lack members are trained on."""
 
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        totals: Totals,
-        closed_groups: ClosedGroups,
-        memory: DuplicateMemory,
-        note: Note,
-        *,
-        objects: Objects,
-        keep: bool,
-    ) -> None:
-        self._buffer, self._totals, self._note = buffer, totals, note
-        self._closed_groups, self._memory, self.keep = closed_groups, memory, keep
-        self._objects = objects
+    def __init__(self, parts: "Parts", *, keep: bool) -> None:
+        self._buffer, self._totals, self._note = parts.buffer, parts.totals, parts.note
+        self._closed_groups, self._memory, self.keep = parts.closed_groups, parts.memory, keep
+        self._objects = parts.references.objects
         #: What was dropped and its producers have not been told of.
         self.untold: dict[DropReason, list[Entry]] = {}
         #: What a shutdown has cost; None before there is one.

@@ -1,20 +1,17 @@
 """A buffered sample, and how much of a buffer samples take up.
 
-The caps of the sample buffer.
+`BufferLimits`: the caps of the sample buffer. Two are *soft*: they count ready samples only, so
+that beginnings of groups stop nobody, and they hold producers back only while a step could be
+planned of what is ready. Two are *hard*: payload bytes in memory, and in payload stores, whatever
+they belong to.
 
-Two are *soft*: they count ready samples only, so that beginnings of groups stop nobody, and they
-hold producers back only while a step could be planned of what is ready. Two are *hard*: payload
-bytes in memory, and in payload stores, whatever they belong to.
+`Lowest`: things by a number that may change, of which the lowest is asked for, in O(log n): a heap
+whose entries are left behind when a number changes, and are passed by when they come up. Invariant:
+there are never many more of these than of things.
 
-Things by a number that may change, of which the lowest is asked for: O(log n) for each change.
-
-A heap whose entries are left behind when a number changes, and are passed by when they come up.
-Invariant: there are never many more of these than of things.
-
-Ready samples by what may end their stay: their policy version, and their length.
-
-So that what has become too old, or is too long, is found without a look at what is not. Nothing is
-kept by versions before somebody asks for them, which only settings and phases make anybody do.
+`Ages`: ready samples by what may end their stay, their policy version and their length, so that
+what has become too old, or is too long, is found without a look at what is not. Nothing is kept by
+versions before somebody asks for them, which only settings and phases make anybody do.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence

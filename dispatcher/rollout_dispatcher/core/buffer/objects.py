@@ -17,7 +17,7 @@ as much as before it was sent, only so much is awaited; the rest is forgotten. A
 else is found by a sweep then, should its producer end; one of which some samples are accepted goes
 with those, and whatever of it comes later is dropped, as it cannot be resolved.
 
-The list of releases: objects that nobody needs and that are still in their stores.
+`Releases`: the list of objects that nobody needs and that are still in their stores.
 
     waiting --asked of a worker--> asked --it is gone--> forgotten
        ^                             |
@@ -26,7 +26,7 @@ The list of releases: objects that nobody needs and that are still in their stor
 The list is a fact before any worker hears of it, and outlives the process: it has no time-outs, and
 what could not be released waits at its end.
 
-Sweeps: what a producer has put and never pushed, found once nobody can push it any more.
+`Sweeps`: what a producer has put and never pushed, found once nobody can push it any more.
 
     live --connection lost--> away --a goodbye, a successor, long silence, the end--> ended
       ^                        |                                                        |

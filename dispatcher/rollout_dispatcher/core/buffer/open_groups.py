@@ -9,7 +9,8 @@ beginning of a group takes the memory of what has come, and no place in the wind
 A group is *overdue* when nothing has come for `timeout` seconds and none of its contributors is
 there any more: while one is, a member may be under way, however long its rollout takes.
 
-Groups that have ended: a group id names one group, for as long as ids are remembered.
+`ClosedGroups`: groups that have ended: a group id names one group, for as long as ids are
+remembered.
 
     a member was accepted --complete, or given up--> every later member is refused
     none was accepted, and one never will be --> others are refused; after the last the id is free

@@ -3,7 +3,7 @@
 A phase that has ended is over once nothing of it is ready; while one is not, a step may be as small
 as what is left of it.
 
-Freshness: which weights wrote a sample, which will train on it, and what follows.
+`Freshness`: which weights wrote a sample, which will train on it, and what follows.
 
 Staleness of a sample is the policy version that its step will train with, minus its own. DP rank 0
 reports a version with the number of the first step that it trains with it; from there on the

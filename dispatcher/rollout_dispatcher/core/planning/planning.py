@@ -7,40 +7,23 @@
 
 A step is *unplanned* while it has no plan for as many DP ranks as there are, or has lost samples.
 Invariants: one plan is asked for at a time; an unplanned step comes before the next one; a plan for
-another number of DP ranks than there are by now is not used. When to ask is for `Timing`, what for
-`Selection`; what makes capacity on the way is `Relief`, and what is made of an answer `Booking`.
+another number of DP ranks than there are by now is not used; whatever becomes of the process, a
+step that a rank may hear of is a fact. When to ask is for `Timing`.
 
-How many loss tokens a sample has, as samples arrive: what steps are to be like.
-
-A window knows it worse, as the longest samples are held back in it. Counted are those that no plan
-has passed over yet, once each; older steps count less and less.
-
-Between the core and the planner: entries to columns, and a plan to what metrics want of it.
-
-What to plan: the window that the next step may choose from, and what may not be in it.
-
-Relief: what makes capacity, and lets in who was held back for want of it.
-
-Samples leave the buffer in steps, or are dropped; payloads of groups that lack members go to the
-journal, if there is one, and come back for their step; and if nothing else can go on, the youngest
-beginning of a group is given up.
-
-A plan is used: its samples leave the buffer, and a step is open. Or an open step has a new plan.
-
-Invariant: whatever becomes of the process, a step that a rank may hear of is a fact.
+Capacity is made on the way: samples leave the buffer in steps, or are dropped; payloads of groups
+that lack members go to the journal, if there is one, and come back for their step; and if nothing
+else can go on, the youngest beginning of a group is given up.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.entry import MEMORY_CAP, Entry
-from rollout_dispatcher.core.buffer.phases import Freshness, NextStep, Phases
+from rollout_dispatcher.core.buffer.phases import NextStep
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import (
     Effect,
@@ -50,16 +33,17 @@ from rollout_dispatcher.core.effects import (
     ReplanWanted,
     StepPlanned,
 )
-from rollout_dispatcher.core.facts import DropReason, Note
-from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
-from rollout_dispatcher.core.planning.timing import Timing
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Go, MakeCapacity, Wait
-from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.step import OpenStep, planned
-from rollout_dispatcher.core.totals import SelectionBias, Totals
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import BoolArray, FloatArray, Plan, Window
 
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.parts import Parts
+
+#: Capacity that was made shows after this share of `max_wait`: before, no more is made.
+RELIEF_SHOWS_AFTER = 1 / 8
 #: What a step's arrivals count for a step later: half after 34.
 KEPT = 0.98
 
@@ -170,56 +154,90 @@ def _staleness(entries: list[Entry], version: int) -> Iterator[int]:
     return (max(0, version - written) for written in known if written is not None)
 
 
-class Selection:
-    """Looks at the buffer for the next step."""
+class Planning:
+    """Turns buffered samples into steps, when ranks want them."""
 
-    def __init__(
-        self,
-        config: DispatchConfig,
-        buffer: SampleBuffer,
-        phases: Phases,
-        freshness: Freshness,
-        ledger: StepLedger,
-        *,
-        usual: UsualLoss,
-        cost: CostInUse,
-    ) -> None:
-        self._usual, self._cost = usual, cost
-        self._batch, self._window = config.trigger.batch, config.trigger.window
-        self._buffer, self._phases, self._freshness = buffer, phases, freshness
-        self._ledger = ledger
-        #: Whether these settings ever have samples dropped.
-        self.drops = config.drop_above is not None or freshness.drops
-        if freshness.drops:
-            buffer.watch_versions()
+    def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
+        self._buffer, self._phases, self._freshness = parts.buffer, parts.phases, parts.freshness
+        self._admission, self._capacity = parts.admission, parts.capacity
+        self._dropping, self._ledger, self._timing = parts.dropping, parts.ledger, parts.timing
+        self._totals, self._bias, self._cost = parts.totals, parts.selection_bias, parts.cost
+        self._usual, self._note = UsualLoss(), parts.note
+        self._durable, self._batch = config.durable, config.trigger.batch
+        # Whether these settings ever have samples dropped.
+        self._drops = config.drop_above is not None or self._freshness.drops
+        if self._freshness.drops:
+            self._buffer.watch_versions()
+        self._heed(config)
+        self._departures = (0, 0)
+        self._asked: PlanWanted | ReplanWanted | None = None
+
+    def _heed(self, config: DispatchConfig) -> None:
+        self._window, self._max_wait = config.trigger.window, config.trigger.max_wait
+        self._target = config.target_excess  # of a good trial
 
     def configure(self, config: DispatchConfig) -> None:
-        """From the next request on, choose from such a window."""
-        self._window = config.trigger.window
+        """The next plan is asked for, and judged, so; one that is asked for goes on."""
+        self._heed(config)
+        self._timing.configure(config.trigger)
+        self.look_again()
 
     @property
-    def ready(self) -> int:
-        """Units that a plan could choose from; of those that are flushed at most a window."""
-        return self._phases.count(self._window)
+    def busy(self) -> bool:
+        """Whether the planner's answer is awaited."""
+        return self._asked is not None
 
-    def request(self, go: Go) -> PlanWanted:
-        """Ask for a plan of the next step."""
+    # -- asking -----------------------------------------------------------------------------
+
+    def consider(self, now: float) -> list[Effect]:
+        """Open the steps that wait, then ask for a plan if a step is wanted and none is asked."""
+        ledger, self._timing.wake_at = self._ledger, None
+        self._timing.note_hunger(now, hungry=ledger.hungry)
+        if ledger.over:
+            return []
+        effects: list[Effect] = []
+        while ledger.steps.waiting and ledger.wanted:
+            effects += ledger.open_waiting()
+        if self._asked is not None:
+            return effects
+        if (unplanned := ledger.unplanned) is not None:
+            generation, cost = ledger.generation, self._cost
+            self._asked = request_replan(
+                unplanned, generation.dp_size, self._refill(unplanned),
+                cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
+            )  # fmt: skip
+            return [*effects, self._asked]
+        return effects + self._ask(now) if ledger.wanted else effects
+
+    def _ask(self, now: float) -> list[Effect]:
+        """A step is wanted: ask the trigger, once nothing is ready that the step may not have.
+
+        Where something has left, others may come in before anything else is decided.
+        """
+        if self._drops and self._drop_unwanted():
+            return []
+        decided = self._timing.decide(self._phases.count(self._window), now)
+        if isinstance(decided, MakeCapacity):
+            return self._give_up_youngest(now)
+        if isinstance(decided, Wait):
+            return []
         entries = self._phases.window(self._window)
         due = self._freshness.must_go(entries, self._ledger.steps.next, self._batch)
         take = min(self._batch, self._buffer.units_of(entries))
         generation, cost = self._ledger.generation, self._cost
-        return request_plan(
-            entries, due, take, generation.dp_size, go, usual=self._usual,
+        self._asked = request_plan(
+            entries, due, take, generation.dp_size, decided, usual=self._usual,
             cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
         )  # fmt: skip
+        return [self._asked]
 
-    def request_again(self, step: OpenStep) -> ReplanWanted:
-        """Ask for another plan of an open step."""
-        generation, cost = self._ledger.generation, self._cost
-        return request_replan(
-            step, generation.dp_size, self._refill(step),
-            cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
-        )  # fmt: skip
+    def _drop_unwanted(self) -> int:
+        """Drop what the next step may not have; returns how many samples that were."""
+        oldest, ages = self._freshness.oldest(self._ledger.steps.next), self._buffer.ages
+        dropped = self._dropping.ready(DropReason.OVERSIZE, ages.too_long())
+        if oldest is not None:
+            dropped += self._dropping.ready(DropReason.STALE, ages.older_than(oldest))
+        return dropped
 
     def _refill(self, step: OpenStep) -> list[Entry]:
         """The oldest samples, groups whole, that may take the place of those that a step has lost.
@@ -254,139 +272,28 @@ class Selection:
 
         return may_join
 
-    def units_of(self, wanted: PlanWanted) -> int:
-        """How many units a plan was to choose from."""
-        return self._buffer.units_of(wanted.entries)
+    # -- the planner's answers --------------------------------------------------------------
 
-    def unwanted(self) -> Iterator[tuple[DropReason, list[Entry]]]:
-        """What the next step may not have, with whole groups, and why; one after the other."""
-        oldest = self._freshness.oldest(self._ledger.steps.next)
-        yield DropReason.OVERSIZE, self._buffer.ages.too_long()
-        if oldest is not None:
-            yield DropReason.STALE, self._buffer.ages.older_than(oldest)
+    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
+        """The next step, unless the plan is for other ranks or was a trial that missed.
 
-
-def _unit(entry: Entry) -> tuple[int, int]:
-    """What goes together: members of a group, which follow each other, or one sample."""
-    return entry.group, entry.ticket if entry.group < 0 else -1
-
-
-#: Capacity that was made shows after this share of `max_wait`: before, no more is made.
-RELIEF_SHOWS_AFTER = 1 / 8
-
-
-class Relief:
-    """Makes capacity."""
-
-    def __init__(
-        self,
-        config: DispatchConfig,
-        buffer: SampleBuffer,
-        admission: Admission,
-        dropping: Dropping,
-        selection: Selection,
-    ) -> None:
-        self._durable, self._max_wait = config.durable, config.trigger.max_wait
-        self._buffer, self._held = buffer, admission.held
-        self._admission, self._capacity = admission, admission.capacity
-        self._dropping, self._selection = dropping, selection
-        self._departures = (0, 0)
-
-    def configure(self, config: DispatchConfig) -> None:
-        """From now on wait so long; who was held back may come in."""
-        self._max_wait = config.trigger.max_wait
-        self.look_again()
-
-    # -- who was held back --------------------------------------------------------------------
-
-    def look_again(self) -> None:
-        """Who was held back may come in now, though nobody has left the buffer or the line."""
-        self._departures = (-1, -1)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether something has left the buffer since, or the line: who was held may come in."""
-        return self._departures != (self._buffer.departures, self._held.changes)
-
-    def let_in(self, now: float) -> list[Effect]:
-        """Let in who was held back; what that makes leave lets others in, the next time."""
-        self._departures = (self._buffer.departures, self._held.changes)
-        return self._admission.retry(now)
-
-    # -- what goes ------------------------------------------------------------------------------
-
-    def help(self, now: float) -> list[Effect]:
-        """Beginnings of groups fill the memory: the journal takes their payloads, if there is one.
-
-        They come back for their step.
+        Returns nothing then, and otherwise what follows; samples have left the buffer.
         """
-        capacity = self._capacity
-        if not self._durable or capacity.helped_since is not None or capacity.pressed is None:
+        self._answered(wanted)
+        if self._ledger.over or wanted.dp_size != self._ledger.generation.dp_size:
             return []
-        if capacity.pressed.cap != MEMORY_CAP or capacity.shortfall() <= 0:
+        if wanted.trial and plan.excess > self._target:
+            self._timing.tried = self._buffer.units_of(wanted.entries)
             return []
-        entries = tuple(self._buffer.groups.in_memory())
-        if not entries:
-            return []
-        capacity.helped_since = now
-        return [PayloadsToJournal(entries)]
-
-    def drop_unwanted(self) -> int:
-        """Drop what the next step may not have; returns how many samples that were."""
-        return sum(self._dropping.ready(*unwanted) for unwanted in self._selection.unwanted())
-
-    def give_up_youngest(self, now: float) -> list[Effect]:
-        """Beginnings of groups fill a hard cap: the youngest is given up, and its producers told.
-
-        There is one with samples, or nobody would be held back.
-        """
-        cap = self._capacity.pressed
-        # What a journal can take then shows after a while, but not after all of the wait again.
-        self._capacity.last_moved = now - self._max_wait * (1 - RELIEF_SHOWS_AFTER)
-        in_stores = self._capacity.at_stores_cap
-        youngest = self._buffer.groups.youngest(in_stores=in_stores)
-        given_up = len(youngest.entries)
-        remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
-        why = f"there was no room for all open groups; raise {remedy}"
-        self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
-        self.look_again()
-        assert cap is not None
-        return [GroupGivenUp(youngest.group_id, given_up, cap)]
-
-
-class Booking:
-    """Makes steps of plans. batch: units of a whole step.
-
-    note: None where nobody keeps facts; a plan's is as large as the window, and not built then.
-    """
-
-    def __init__(
-        self,
-        buffer: SampleBuffer,
-        ledger: StepLedger,
-        freshness: Freshness,
-        totals: Totals,
-        note: Note | None,
-        *,
-        bias: SelectionBias,
-        usual: UsualLoss,
-        batch: int,
-    ) -> None:
-        self._buffer, self._ledger, self._freshness = buffer, ledger, freshness
-        self._totals, self._bias, self._usual = totals, bias, usual
-        self._note, self._batch = note, batch
-
-    def open(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
-        """The next step."""
-        chosen = [wanted.entries[at] for at in plan.chosen.tolist()]
-        steps = self._ledger.steps
+        self._timing.planned()
+        chosen, steps = [wanted.entries[at] for at in plan.chosen.tolist()], self._ledger.steps
         version = self._freshness.training_version(steps.next)
         report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
         self._take(wanted, plan, chosen)
         assert wanted.window.usual_loss_tokens is not None, "requests say it"
         usual_loss, _ = wanted.window.usual_loss_tokens
         effects = self._ledger.open(plan, wanted.entries, now, usual_loss)
-        if self._note is not None:
+        if self._durable:  # the fact is as large as the window
             gone = set(chosen)
             left = (entry.ticket for entry in wanted.entries if entry not in gone)
             self._note(planned(steps.newest, *left))
@@ -408,105 +315,79 @@ class Booking:
         self._totals.planned[wanted.trigger] += 1
         self._totals.small_steps += units < self._batch
 
-    def replace(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
-        """An open step's new plan; it is not used if what it was to be filled up with has left."""
+    def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
+        """The unplanned step's new plan, unless it or the number of ranks has changed once more.
+
+        It is not used either if what it was to be filled up with has left.
+        """
+        self._answered(wanted)
+        ledger = self._ledger
+        if wanted.step is not ledger.unplanned or wanted.dp_size != ledger.generation.dp_size:
+            return []
         if not all(map(self._buffer.holds, wanted.refill)):
             return []
         self._totals.dispatched.add([entry.sample.tokens for entry in wanted.refill])
         self._buffer.take(wanted.refill)
-        effects = self._ledger.replan(wanted.step.number, plan, wanted.entries)
-        if self._note is not None:
-            self._note(planned(self._ledger.steps[wanted.step.number]))
+        effects = ledger.replan(wanted.step.number, plan, wanted.entries)
+        if self._durable:
+            self._note(planned(ledger.steps[wanted.step.number]))
         return effects
-
-
-class Planning:
-    """Turns buffered samples into steps, when ranks want them. target: excess of a good trial."""
-
-    def __init__(
-        self,
-        ledger: StepLedger,
-        timing: Timing,
-        selection: Selection,
-        relief: Relief,
-        booking: Booking,
-        *,
-        target: float,
-    ) -> None:
-        self._ledger, self._timing, self._selection = ledger, timing, selection
-        self._relief, self._booking, self._target = relief, booking, target
-        self._asked: PlanWanted | ReplanWanted | None = None
-
-    def configure(self, config: DispatchConfig) -> None:
-        """The next plan is asked for, and judged, so; one that is asked for goes on."""
-        self._target = config.target_excess
-        self._timing.configure(config.trigger)
-        self._selection.configure(config)
-        self._relief.configure(config)
-
-    @property
-    def busy(self) -> bool:
-        """Whether the planner's answer is awaited."""
-        return self._asked is not None
-
-    # -- asking -----------------------------------------------------------------------------
-
-    def consider(self, now: float) -> list[Effect]:
-        """Open the steps that wait, then ask for a plan if a step is wanted and none is asked."""
-        ledger, self._timing.wake_at = self._ledger, None
-        self._timing.note_hunger(now, hungry=ledger.hungry)
-        if ledger.over:
-            return []
-        effects: list[Effect] = []
-        while ledger.steps.waiting and ledger.wanted:
-            effects += ledger.open_waiting()
-        if self._asked is not None:
-            return effects
-        if (unplanned := ledger.unplanned) is not None:
-            self._asked = self._selection.request_again(unplanned)
-            return [*effects, self._asked]
-        return effects + self._ask(now) if ledger.wanted else effects
-
-    def _ask(self, now: float) -> list[Effect]:
-        """A step is wanted: ask the trigger, once nothing is ready that the step may not have.
-
-        Where something has left, others may come in before anything else is decided.
-        """
-        selection = self._selection
-        if selection.drops and self._relief.drop_unwanted():
-            return []
-        decided = self._timing.decide(selection.ready, now)
-        if isinstance(decided, MakeCapacity):
-            return self._relief.give_up_youngest(now)
-        if isinstance(decided, Wait):
-            return []
-        self._asked = selection.request(decided)
-        return [self._asked]
-
-    # -- the planner's answers --------------------------------------------------------------
-
-    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
-        """The next step, unless the plan is for other ranks or was a trial that missed.
-
-        Returns nothing then, and otherwise what follows; samples have left the buffer.
-        """
-        self._answered(wanted)
-        if self._ledger.over or wanted.dp_size != self._ledger.generation.dp_size:
-            return []
-        if wanted.trial and plan.excess > self._target:
-            self._timing.tried = self._selection.units_of(wanted)
-            return []
-        self._timing.planned()
-        return self._booking.open(wanted, plan, now)
-
-    def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
-        """The unplanned step's new plan, unless it or the number of ranks has changed once more."""
-        self._answered(wanted)
-        dp_size = self._ledger.generation.dp_size
-        if wanted.step is not self._ledger.unplanned or wanted.dp_size != dp_size:
-            return []
-        return self._booking.replace(wanted, plan)
 
     def _answered(self, wanted: PlanWanted | ReplanWanted) -> None:
         assert wanted is self._asked
         self._asked = None
+
+    # -- capacity -----------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """Who was held back may come in now, though nobody has left the buffer or the line."""
+        self._departures = (-1, -1)
+
+    @property
+    def retry_is_due(self) -> bool:
+        """Whether something has left the buffer since, or the line: who was held may come in."""
+        return self._departures != (self._buffer.departures, self._admission.held.changes)
+
+    def retry(self, now: float) -> list[Effect]:
+        """Let in who was held back; what that makes leave lets others in, the next time."""
+        self._departures = (self._buffer.departures, self._admission.held.changes)
+        return self._admission.retry(now)
+
+    def spill_open_groups(self, now: float) -> list[Effect]:
+        """Beginnings of groups fill the memory: the journal takes their payloads, if there is one.
+
+        They come back for their step.
+        """
+        capacity = self._capacity
+        if not self._durable or capacity.helped_since is not None or capacity.pressed is None:
+            return []
+        if capacity.pressed.cap != MEMORY_CAP or capacity.shortfall() <= 0:
+            return []
+        entries = tuple(self._buffer.groups.in_memory())
+        if not entries:
+            return []
+        capacity.helped_since = now
+        return [PayloadsToJournal(entries)]
+
+    def _give_up_youngest(self, now: float) -> list[Effect]:
+        """Beginnings of groups fill a hard cap: the youngest is given up, and its producers told.
+
+        There is one with samples, or nobody would be held back.
+        """
+        cap = self._capacity.pressed
+        # Freed capacity becomes visible after this; the full wait is not waited again.
+        self._capacity.last_moved = now - self._max_wait * (1 - RELIEF_SHOWS_AFTER)
+        in_stores = self._capacity.at_stores_cap
+        youngest = self._buffer.groups.youngest(in_stores=in_stores)
+        given_up = len(youngest.entries)
+        remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
+        why = f"there was no room for all open groups; raise {remedy}"
+        self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
+        self.look_again()
+        assert cap is not None
+        return [GroupGivenUp(youngest.group_id, given_up, cap)]
+
+
+def _unit(entry: Entry) -> tuple[int, int]:
+    """What goes together: members of a group, which follow each other, or one sample."""
+    return entry.group, entry.ticket if entry.group < 0 else -1

@@ -10,8 +10,7 @@
 Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
 same step and trains alike, or all of them fail before any is given one.
 
-Things by number for which something holds, each asked again only after it has changed.
-
+`Census`: things by number for which something holds, each asked again only after it has changed.
 What is asked may itself depend on something, such as the last step: where that is another than the
 last time, all are asked.
 """

@@ -7,7 +7,7 @@ ranks: then steps are planned again one by one, in order, and from the first tha
 *unplanned* one) on nothing is delivered. After a rewind, steps are opened one by one as ranks have
 room for them.
 
-What DP ranks cannot get of a step: it is dropped, and the step is planned again.
+`Attempts`: what DP ranks cannot get of a step is dropped, and the step is planned again.
 
     a rank says Unresolved        what becomes of it (so too where the journal cannot read for it)
     of an earlier attempt         nothing: the step is planned again already

@@ -14,14 +14,14 @@ of another number of DP ranks than there are now, or that has lost samples and s
 PLANNED until a new plan replaces it. Plans of one step number that ranks may have heard of are told
 apart by their *attempts*; none is used twice.
 
-The groups of a step by numbers, and the loss tokens of each over all DP ranks.
+`GroupTotals`: the groups of a step by numbers, and the loss tokens of each over all DP ranks.
 
 A group goes into a step whole, but its members may go to different ranks: what is averaged over the
 tokens of a group needs a total that no single rank can count. A sample without a group is a group
 of its own. Numbers are given in the order of the plan, so that they are the same whenever a step is
 told of.
 
-The steps that are planned and not committed, in order of their numbers.
+`OpenSteps`: the steps that are planned and not committed, in order of their numbers.
 
     open                                        waiting
     as many as ranks have room for, at most     planned too, not open yet: a rewind has put them
@@ -33,11 +33,12 @@ that "committed" and "opened" are one number each.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, count, pairwise, takewhile
-from typing import Self
+from operator import attrgetter
+from typing import Self, TypeVar
 
 from rollout_dispatcher.core.buffer.entry import Entry, in_journal
 from rollout_dispatcher.core.buffer.phases import NextStep
@@ -93,8 +94,16 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
 }
 
 
+T = TypeVar("T")
+#: Something of each sample, by DP rank and micro-batch.
+Each = tuple[tuple[tuple[T, ...], ...], ...]
 #: Entries by DP rank and micro-batch; an empty micro-batch is a filler.
-MicroBatches = tuple[tuple[tuple[Entry, ...], ...], ...]
+MicroBatches = Each[Entry]
+
+
+def _each(micro_batches: MicroBatches, of: Callable[[Entry], T]) -> Each[T]:
+    """What is of each entry, in the same nesting."""
+    return tuple(tuple(tuple(map(of, part)) for part in rank) for rank in micro_batches)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,11 +174,7 @@ class OpenStep:
 
     def in_journal(self) -> "OpenStep":
         """The same with the payloads in the journal alone."""
-        micro_batches = tuple(
-            tuple(tuple(in_journal(entry) for entry in part) for part in rank)
-            for rank in self.micro_batches
-        )
-        return replace(self, micro_batches=micro_batches)
+        return replace(self, micro_batches=_each(self.micro_batches, in_journal))
 
     def without(self, lost: Collection[Entry]) -> MicroBatches:
         """Its samples but for these."""
@@ -178,12 +183,9 @@ class OpenStep:
             for rank in self.micro_batches
         )
 
-    def tickets(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def tickets(self) -> Each[int]:
         """The tickets of its samples, in the same nesting."""
-        return tuple(
-            tuple(tuple(entry.ticket for entry in part) for part in rank)
-            for rank in self.micro_batches
-        )
+        return _each(self.micro_batches, attrgetter("ticket"))
 
     @property
     def num_samples(self) -> int:
@@ -226,7 +228,7 @@ def step_digest(
 class GroupTotals:
     """numbers[dp rank][micro-batch]: of the group of each sample. loss_tokens: by that number."""
 
-    numbers: tuple[tuple[tuple[int, ...], ...], ...]
+    numbers: Each[int]
     loss_tokens: tuple[int, ...]
 
     @classmethod
@@ -242,10 +244,7 @@ class GroupTotals:
         for number, sample in zip(given, samples, strict=True):
             totals[number] += sample.loss_tokens
         taken = iter(given)
-        numbers = tuple(
-            tuple(tuple(next(taken) for _ in part) for part in rank) for rank in micro_batches
-        )
-        return cls(numbers, tuple(totals))
+        return cls(_each(micro_batches, lambda _: next(taken)), tuple(totals))
 
 
 class OpenSteps(Mapping[int, OpenStep]):

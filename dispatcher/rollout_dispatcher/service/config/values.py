@@ -31,8 +31,7 @@ from pydantic_core import CoreSchema
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.protocol.messages.base import MAX_NAME
-from rollout_dispatcher.protocol.messages.samples import MAX_DIMENSIONS, MAX_FIELDS
+from rollout_dispatcher.protocol.messages import MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from rollout_dispatcher.sample import METADATA, DType, Field, Schema, is_reserved
 
 

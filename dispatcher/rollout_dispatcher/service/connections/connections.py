@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.connections.peer import Peer
-from rollout_dispatcher.transport.pending import Place
+from rollout_dispatcher.transport.listener import Place
 
 #: Producers that ended the stream and are waited for until they know; far above any fleet.
 MAX_ENDERS = 65_536

@@ -29,8 +29,8 @@ from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, Sessio
 from rollout_dispatcher.protocol.versions import Terms
 from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.connections.receiving import Receiving
+from rollout_dispatcher.transport.listener import MADE_ROOM
 from rollout_dispatcher.transport.memory import uninitialised
-from rollout_dispatcher.transport.pending import MADE_ROOM
 from rollout_dispatcher.transport.plain import StreamProtocol
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from pydantic_core import to_json
 from rollout_dispatcher.errors import ConnectionLimit, Forbidden, Unauthorized
 from rollout_dispatcher.service.access import Access, Rights
 from rollout_dispatcher.service.config.serve import ServeConfig
-from rollout_dispatcher.transport.pending import MADE_ROOM, Pending, Place
+from rollout_dispatcher.transport.listener import MADE_ROOM, Pending, Place
 
 log = logging.getLogger(__name__)
 

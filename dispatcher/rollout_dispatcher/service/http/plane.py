@@ -17,9 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.effects import Advised, Decision
 from rollout_dispatcher.errors import ConfigError, DispatcherError, IllegalTransition, RunChanged
-from rollout_dispatcher.protocol.messages.base import MAX_NAME
-from rollout_dispatcher.protocol.messages.samples import MAX_KEY_LETTERS, StoreAddress
-from rollout_dispatcher.protocol.messages.stores import MAX_KEYS
+from rollout_dispatcher.protocol.messages import MAX_KEY_LETTERS, MAX_KEYS, MAX_NAME, StoreAddress
 from rollout_dispatcher.service.config.values import RUN_HEADER
 from rollout_dispatcher.service.http.bodies import leave_unasked, read_object
 from rollout_dispatcher.service.http.guard import HttpGuard, Refused, indented, problem

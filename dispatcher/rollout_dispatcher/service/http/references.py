@@ -20,16 +20,17 @@ from pydantic import Field as Declared
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.messages import (
     MAX_FIELDS,
+    MAX_NAME,
     Count,
     Extent,
+    Key,
     Name,
     Rows,
+    StoreAddress,
     Tokens,
     Total,
     Version,
 )
-from rollout_dispatcher.protocol.messages.base import MAX_NAME
-from rollout_dispatcher.protocol.messages.samples import Key, StoreAddress
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, SIZE_NOT_TOLD, Sample, Schema, content_checksum
 from rollout_dispatcher.service.config.values import schema_of
 from rollout_dispatcher.service.http.tensors import FieldRefused, Reading

@@ -27,7 +27,7 @@ from rollout_dispatcher.core.statistics import (
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.metrics.exposition import Histogram, RankFamily
-from rollout_dispatcher.transport.fair_selector import turns_of
+from rollout_dispatcher.transport.turns import turns_of
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal

@@ -29,7 +29,7 @@ from rollout_dispatcher.service.metrics.collectors import (
 )
 from rollout_dispatcher.service.metrics.exposition import Histogram
 from rollout_dispatcher.service.reloading import OUTCOMES
-from rollout_dispatcher.transport.pending import Pending
+from rollout_dispatcher.transport.listener import Pending
 from rollout_planner.types import Layout, round_up
 
 if TYPE_CHECKING:

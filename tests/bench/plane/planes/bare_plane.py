@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.producer.batches import payload
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
+from rollout_workers.producer.pushes import payload
 from tests.bench.plane.children.children import Child, all_of
 from tests.bench.plane.children.rank import DP_SIZE
 from tests.bench.plane.load.loads import Load

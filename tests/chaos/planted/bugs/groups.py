@@ -1,7 +1,7 @@
 """Bugs in what a new process group is given, and who belongs to it."""
 
 from rollout_dispatcher.core.effects import Effect
-from rollout_dispatcher.core.steps.checkpoints import RetainedSteps
+from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps
@@ -71,9 +71,9 @@ def lose_a_sample_for_another_size() -> None:
 @planted
 def forget_a_rewound_step() -> None:
     """P1: a trainer that goes back to a checkpoint is not given the first step after it."""
-    take_after = RetainedSteps.take_after
+    take_after = Checkpoints._take_after
 
-    def lacking(retained: RetainedSteps, number: int) -> list[OpenStep]:
+    def lacking(retained: Checkpoints, number: int) -> list[OpenStep]:
         return take_after(retained, number)[1:]
 
-    plant(RetainedSteps, "take_after", lacking)
+    plant(Checkpoints, "_take_after", lacking)

@@ -13,7 +13,7 @@ from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
-from rollout_workers.producer.stored.placing import Put
+from rollout_workers.producer.pushes import Put
 
 NOTHING = memoryview(b"")
 STORE = "file:///data"

@@ -10,8 +10,8 @@ from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType, Field, Schema
-from rollout_workers.producer.batches import batches, header
-from rollout_workers.producer.stored.references import ReferencedSample, encode
+from rollout_workers.producer.encode import ReferencedSample, encode_references
+from rollout_workers.producer.pushes import batches, header
 
 STORE = "file:///data"
 SCHEMA = Schema((Field("input_ids", DType.INT64), Field.text("env")))
@@ -21,7 +21,7 @@ ONE = ReferencedSample(Reference(STORED, 16, 32), SCHEMA, 3, 2, {"env": 5}, samp
 
 def test_they_are_pushed_without_a_payload() -> None:
     other = replace(ONE, reference=Reference(StoredObject(STORE, "theirs/2", 32), 0, 32))
-    samples = encode([ONE, other, replace(ONE, group_id="g")], [STORE], 4)
+    samples = encode_references([ONE, other, replace(ONE, group_id="g")], [STORE], 4)
     (batch,) = batches(samples[:2], 1)
     push = header(batch, "me", 7)
     assert push.objects == [
@@ -39,7 +39,10 @@ def test_content_is_what_is_said_beside_it_wherever_it_was_put() -> None:
     again = replace(ONE, reference=Reference(StoredObject(STORE, "theirs/2", 32), 0, 32))
     others = [replace(ONE, policy_version=1), replace(ONE, group_id="g", group_size=2)]
     unnamed = replace(ONE, sample_id=None)
-    sums = [sample.checksum for sample in encode([ONE, again, *others, unnamed], [STORE], None)]
+    sums = [
+        sample.checksum
+        for sample in encode_references([ONE, again, *others, unnamed], [STORE], None)
+    ]
     assert (sums[0], sums[-1]) == (sums[1], None)
     assert len(set(sums)) == 4
 
@@ -60,7 +63,7 @@ def test_content_is_what_is_said_beside_it_wherever_it_was_put() -> None:
 )
 def test_what_cannot_be_as_it_is_said(sample: ReferencedSample, reason: str, why: str) -> None:
     with pytest.raises(SampleRefused, match=why) as refused:
-        encode([ONE, sample], [STORE], None)
+        encode_references([ONE, sample], [STORE], None)
     assert refused.value.reason == reason
 
 
@@ -79,7 +82,7 @@ def test_what_cannot_be_as_it_is_said(sample: ReferencedSample, reason: str, why
 )
 def test_what_is_of_another_type(values: dict[str, Any], why: str) -> None:
     with pytest.raises(SampleRefused, match=why):
-        encode([ONE, replace(ONE, **values)], [STORE], None)
+        encode_references([ONE, replace(ONE, **values)], [STORE], None)
 
 
 def test_numbers_of_arrays_are_taken_as_they_are() -> None:
@@ -89,10 +92,10 @@ def test_numbers_of_arrays_are_taken_as_they_are() -> None:
         "loss_tokens": np.ones(2, bool).sum(),
         "rows": {"env": np.int32(5)},
     }
-    samples = encode([replace(ONE, **values)], [STORE], None)
-    assert header(samples, "me", 7) == header(encode([ONE], [STORE], None), "me", 7)
+    samples = encode_references([replace(ONE, **values)], [STORE], None)
+    assert header(samples, "me", 7) == header(encode_references([ONE], [STORE], None), "me", 7)
 
 
 def test_a_store_that_is_not_allowed() -> None:
     with pytest.raises(SampleRefused, match="start the dispatcher with it in --payload-stores"):
-        encode([ONE], [], None)
+        encode_references([ONE], [], None)

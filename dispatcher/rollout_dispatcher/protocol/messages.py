@@ -1,0 +1,1165 @@
+"""The messages of the sample plane: `from rollout_dispatcher.protocol import messages as m`.
+
+A message is one frozen, strictly validated model; a header is its JSON. Class docstrings say what
+each field means, and docs/protocol.md is written from them. Facts of samples (`tokens`,
+`sample_ids`, ...) come as lists with one entry a sample.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field as Declared
+
+from rollout_dispatcher.ends import EndReason
+from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.payload import Payload, Reference, StoredObject
+from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
+from rollout_dispatcher.sample import DType, Field, Outcome, Schema
+from rollout_dispatcher.spans import RowsByField
+from rollout_planner.types import UPDATE
+
+MAX_NAME = 128
+Name = Annotated[str, Declared(min_length=1, max_length=MAX_NAME)]
+Count = Annotated[int, Declared(ge=0, lt=2**53)]
+Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
+Rows = Annotated[int, Declared(ge=0, lt=2**31)]
+Version = Annotated[int, Declared(ge=0, lt=2**53)]
+Extent = Annotated[int, Declared(ge=1, lt=2**31)]
+Checksum = Annotated[int, Declared(ge=0, lt=2**32)]
+Total = Annotated[int, Declared(ge=1, lt=2**53)]
+#: A step's number, -1 for none.
+Watermark = Annotated[int, Declared(ge=-1, lt=2**53)]
+#: Of what a payload store has said, for people; whoever tells it cuts it off there.
+MAX_WHY_LETTERS = 400
+Why = Annotated[str, Declared(max_length=MAX_WHY_LETTERS)]
+
+
+class Part(BaseModel):
+    """What a header is made of: immutable, no unknown keys, no coercion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Message(Part):
+    """Base of all messages; a class that has a `type_code` can be sent."""
+
+    type_code: ClassVar[int]
+    #: Keys of a capability, which a peer without it would refuse: left out while they say nothing.
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Register it."""
+        super().__pydantic_init_subclass__(**kwargs)
+        if "type_code" in cls.__dict__:
+            known = MESSAGES.setdefault(cls.type_code, cls)
+            assert known is cls, f"{cls.__name__} has the code of {known.__name__}"
+
+    def spans(self, nbytes: int) -> Sequence[int]:
+        """How a payload of `nbytes` bytes is cut: the size of each piece that has its own memory.
+
+        Raises ProtocolError when the header says that there are more or fewer bytes.
+        """
+        if nbytes:
+            raise ProtocolError(f"{type(self).__name__} does not carry a payload")
+        return ()
+
+
+#: By type code.
+MESSAGES: dict[int, type[Message]] = {}
+
+
+# -- samples, which several messages have ----------------------------------------------------------
+
+#: Samples of one push. To read and decide on as many takes some milliseconds, in which nobody else
+#: is heard; a larger batch is pushed in parts.
+MAX_SAMPLES = 1024
+#: Fields of a sample; far above what any trainer reads.
+MAX_FIELDS = 64
+#: Dimensions of a field, without that of tokens.
+MAX_DIMENSIONS = 8
+#: Of an object's key; no longer one can be pushed.
+MAX_KEY_LETTERS = 512
+#: Address of a payload store.
+StoreAddress = Annotated[str, Declared(min_length=1, max_length=1024)]
+#: Of an object in its store.
+Key = Annotated[str, Declared(min_length=1, max_length=MAX_KEY_LETTERS)]
+#: An object, by its index, and a byte in it.
+Place = Annotated[tuple[Count, Count], Declared(strict=False)]
+#: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far
+#: below where a tensor of no rows overflows in a DP rank.
+MAX_ROW_BYTES = 1 << 40
+
+
+@lru_cache(maxsize=64)
+def _schema(fields: tuple[Field, ...]) -> Schema:
+    """One object a schema, so that comparing the schemas of samples costs next to nothing.
+
+    Raises ProtocolError for a field of which nobody could say how large it is, or how to read it.
+    """
+    for item in fields:
+        if item.ragged and item.per_token:
+            raise ProtocolError(f"field {item.name} is ragged, and has a row a token at once")
+        if item.is_text and item != Field.text(item.name):
+            raise ProtocolError(f"field {item.name} is text: one a sample, ragged and of no shape")
+        if item.ragged and item.unit > MAX_ROW_BYTES:
+            raise ProtocolError(
+                f"a row of field {item.name}, {item.shape}, is larger than any frame"
+            )
+    return Schema(fields)
+
+
+class FieldHeader(Part):
+    """One tensor of every sample.
+
+    name: of the field.
+    dtype: type of its elements, little endian.
+    per_token: whether the first dimension is the sample's tokens, followed by `shape`; if not,
+        and if it is not ragged, `shape` is all there is.
+    shape: its dimensions, without that of tokens or rows.
+    ragged: true if the first dimension is a number of rows of each sample's own, followed by
+        `shape`; left out otherwise. A field of type str is ragged, and its rows are one text a
+        sample, in UTF-8.
+    """
+
+    name: Name
+    dtype: Annotated[DType, Declared(strict=False)]
+    per_token: bool = True
+    shape: list[Extent] = Declared(default_factory=list, max_length=MAX_DIMENSIONS)
+    ragged: Literal[True] | None = None
+
+
+class HasFields(Message):
+    """The fields that samples share.
+
+    fields: of every sample, in the order in which they lie in its span.
+    """
+
+    fields: Annotated[list[FieldHeader], Declared(min_length=1, max_length=MAX_FIELDS)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if len({field.name for field in self.fields}) != len(self.fields):
+            raise ValueError("a field is named twice")
+        return self
+
+    @cached_property
+    def schema_(self) -> Schema:
+        """The schema that all these samples share."""
+        return _schema(
+            tuple(
+                Field(item.name, item.dtype, item.per_token, tuple(item.shape), bool(item.ragged))
+                for item in self.fields
+            )
+        )
+
+
+class SchemaKnown(HasFields):
+    """It is decided which fields samples have: with others they are refused from now on.
+
+    Said to producers with the capability `schema`. A client makes values of another type the one
+    that is told where they stay what they are: the dispatcher does not look at them.
+
+    set_by: in words, who has decided.
+    """
+
+    type_code = 25
+    set_by: str
+
+
+class ObjectHeader(Part):
+    """An object of a payload store.
+
+    store: the store's address, one of the welcome's `payload_stores`.
+    key: of the object there; it begins with the incarnation of the producer that has put it.
+    nbytes: of the whole object.
+    """
+
+    store: StoreAddress
+    key: Key
+    nbytes: Total
+
+
+class HasSamples(Message):
+    """Facts about samples.
+
+    tokens: of each sample.
+    loss_tokens: tokens of each that the loss counts; never the first, which nothing predicts.
+    sample_ids: what each is known by.
+    group_ids: the group of each, null for none; left out where no sample has one.
+    policy_versions: version of the weights that wrote the oldest token of each; left out where
+        none is known.
+    rows: of each ragged field by its name, those of each sample; left out where no field is ragged.
+    objects: of payload stores, that spans of these samples lie in, with the capability
+        `references`; left out where all samples are in the frame's payload.
+    places: of each sample the index of its object and the byte there that its span begins at; null
+        if it is in the frame's payload, which has these samples alone. Left out with `objects`.
+    """
+
+    #: The lists that have one entry a sample, beside `tokens`.
+    each: ClassVar[tuple[str, ...]] = (
+        "loss_tokens",
+        "sample_ids",
+        "group_ids",
+        "policy_versions",
+        "places",
+    )
+    tokens: list[Tokens]
+    loss_tokens: list[Count]
+    sample_ids: list[Name]
+    group_ids: list[Name | None] | None = None
+    policy_versions: list[Version | None] | None = None
+    rows: Annotated[dict[Name, list[Rows]], Declared(max_length=MAX_FIELDS)] | None = None
+    objects: Annotated[list[ObjectHeader], Declared(min_length=1)] | None = None
+    places: list[Place | None] | None = None
+
+    @model_validator(mode="after")
+    def _lists_agree(self) -> Self:
+        size = len(self.tokens)
+        for name in self.each:
+            values = getattr(self, name)
+            if values is not None and len(values) != size:
+                raise ValueError(f"{name} has {len(values)} entries for {size} samples")
+        if self.rows is not None:
+            self._rows_agree(self.rows, size)
+        self._places_agree()
+        return self
+
+    def _places_agree(self) -> None:
+        if (self.objects is None) != (self.places is None):
+            raise ValueError("objects and places come together, or neither")
+        if self.objects is None or self.places is None:
+            return
+        if max((place[0] for place in self.places if place), default=-1) >= len(self.objects):
+            raise ValueError(f"a place is in none of {len(self.objects)} objects")
+
+    def _rows_agree(self, rows: dict[str, list[int]], size: int) -> None:
+        for name, values in rows.items():
+            if len(values) != size:
+                raise ValueError(f"rows of {name} has {len(values)} entries for {size} samples")
+
+    def rows_of(self, schema: Schema) -> RowsByField:
+        """Of each ragged field of the schema the rows of each sample.
+
+        Raises ProtocolError where they are given of other fields than those.
+        """
+        given = self.rows or {}
+        if not given and not schema.ragged:
+            return ()
+        if len(given) != len(schema.ragged) or not all(map(given.__contains__, schema.ragged)):
+            raise ProtocolError(
+                f"{type(self).__name__} has rows of {_listed(given)}, the ragged fields are "
+                f"{_listed(schema.ragged)}"
+            )
+        return [given[name] for name in schema.ragged]
+
+    def references(self, schema: Schema) -> list[Reference | None]:
+        """Where the span of each sample is that lies in a payload store; None for one in the frame.
+
+        Raises ProtocolError for a span that reaches beyond its object.
+        """
+        objects = [StoredObject(item.store, item.key, item.nbytes) for item in self.objects or ()]
+        sizes, found = schema.sizes(self.tokens, self.rows_of(schema)), list[Reference | None]()
+        for index, (place, nbytes) in enumerate(zip(self.places or (), sizes, strict=True)):
+            if place is None:
+                found.append(None)
+                continue
+            stored, offset = objects[place[0]], place[1]
+            if offset + nbytes > stored.nbytes:
+                raise ProtocolError(
+                    f"the span of sample {self.sample_ids[index]} has {nbytes} bytes and begins at "
+                    f"byte {offset} of the object {stored.key}, which has {stored.nbytes}"
+                )
+            found.append(Reference(stored, offset, nbytes))
+        return found
+
+    def rows_in_words(self) -> str:
+        """How many there are of each ragged field, for an error message."""
+        found = ", ".join(f"{name} {sum(rows)}" for name, rows in (self.rows or {}).items())
+        return f"; rows: {found}" if found else ""
+
+
+def places_of(payloads: Iterable[Payload | None]) -> dict[str, Any]:
+    """What a header says of samples with these payloads: `objects` and `places`.
+
+    All but references are taken to be in the frame's payload.
+    """
+    objects: dict[StoredObject, int] = {}
+    places = [
+        (objects.setdefault(payload.stored, len(objects)), payload.offset)
+        if isinstance(payload, Reference)
+        else None
+        for payload in payloads
+    ]
+    headers = [ObjectHeader(store=at.store, key=at.key, nbytes=at.nbytes) for at in objects]
+    return {"objects": headers, "places": places}
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+@lru_cache(maxsize=64)
+def field_headers(schema: Schema) -> list[FieldHeader]:
+    """A schema as it goes over the wire; the same list for all who ask, so do not change it."""
+    return [
+        FieldHeader(
+            name=item.name,
+            dtype=item.dtype,
+            per_token=item.per_token,
+            shape=list(item.shape),
+            ragged=True if item.ragged else None,
+        )
+        for item in schema.fields
+    ]
+
+
+# -- hello and welcome -----------------------------------------------------------------------------
+#
+#   A hello is read before anything is agreed, so it alone may have keys that this side does not
+#   know: a newer client's are ignored.
+
+#: Steps that a DP rank can hold uncommitted; far above what memory allows.
+MAX_OPEN_STEPS = 1024
+
+#: What a DP rank says of how it trains: main and further losses, in words.
+MAX_TRAINING_NAMES, MAX_TRAINING_VALUE = 128, 256
+
+Capabilities = Annotated[list[Name], Declared(max_length=64)]
+
+
+class Offering(Message, extra="ignore"):
+    """What the hellos of all versions of the protocol have in common.
+
+    versions: the first and the last version of the protocol that the client speaks.
+    capabilities: what it can do beyond that version; words that are not known are ignored.
+    """
+
+    # Strict, a tuple would refuse JSON's list where a validator has made Python of it.
+    versions: Annotated[tuple[Extent, Extent], Declared(strict=False)] = OURS.versions
+    capabilities: Capabilities = Declared(default_factory=list)
+
+    @model_validator(mode="after")
+    def _first_before_last(self) -> Self:
+        first, last = self.versions
+        if first > last:
+            raise ValueError(f"there are no versions from {first} to {last}")
+        return self
+
+    @property
+    def offer(self) -> Offer:
+        """What this client speaks."""
+        return Offer(self.versions, frozenset(self.capabilities))
+
+
+class Hello(Offering):
+    """What both roles say.
+
+    client_id: its name, the same on all its connections.
+    token: the secret of the dispatcher's `--token-file`.
+    """
+
+    client_id: Name
+    token: Annotated[str | None, Declared(max_length=1024, repr=False)] = None
+
+
+class HelloProducer(Hello):
+    """A producer introduces itself.
+
+    key: a secret of this client's own, the same on all its connections and told to nobody else.
+        Once one was shown with a `client_id`, nobody may use that name without it, whatever token
+        they have; null leaves the name to everybody.
+    incarnation: what the keys of all objects that it puts into payload stores begin with, followed
+        by a slash: its `client_id`, a dot, and a word that no other process has used, without dots
+        and slashes. What is there of it and was never pushed is freed when it has left, or another
+        one has followed.
+    accepted: largest sequence number of a sample that it was told is accepted, -1 for none.
+    """
+
+    type_code = 1
+    incarnation: Key | None = None
+    key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
+    accepted: Watermark = -1
+
+    @model_validator(mode="after")
+    def _incarnation_is_its_own(self) -> Self:
+        """What is swept by the name of an incarnation would be another producer's."""
+        name, dot, word = (self.incarnation or "").rpartition(".")
+        is_own = dot and word and name == self.client_id and "/" not in word
+        if self.incarnation is not None and not is_own:
+            raise ValueError(
+                f"incarnation {self.incarnation!r:.200} is not the client_id, a dot, and a word "
+                "without dots and slashes"
+            )
+        return self
+
+
+class CheckpointPosition(Part, extra="ignore"):
+    """Where a checkpoint was taken.
+
+    run_id: of the run that it belongs to.
+    step: the last step that is in it, -1 for none.
+    allow_lost_steps: whether to go on though steps that were trained after it cannot be given
+        again; without, that is refused.
+    """
+
+    run_id: Name
+    step: Watermark
+    allow_lost_steps: bool = False
+
+
+class HelloRank(Hello):
+    """A DP rank introduces itself, or says after a reconnect where it stands.
+
+    Said again on the same connection when it has loaded a checkpoint: it has let go of what it was
+    sent, and forgets what comes before the welcome.
+
+    dp_rank: its place, from 0.
+    dp_size: how many there are.
+    generation: the process group that it belongs to; null asks for a new one, which only DP rank 0
+        may do.
+    run_id: of the run that it was last welcomed to; null if it never was.
+    prefetch_steps: steps that it holds ahead of those that its training loop has begun.
+    taken: last step that its training loop has begun, -1 for none.
+    committed: last step that it has committed in this generation, -1 for none.
+    hungry: whether its training loop waits for a step.
+    received: open steps that it is prepared for, as pairs of step and number of micro-batches
+        received.
+    attempts: at those, as pairs of step and attempt, where it is not 0.
+    released: last step that it was allowed to train, -1 for none; a dispatcher that was started
+        since plans none of these again.
+    policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
+    resume: the checkpoint that it has loaded in this generation.
+    saved: last step of a checkpoint that it has reported saved, -1 for none.
+    packed_length: tokens that it pads every micro-batch to; null if it does not.
+    training: what shapes its gradients, such as how the loss is averaged, as text by name: the same
+        on all DP ranks of a generation, or none of them trains.
+    finished, discard: as in `Finish`, if it has said so; null otherwise.
+    """
+
+    type_code = 2
+    dp_rank: Count
+    dp_size: Extent
+    generation: Extent | None = None
+    run_id: Name | None = None
+    prefetch_steps: Count = 1
+    taken: Watermark = -1
+    committed: Watermark = -1
+    hungry: bool = False
+    received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
+        default_factory=list, max_length=MAX_OPEN_STEPS
+    )
+    attempts: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
+        default_factory=list, max_length=MAX_OPEN_STEPS
+    )
+    released: Watermark = -1
+    policy_version: Version | None = None
+    policy_step: Count | None = None
+    resume: CheckpointPosition | None = None
+    saved: Watermark = -1
+    packed_length: Extent | None = None
+    training: Annotated[
+        dict[Name, Annotated[str, Declared(max_length=MAX_TRAINING_VALUE)]],
+        Declared(max_length=MAX_TRAINING_NAMES),
+    ] = Declared(default_factory=dict)
+    finished: Watermark | None = None
+    discard: bool = False
+
+
+class Welcome(Message):
+    """What both roles hear.
+
+    version: of the protocol, that both sides speak from now on.
+    capabilities: those that both have.
+    heartbeat_interval_s: how often the client is to send a Ping, in seconds.
+    payload_stores: addresses of the payload stores that references may be into, with the capability
+        `references`: a client opens no others. Left out without any.
+    """
+
+    optional = ("payload_stores",)
+    version: Extent = OURS.versions[1]
+    capabilities: Capabilities = Declared(default_factory=list)
+    heartbeat_interval_s: float
+    payload_stores: Annotated[list[StoreAddress], Declared(max_length=16)] = Declared(
+        default_factory=list
+    )
+
+    @property
+    def terms(self) -> Terms:
+        """What was agreed."""
+        return Terms(self.version, frozenset(self.capabilities))
+
+
+class WelcomeProducer(Welcome):
+    """The dispatcher takes what this producer pushes.
+
+    run_id: of this run. Where a producer was welcomed to another one before, what that had accepted
+        and not trained is lost.
+    credits: pushes that it holds for this producer while the buffer is full.
+    max_payload_bytes: the largest payload of a push.
+    schema_known: the fields that samples have, with the capability `schema`; null while that is not
+        decided.
+    max_staleness: policy versions that a sample may be older than those that train on it, with the
+        capability `feedback`; null without a limit.
+    inline_limit: bytes of a span from which on a producer is to put it into the first of
+        `payload_stores`, with the capability `references`; null: it sends all of them.
+    """
+
+    type_code = 3
+    run_id: Name
+    credits: Extent
+    max_payload_bytes: Total
+    schema_known: SchemaKnown | None = None
+    max_staleness: Count | None = None
+    inline_limit: Count | None = None
+
+
+class WelcomeRank(Welcome):
+    """The DP rank has its place.
+
+    run_id: of this run.
+    generation: the process group that the rank belongs to.
+    committed: last step that is committed as far as this rank is concerned, -1 for none.
+    max_open_steps: uncommitted steps that it may hold before it must commit.
+    layout: of micro-batches, packed or padded.
+    sample_length_multiple: of what the rank pads each sample's tokens to a multiple, with the
+        capability `padding`; null for none.
+    prefetch_bytes: of what it fetches from payload stores for steps that its training loop has not
+        begun, with the capability `references`: it fetches ahead as far as they fit; null: any.
+    max_staleness: policy versions that a sample may be older than those that train on it, which DP
+        rank 0 reports; null without a limit.
+    """
+
+    type_code = 4
+    run_id: Name
+    generation: Extent
+    committed: Watermark
+    max_open_steps: Extent
+    layout: str
+    sample_length_multiple: Extent | None = None
+    prefetch_bytes: Total | None = None
+    max_staleness: Count | None = None
+
+
+# -- said with either role -------------------------------------------------------------------------
+
+
+class Error(Message):
+    """The connection is over.
+
+    code: the stable word for why.
+    message: what was found, what it means and what to do about it.
+    retriable: whether the same can succeed later, on another connection.
+    """
+
+    type_code = 19
+    code: str
+    message: str
+    retriable: bool = False
+
+
+class Ping(Message):
+    """The client is alive. A DP rank also says how far its training loop is in its open steps.
+
+    handed_out: micro-batches of these that it was given so far, in all passes; left out if 0.
+    collectives: that it has begun in process groups of all DP ranks, as far as they are counted;
+        left out if 0.
+    """
+
+    type_code = 20
+    optional = ("handed_out", "collectives")
+    handed_out: Count = 0
+    collectives: Count = 0
+
+
+class Pong(Message):
+    """So is the dispatcher, and it has heard what was said before the Ping.
+
+    waits_for: to a DP rank whose training loop waits for a step: in words, what that waits for.
+        Left out otherwise.
+    """
+
+    type_code = 21
+    optional = ("waits_for",)
+    waits_for: str = ""
+
+
+class Bye(Message):
+    """A deliberate goodbye, so that a closed connection is not taken for a fault.
+
+    The client says nothing after it but `Freed` and `Swept`, where it is asked to. The dispatcher
+    answers with its own once everything that the client has said is safe.
+    """
+
+    type_code = 22
+
+
+class Advice(Message):
+    """What the client should know of itself, for its log; nothing follows.
+
+    Said to DP rank 0 of the trainer, and to producers with the capability `advice`.
+
+    text: what, and what to do.
+    """
+
+    type_code = 37
+    text: str
+
+
+# -- stores: asked of any client that has payload stores, as the dispatcher opens none -------------
+#
+#   dispatcher               producer or DP rank
+#   Free           ------>   (nobody needs these objects any more)
+#   <------   Freed
+#   Sweep          ------>   (what is there of an incarnation that has ended?)
+#   <------   Swept
+
+#: Keys that are told at a time.
+MAX_KEYS = 1024
+Keys = Annotated[list[Key], Declared(max_length=MAX_KEYS)]
+
+
+class Free(Message):
+    """Nobody needs these objects any more: release them; what is not there counts as released.
+
+    number: by which it is answered.
+    store: the store's address.
+    keys: of the objects, at most 1,024 at a time.
+    """
+
+    type_code = 30
+    number: Count
+    store: StoreAddress
+    keys: Keys
+
+
+class Freed(Message):
+    """What became of a Free.
+
+    number: of the Free.
+    left: keys of objects that are still there, as their store could not release them.
+    why: what it has said, for people.
+    """
+
+    type_code = 31
+    number: Count
+    left: Keys = Declared(default_factory=list)
+    why: Why = ""
+
+
+class Sweep(Message):
+    """An incarnation of a producer has ended: which objects that it has put are there?
+
+    number: by which it is answered.
+    store: the store's address.
+    prefix: that all its keys begin with.
+    """
+
+    type_code = 32
+    number: Count
+    store: StoreAddress
+    prefix: Key
+
+
+class Swept(Message):
+    """What is there. The dispatcher says Free for those that it does not know.
+
+    number: of the Sweep.
+    keys: of the objects, at most 1,024 at a time.
+    more: whether there are others; the dispatcher sweeps again once these are freed.
+    why: what the store has said if it failed, for people.
+    """
+
+    type_code = 33
+    number: Count
+    keys: Keys = Declared(default_factory=list)
+    more: bool = False
+    why: Why = ""
+
+
+# -- producers -------------------------------------------------------------------------------------
+#
+#   producer                dispatcher
+#   Push           ------>
+#   <------  Blocked     (a cap holds the push back; nothing is lost)
+#   <------  Resend      (it can come in now, and its payload was let go)
+#   <------  Pushed      (what became of each sample)
+#   <------  Feedback    (where the trainer is, when that changes)
+#   <------  Dropped     (samples that were accepted will not be trained on)
+#   <------  Advice      (for people: what is likely a mistake)
+#   CloseGroup, EndPhase, EndStream -->
+
+
+class Push(HasSamples, HasFields):
+    """Samples, numbered in the order in which a producer makes them; payload: their spans.
+
+    tokens: of each sample; at most 1,024 samples, and a larger batch in several pushes.
+    first_seq: number of the first; the others follow.
+    floor: the producer will never again send a number below this one.
+    named: the sample ids were given by the user, so repeats across producers are duplicates, or
+        conflicts.
+    checksums: of each sample's content, if they are `named`: any number below 2^32 that is the same
+        for the same content. A repeat with another one is a conflict; left out, none ever is.
+    group_sizes: members of each sample's group, 0 where `CloseGroup` will tell; left out where
+        they are as configured.
+    left_out: positions that `loss_mask` marks in these samples and `loss_tokens` leaves out,
+        counted in a metric.
+    staleness_exempt: which samples may be trained on however old they are, and need no policy
+        version where `--max-staleness` is set; left out where none is.
+    """
+
+    type_code = 5
+    each = (*HasSamples.each, "group_sizes", "staleness_exempt", "checksums")
+    tokens: Annotated[list[Tokens], Declared(max_length=MAX_SAMPLES)]
+    first_seq: Count
+    floor: Count
+    named: bool = False
+    checksums: list[Checksum] | None = None
+    group_sizes: list[Count] | None = None
+    left_out: Count = 0
+    staleness_exempt: list[bool] | None = None
+
+    def spans(self, nbytes: int) -> list[int]:
+        """The size of each sample's span in the payload: 0 for those that lie in an object."""
+        sizes = self.sizes()
+        if self.places is not None:
+            sizes = [0 if at else size for at, size in zip(self.places, sizes, strict=True)]
+        if sum(sizes) != nbytes:
+            raise ProtocolError(
+                f"the header describes {sum(sizes)} payload bytes, the frame carries "
+                f"{nbytes}{self.rows_in_words()}"
+            )
+        return sizes
+
+    def sizes(self) -> list[int]:
+        """The size of each sample's span, wherever it is."""
+        return self.schema_.sizes(self.tokens, self.rows_of(self.schema_))
+
+
+class HasFeedback(Message):
+    """Where the trainer is, with the capability `feedback`; null: as said last on this connection.
+
+    policy_version: that DP rank 0 has reported last.
+    expected_version: that a sample pushed now will be trained with, if samples go in order.
+    remaining: samples (groups, where steps are counted in these) that the soft caps still let in.
+    """
+
+    policy_version: Version | None = None
+    expected_version: Version | None = None
+    remaining: Count | None = None
+
+
+class Pushed(HasFeedback):
+    """What became of the samples of a push, and where the trainer is.
+
+    first_seq: of the push.
+    outcomes: one a sample, or a single one that is the outcome of each: accepted, duplicate,
+        conflict (a duplicate with other content: the first is kept), refused (never send it again)
+        or full (send it again later).
+    errors: message of each refused sample, by its index as a string.
+    reasons: with the capability `reasons`, why in a word, likewise: with `shutting-down` it may be
+        pushed once the dispatcher is started again, or elsewhere.
+    staleness: of the push's oldest sample by now, in policy versions, with the capability
+        `feedback`; null where that is not known.
+    """
+
+    type_code = 6
+    optional = ("reasons",)
+    first_seq: Count
+    outcomes: list[Annotated[Outcome, Declared(strict=False)]]
+    errors: dict[str, str] = Declared(default_factory=dict)
+    reasons: dict[str, str] = Declared(default_factory=dict)
+    staleness: Count | None = None
+
+    def of_each(self, size: int) -> list[Outcome]:
+        """The outcome of each sample of a push of `size` samples.
+
+        Raises ProtocolError if there are more or fewer.
+        """
+        found = self.outcomes * size if len(self.outcomes) == 1 else self.outcomes
+        if len(found) != size:
+            raise ProtocolError(f"{len(found)} outcomes for a push of {size} samples")
+        return found
+
+
+class Feedback(HasFeedback):
+    """Where the trainer is has changed while nothing of this producer's was to be answered.
+
+    Said after the welcome too. Changes that follow each other within a tenth of a second are said
+    at once.
+    """
+
+    type_code = 26
+
+
+class Dropped(Message):
+    """Samples of this producer that were accepted will never be trained on.
+
+    Said with the capability `feedback` to who is connected then, and not again.
+
+    reason: stale, incomplete-group and so on, as the metric of dropped samples has it.
+    sample_ids: which, at most 1,024 at a time.
+    group_ids: the group of each, null for none; left out where no sample has one.
+    """
+
+    type_code = 27
+    reason: Name
+    sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
+    group_ids: list[Name | None] | None = None
+
+    @model_validator(mode="after")
+    def _lists_agree(self) -> Self:
+        if self.group_ids is not None and len(self.group_ids) != len(self.sample_ids):
+            raise ValueError("group_ids and sample_ids differ in length")
+        return self
+
+
+class Blocked(Message):
+    """A push is held back by a cap of the buffer.
+
+    first_seq: of the push; null while frames of others are being received and what this producer
+        sends, which is not read yet, waits for them; said again with every heartbeat.
+    cap: which.
+    held: how much is held, in the cap's unit.
+    capacity: how much may be.
+    waits_for: in words, whom the next step waits for.
+    """
+
+    type_code = 7
+    first_seq: Count | None = None
+    cap: str
+    held: Count
+    capacity: Count
+    waits_for: str = ""
+
+
+class CloseGroup(Message):
+    """No further member of this group will come, or none beyond `size`.
+
+    group_id: which.
+    size: members that it has then; null for those that came.
+    keep: whether an incomplete group is trained on rather than dropped; null: as configured.
+    number: by which a producer knows this, so that it is heard once however often it is said.
+    withdrawn: if given, the group is not closed, but lacks these samples of its producer, by their
+        sequence numbers, at most 1,024 at a time; `size` is then what they have said of it, null
+        if that is told at close.
+    """
+
+    type_code = 8
+    group_id: Name
+    size: Extent | None = None
+    keep: bool | None = None
+    number: Count | None = None
+    withdrawn: Annotated[list[Count], Declared(max_length=MAX_SAMPLES)] | None = None
+
+
+class EndPhase(Message):
+    """This producer pushes nothing older than a policy version any more.
+
+    Once all who contributed to the run have said so, what is older goes before what is newer.
+
+    policy_version: which.
+    force: nobody pushes anything older any more.
+    """
+
+    type_code = 9
+    policy_version: Version
+    force: bool = False
+
+
+class EndStream(Message):
+    """This producer pushes nothing any more.
+
+    Once all who contributed have said so, what is buffered is flushed and the ranks' streams end.
+
+    force: nobody pushes anything any more.
+    """
+
+    type_code = 10
+    force: bool = False
+
+
+class Resend(Message):
+    """A push that is held back can come in now, and its payload was let go: send it again.
+
+    first_seq: of the push.
+    """
+
+    type_code = 24
+    first_seq: Count
+
+
+# -- DP ranks --------------------------------------------------------------------------------------
+#
+#   dispatcher               DP rank
+#   <------   Demand, PolicyVersion
+#   StepHeader     ------>
+#   MicroBatch     ------>   (once per micro-batch, payload attached)
+#   <------   Prepared, or Unresolved  (samples of it are gone: it is planned anew)
+#   StepWithdrawn  ------>   (nothing is left of it)
+#   Release        ------>   (every rank is prepared: training may see it)
+#   LastStep       ------>   (another rank left: none may begin a later one)
+#   <------   Commit, CheckpointSaved  (with it what the step took, if that is known by then)
+#   <------   StepTimes                (or as soon as it is)
+#   Advice         ------>   (for people: what the trainer should know of itself)
+#   <------   Finish           (instead of another Demand: this rank has had enough)
+#   End            ------>
+
+#: Micro-batches of a rank in a step whose times can be told.
+MAX_TIMED = 1 << 16
+#: Passes whose times a commit has with it: most steps have one or two.
+MAX_PASSES = 8
+#: Up to years, so that sums and quotients of them stay finite.
+Seconds = Annotated[float, Declared(ge=0, le=1e9, allow_inf_nan=False)]
+Times = Annotated[list[Seconds], Declared(min_length=1, max_length=MAX_TIMED)]
+
+
+class Demand(Message):
+    """What a training loop does.
+
+    taken: last step that it has begun, -1 for none.
+    hungry: whether it waits for the next one.
+    """
+
+    type_code = 11
+    taken: Watermark
+    hungry: bool
+
+
+class PolicyVersion(Message):
+    """DP rank 0 has a new version of the weights.
+
+    policy_version: which.
+    first_step: the first step that trains with it.
+    """
+
+    type_code = 12
+    policy_version: Version
+    first_step: Count
+
+
+class StepHeader(HasFields):
+    """What is known of a step before its micro-batches; the same on every DP rank.
+
+    fields: of the samples of all its micro-batches.
+    step: its number, from 0.
+    digest: of its plan: who holds another one, holds another step.
+    num_micro_batches: of every rank.
+    num_samples: of all ranks.
+    tokens: of all samples.
+    loss_tokens: of all samples, for normalisation.
+    loss_samples: samples with at least one loss token, for normalisation.
+    group_loss_tokens: of each group, by its number in the step, with the capability `group-totals`;
+        a sample without a group is one of its own. Left out where no sample has one.
+    expected_loss_tokens: loss tokens that `num_samples` mean arrivals have, fixed when the step was
+        planned: with the capability `expected-loss`, left out without it.
+    attempt: how often the step was planned anew because samples could not be resolved; what was
+        said of an earlier attempt is void. With the capability `references`; left out if 0.
+    num_referenced: samples of all ranks that lie in payload stores; left out if 0. If there are
+        any, a rank is prepared once it holds all of its micro-batches, those samples fetched.
+    """
+
+    type_code = 13
+    optional = ("attempt", "num_referenced")
+    step: Count
+    digest: Name
+    num_micro_batches: Extent
+    num_samples: Extent
+    tokens: Total
+    loss_tokens: Count
+    loss_samples: Count
+    group_loss_tokens: list[Count] | None = None
+    expected_loss_tokens: Count | None = None
+    attempt: Count = 0
+    num_referenced: Count = 0
+
+
+class MicroBatch(HasSamples):
+    """One micro-batch of one DP rank; payload: a block a field, as its samples' values.
+
+    step: that it is of.
+    index: its place, from 0; a rank gets them in order.
+    is_filler: whether it is there for the number's sake: it carries the first token of some sample
+        of the step, with no loss tokens.
+    group_numbers: which entry of the step's `group_loss_tokens` is of each sample's group; left out
+        where there are none, and of a filler.
+    attempt: of the step, as in its header; left out if 0.
+    """
+
+    type_code = 14
+    optional = ("attempt",)
+    each = (*HasSamples.each, "group_numbers")
+    step: Count
+    index: Count
+    is_filler: bool = False
+    group_numbers: list[Count] | None = None
+    attempt: Count = 0
+
+    def spans(self, nbytes: int) -> tuple[int]:
+        """All in one piece: what it says of its fields is held against the step's header."""
+        return (nbytes,)
+
+
+class Prepared(Message):
+    """The rank holds a step's header and can train it. Said of steps in their order.
+
+    step: which.
+    digest: of its plan.
+    attempt: of the step, as in its header; left out if 0. Of an earlier one it is void.
+    """
+
+    type_code = 15
+    optional = ("attempt",)
+    step: Count
+    digest: Name
+    attempt: Count = 0
+
+
+class Unresolved(Message):
+    """The rank cannot get samples of a step that is not released, with the capability `references`.
+
+    They are dropped, their groups whole, and the step is planned anew as its next attempt.
+
+    step: which.
+    attempt: of the step, as in its header; of an earlier one it is void.
+    sample_ids: of those that cannot be had, at most 1,024 at a time.
+    why: what their store has said, for people.
+    """
+
+    type_code = 29
+    step: Count
+    attempt: Count
+    sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
+    why: Why = ""
+
+
+class StepWithdrawn(Message):
+    """Nothing is left of a step that is not released, with the capability `references`.
+
+    The rank lets go of it, if it holds it. One of the same number may follow, as a later attempt.
+
+    step: which; none after it is announced.
+    """
+
+    type_code = 34
+    step: Count
+
+
+class Release(Message):
+    """Every DP rank is prepared: the training loop may have a step.
+
+    step: which.
+    """
+
+    type_code = 16
+    step: Count
+
+
+class LastStep(Message):
+    """Another DP rank has left, or is lost: no step after this one may begin, prepared or not.
+
+    A rank whose training loop asks for a later one says so in `Demand`, and gets an `Error`.
+
+    step: the last one, -1 for none at all; null: it was found again, and there is no such limit.
+    """
+
+    type_code = 35
+    step: Watermark | None = None
+
+
+class PassTimes(Part):
+    """What one pass over a step's micro-batches took.
+
+    Times are in seconds, one a micro-batch in order, summed where the pass goes over them more than
+    once.
+
+    cost_key: which pass: `update` trains, others (`log-prob`, `critic`) have the trainer's names.
+    busy_s: from each micro-batch's begin to its end, time inside collectives included.
+    collective_s: how much of that the rank was inside collectives, whether it waited for others
+        there or bytes were on their way; null where that cannot be told apart.
+    why: why it cannot, for people.
+    """
+
+    cost_key: Name = UPDATE
+    busy_s: Times
+    collective_s: Times | None = None
+    why: Annotated[str, Declared(max_length=200)] = ""
+
+    @model_validator(mode="after")
+    def _one_a_micro_batch(self) -> Self:
+        if self.collective_s is not None and len(self.collective_s) != len(self.busy_s):
+            raise ValueError(
+                f"collective_s has {len(self.collective_s)} entries for {len(self.busy_s)} "
+                "micro-batches"
+            )
+        return self
+
+
+class Commit(Message):
+    """The rank has applied every step up to one.
+
+    step: the last of them.
+    times: what passes over that step took, as far as it is known by now, with the capability
+        `commit-times`: with 65,536 micro-batches altogether at most. Others follow in StepTimes.
+    """
+
+    type_code = 17
+    step: Count
+    times: Annotated[list[PassTimes], Declared(min_length=1, max_length=MAX_PASSES)] | None = None
+
+    @model_validator(mode="after")
+    def _as_many_as_alone(self) -> Self:
+        if self.times is not None and sum(len(each.busy_s) for each in self.times) > MAX_TIMED:
+            raise ValueError(f"times of more than {MAX_TIMED} micro-batches")
+        return self
+
+
+class End(Message):
+    """No step will follow.
+
+    reason: `finished` where the DP ranks have finished the run: steps after that are void; `ended`
+        where producers or a controller have ended the stream, `drained` where the dispatcher shuts
+        down: steps that were announced before still come.
+    """
+
+    type_code = 18
+    reason: Annotated[EndReason, Declared(strict=False)]
+
+
+class Finish(Message):
+    """The training loop has had enough: it takes no further step.
+
+    Once every DP rank has said so, after the same step and with the same words, the run is
+    finished, which `End` says. Where they differ, or one goes on, all get an `Error`.
+
+    step: the last one that the rank has committed, -1 for none.
+    discard: samples that are not used are dropped, though a journal could keep them.
+    """
+
+    type_code = 36
+    step: Watermark
+    discard: bool = False
+
+
+class CheckpointSaved(Message):
+    """A checkpoint is durable; DP rank 0 speaks for all.
+
+    step: the last step that is in it, -1 for none.
+    """
+
+    type_code = 23
+    step: Watermark
+
+
+class StepTimes(PassTimes, Message):
+    """What one pass over a step's micro-batches took, with the capability `step-times`.
+
+    Said once a pass, with or after the step's Commit, unless that has told it; nobody waits for it.
+
+    step: which.
+    """
+
+    type_code = 28
+    step: Count

@@ -1,0 +1,376 @@
+"""TLS over TCP: a handshake that is counted from its first byte, and a stream with backpressure.
+
+asyncio's own TLS server tells nobody of a connection before its handshake is done, nor why it
+failed; it has 256 KiB for each from its first byte on, and takes whatever it is given to send:
+
+- One that never completes its handshake is pending, with a bound and a deadline; failures are
+  counted, and a client that does not speak TLS is told so in its own protocol.
+- To answer a client's first words costs a signature: milliseconds. Who answers a crowd in order of
+  arrival has everybody wait for everybody before him, until the first have hung up and come again:
+  each answer goes to somebody who has just given up. So the newest is next; who is passed over
+  hangs up, or makes room, and is the newest when it comes again. ("Adaptive LIFO", Maurer, Fail at
+  Scale, ACM Queue 2015.)
+- What arrives encrypted is received into a buffer that all connections of a listener share, as it
+  is copied from there before anything else happens.
+- Bytes are handed to asyncio's transport a piece at a time, as long as it wants more: a frame of a
+  hundred megabytes would be encrypted and copied at once, and a deadline for reading would see
+  neither a frame that nobody reads nor the progress of one that is read slowly.
+
+Invariants: at most `AT_ONCE` handshakes are being answered, so no turn of the event loop is longer
+than that; bytes leave in the order in which they were written.
+"""
+
+import asyncio
+import logging
+import select
+import socket
+import ssl
+from asyncio import sslproto
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from typing import Any
+
+from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.transport.listener import ConnectionHandler, Listener, Place, ServerTls
+from rollout_dispatcher.transport.plain import StreamProtocol
+
+log = logging.getLogger(__name__)
+
+#: First byte of a TLS handshake record (RFC 8446, section 5.1).
+HANDSHAKE_RECORD = b"\x16"
+#: What poll(2) says of a client that has hung up; 0 where there is no such thing, which finds none.
+POLLRDHUP: int = getattr(select, "POLLRDHUP", 0)
+#: For a client that is refused to read why, and for the closing words of a TLS session.
+GOODBYE_SECONDS = 2.0
+#: Handshakes that are answered between two looks at everybody else.
+AT_ONCE = 4
+#: As much as asyncio receives at a time of what is encrypted.
+BUFFER_BYTES = 256 * 1024
+#: A few TLS records: small beside the kernel's buffer, large beside the cost of a call.
+PIECE_BYTES = 64 * 1024
+
+
+class TlsListener(Listener):
+    """Accepts TLS connections, which are pending until their handshake is done."""
+
+    def __init__(
+        self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler, tls: ServerTls
+    ) -> None:
+        self._tls, self._handshakes = tls, Handshakes()
+        self._buffer = bytearray(BUFFER_BYTES)
+        super().__init__(sock, endpoint, handler)
+
+    def _adopt(self, sock: socket.socket) -> None:
+        self._start(partial(self._receive, sock))
+
+    async def _receive(self, sock: socket.socket, place: Place) -> None:
+        """Give a connection its protocol, or count why not."""
+        try:
+            async with asyncio.timeout(self._handler.handshake_timeout):
+                reason = await self._shake_hands(sock, place)
+        except TimeoutError:
+            reason = "handshake-timeout"
+        except OSError as error:
+            log.info("a TLS handshake failed: %s", error, extra={"kind": "tls"})
+            reason = "tls"
+        except Exception:  # whatever it was, it is this connection's alone
+            log.exception("a TLS handshake failed")
+            reason = "tls"
+        if reason is not None:
+            self._handler.refused(reason)
+
+    async def _shake_hands(self, sock: socket.socket, place: Place) -> str | None:
+        """None once the connection has its protocol, else why it has not."""
+        try:
+            first = await _peek(sock)
+            if first == HANDSHAKE_RECORD:
+                await self._handshakes.begin()
+        except BaseException:
+            sock.close()
+            raise
+        if not first:
+            sock.close()
+            return "eof"
+        if first != HANDSHAKE_RECORD:
+            await _say_and_close(sock, self._tls.to_plain)
+            return "plain"
+        with ExitStack() as turn:
+            turn.callback(self._handshakes.answered)
+            if _hung_up(sock):
+                sock.close()
+                return "eof"
+            await self._secure(sock, place, turn)
+        return None
+
+    async def _secure(self, sock: socket.socket, place: Place, turn: ExitStack) -> None:
+        """Return once the handshake is done, and the protocol is connected.
+
+        turn: ended as soon as the client's first words were answered.
+        """
+
+        def answered() -> None:
+            turn.close()
+            place.renew()
+
+        done: asyncio.Future[None] = self._loop.create_future()
+        records = TlsRecords(
+            self._protocol(),
+            self._tls.context(),
+            done,
+            answered=answered,
+            buffer=self._buffer,
+            handshake_timeout=self._handler.handshake_timeout,
+            shutdown_timeout=GOODBYE_SECONDS,
+        )
+        transport, _ = await self._loop.connect_accepted_socket(lambda: records, sock)
+        try:
+            await done
+        except BaseException:
+            transport.abort()
+            raise
+        finally:
+            # It holds the error, that its traceback, that this frame: a cycle that would keep all
+            # that the session takes until the garbage collector looks, which is seldom.
+            del done
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        protocol = self._handler.protocol()
+        if isinstance(protocol, StreamProtocol):
+            return PacedTls(protocol, partial(self._tls.secured, protocol))
+        return protocol
+
+
+async def _peek(sock: socket.socket) -> bytes:
+    """The first byte that arrives, left where it is; nothing if the client hangs up."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(sock, _resolve, arrived)
+    try:
+        await arrived
+    finally:
+        loop.remove_reader(sock)
+    return sock.recv(1, socket.MSG_PEEK)
+
+
+def _hung_up(sock: socket.socket) -> bool:
+    """Whether the client will say nothing more, though there may be something to read."""
+    look = select.poll()
+    look.register(sock, POLLRDHUP)
+    return bool(look.poll(0))
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _say_and_close(sock: socket.socket, words: bytes) -> None:
+    """Write a few words and wait a little until they are read.
+
+    Closing with bytes unread would reset the connection, and the words might be lost.
+    """
+    loop = asyncio.get_running_loop()
+    with closing(sock), suppress(TimeoutError, OSError):
+        async with asyncio.timeout(GOODBYE_SECONDS):
+            await loop.sock_sendall(sock, words)
+            sock.shutdown(socket.SHUT_WR)
+            while await loop.sock_recv(sock, 65536):
+                pass
+
+
+class Handshakes:
+    """The clients of one listener that have said their first words."""
+
+    def __init__(self) -> None:
+        self._free = AT_ONCE
+        self._waiting: list[asyncio.Future[None]] = []  # the newest last
+
+    async def begin(self) -> None:
+        """Return when it is this one's turn, which somebody ends by `answered`."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # its turn had just come
+                self.answered()
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            raise
+
+    def answered(self) -> None:
+        """Somebody's turn is over: the answer is out, or there will be none."""
+        while self._waiting:
+            if not (newest := self._waiting.pop()).done():
+                newest.set_result(None)
+                return
+        self._free += 1
+
+
+class TlsRecords(sslproto.SSLProtocol):
+    """Leads a server's handshake, then carries records for `protocol`.
+
+    answered: called once, when what came first was answered. done: set once the handshake is.
+    buffer: of `BUFFER_BYTES`, shared with others on this loop.
+    """
+
+    max_size = 1  # for the buffer of its own, which is let go again
+
+    def __init__(
+        self,
+        protocol: asyncio.BaseProtocol,
+        context: ssl.SSLContext,
+        done: "asyncio.Future[None]",
+        *,
+        answered: Callable[[], None],
+        buffer: bytearray,
+        handshake_timeout: float,
+        shutdown_timeout: float,
+    ) -> None:
+        super().__init__(
+            asyncio.get_running_loop(),
+            protocol,
+            context,
+            done,
+            server_side=True,
+            ssl_handshake_timeout=handshake_timeout,  # type: ignore[arg-type]  # seconds, any
+            ssl_shutdown_timeout=shutdown_timeout,
+        )
+        self.max_size = BUFFER_BYTES  # type: ignore[misc]  # of what is read at a time
+        self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
+        self._answered: Callable[[], None] | None = answered
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what arrived, which is answered at once."""
+        super().buffer_updated(nbytes)
+        if self._answered is not None:
+            answered, self._answered = self._answered, None
+            answered()
+
+
+class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
+    """Stands between a TLS transport and a stream protocol: each takes it for the other.
+
+    secured: called once the protocol has this transport, with the certificate that was shown.
+    """
+
+    def __init__(self, inner: StreamProtocol, secured: Callable[[object], None]) -> None:
+        asyncio.Transport.__init__(self)
+        self._inner, self._secured = inner, secured
+        self._tls: asyncio.Transport | None = None
+        self._waiting: deque[memoryview] = deque()
+        self._full = self._inner_paused = self._closing = False
+
+    # -- as the TLS transport's protocol ------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The handshake is done."""
+        assert isinstance(transport, asyncio.Transport)
+        self._tls = transport
+        transport.set_write_buffer_limits(high=PIECE_BYTES)
+        self._inner.connection_made(self)
+        self._secured(transport.get_extra_info("peercert"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over, and what waits with it."""
+        self._closing = True
+        self._waiting.clear()
+        self._inner.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> Any:
+        """Straight into the protocol's memory."""
+        return self._inner.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes arrived, decrypted."""
+        self._inner.buffer_updated(nbytes)
+
+    def eof_received(self) -> bool | None:
+        """Nothing more will come."""
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """The TLS transport holds enough."""
+        self._full = True
+        if not self._inner_paused:
+            self._inner_paused = True
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """It wants more."""
+        self._full = False
+        self._forward()
+        if self._inner_paused and not self._full:
+            self._inner_paused = False
+            self._inner.resume_writing()
+
+    # -- as the protocol's transport --------------------------------------------------------------
+
+    def write(self, data: Any) -> None:
+        """Send these bytes behind those that wait; they must not change until they are sent."""
+        self.writelines([data])
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        """Send these bytes behind those that wait."""
+        if self._closing:
+            return
+        self._waiting.extend(memoryview(data).cast("B") for data in list_of_data if len(data))
+        self._forward()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that are not sent yet; it shrinks with every piece that the client reads."""
+        held = 0 if self._tls is None else self._tls.get_write_buffer_size()
+        return held + sum(map(len, self._waiting))
+
+    def can_write_eof(self) -> bool:
+        """TLS has no half-closed state."""
+        return False
+
+    def is_closing(self) -> bool:
+        """Whether it is closed, or will be once everything is sent."""
+        return self._closing
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        self._closing = True
+        if not self._waiting and self._tls is not None:
+            self._tls.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._closing = True
+        self._waiting.clear()
+        if self._tls is not None:
+            self._tls.abort()
+
+    def pause_reading(self) -> None:
+        """Leave what arrives where it is."""
+        if self._tls is not None:
+            self._tls.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take it again."""
+        if self._tls is not None:
+            self._tls.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What the TLS transport knows."""
+        return default if self._tls is None else self._tls.get_extra_info(name, default)
+
+    def _forward(self) -> None:
+        """Hand over pieces as long as the TLS transport wants more."""
+        assert self._tls is not None
+        if self._tls.is_closing():
+            self._waiting.clear()
+        while self._waiting and not self._full:
+            first = self._waiting.popleft()
+            if len(first) > PIECE_BYTES:
+                self._waiting.appendleft(first[PIECE_BYTES:])
+            self._tls.write(first[:PIECE_BYTES])
+        if self._closing and not self._waiting:
+            self._tls.close()

@@ -1,1 +1,0 @@
-"""Which samples of the window a step takes."""

@@ -1,0 +1,167 @@
+"""A client belongs to the process that made it, and may have a thread of its own there.
+
+Its socket and the thread or loop that serves it do not survive a fork: a child that used them would
+wait for a thread that it does not have, or write into the midst of what its parent says.
+
+Clients whose callers block have an event loop in a thread of its own. The thread is a daemon
+because an exiting interpreter joins all others before it runs any exit hook: a client that nobody
+closed would hang there. Whoever starts one says goodbye by an exit hook.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Final, NoReturn, Self, TypeVar
+
+from pydantic import ValidationError
+
+from rollout_dispatcher.errors import ConfigError
+
+
+class Closing(ABC):
+    """Closed at the end of a `with` block, however that ends."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. Idempotent, bounded in time."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+T = TypeVar("T")
+
+
+def validated(action: Callable[[], T]) -> T:
+    """Run what builds a message of a caller's arguments; raises ConfigError that names one."""
+    try:
+        return action()
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        raise ConfigError(f"{place} is {fault['input']!r}: {fault['msg']}") from error
+
+
+#: By kind of client: it names what most often starts processes where such a client is used.
+REMEDIES: Final = {
+    "producer": "make one in each process that pushes, once it has been started",
+    "stream": (
+        "make it in the process that uses it; for a torch DataLoader that means num_workers=0 (the "
+        "stream receives ahead by itself: prefetch_steps)"
+    ),
+}
+
+
+class _Here:
+    """This process. A fork tells it, as to ask the kernel takes longer than what it guards."""
+
+    pid = os.getpid()
+
+    @classmethod
+    def forked(cls) -> None:
+        """It is another one."""
+        cls.pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_Here.forked)
+
+
+class OwnProcess:
+    """Remembers which process a client is made in. what: a key of `REMEDIES`."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._pid = what, _Here.pid
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is that process."""
+        return _Here.pid == self._pid
+
+    def check(self) -> None:
+        """Raise ConfigError in any other process."""
+        if _Here.pid != self._pid:
+            raise ConfigError(
+                f"this {self._what} was made in process {self._pid}, from which this one "
+                f"({_Here.pid}) was forked; its connection is served there: "
+                f"{REMEDIES[self._what]}"
+            )
+
+
+def refuse_to_travel(what: str) -> NoReturn:
+    """Raise ConfigError for a client that is being pickled or copied."""
+    raise ConfigError(f"a {what} cannot be copied or sent to another process; {REMEDIES[what]}")
+
+
+class LoopThread:
+    """Runs from the start until `stop` is called in it, or its last work ends it."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = _Loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine there. Raises RuntimeError when the loop has ended."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Call something there, soon; nothing happens once the loop has ended."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(action)
+
+    def finish(self, work: Coroutine[Any, Any, object]) -> None:
+        """Run a last coroutine there; the loop ends with it."""
+
+        async def last() -> None:
+            try:
+                await work
+            finally:
+                self.loop.stop()
+
+        self.submit(last())
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end of the loop, so many seconds at most; in the loop itself, do not wait.
+
+        There it is a finalizer that asks: garbage is collected in whichever thread makes more.
+        """
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        """Serve until stopped, then end whatever a caller left behind."""
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        finally:
+            self.loop.close()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks names up in other threads, as every event loop does, unless there can be none.
+
+    An interpreter that exits starts no more threads; a client may have a last word to say then.
+    """
+
+    async def getaddrinfo(self, host: Any, port: Any, **how: Any) -> Any:
+        """As `socket.getaddrinfo`; addresses that are numbers need no look-up."""
+        with suppress(socket.gaierror):
+            numeric = how | {"flags": how.get("flags", 0) | socket.AI_NUMERICHOST}
+            return socket.getaddrinfo(host, port, **numeric)
+        try:
+            return await super().getaddrinfo(host, port, **how)
+        except RuntimeError:
+            return socket.getaddrinfo(host, port, **how)

@@ -1,0 +1,362 @@
+"""The losses of a stream, and what the trainer does with their gradients.
+
+Invariant: over all micro-batches of a step and all DP ranks, `(token_losses * weights).sum() *
+scale` adds up, after the trainer has averaged, summed or divided as it says, to what the loss's
+normaliser says. A filler adds zero.
+
+    token-mean                every token of the step weighs the same
+    token-mean-expected       every token of the run weighs the same, whatever step it is in
+    sequence-mean             every sample of the step weighs the same, however long it is
+    sequence-mean-token-sum   the mean over samples of the sum over their tokens
+    group-mean                every group of the step weighs the same, every token within a group
+    constant:C                the sum over all tokens, over a number that the data have no say in
+
+Symbols in the normalisers' formulas:
+
+    l[i,t]  loss of token t of sample i        N  samples of the step, over all DP ranks
+    w[i,t]  its weight; of a mask, 1 or 0      S  those of them that have any weight
+    W[i]    sum over t of w[i,t]               G  groups that have any weight
+    g(i)    group of sample i                  V[g]  sum of W[i] over the samples of group g
+
+Fillers are no samples, and neither are members of groups that were dropped. All sums are over the
+whole step, whatever its size.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollout_dispatcher.errors import ConfigError, SampleRefused
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.versions import EXPECTED_LOSS, GROUP_TOTALS
+from rollout_dispatcher.sample import RESERVED
+from rollout_workers.micro_batch.layouts import bounds
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of a step over all DP ranks: N, the sum of w, S, and V by a group's number.
+
+    groups: None where no sample has a group, or nobody asks; each sample is one of its own then.
+    expected: the sum of w that so many samples have as a rule; None if nobody asks.
+    """
+
+    samples: int
+    weight: float
+    weighted_samples: int
+    groups: FloatArray | None = None
+    expected: int | None = None
+
+
+class Share(Enum):
+    """What every weight is divided by: nothing, W of its sample, or V of its sample's group."""
+
+    NOTHING = 0
+    SAMPLE = 1
+    GROUP = 2
+
+
+class Normaliser(NamedTuple):
+    """A way to average: the loss is the sum of l * w / share, over a denominator.
+
+    denominator: what the loss of the whole step is divided by. is_expected: whether the dispatcher
+    has to say what weight so many samples have as a rule.
+    """
+
+    share: Share
+    denominator: Callable[[Totals], float]
+    is_expected: bool = False
+
+
+def _expected(totals: Totals) -> float:
+    """N E as a whole number, which is `token-mean`'s where all samples have E."""
+    assert totals.expected is not None, "the dispatcher was asked for it"
+    return totals.expected
+
+
+def _groups(totals: Totals) -> float:
+    """Groups that have any weight."""
+    if totals.groups is None:
+        return totals.weighted_samples
+    return int((totals.groups > 0).sum())
+
+
+#: By the words that name them.
+NORMALISERS = {
+    # sum over i, t of w[i,t] l[i,t] / sum over i, t of w[i,t]. Long samples weigh more. DAPO;
+    # verl's `token-mean`, TRL's `dapo`.
+    "token-mean": Normaliser(Share.NOTHING, lambda totals: totals.weight),
+    # sum over i, t of w[i,t] l[i,t] / (N E), E the running mean of W[i] as samples arrive. As
+    # `token-mean` divides on average, but long samples that leave together weigh no less for it:
+    # their step's gradient is longer instead. The dispatcher fixes E when it plans the step.
+    "token-mean-expected": Normaliser(Share.NOTHING, _expected, is_expected=True),
+    # 1/S sum over i of (sum over t of w[i,t] l[i,t] / W[i]). GRPO as it was published; verl's
+    # `seq-mean-token-mean`; TRL's `grpo`, which counts samples without any weight too.
+    "sequence-mean": Normaliser(Share.SAMPLE, lambda totals: totals.weighted_samples),
+    # 1/S sum over i, t of w[i,t] l[i,t]. A sample weighs by its length, a step does not: steps of
+    # long samples have long gradients. verl's `seq-mean-token-sum`.
+    "sequence-mean-token-sum": Normaliser(Share.NOTHING, lambda totals: totals.weighted_samples),
+    # 1/G sum over g of (sum over i in g, t of w[i,t] l[i,t] / V[g]). The token mean of each
+    # prompt's answers, averaged over prompts. A sample without a group is one of its own. Members
+    # of a group may be on any ranks; those that were dropped do not count.
+    "group-mean": Normaliser(Share.GROUP, _groups),
+}
+#: With a positive number C behind a colon: 1/(C N) sum over i, t of w[i,t] l[i,t], C usually the
+#: longest completion. Unbiased where the means above are not: how long samples are, and which of
+#: their tokens count, changes nothing about the weight of others. Samples without any weight count
+#: in N. Dr. GRPO; TRL's `dr_grpo`; verl's `seq-mean-token-sum-norm`, which leaves N out.
+CONSTANT = "constant"
+WORDS = (*NORMALISERS, f"{CONSTANT}:NUMBER")
+
+
+def normaliser(option: str, word: object) -> Normaliser:
+    """The normaliser that a word names; raises ConfigError that lists the words."""
+    name, colon, number = str(word).partition(":")
+    if name in NORMALISERS and not colon:
+        return NORMALISERS[name]
+    if name == CONSTANT:
+        tokens = _number(option, word, number)
+        return Normaliser(Share.NOTHING, lambda totals: tokens * totals.samples)
+    raise ConfigError(f"{option} is {word!r}; choose from {', '.join(WORDS)}")
+
+
+def _number(option: str, word: object, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise ConfigError(
+            f"{option} is {word!r}; behind the colon stands a positive number, such as the most "
+            "tokens that a completion has, as in constant:4096"
+        )
+    return found
+
+
+#: The mask whose tokens the dispatcher counts; zeros and ones.
+LOSS_MASK = "loss_mask"
+#: The name of the main loss among those of a step: `loss_weights`, `loss_scale`.
+MAIN = "loss"
+MICRO_BATCHES: Literal["micro-batches"] = "micro-batches"
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class GradReduction(StrEnum):
+    """What the trainer does with the ranks' gradients; DDP and FSDP average."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One of several losses of a step: `losses={"kl": Loss("sequence-mean", weights="kl_mask")}`.
+
+    normalisation: over what it is averaged: `token-mean`, `token-mean-expected` (of `loss_mask`
+        alone), `sequence-mean`, `sequence-mean-token-sum`, `group-mean` or `constant:NUMBER`; see
+        the table above.
+    weights: the samples' field with a number for every token, at least 0: a mask, or floats. What
+        the normaliser counts is then the sum of these numbers. By default `loss_mask`, whose tokens
+        the dispatcher has counted; others are totalled over the DP ranks, see `MicroBatchStream`.
+
+    Raises ConfigError for a word that names no normaliser, or one that such weights cannot have.
+    """
+
+    normalisation: str = "token-mean"
+    weights: str = LOSS_MASK
+
+    def __post_init__(self) -> None:
+        if self.normaliser().is_expected and self.weights != LOSS_MASK:
+            raise ConfigError(
+                f"{self.normalisation} of {self.weights}: the dispatcher knows what to expect of "
+                f"{LOSS_MASK} alone; use another normalisation"
+            )
+
+    def normaliser(self) -> Normaliser:
+        """The normaliser that its word names."""
+        return normaliser("normalisation", self.normalisation)
+
+
+@dataclass(frozen=True)
+class NamedLoss:
+    """A loss of a step, and what its tensors are called, worked out once."""
+
+    name: str
+    normaliser: Normaliser
+    field: str = LOSS_MASK
+
+    @cached_property
+    def weights(self) -> str:
+        """The name of its weights in a micro-batch."""
+        return f"{self.name}_weights"
+
+    @cached_property
+    def is_counted(self) -> bool:
+        """Whether the dispatcher has counted what it is averaged over."""
+        return self.field == LOSS_MASK
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """How the losses of every step of a stream are normalised.
+
+    grad_ranks: ranks whose gradients the trainer averages: the DP ranks, or more of them, such as
+        DP x CP. normalisation: of the main loss. others: beside it. weights_dtype: of the weights
+        of tokens. divides_by: what the trainer divides each loss by on its own.
+    """
+
+    grad_ranks: int
+    normalisation: Normaliser = NORMALISERS["token-mean"]
+    grad_reduction: GradReduction = GradReduction.MEAN
+    weights_dtype: torch.dtype = torch.float32
+    others: tuple[NamedLoss, ...] = ()
+    divides_by: int | Literal["micro-batches"] = 1
+
+    @cached_property
+    def losses(self) -> tuple[NamedLoss, ...]:
+        """All of them, the main one first."""
+        return (NamedLoss(MAIN, self.normalisation), *self.others)
+
+    @property
+    def uncounted(self) -> tuple[NamedLoss, ...]:
+        """Those that the ranks total themselves."""
+        return tuple(loss for loss in self.others if not loss.is_counted)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that the dispatcher has to have for them: what headers tell."""
+        ways = [loss.normaliser for loss in self.losses]
+        groups = {GROUP_TOTALS for way in ways if way.share is Share.GROUP}
+        expected = {EXPECTED_LOSS for way in ways if way.is_expected}
+        return frozenset(groups | expected)
+
+    def scale(self, denominator: float, num_micro_batches: int) -> float:
+        """The factor of a loss that is to be averaged over `denominator`; 0 for nothing.
+
+        So a step without any loss token has no gradient rather than NaN.
+        """
+        ranks = self.grad_ranks if self.grad_reduction is GradReduction.MEAN else 1
+        divided = num_micro_batches if self.divides_by == MICRO_BATCHES else self.divides_by
+        return ranks * divided / denominator if denominator else 0.0
+
+
+def choice(kind: type[Choice], option: str, word: str) -> Choice:
+    """The member that a word names; raises ConfigError that lists the words."""
+    try:
+        return kind(word)
+    except ValueError:
+        raise ConfigError(f"{option} is {word!r}; choose from {', '.join(kind)}") from None
+
+
+def named_losses(losses: Mapping[str, Loss]) -> tuple[NamedLoss, ...]:
+    """Losses by name, as a user gives them; raises ConfigError for a name that cannot be."""
+    found = []
+    for name, loss in losses.items():
+        if not (isinstance(name, str) and name.isidentifier()) or f"{name}_weights" in RESERVED:
+            raise ConfigError(
+                f"a loss is called {name!r}; its weights are micro_batch.NAME_weights, so choose a "
+                f"name like a variable's, and not {MAIN!r}, which is the main one's"
+            )
+        if not isinstance(loss, Loss):
+            raise ConfigError(f"losses[{name!r}] is {loss!r}; give a Loss(...)")
+        found.append(NamedLoss(name, loss.normaliser(), loss.weights))
+    return tuple(found)
+
+
+def divisor(given: object) -> int | Literal["micro-batches"]:
+    """`trainer_divides_by` as a user gives it; raises ConfigError for anything else."""
+    if given == MICRO_BATCHES:
+        return MICRO_BATCHES
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given < math.inf:
+        return given
+    raise ConfigError(
+        f"trainer_divides_by is {given!r}; it is {MICRO_BATCHES!r}, or a number of them, at least 1"
+    )
+
+
+def token_weights(
+    loss: NamedLoss, header: m.MicroBatch, values: Tensor | None, totals: Totals, config: LossConfig
+) -> Tensor:
+    """Weight of every token, [total], as the loss's normaliser wants it.
+
+    values: [total], what the loss's field says; None where samples have no `loss_mask`.
+    """
+    if header.is_filler:
+        return torch.zeros(sum(header.tokens), dtype=config.weights_dtype)
+    if values is None:
+        weights = torch.ones(sum(header.tokens), dtype=config.weights_dtype)
+    else:
+        weights = _as_weights(values, config.weights_dtype)
+    weights[firsts(header.tokens)] = 0
+    if loss.normaliser.share is not Share.NOTHING:
+        shares = _shares(loss, header, values, totals)
+        exact = np.float64 if config.weights_dtype is torch.float64 else np.float32
+        divisors = np.where(shares > 0, shares, 1.0).astype(exact)
+        weights /= torch.from_numpy(np.repeat(divisors, header.tokens))
+    return weights
+
+
+def _shares(
+    loss: NamedLoss, header: m.MicroBatch, values: Tensor | None, totals: Totals
+) -> FloatArray:
+    """What the weights of each sample are divided by, [n]; 0 only where all of them are 0."""
+    by_group = loss.normaliser.share is Share.GROUP
+    if by_group and totals.groups is not None and header.group_numbers is not None:
+        return totals.groups[header.group_numbers]
+    if loss.is_counted or values is None:
+        return np.array(header.loss_tokens, np.float64)
+    return sample_weights(loss, header, values)
+
+
+def sample_weights(loss: NamedLoss, header: m.MicroBatch, values: Tensor) -> FloatArray:
+    """The sum of the weights of each sample but for its first token's, float64[n].
+
+    Raises SampleRefused that names the sample where a weight is negative or no number.
+    """
+    numbers = values.to(torch.float64, copy=True).numpy()
+    if not (numbers >= 0).all() or np.isinf(numbers).any():
+        at = int(np.flatnonzero(~(numbers >= 0) | np.isinf(numbers))[0])
+        sample, token = _place(header.tokens, at)
+        raise SampleRefused(
+            "bad-weights",
+            f"{loss.field} of sample {header.sample_ids[sample]} is {numbers[at]:g} at token "
+            f"{token}; the weights of loss {loss.name} are numbers from 0 on",
+        )
+    numbers[firsts(header.tokens)] = 0
+    found: FloatArray = np.add.reduceat(numbers, bounds(header.tokens)[:-1])
+    return found
+
+
+def _place(tokens: Sequence[int], at: int) -> tuple[int, int]:
+    """Which sample, and which of its tokens, stands at a place of them all."""
+    starts = bounds(list(tokens))
+    sample = int(np.searchsorted(starts, at, side="right")) - 1
+    return sample, at - starts[sample]
+
+
+def firsts(tokens: Sequence[int]) -> list[int]:
+    """Where the first token of each sample is, [n]; it is never a target of any loss.
+
+    End to end with others, it would be scored by the last logits of the sample before.
+    """
+    return bounds(tokens)[:-1]
+
+
+def _as_weights(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy of this type; numpy is several times as fast with the usual kind of mask."""
+    if values.dtype is not torch.bool:
+        return values.to(dtype, copy=True)
+    floats = torch.from_numpy(values.numpy().astype(np.float32))
+    return floats if dtype is torch.float32 else floats.to(dtype)

@@ -1,1 +1,0 @@
-"""Loss normalisation: weights of tokens, and scales for a whole step over all DP ranks."""

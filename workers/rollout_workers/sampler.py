@@ -1,0 +1,467 @@
+"""`LengthBucketSampler`: balance for offline data, by giving all ranks samples of like length.
+
+Where samples are produced while training goes on there is nothing to sort beforehand: that is what
+the dispatcher's window is for.
+The order of an epoch: which samples make a step, which of them a rank gets, and when.
+
+Samples are sorted by length and cut into *runs* of like ones: a micro-batch for every rank. Runs
+are cut into buckets, and each step takes runs from all over one bucket, so that its lengths are
+spread as the bucket's, while ranks that work at the same time work on one run.
+
+Example: lengths 9 8 7 6 5 4 3 2 for two ranks, two samples a rank and step, runs of 2: the runs are
+98 76 54 32. In a bucket of two steps the upper half, 98 76, has a run for each of them, and so has
+the lower: the steps are 98 54 and 76 32. In buckets of one step they are 98 76 and 54 32.
+
+Ranks get a run's samples row by row, a sample each: the longest goes to the rank with the least
+work so far. What all ranks meet for in a row is not changed by that, and at the end of the step
+they are level. Pure: the same arguments give the same order on every rank and machine.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from operator import index
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import Sampler
+
+from rollout_dispatcher.errors import ConfigError, UnequalPartitions
+from rollout_planner.cost import Quadratic
+from rollout_planner.public.arguments import as_lengths
+from rollout_planner.types import FloatArray, IntArray
+from rollout_workers.process_group import find_place
+from rollout_workers.replica.join import place_in, refuse_contradiction
+
+#: How far shuffling moves a sample at most in the sorted data, in runs, and two places more: what
+#: makes runs differ from epoch to epoch. Ranks that meet at every micro-step wait 1.0 to 1.2 times
+#: as long as without it, and 1.2 to 1.7 times with a whole run.
+JITTER = 0.25
+#: And past samples that are shorter by at most this share: where few are of like length, as the
+#: longest are, ranks would wait for a sample among shorter ones.
+LIKE = 0.01
+
+_COST = Quadratic()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochOrder:
+    """What shapes the order of samples, beside the number of ranks.
+
+    lengths: tokens[n]. global_batch: samples of a step. bucket_batches: steps in a bucket; None:
+    all are in one. The rest is as `LengthBucketSampler` has it.
+    """
+
+    lengths: IntArray
+    global_batch: int
+    bucket_batches: int | None
+    seed: int
+    shuffle: bool
+    longest_first: bool
+    drop_last: bool
+
+    def of_rank(self, epoch: int, run: int, dp_rank: int, dp_size: int) -> IntArray:
+        """Indices of the samples that this rank gets in an epoch, in runs of so many samples.
+
+        `run` and `dp_size` divide the global batch. Which samples a step has depends on the run,
+        and not on the number of ranks.
+        """
+        random = _Random(self.seed, epoch)
+        order = self._by_length(random, run)
+        whole = order.size // self.global_batch * self.global_batch
+        steps = self._steps(random, order[:whole].reshape(-1, run))
+        mine = self._deal(steps, dp_size)[:, :, dp_rank].ravel()
+        if whole == order.size:
+            return mine
+        last = self._last(order, whole, dp_size)
+        return np.concatenate([mine, self._deal(last, dp_size)[:, :, dp_rank].ravel()])
+
+    def _by_length(self, random: "_Random", run: int) -> IntArray:
+        """Samples by descending length, nearly so if shuffled; what is dropped left out."""
+        order: IntArray = np.argsort(-self.lengths, kind="stable")
+        kept = order.size // self.global_batch * self.global_batch if self.drop_last else order.size
+        if not self.shuffle:
+            return order[:kept]
+        if kept < order.size:
+            order = order[np.sort(random.order(order.size)[:kept])]
+        places = np.arange(kept)
+        negative = -self.lengths[order]  # ascending, as a search needs it
+        like = np.searchsorted(negative, negative * (1 - LIKE), side="right") - places
+        moved = places + random.fractions(kept) * np.minimum(like, 2 + JITTER * run)
+        return order[np.argsort(moved, kind="stable")]
+
+    def _steps(self, random: "_Random", runs: IntArray) -> IntArray:
+        """Steps [n, B] of runs [n * p, run]; in each step, and each run, the longest come first."""
+        longest_first = np.argsort(-self.lengths[runs], axis=1, kind="stable")
+        runs = np.take_along_axis(runs, longest_first, axis=1)
+        count = runs.size // self.global_batch
+        a_bucket = min(self.bucket_batches or count, count)
+        full = count - count % max(1, a_bucket)
+        border = full * self.global_batch // runs.shape[1]
+        buckets = (runs[:border], a_bucket), (runs[border:], count - full)
+        steps = np.concatenate([self._mix(random, part, size) for part, size in buckets])
+        return self._ordered(random, steps)
+
+    def _mix(self, random: "_Random", runs: IntArray, size: int) -> IntArray:
+        """Steps of the runs of buckets of `size` steps each.
+
+        A bucket is cut into as many equal parts as a step has runs, and each step gets one of each.
+        """
+        if not len(runs):
+            return runs.reshape(0, self.global_batch)
+        run = runs.shape[1]
+        parts = runs.reshape(-1, self.global_batch // run, size, run)
+        if self.shuffle:
+            taken = random.order(*parts.shape[:3])
+            parts = np.take_along_axis(parts, taken[..., None], axis=2)
+        return parts.swapaxes(1, 2).reshape(-1, self.global_batch)
+
+    def _ordered(self, random: "_Random", steps: IntArray) -> IntArray:
+        """In random order, but for the one with the longest sample."""
+        if not self.shuffle or not len(steps):
+            return steps
+        steps = steps[random.order(len(steps))]
+        if self.longest_first:
+            longest = int(self.lengths[steps].max(axis=1).argmax())
+            steps[[0, longest]] = steps[[longest, 0]]
+        return steps
+
+    def _last(self, order: IntArray, whole: int, dp_size: int) -> IntArray:
+        """The step [1, r] of those that fill no whole one, filled up for all ranks.
+
+        They are the shortest, and so are those that are repeated: the next longer ones.
+        """
+        missing = -(order.size - whole) % dp_size
+        again = np.resize(order[max(0, whole - missing) : whole or None], missing)
+        last = np.concatenate([order[whole:], again])
+        return last[np.argsort(-self.lengths[last], kind="stable")][None]
+
+    def _deal(self, steps: IntArray, dp_size: int) -> IntArray:
+        """Steps [n, B] to ranks [n, B / R, R]: of each row the longest to whom has least to do."""
+        rows = steps.reshape(len(steps), steps.shape[1] // dp_size, dp_size)
+        work = _COST(self.lengths)[rows]
+        heaviest_first = np.argsort(-work, axis=2, kind="stable")
+        load: FloatArray = np.zeros((len(rows), dp_size))
+        dealt = np.empty_like(rows)
+        for row in range(rows.shape[1]):
+            least_first = np.argsort(load, axis=1, kind="stable")
+            order = heaviest_first[:, row]
+            given = np.empty_like(order)
+            np.put_along_axis(given, least_first, order, axis=1)
+            dealt[:, row] = np.take_along_axis(rows[:, row], given, axis=1)
+            load += np.take_along_axis(work[:, row], given, axis=1)
+        return dealt
+
+
+class _Random:
+    """Random orders from a bit stream that numpy promises never to change, as its methods' may."""
+
+    def __init__(self, seed: int, epoch: int) -> None:
+        self._bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+
+    def fractions(self, count: int) -> FloatArray:
+        """Float64[count] in [0, 1)."""
+        whole = self._bits.random_raw(count) >> np.uint64(11)
+        return whole.astype(np.float64) * 2.0**-53
+
+    def order(self, *shape: int) -> NDArray[np.intp]:
+        """Permutations of the last dimension."""
+        keys = self._bits.random_raw(int(np.prod(shape))).reshape(shape)
+        return np.argsort(keys, axis=-1, kind="stable")
+
+
+#: Of the algorithm: a new number for each change that gives another order to the same arguments.
+VERSION = 2
+
+
+@dataclass(slots=True)
+class Position:
+    """Where an iteration stands; begun: whether there is an iteration, and not a mere beginning.
+
+    yielded: indices that this rank had of the epoch. run: samples in a run in this epoch.
+    """
+
+    epoch: int
+    run: int
+    yielded: int = 0
+    begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a sampler's epochs are divided; order: what else shapes it, by name."""
+
+    samples: int
+    batch_size: int
+    dp_size: int
+    drop_last: bool
+    order: Mapping[str, int | str]
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.batch_size * self.dp_size
+
+    @property
+    def per_rank(self) -> int:
+        """Indices that a rank yields in an epoch."""
+        if self.drop_last:
+            return self.samples // self.global_batch * self.batch_size
+        return -(-self.samples // self.dp_size)
+
+    def state_of(self, position: Position) -> dict[str, int | str]:
+        """All of it in numbers and text, the same on all ranks."""
+        return {
+            "version": VERSION,
+            "epoch": position.epoch,
+            "yielded": position.yielded,
+            "run": position.run,
+            "batch_size": self.batch_size,
+            "dp_size": self.dp_size,
+            "samples": self.samples,
+            "drop_last": int(self.drop_last),
+            **self.order,
+        }
+
+    def position_in(self, state: Mapping[str, object]) -> Position:
+        """The position that a state holds. Raises ConfigError if it is not of this order."""
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"a sampler's state is a mapping, not {type(state).__name__}")
+        own = self.state_of(Position(0, self.global_batch))
+        lacking = sorted(own.keys() - state.keys())
+        if lacking:
+            raise ConfigError(
+                f"the state lacks {', '.join(lacking)}; it is of an older version's sampler, whose "
+                "order is another, or of something else: begin an epoch anew"
+            )
+        numbers = {name: _count(name, state[name]) for name in _COUNTS}
+        self._refuse_another_order(own, state, numbers)
+        return Position(numbers["epoch"], numbers["run"], self._yielded(numbers))
+
+    def _refuse_another_order(
+        self, own: Mapping[str, object], state: Mapping[str, object], numbers: Mapping[str, int]
+    ) -> None:
+        named = ["version", "samples", "drop_last", *self.order]
+        said = [_difference(name, state[name], own[name]) for name in named]
+        there = numbers["batch_size"] * numbers["dp_size"]
+        if there != self.global_batch:
+            said.append(
+                f"batch_size {numbers['batch_size']} and dp_size {numbers['dp_size']}, this one "
+                f"has {self.batch_size} and {self.dp_size}, which is another global batch"
+            )
+        if any(said):
+            raise ConfigError(
+                f"the state is of a sampler with {'; '.join(filter(None, said))}: its samples come "
+                "in another order, in which no state of the other holds; begin an epoch anew"
+            )
+        if not numbers["run"] or self.global_batch % numbers["run"]:
+            raise ConfigError(
+                f"the state has runs of {numbers['run']} samples, of which no global batch of "
+                f"{self.global_batch} is made; it is not as a sampler made it"
+            )
+
+    def _yielded(self, numbers: Mapping[str, int]) -> int:
+        """As many of this rank as the state says of its own, in whole steps if ranks differ."""
+        other = Shape(
+            self.samples, numbers["batch_size"], numbers["dp_size"], self.drop_last, self.order
+        )
+        yielded = numbers["yielded"]
+        if yielded > other.per_rank:
+            raise ConfigError(
+                f"the state says that {yielded} indices were yielded of an epoch of "
+                f"{other.per_rank}; it is not as a sampler made it"
+            )
+        if other.dp_size == self.dp_size:
+            return yielded
+        if yielded == other.per_rank:
+            return self.per_rank
+        steps, inside = divmod(yielded, other.batch_size)
+        if inside:
+            raise ConfigError(
+                f"the state is of dp_size {other.dp_size}, this one has {self.dp_size}, and it was "
+                f"taken inside a step, after {inside} of {other.batch_size} samples of each rank; "
+                "take states between steps to go on with another number of ranks"
+            )
+        return steps * self.batch_size
+
+
+_COUNTS = ("epoch", "yielded", "run", "batch_size", "dp_size")
+
+
+def _count(name: str, value: object) -> int:
+    try:
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(
+            f"the state's {name} is {value!r}, which is no number of anything; it is not as a "
+            "sampler made it"
+        )
+    return number
+
+
+def _difference(name: str, there: object, here: object) -> str:
+    """In words; empty if there is none."""
+    if there == here:
+        return ""
+    if name == "lengths":
+        return "other lengths, or the same in another order"
+    return f"{name} {there}, this one has {here}"
+
+
+class LengthBucketSampler(Sampler[int]):
+    """Indices of this DP rank, in epochs; for `DataLoader(sampler=..., batch_size=...)`.
+
+    lengths: tokens of each sample, one entry a sample of the dataset.
+    batch_size: samples that one rank takes in one step.
+    micro_batch_size: samples that one rank takes at once, a part of batch_size without remainder;
+        where they are padded to each other, as many as are. These are of like length, on all ranks.
+    bucket_batches: global batches in a bucket. With 1 the samples of a step are all of like length;
+        the more, the more a step's lengths are as the data's. None: all data are one bucket.
+    dp_rank, dp_size: default: of the process group or the environment, else a single process.
+    mesh, dp_dims: the trainer's device mesh and the names of its data-parallel dimensions, in place
+        of these; ranks of one model replica draw the same indices.
+    seed, shuffle: an epoch's order depends on the seed and the epoch's number; with shuffle=False
+        all epochs are alike, and the longest come first.
+    longest_first: begin each epoch with the step that has its longest sample, so that memory that
+        does not suffice shows at once.
+    drop_last: leave out samples that do not fill a last global batch, others in each epoch, rather
+        than repeat some of the shortest so that all ranks get equally many.
+
+    Every rank must use the same arguments.
+
+    Each iterator yields a whole epoch, whatever became of others; once all of an epoch was yielded
+    the next iterator begins the next one. Only the first iterator after `load_state_dict` goes on
+    in the middle. An iterator begins when it is first asked for an index.
+
+    The state is where the latest iterator stands, or what was loaded or set since, the same on all
+    ranks. It counts what was yielded, which with a prefetching DataLoader is ahead of what was
+    trained on; torchdata's StatefulDataLoader asks in time. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        lengths: Iterable[int] | NDArray[Any],
+        *,
+        batch_size: int,
+        micro_batch_size: int = 1,
+        bucket_batches: int | None = 16,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        dp_dims: str | Sequence[str] | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        longest_first: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        refuse_contradiction(mesh, dp_dims, dp_rank, dp_size)
+        place = find_place(dp_rank, dp_size, None) if mesh is None else place_in(mesh, dp_dims).dp
+        batch_size = _at_least("batch_size", batch_size, 1)
+        micro_batch_size = _at_least("micro_batch_size", micro_batch_size, 1)
+        if bucket_batches is not None:
+            bucket_batches = _at_least("bucket_batches", bucket_batches, 1)
+        seed = _at_least("seed", seed, 0)
+        if batch_size % micro_batch_size:
+            raise ConfigError(
+                f"batch_size {batch_size} is no multiple of micro_batch_size {micro_batch_size}; "
+                "a rank's step is whole micro-batches"
+            )
+        tokens = _tokens(lengths)
+        self._dp_rank = place.dp_rank
+        self._run = micro_batch_size * place.dp_size
+        self._order = EpochOrder(
+            tokens,
+            global_batch=batch_size * place.dp_size,
+            bucket_batches=bucket_batches,
+            seed=seed,
+            shuffle=bool(shuffle),
+            longest_first=bool(longest_first),
+            drop_last=bool(drop_last),
+        )
+        shaping: dict[str, int | str] = {
+            "seed": seed,
+            "shuffle": int(bool(shuffle)),
+            "longest_first": int(bool(longest_first)),
+            "bucket_batches": bucket_batches or 0,
+            "lengths": blake2b(tokens.astype("<i8").tobytes(), digest_size=8).hexdigest(),
+        }
+        self._shape = Shape(tokens.size, batch_size, place.dp_size, bool(drop_last), shaping)
+        if not self._shape.per_rank:
+            raise ConfigError(
+                f"{tokens.size} lengths make no batch of {batch_size} samples on each of "
+                f"{place.dp_size} DP ranks; lower batch_size or set drop_last=False"
+            )
+        self._position = Position(0, self._run)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch at hand, from 0."""
+        return self._position.epoch
+
+    def __len__(self) -> int:
+        """Indices that this rank yields in an epoch."""
+        return self._shape.per_rank
+
+    def __iter__(self) -> Iterator[int]:
+        """An epoch: from where a loaded state stood, else all of it."""
+        position = self._begin()
+        dp_size = self._shape.dp_size
+        indices = self._order.of_rank(position.epoch, position.run, self._dp_rank, dp_size)
+        for found in indices[position.yielded :].tolist():
+            position.yielded += 1
+            yield found
+        if position is self._position:  # else another one is counted by now
+            self._position = Position(position.epoch + 1, self._run)
+
+    def _begin(self) -> Position:
+        """The position of a new iterator, which is counted from now on."""
+        latest = self._position
+        if latest.begun:
+            over = latest.yielded == len(self)
+            self._position = Position(latest.epoch + over, self._run)
+        self._position.begun = True
+        return self._position
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin this epoch at the next iteration; epochs follow each other without it.
+
+        The epoch of a state that was loaded goes on where it stood.
+        """
+        epoch = _at_least("epoch", epoch, 0)
+        over = self._position.begun and self._position.yielded == len(self)
+        if epoch != self.epoch or over:
+            self._position = Position(epoch, self._run)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Where the latest iterator stands, and what its order depends on; of any rank for all."""
+        return self._shape.state_of(self._position)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go on where another sampler stood, in the next iteration.
+
+        The number of ranks may be another if the global batch is the same, between two steps.
+        Raises ConfigError for any other difference, and changes nothing then.
+        """
+        self._position = self._shape.position_in(state)
+
+
+def _at_least(name: str, value: int, least: int) -> int:
+    try:
+        number = index(value)
+    except TypeError:
+        raise ConfigError(f"{name} {value!r} is not a whole number") from None
+    if number < least:
+        raise ConfigError(f"{name} {number} must be at least {least}")
+    return number
+
+
+def _tokens(lengths: Iterable[int] | NDArray[Any]) -> IntArray:
+    """Int64[n], a copy: who changes theirs later does not change the order."""
+    try:
+        return as_lengths(lengths)
+    except UnequalPartitions as error:
+        raise ConfigError(str(error)) from None

@@ -1,1 +1,0 @@
-"""`LengthBucketSampler`: offline data in an order that balances ranks, resumable"""

@@ -1,1 +1,0 @@
-"""Payloads in a TransferQueue: the store, and which of the processes behind it have ended."""
