@@ -54,7 +54,8 @@ def measure(rounds: int) -> Iterator[Row]:
                 spans = steps[:5], steps[CHANGE - LAST : CHANGE], steps[STEPS - LAST :]
                 each.append(tuple(100 * lost(span, model) for span in spans))
         for cost, each in found.items():
-            yield Row(model, cost, *map(median, zip(*each, strict=True)), known=_known(model))
+            first, before, after = map(median, zip(*each, strict=True))
+            yield Row(model, cost, first, before, after, _known(model))
 
 
 def _known(model: str) -> float:
