@@ -29,6 +29,7 @@ from rollout_dispatcher.core.effects import (
 )
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.steps.rank_state import RankHello, Unresolved
+from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Sample, Schema
 from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
@@ -310,9 +311,9 @@ class Progress(RuleBasedStateMachine):
         """A rank cannot get samples of an open step: those of a group go together."""
         steps = [step for step in self.core._ledger.steps.values() if step.digest][which:]
         for step in steps[:1]:
-            stored = [one.sample_id for one in step.samples() if not one.is_in_memory][:count]
+            stored = [s.sample_id for s in step.samples() if isinstance(s.payload, Reference)]
             if stored:
-                said = Unresolved(step.number, step.attempt, tuple(stored))
+                said = Unresolved(step.number, step.attempt, tuple(stored[:count]))
                 self.perform(self.core.unresolved(rank, said, self.now))
 
     @rule()
