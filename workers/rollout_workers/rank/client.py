@@ -5,7 +5,7 @@ micro-batches as numpy arrays.
 """
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +28,6 @@ class RankClient(StepClient):
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then, as for
         every other failure, each call raises the error.
     credentials: what to show and trust; default: what the environment says.
-    needs: capabilities that losses need; a dispatcher that lacks one raises ConfigError.
     packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
     training: what shapes gradients, by name; the dispatcher refuses DP ranks that differ in it.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
@@ -48,7 +47,6 @@ class RankClient(StepClient):
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
-        needs: Collection[str] = (),
         packed_length: int | None = None,
         training: Mapping[str, str] | None = None,
         memory: Memory | None = None,
@@ -58,8 +56,7 @@ class RankClient(StepClient):
         shown = Credentials.from_environment() if credentials is None else credentials
         core = self._make_core(
             uuid4().hex, dp_rank, dp_size, generation, prefetch_steps,
-            needs=needs, packed_length=packed_length,
-            training=training,
+            packed_length=packed_length, training=training,
         )  # fmt: skip
         validated(core.hello)
         memory = memory or MemoryPool()

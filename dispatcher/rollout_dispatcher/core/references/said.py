@@ -1,6 +1,6 @@
 """What is said of payload stores, and of the workers that open them; `Dispatch.hear` is told it.
 
-A worker is any client that has the capability: its name is the shell's, and tells DP ranks from
+A worker is any client that opens payload stores: its name is the shell's, and tells DP ranks from
 producers.
 """
 

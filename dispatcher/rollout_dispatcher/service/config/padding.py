@@ -1,20 +1,12 @@
-"""Whether a DP rank pads micro-batches as they are planned."""
+"""Whether a DP rank has room for micro-batches as they are planned."""
 
 from rollout_dispatcher.errors import RankRefused
-from rollout_dispatcher.protocol.versions import PADDING, Terms
 from rollout_dispatcher.service.config.options import ServeConfig
 from rollout_planner.types import Oversize, round_up
 
 
-def check_padding(config: ServeConfig, terms: Terms, packed_length: int | None) -> None:
-    """Raise RankRefused for one that would not, and say what to change."""
-    multiple = config.sample_length_multiple
-    if multiple > 1 and PADDING not in terms.capabilities:
-        raise RankRefused(
-            f"samples are planned for padding to multiples of {multiple} tokens, which this rank's "
-            "release does not do; install a newer release of rollout-dispatcher where it runs, or "
-            "start the dispatcher without --sample-length-multiple"
-        )
+def check_padding(config: ServeConfig, packed_length: int | None) -> None:
+    """Raise RankRefused for one that has not, and say what to change."""
     most, why = largest_micro_batch(config)
     if packed_length is not None and packed_length < most:
         raise RankRefused(

@@ -4,20 +4,18 @@ import logging
 
 from rollout_dispatcher.errors import ProtocolError, RankRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import REFERENCES, Terms
 from rollout_dispatcher.service.config.checks import OUR_SCHEMES, unknown_scheme
 from rollout_dispatcher.service.config.options import ServeConfig
 
 log = logging.getLogger(__name__)
 
 
-def check_rank(config: ServeConfig, terms: Terms) -> None:
+def check_rank(config: ServeConfig, *, opens_stores: bool) -> None:
     """Raise RankRefused for a DP rank that would be given what it cannot fetch."""
-    if config.payload_stores and REFERENCES not in terms.capabilities:
+    if config.payload_stores and not opens_stores:
         raise RankRefused(
-            "samples may lie in payload stores, from which this rank's release cannot fetch them; "
-            "install a newer release of rollout-dispatcher where it runs, or start the dispatcher "
-            "without --payload-stores"
+            "samples may lie in payload stores, from which this rank does not fetch them "
+            "(`opens_stores` of its hello); start the dispatcher without --payload-stores"
         )
 
 
@@ -33,9 +31,7 @@ def warn_if_unknown(config: ServeConfig) -> None:
             )  # fmt: skip
 
 
-def check_push(terms: Terms, push: m.Push) -> None:
+def check_push(push: m.Push, *, opens_stores: bool) -> None:
     """Raise ProtocolError for references of a producer that would not hear what becomes of them."""
-    if push.objects is not None and REFERENCES not in terms.capabilities:
-        raise ProtocolError(
-            f"samples that lie in payload stores need the capability {REFERENCES!r} in the hello"
-        )
+    if push.objects is not None and not opens_stores:
+        raise ProtocolError("samples that lie in payload stores need `opens_stores` in the hello")

@@ -15,9 +15,8 @@ from typing import Literal, TypeVar
 import torch
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.protocol.versions import EXPECTED_LOSS, GROUP_TOTALS
 from rollout_dispatcher.sample import RESERVED
-from rollout_workers.micro_batch.loss.normalisers.base import Normaliser, Share
+from rollout_workers.micro_batch.loss.normalisers.base import Normaliser
 from rollout_workers.micro_batch.loss.normalisers.table import normaliser
 from rollout_workers.micro_batch.loss.normalisers.token_mean import TokenMean
 from rollout_workers.micro_batch.loss.normalisers.token_mean_expected import TokenMeanExpected
@@ -112,14 +111,6 @@ class LossConfig:
     def uncounted(self) -> tuple[NamedLoss, ...]:
         """Those that the ranks total themselves."""
         return tuple(loss for loss in self.others if not loss.is_counted)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Capabilities that the dispatcher has to have for them: what headers tell."""
-        ways = [loss.normaliser for loss in self.losses]
-        groups = {GROUP_TOTALS for way in ways if way.share is Share.GROUP}
-        expected = {EXPECTED_LOSS for way in ways if isinstance(way, TokenMeanExpected)}
-        return frozenset(groups | expected)
 
     def scale(self, denominator: float, num_micro_batches: int) -> float:
         """The factor of a loss that is to be averaged over `denominator`; 0 for nothing.
