@@ -13,7 +13,6 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Session, Side
-from rollout_dispatcher.protocol.versions import REFERENCES
 from tests.chaos.cluster.processes import Process
 from tests.fuzz.inputs import STORE
 from tests.fuzz.session import welcome
@@ -129,7 +128,7 @@ class Work:
 
     def __init__(self, arena: Arena) -> None:
         self._producer = Producer(arena.endpoint, GOOD)
-        self._trainer = Trainer(arena.endpoint, DP_SIZE, [REFERENCES])
+        self._trainer = Trainer(arena.endpoint, DP_SIZE, opens_stores=True)
         self._failure: BaseException | None = None
         self.trained: list[str] = []
         self._thread = threading.Thread(target=self._train, daemon=True)

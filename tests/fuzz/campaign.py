@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import REFERENCES
 from tests.fuzz.arena import DP_SIZE, Arena, Work, arena, is_harmless
 from tests.fuzz.inputs import FRAMES_ABOUT_STORES, streams
 from tests.fuzz.session import check_session, client_inputs, inputs
@@ -33,9 +32,9 @@ PRODUCERS = (
     m.HelloRank(client_id="fuzz", dp_rank=1, dp_size=DP_SIZE + 1),
 )
 ABOUT_STORES = (
-    m.HelloProducer(client_id="fuzz", incarnation="fuzz.1", capabilities=[REFERENCES]),
-    m.HelloProducer(client_id="fuzz", incarnation="fuzz.2", capabilities=[REFERENCES]),
-    m.HelloProducer(client_id="another", incarnation="another.1", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.1", opens_stores=True),
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.2", opens_stores=True),
+    m.HelloProducer(client_id="another", incarnation="another.1", opens_stores=True),
     m.HelloProducer(client_id="inline"),
 )
 RANKS = (
