@@ -22,7 +22,7 @@ from rollout_planner.split.groups import (
     members_of_items,
     split_plainly,
 )
-from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.padded import begin_of
 from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, without_fillers
 from rollout_planner.split.recut import recut
 from rollout_planner.split.splitters import splitter_for
@@ -70,9 +70,9 @@ class _Best:
     def __init__(self, batch: Batch, config: PlanConfig, parts: Parts) -> None:
         self.batch, self.config, self.parts = batch, config, parts
         self.time, self.first = time_of(batch, parts, config), parts.num_micro_batches
-        self.share, budget = float(batch.cost.sum()) / config.capacity, config.micro_batch_tokens
+        self.share = float(batch.cost.sum()) / config.capacity
         #: What it costs to begin a micro-step, where their number is free.
-        self.begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
+        self.begin = begin_of(batch, config)
 
     def bound(self, M: int) -> float:
         """Time that no split into M micro-batches can beat."""

@@ -17,11 +17,11 @@ PROCESSES = ["all", "producer", "dispatcher", "ranks"]
 @pytest.mark.e2e
 def test_a_size_is_measured_by_reference_and_inline(tmp_path: Path) -> None:
     kept = tmp_path / "rows.json"
-    words = ["--quick", "--kib", "256", "--pushes", "8", "--sockets", "unix", "--pairs", "2"]
+    words = ["--quick", "--kib", "256", "--pushes", "8", "--sockets", "tcp", "--pairs", "2"]
     command = [sys.executable, "-m", "tests.bench.inline_limit", *words, "--json", str(kept)]
     done = subprocess.run(command, timeout=200, check=True, capture_output=True, text=True)
     (row,) = json.loads(kept.read_text())
-    assert (row["store"], row["socket"], row["push"], row["kib"]) == ("file", "unix", 8, 256)
+    assert (row["store"], row["socket"], row["push"], row["kib"]) == ("file", "tcp", 8, 256)
     assert list(row["ratios"]) == list(row["inline_us"]) == PROCESSES
     assert done.stdout.split()[:5] == ["file", "256", "KiB", "by", "8"]
     for way in ("inline_us", "reference_us"):

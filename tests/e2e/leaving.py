@@ -42,7 +42,8 @@ def main() -> None:
         end(args.then, stream)
     except DispatcherError as error:
         found |= {"error": type(error).__name__, "text": str(error)}
-    print(json.dumps(found | {"reason": stream.end_reason}), flush=True)
+    line = json.dumps(found | {"reason": stream.end_reason}) + "\n"
+    os.write(sys.stdout.fileno(), line.encode())  # in one piece: ranks share the pipe
     stream.close()
 
 

@@ -174,7 +174,9 @@ def test_killed_before_everybody_has_left_it_stands_by_it(tmp_path: Path) -> Non
         assert server.wait(60) == 0
         with serve(tmp_path, listen=address, journal_dir=journal) as server:
             at = server.status()
-            assert (at["run_state"], at["accepted"], at["balanced"]) == ("running", accepted, True)
+            assert (at["run_state"], at["balanced"]) == ("running", True)
+            # What was durable when the first kill came, its answer not sent yet, is told the end.
+            assert accepted <= at["accepted"] <= accepted + 1
 
 
 def test_ranks_that_finish_after_different_steps_are_all_told(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_status_shows_the_last_step_by_rank(run: tuple[Run, int]) -> None:
     assert last["step"] == 23
     computed = found.compute.sum(axis=1).round(6).tolist()
     assert [rank["compute_s"] for rank in last["ranks"]] == computed
-    assert last["ranks"][SLOW]["slowness"] == pytest.approx(FACTOR, rel=1e-3)
+    assert last["ranks"][SLOW]["slowness"] == pytest.approx(FACTOR, rel=0.01)
 
 
 def test_the_bottleneck_is_who_is_waited_for(run: tuple[Run, int]) -> None:

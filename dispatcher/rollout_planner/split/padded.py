@@ -57,6 +57,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.cost import Quadratic
 from rollout_planner.order import running_sums
+from rollout_planner.split.parts import Batch
 from rollout_planner.types import CostModel, FloatArray, IntArray, PlanConfig
 
 
@@ -254,6 +255,12 @@ def begin_cost(x: FloatArray, s: IntArray, budget: int, cost: CostModel | None =
     if isinstance(cost, Quadratic) and cost.d:
         return cost.d
     return tuning.BEGIN_MICRO_STEP * budget * float(x.sum()) / max(float(s.sum()), 1.0)
+
+
+def begin_of(batch: Batch, config: PlanConfig) -> float:
+    """The same of a batch's micro-steps; 0 where so many samples a micro-batch fix their number."""
+    budget = config.micro_batch_tokens
+    return 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
 
 
 def padded_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:

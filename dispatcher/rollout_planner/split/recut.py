@@ -18,7 +18,7 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label
-from rollout_planner.split.padded import begin_cost, most_in_run
+from rollout_planner.split.padded import begin_of, most_in_run
 from rollout_planner.split.parts import Batch, Parts, Work, evenly, matrix, rearranged, time_of
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, step_time
 
@@ -37,7 +37,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
     place, most = by_label(rank_of[batch.order], R), np.full(n, m or 1)
     if m is None:
         most = most_in_run(batch.s, config.micro_batch_tokens or 1)
-        begin = begin_cost(batch.x, batch.s, config.micro_batch_tokens or 1, config.cost)
+        begin = begin_of(batch, config)
         last = min(tuning.TIMES_FEWEST * M, int(sizes.min()))
     at = np.arange(int(sizes.max()))
     own = place[np.minimum((sizes.cumsum() - sizes)[:, None] + at, n - 1)]

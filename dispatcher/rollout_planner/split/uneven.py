@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 
 from rollout_planner.split.groups import split_plainly
-from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.padded import begin_of
 from rollout_planner.split.parts import (
     Batch,
     Parts,
@@ -32,7 +32,7 @@ from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
 
 def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     """These, or what takes ranks of such slowness less time."""
-    slowness, budget = config.slowness, config.micro_batch_tokens
+    slowness = config.slowness
     assert slowness is not None, "there is nothing to do for ranks that are alike"
 
     def share(load: FloatArray, weight: IntArray, _ranks: int, cap: int) -> IntArray | None:
@@ -44,7 +44,7 @@ def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     packed = config.layout is Layout.PACKED or config.micro_batch_size == 1
     if config.sync is Sync.MICRO_STEP and packed and batch.group is None:
         found.append(without_fillers(batch, _dealt(batch, found[1], config, slowness)))
-    begin = 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
+    begin = begin_of(batch, config)
     return min(
         found, key=lambda each: time_of(batch, each, config) + begin * each.num_micro_batches
     )

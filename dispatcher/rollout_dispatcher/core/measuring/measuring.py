@@ -148,9 +148,10 @@ class Measuring:
         if (cost := self._cost.measured(step, next_step)) is not None:
             self._note(cost.fitted)
             yield cost
+        if not self._cost.adapts:
+            return
         used = self._cost.slowness(generation) or (1.0,) * self._dp_size
-        slowness = self._speeds.revised(used)
-        if self._cost.adapts and slowness != used:
+        if (slowness := self._speeds.revised(used)) != used:
             speeds = SpeedsMeasured(generation, slowness, next_step)
             self._cost.speeds = speeds
             self._note(speeds)

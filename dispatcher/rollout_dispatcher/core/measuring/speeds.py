@@ -1,9 +1,8 @@
 """How slow each DP rank is beside the others.
 
-What ranks took is compared with what their plans had estimated, so unequal shares are no fault of a
-rank's. A single long step (garbage collection, a checkpoint, a first kernel) has no say: of a
-rank's last steps the median counts, and that is smoothed. Steps are looked at when somebody wants
-to know, as far as they still count by then: however short they are, they cost next to nothing.
+What ranks took is compared with what their work was estimated to take, so unequal shares are no
+fault of a rank's. A single long step (garbage collection, a checkpoint, a first kernel) has no say:
+of a rank's last steps the median counts, and that is smoothed.
 """
 
 from collections import deque
@@ -47,18 +46,16 @@ class RankSpeeds:
     """Seconds a unit of work, of each rank over the median rank's."""
 
     def __init__(self, dp_size: int) -> None:
-        self._unseen: deque[tuple[FloatArray, FloatArray]] = deque(maxlen=REMEMBERED)
         self._recent: deque[FloatArray] = deque(maxlen=REMEMBERED)
-        self._slowness = np.full(dp_size, np.nan)
+        #: float64[R], 1 for a rank as fast as the median one; nan where nothing can be told.
+        self.slowness = np.full(dp_size, np.nan)
         self._steps = np.zeros(dp_size, np.int64)
 
     def note(self, seconds: FloatArray, work: FloatArray) -> None:
         """A step was measured: seconds, float64[R], and work as estimated, float64[R, M]."""
-        self._unseen.append((seconds, work))
-
-    def _look_at(self, seconds: FloatArray, work: FloatArray) -> None:
-        pace = np.full(len(work), np.nan)
-        np.divide(seconds, work, out=pace, where=(work > 0) & (seconds > 0))
+        of_ranks = work.sum(axis=1)
+        pace = np.full(len(of_ranks), np.nan)
+        np.divide(seconds, of_ranks, out=pace, where=(of_ranks > 0) & (seconds > 0))
         self._recent.append(pace / lower_median(pace))
         if len(self._recent) < FEWEST:
             return
@@ -66,16 +63,8 @@ class RankSpeeds:
         known = ~np.isnan(typical)
         self._steps += known
         weight = np.maximum(SMOOTHING, 1 / np.maximum(self._steps, 1))
-        before = np.where(np.isnan(self._slowness), typical, self._slowness)
-        self._slowness = np.where(known, before + weight * (typical - before), before)
-
-    @property
-    def slowness(self) -> FloatArray:
-        """float64[R], 1 for a rank as fast as the median one; nan where nothing can be told."""
-        while self._unseen:
-            seconds, work = self._unseen.popleft()
-            self._look_at(seconds, work.sum(axis=1))
-        return self._slowness
+        before = np.where(np.isnan(self.slowness), typical, self.slowness)
+        self.slowness = np.where(known, before + weight * (typical - before), before)
 
     def revised(self, used: tuple[float, ...]) -> tuple[float, ...]:
         """What plans should be made with: `used`, but where steps since have surely shown another.
@@ -85,7 +74,6 @@ class RankSpeeds:
         behind it show nothing yet; and no less than the median rank's. Then what was seen counts no
         more: the next change has to be shown anew.
         """
-        _ = self.slowness
         for steps, worth in JUDGED:
             if len(self._recent) < steps:
                 break

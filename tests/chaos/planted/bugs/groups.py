@@ -1,11 +1,12 @@
 """Bugs in what a new process group is given, and who belongs to it."""
 
+from typing import Any
+
 from rollout_dispatcher.core.effects import Effect
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps
-from rollout_planner.types import FloatArray
 from tests.chaos.planted.plant import plant, planted
 
 
@@ -59,11 +60,9 @@ def lose_a_sample_for_another_size() -> None:
     """P1: an open step that is planned again for another number of ranks lacks a sample."""
     replaced = OpenSteps.replace
 
-    def lacking(
-        steps: OpenSteps, number: int, micro_batches: MicroBatches, dp_size: int, cost: FloatArray
-    ) -> None:
+    def lacking(steps: OpenSteps, number: int, micro_batches: MicroBatches, *others: Any) -> None:
         (first, *parts), *ranks = micro_batches
-        replaced(steps, number, ((first[1:], *parts), *ranks), dp_size, cost)
+        replaced(steps, number, ((first[1:], *parts), *ranks), *others)
 
     plant(OpenSteps, "replace", lacking)
 

@@ -17,9 +17,9 @@ def release_when_planned() -> None:
     add, done, take = OpenSteps.add, Objects.done, References.take_unneeded
     in_steps: list[Entry] = []
 
-    def noting(steps: OpenSteps, micro_batches: MicroBatches, *rest: Any) -> OpenStep:
+    def noting(steps: OpenSteps, micro_batches: MicroBatches, *rest: Any, **named: Any) -> OpenStep:
         in_steps.extend(entry for rank in micro_batches for part in rank for entry in part)
-        return add(steps, micro_batches, *rest)
+        return add(steps, micro_batches, *rest, **named)
 
     def early(references: References) -> None:
         done(references.objects, in_steps)

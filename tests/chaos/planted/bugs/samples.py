@@ -57,11 +57,13 @@ def repeat_a_step() -> None:
     before: list[MicroBatches] = []
     right: dict[int, MicroBatches] = {}
 
-    def again(steps: OpenSteps, micro_batches: MicroBatches, *others: Any) -> OpenStep:
+    def again(
+        steps: OpenSteps, micro_batches: MicroBatches, *others: Any, **named: Any
+    ) -> OpenStep:
         if steps.next_step == REPEATED:
             right[REPEATED], micro_batches = micro_batches, before[-1]
         before.append(micro_batches)
-        return add(steps, micro_batches, *others)
+        return add(steps, micro_batches, *others, **named)
 
     def newest(steps: OpenSteps) -> OpenStep:
         step = steps.uncommitted()[-1]
