@@ -216,7 +216,7 @@ class StepClient(Closing):
 
     @property
     def tells_times(self) -> bool:
-        """Whether the dispatcher wants to hear of this process what micro-batches took."""
+        """Whether what this process measures is told: of a model replica it is the leader's."""
         return True
 
     def tell_times(self, times: m.StepTimes) -> None:

@@ -58,7 +58,6 @@ class RankCore:
         #: Collectives that this process has begun so far in process groups of all DP ranks.
         self.count_collectives: Callable[[], int] = lambda: 0
         self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
-        #: What the dispatcher has to be capable of, for this rank to train what it is told to.
         self._packed_length = packed_length
         self._training = dict(training or {})
         self.generation = generation
