@@ -68,7 +68,7 @@ def fuzz_about_stores(folder: Path, examples: int, number: int) -> dict[str, obj
     """So many connections beside good peers of a dispatcher that takes references."""
     with arena(folder, references=True) as target:
         said = streams(ABOUT_STORES, FRAMES_ABOUT_STORES)
-        found = _beside_work(target, said, examples, number)
+        found = _beside_work(target, said, examples, number, references=True)
         at: dict[str, Any] = target.status()
         return found | {"referenced": at["samples_referenced"], "released": at["objects"]["freed"]}
 
@@ -85,9 +85,16 @@ def fuzz_as_ranks(folder: Path, examples: int, number: int, bug: str = "none") -
 
 
 def _beside_work(
-    target: Arena, said: st.SearchStrategy[bytes], examples: int, number: int
+    target: Arena,
+    said: st.SearchStrategy[bytes],
+    examples: int,
+    number: int,
+    *,
+    references: bool = False,
 ) -> dict[str, object]:
     work = Work(target)
+    if references:
+        work.push_references()
     work.go_on()
     memory = _attack(target, said, examples, number, work.go_on)
     work.go_on()
