@@ -111,23 +111,18 @@ class UnknownEncoding(ProtocolError):
 
 
 class VersionMismatch(ProtocolError):
-    """There is no version of the protocol that both sides speak; each range is (first, last)."""
+    """The two sides speak different versions of the protocol."""
 
     code = "version"
 
-    def __init__(self, client: tuple[int, int], dispatcher: tuple[int, int]) -> None:
+    def __init__(self, client: int, dispatcher: int) -> None:
         older = "the dispatcher" if client > dispatcher else "the client"
         super().__init__(
-            f"the client speaks protocol {_versions(client)}, the dispatcher "
-            f"{_versions(dispatcher)}; install a newer release of rollout-dispatcher where {older} "
-            "runs, or the same one on both sides"
+            f"the client speaks protocol version {client}, the dispatcher version {dispatcher}; "
+            f"install a newer release of rollout-dispatcher where {older} runs, or the same one on "
+            "both sides"
         )
         self.client, self.dispatcher = client, dispatcher
-
-
-def _versions(found: tuple[int, int]) -> str:
-    first, last = found
-    return f"version {first}" if first == last else f"versions {first} to {last}"
 
 
 class SampleRefused(DispatcherError):

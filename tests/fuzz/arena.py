@@ -13,16 +13,15 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Session, Side
-from rollout_dispatcher.protocol.versions import REFERENCES
 from tests.chaos.cluster.processes import Process
-from tests.fuzz.inputs import STORE
 from tests.fuzz.session import welcome
 from tests.support.client import Producer, Trainer
+from tests.support.references import STORE, make_references
 from tests.support.server import eventually
 
 PATIENCE_S = 20.0
 DP_SIZE = 2
-GOOD = "good"
+GOOD, STORED = "good", "stored"
 LIMITS = FrameLimits(header=4 << 20, payload=64 << 10)
 KNOWN_CODES = {
     "protocol", "frame-too-large", "version", "rank-refused", "fenced", "connection-limit",
@@ -51,7 +50,11 @@ class Arena:
             "max-frame-bytes": f"{LIMITS.payload}B",
         }
         if references:
-            options |= {"payload-stores": STORE, "journal-dir": folder / "journal"}
+            options |= {
+                "payload-stores": STORE,
+                "journal-dir": folder / "journal",
+                "retain": "commit",
+            }
         flags = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         self._process = Process(
             ["tests.fuzz.planted", bug, "serve", *flags], folder / "dispatcher.log"
@@ -128,12 +131,19 @@ class Work:
     """A producer and ranks that must not notice any of it."""
 
     def __init__(self, arena: Arena) -> None:
+        self._endpoint = arena.endpoint
         self._producer = Producer(arena.endpoint, GOOD)
-        self._trainer = Trainer(arena.endpoint, DP_SIZE, [REFERENCES])
+        self._trainer = Trainer(arena.endpoint, DP_SIZE, opens_stores=True)
         self._failure: BaseException | None = None
         self.trained: list[str] = []
         self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()
+
+    def push_references(self) -> None:
+        """Samples that lie in a store, to be released once trained; their producer leaves."""
+        with Producer(self._endpoint, STORED, opens_stores=True) as producer:
+            producer.send(*make_references(STORED, 0, [3, 4, 5, 6]))
+            producer.expect(m.Pushed)
 
     def go_on(self) -> None:
         """Samples are pushed, and the first four of them trained; what others pushed may be ahead.
@@ -195,7 +205,7 @@ def is_harmless(stream: bytes, *, rank: bool) -> bool:
             match message:
                 case m.EndStream() | m.EndPhase():
                     return False
-                case m.HelloProducer() if message.client_id == GOOD:
+                case m.HelloProducer() if message.client_id in (GOOD, STORED):
                     return False
                 case m.HelloRank() if message.generation is None and not rank:
                     return False

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import REFERENCES
 from tests.fuzz.arena import DP_SIZE, Arena, Work, arena, is_harmless
 from tests.fuzz.inputs import FRAMES_ABOUT_STORES, streams
 from tests.fuzz.session import check_session, client_inputs, inputs
@@ -33,9 +32,9 @@ PRODUCERS = (
     m.HelloRank(client_id="fuzz", dp_rank=1, dp_size=DP_SIZE + 1),
 )
 ABOUT_STORES = (
-    m.HelloProducer(client_id="fuzz", incarnation="fuzz.1", capabilities=[REFERENCES]),
-    m.HelloProducer(client_id="fuzz", incarnation="fuzz.2", capabilities=[REFERENCES]),
-    m.HelloProducer(client_id="another", incarnation="another.1", capabilities=[REFERENCES]),
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.1", opens_stores=True),
+    m.HelloProducer(client_id="fuzz", incarnation="fuzz.2", opens_stores=True),
+    m.HelloProducer(client_id="another", incarnation="another.1", opens_stores=True),
     m.HelloProducer(client_id="inline"),
 )
 RANKS = (
@@ -69,7 +68,7 @@ def fuzz_about_stores(folder: Path, examples: int, number: int) -> dict[str, obj
     """So many connections beside good peers of a dispatcher that takes references."""
     with arena(folder, references=True) as target:
         said = streams(ABOUT_STORES, FRAMES_ABOUT_STORES)
-        found = _beside_work(target, said, examples, number)
+        found = _beside_work(target, said, examples, number, references=True)
         at: dict[str, Any] = target.status()
         return found | {"referenced": at["samples_referenced"], "released": at["objects"]["freed"]}
 
@@ -86,9 +85,16 @@ def fuzz_as_ranks(folder: Path, examples: int, number: int, bug: str = "none") -
 
 
 def _beside_work(
-    target: Arena, said: st.SearchStrategy[bytes], examples: int, number: int
+    target: Arena,
+    said: st.SearchStrategy[bytes],
+    examples: int,
+    number: int,
+    *,
+    references: bool = False,
 ) -> dict[str, object]:
     work = Work(target)
+    if references:
+        work.push_references()
     work.go_on()
     memory = _attack(target, said, examples, number, work.go_on)
     work.go_on()

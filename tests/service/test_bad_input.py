@@ -108,8 +108,8 @@ BAD = {
     "a payload where none belongs": (
         HELLO + frame(m.Ping.type_code, {}, b"8 bytes!"), "protocol", "Ping does not carry"),
     "another protocol version": (
-        frame(1, {"versions": [3, 4], "client_id": 1, "new": 1}), "version",
-        "the client speaks protocol versions 3 to 4, the dispatcher version 2"),
+        frame(1, {"version": 4, "client_id": 1, "new": 1}), "version",
+        "the client speaks protocol version 4, the dispatcher version 3"),
 }  # fmt: skip
 
 

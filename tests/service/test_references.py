@@ -14,7 +14,7 @@ from rollout_dispatcher.service.config.values import format_field
 from rollout_dispatcher.spans import aligned
 from tests.service.conftest import Serve
 from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, WireClient, make_span
-from tests.support.references import ABLE, STORE, make_references
+from tests.support.references import STORE, make_references
 from tests.support.server import ServeProcess
 
 
@@ -30,7 +30,7 @@ def server(start: Serve) -> ServeProcess:
 
 
 def push(server: ServeProcess, tokens: list[int], inline: tuple[int, ...] = ()) -> m.Pushed:
-    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+    with Producer(server.endpoint, "p", opens_stores=True) as producer:
         producer.send(*make_references("p", 0, tokens, inline))
         return producer.expect(m.Pushed)
 
@@ -56,10 +56,10 @@ def gathered(spans: list[memoryview], tokens: list[int]) -> bytes:
 
 
 def test_both_are_told_where_payloads_may_lie(server: ServeProcess) -> None:
-    producer = Producer(server.endpoint, "p", capabilities=ABLE)
+    producer = Producer(server.endpoint, "p", opens_stores=True)
     assert producer.welcome.payload_stores == [STORE]
     assert producer.welcome.inline_limit == 1 << 20
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         assert trainer.ranks[0].welcome.payload_stores == [STORE]
         assert trainer.ranks[0].welcome.prefetch_bytes == 1 << 31
 
@@ -68,7 +68,7 @@ def test_a_rank_is_told_where_its_samples_lie_and_gets_the_others(server: ServeP
     tokens, inline = [5, 3, 8, 2], (1, 3)
     assert push(server, tokens, inline).of_each(4) == [Outcome.ACCEPTED] * 4
     sizes = SCHEMA.sizes(tokens)
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         parts = trainer.train()
     assert [part.header.num_referenced for part in parts] == [2, 2]
     assert places(parts) == {
@@ -94,12 +94,12 @@ def test_who_cannot_fetch_may_not_join_and_who_cannot_hear_of_it_may_not_refer(
     assert unable.welcome.payload_stores == []
     assert unable.welcome.inline_limit is None
     unable.send(*make_references("p", 0, [5]))
-    assert "need the capability 'references'" in unable.expect_error("protocol").message
+    assert "need `opens_stores` in the hello" in unable.expect_error("protocol").message
 
 
 def test_what_cannot_be_true_of_an_object_harms_nobody_else(server: ServeProcess) -> None:
-    bystander = Producer(server.endpoint, "q", capabilities=ABLE)
-    liar = Producer(server.endpoint, "p", capabilities=ABLE)
+    bystander = Producer(server.endpoint, "q", opens_stores=True)
+    liar = Producer(server.endpoint, "p", opens_stores=True)
     liar.send(*make_references("p", 0, [5, 3], places=[(0, 0), (0, 1 << 40)]))
     assert (
         "begins at byte 1099511627776 of the object p.1/0" in liar.expect_error("protocol").message
@@ -109,7 +109,7 @@ def test_what_cannot_be_true_of_an_object_harms_nobody_else(server: ServeProcess
 
 def test_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
     elsewhere = m.ObjectHeader(store="file:///etc", key="p.1/0", nbytes=1 << 20)
-    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+    with Producer(server.endpoint, "p", opens_stores=True) as producer:
         producer.send(*make_references("p", 0, [5, 3], (1,), objects=[elsewhere]))
         pushed = producer.expect(m.Pushed)
     assert pushed.outcomes == [Outcome.REFUSED, Outcome.ACCEPTED]
@@ -140,7 +140,7 @@ def test_over_http_samples_may_be_references(start: Serve) -> None:
     killed.send_signal(SIGKILL)
     killed.wait()
     server = start()
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         parts = trainer.train()
         assert places(parts) == {name: (name, 0) for name in names}
         assert sorted(trainer.ranks[0].expect(m.Free).keys) == names
@@ -152,7 +152,7 @@ def test_what_is_answered_full_over_http_is_not_released(start: Serve) -> None:
     samples = [over_http(name) for name in names]
     answer = post(server, *samples, status=429, query="?wait=50ms")
     assert answer["outcomes"] == ["accepted"] * 4 + ["full"] * 2
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         trainer.train()
         assert sorted(trainer.ranks[0].expect(m.Free).keys) == names[:4]
         assert post(server, *samples[4:])["outcomes"] == ["accepted"] * 2
@@ -180,14 +180,14 @@ def test_without_payload_stores_references_over_http_are_refused(tmp_path: Path)
 def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Serve) -> None:
     one = SCHEMA.nbytes(4)
     server = start(referenced_bytes=f"{5 * one}B")
-    producer = Producer(server.endpoint, "p", capabilities=ABLE)
+    producer = Producer(server.endpoint, "p", opens_stores=True)
     producer.send(*make_references("p", 0, [4] * 7))
     blocked = producer.expect(m.Blocked)
     assert (blocked.cap, blocked.held, blocked.capacity) == ("referenced-bytes", 5 * one, 5 * one)
     scraped = server.scrape()
     assert scraped["buffer_referenced_bytes"] == 5 * one
     assert scraped["buffer_bytes"] == 0
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         trainer.train()
         assert producer.expect(m.Pushed).of_each(7) == [Outcome.ACCEPTED] * 7
     server.await_scrape(lambda at: at["referenced_bytes_total"] == 7 * one, "all are counted")
@@ -207,13 +207,13 @@ def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:
     tokens, inline = [5, 3, 8, 2, 7, 1, 9, 4], 1
     killed = start()
     push(killed, tokens, (inline,))
-    with Trainer(killed.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(killed.endpoint, 2, opens_stores=True) as trainer:
         before = trainer.take()
     killed.send_signal(SIGKILL)
     killed.wait()
     server = start()
     assert server.status()["balanced"]
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         again = trainer.train()
         last = trainer.train()
     assert [part.micro_batches for part in again] == [part.micro_batches for part in before]
@@ -225,7 +225,7 @@ def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:
 
 def test_a_store_that_is_not_known_here_is_allowed_and_told_of(start: Serve) -> None:
     server = start(payload_stores="s3://bucket/run-7,file:///mnt/rollouts")
-    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+    with Producer(server.endpoint, "p", opens_stores=True) as producer:
         assert producer.welcome.payload_stores == ["s3://bucket/run-7", "file:///mnt/rollouts"]
     assert "no store of the scheme s3 is installed here" in server.log()
     assert "scheme file" not in server.log()

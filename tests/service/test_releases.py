@@ -5,19 +5,19 @@ from signal import SIGKILL
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import Serve
 from tests.support.client import Producer, Trainer
-from tests.support.references import ABLE, STORE, make_references
+from tests.support.references import STORE, make_references
 from tests.support.server import ServeProcess
 
 
 def train(server: ServeProcess) -> None:
     """One step, by ranks that leave without having done what they may be asked."""
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         trainer.train()
 
 
 def test_what_a_committed_step_has_used_up_is_released_by_who_is_there(start: Serve) -> None:
     server = start()
-    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+    with Producer(server.endpoint, "p", opens_stores=True) as producer:
         producer.send(*make_references("p", 0, [5, 3, 8, 2]))
         producer.expect(m.Pushed)
         train(server)
@@ -33,7 +33,7 @@ def test_what_a_committed_step_has_used_up_is_released_by_who_is_there(start: Se
 
 def test_a_killed_dispatcher_remembers_what_is_to_be_released(start: Serve) -> None:
     killed = start()
-    with Producer(killed.endpoint, "p", capabilities=ABLE) as producer:
+    with Producer(killed.endpoint, "p", opens_stores=True) as producer:
         producer.send(*make_references("p", 0, [5, 3, 8, 2]))
         producer.expect(m.Pushed)
         train(killed)
@@ -41,7 +41,7 @@ def test_a_killed_dispatcher_remembers_what_is_to_be_released(start: Serve) -> N
         killed.send_signal(SIGKILL)
         killed.wait()
     server = start()
-    with Producer(server.endpoint, "q", capabilities=ABLE) as producer:
+    with Producer(server.endpoint, "q", opens_stores=True) as producer:
         free = producer.expect(m.Free)
         assert free.keys == ["p.1/0"]
         producer.send(m.Freed(number=free.number, left=free.keys, why="it is read-only"))
@@ -57,10 +57,10 @@ def test_the_last_to_leave_releases_what_is_left_before_its_goodbye_is_answered(
     start: Serve,
 ) -> None:
     server = start()
-    with Producer(server.endpoint, "p", capabilities=ABLE) as producer:
+    with Producer(server.endpoint, "p", opens_stores=True) as producer:
         producer.send(*make_references("p", 0, [5, 3, 8, 2]))
         producer.expect(m.Pushed)
-    with Trainer(server.endpoint, 2, capabilities=ABLE) as trainer:
+    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         last, other = trainer.ranks
         trainer.train()
         other.send(m.Bye())
@@ -81,8 +81,8 @@ def test_the_last_to_leave_releases_what_is_left_before_its_goodbye_is_answered(
 
 def test_what_a_producer_put_and_never_pushed_is_looked_for_when_it_has_left(start: Serve) -> None:
     server = start()
-    with Producer(server.endpoint, "q", capabilities=ABLE) as other:
-        with Producer(server.endpoint, "p", capabilities=ABLE, incarnation="p.1") as producer:
+    with Producer(server.endpoint, "q", opens_stores=True) as other:
+        with Producer(server.endpoint, "p", opens_stores=True, incarnation="p.1") as producer:
             producer.send(*make_references("p", 0, [5, 3]))
             producer.expect(m.Pushed)
             producer.send(m.Bye())

@@ -150,15 +150,14 @@ class Producer(WireClient):
         client_id: str,
         *,
         first_seq: int = 0,
-        capabilities: Sequence[str] = (),
+        opens_stores: bool = False,
         incarnation: str | None = None,
         token: str | None = None,
     ) -> None:
         super().__init__(endpoint)
         self.client_id, self.next_seq = client_id, first_seq
         hello = m.HelloProducer(
-            client_id=client_id, token=token, capabilities=list(capabilities),
-            incarnation=incarnation,
+            client_id=client_id, token=token, opens_stores=opens_stores, incarnation=incarnation,
         )  # fmt: skip
         self.send(hello)
         self.welcome = self.expect(m.WelcomeProducer)
@@ -366,12 +365,11 @@ class Rank(WireClient):
 class Trainer:
     """All DP ranks of a new process group, in lockstep."""
 
-    def __init__(self, endpoint: str, dp_size: int, capabilities: Sequence[str] = ()) -> None:
-        able = list(capabilities)
-        first = Rank(endpoint, 0, dp_size, capabilities=able)
+    def __init__(self, endpoint: str, dp_size: int, *, opens_stores: bool = False) -> None:
+        first = Rank(endpoint, 0, dp_size, opens_stores=opens_stores)
         self.generation = first.generation
         others = (
-            Rank(endpoint, dp_rank, dp_size, generation=self.generation, capabilities=able)
+            Rank(endpoint, dp_rank, dp_size, generation=self.generation, opens_stores=opens_stores)
             for dp_rank in range(1, dp_size)
         )
         self.ranks = [first, *others]

@@ -6,8 +6,6 @@ from rollout_dispatcher.protocol import messages as m
 from tests.support.client import SCHEMA, make_push, make_span
 
 STORE = "file:///mnt/rollouts"
-#: The capabilities of a client that takes part.
-ABLE = ["references"]
 
 
 def make_references(

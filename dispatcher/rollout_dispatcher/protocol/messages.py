@@ -15,10 +15,12 @@ from pydantic import Field as Declared
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Payload, Reference, StoredObject
-from rollout_dispatcher.protocol.versions import OURS, Offer, Terms
 from rollout_dispatcher.sample import DType, Field, Outcome, Schema
 from rollout_dispatcher.spans import RowsByField
 from rollout_planner.types import UPDATE
+
+#: Of the protocol: which messages there are and which keys each may have.
+VERSION = 3
 
 MAX_NAME = 128
 Name = Annotated[str, Declared(min_length=1, max_length=MAX_NAME)]
@@ -46,7 +48,7 @@ class Message(Part):
     """Base of all messages; a class that has a `type_code` can be sent."""
 
     type_code: ClassVar[int]
-    #: Keys of a capability, which a peer without it would refuse: left out while they say nothing.
+    #: Keys that are left out while they say nothing.
     optional: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
@@ -159,7 +161,7 @@ class HasFields(Message):
 class SchemaKnown(HasFields):
     """It is decided which fields samples have: with others they are refused from now on.
 
-    Said to producers with the capability `schema`. A client makes values of another type the one
+    Said to producers with `feedback`. A client makes values of another type the one
     that is told where they stay what they are: the dispatcher does not look at them.
 
     set_by: in words, who has decided.
@@ -192,8 +194,8 @@ class HasSamples(Message):
     policy_versions: version of the weights that wrote the oldest token of each; left out where
         none is known.
     rows: of each ragged field by its name, those of each sample; left out where no field is ragged.
-    objects: of payload stores, that spans of these samples lie in, with the capability
-        `references`; left out where all samples are in the frame's payload.
+    objects: of payload stores, that spans of these samples lie in; left out where all samples are
+        in the frame's payload.
     places: of each sample the index of its object and the byte there that its span begins at; null
         if it is in the frame's payload, which has these samples alone. Left out with `objects`.
     """
@@ -327,31 +329,14 @@ MAX_OPEN_STEPS = 1024
 #: What a DP rank says of how it trains: main and further losses, in words.
 MAX_TRAINING_NAMES, MAX_TRAINING_VALUE = 128, 256
 
-Capabilities = Annotated[list[Name], Declared(max_length=64)]
-
 
 class Offering(Message, extra="ignore"):
     """What the hellos of all versions of the protocol have in common.
 
-    versions: the first and the last version of the protocol that the client speaks.
-    capabilities: what it can do beyond that version; words that are not known are ignored.
+    version: of the protocol, that the client speaks; any other than the dispatcher's is refused.
     """
 
-    # Strict, a tuple would refuse JSON's list where a validator has made Python of it.
-    versions: Annotated[tuple[Extent, Extent], Declared(strict=False)] = OURS.versions
-    capabilities: Capabilities = Declared(default_factory=list)
-
-    @model_validator(mode="after")
-    def _first_before_last(self) -> Self:
-        first, last = self.versions
-        if first > last:
-            raise ValueError(f"there are no versions from {first} to {last}")
-        return self
-
-    @property
-    def offer(self) -> Offer:
-        """What this client speaks."""
-        return Offer(self.versions, frozenset(self.capabilities))
+    version: Extent = VERSION
 
 
 class Hello(Offering):
@@ -359,10 +344,13 @@ class Hello(Offering):
 
     client_id: its name, the same on all its connections.
     token: the secret of the dispatcher's `--token-file`.
+    opens_stores: whether it opens payload stores: it may refer to samples there, or is told of
+        such, and may be asked to release objects.
     """
 
     client_id: Name
     token: Annotated[str | None, Declared(max_length=1024, repr=False)] = None
+    opens_stores: bool = False
 
 
 class HelloProducer(Hello):
@@ -376,12 +364,15 @@ class HelloProducer(Hello):
         and slashes. What is there of it and was never pushed is freed when it has left, or another
         one has followed.
     accepted: largest sequence number of a sample that it was told is accepted, -1 for none.
+    feedback: whether it is told unasked where the trainer is, which samples were dropped, which
+        fields samples have, and what is likely a mistake of its own.
     """
 
     type_code = 1
     incarnation: Key | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
     accepted: Watermark = -1
+    feedback: bool = False
 
     @model_validator(mode="after")
     def _incarnation_is_its_own(self) -> Self:
@@ -471,25 +462,16 @@ class HelloRank(Hello):
 class Welcome(Message):
     """What both roles hear.
 
-    version: of the protocol, that both sides speak from now on.
-    capabilities: those that both have.
     heartbeat_interval_s: how often the client is to send a Ping, in seconds.
-    payload_stores: addresses of the payload stores that references may be into, with the capability
-        `references`: a client opens no others. Left out without any.
+    payload_stores: addresses of the payload stores that references may be into: a client opens no
+        others. Left out without any, and where it opens none.
     """
 
     optional = ("payload_stores",)
-    version: Extent = OURS.versions[1]
-    capabilities: Capabilities = Declared(default_factory=list)
     heartbeat_interval_s: float
     payload_stores: Annotated[list[StoreAddress], Declared(max_length=16)] = Declared(
         default_factory=list
     )
-
-    @property
-    def terms(self) -> Terms:
-        """What was agreed."""
-        return Terms(self.version, frozenset(self.capabilities))
 
 
 class WelcomeProducer(Welcome):
@@ -499,12 +481,11 @@ class WelcomeProducer(Welcome):
         and not trained is lost.
     credits: pushes that it holds for this producer while the buffer is full.
     max_payload_bytes: the largest payload of a push.
-    schema_known: the fields that samples have, with the capability `schema`; null while that is not
-        decided.
-    max_staleness: policy versions that a sample may be older than those that train on it, with the
-        capability `feedback`; null without a limit.
+    schema_known: the fields that samples have; null while that is not decided.
+    max_staleness: policy versions that a sample may be older than those that train on it; null
+        without a limit.
     inline_limit: bytes of a span from which on a producer is to put it into the first of
-        `payload_stores`, with the capability `references`; null: it sends all of them.
+        `payload_stores`; null: it sends all of them.
     """
 
     type_code = 3
@@ -524,10 +505,10 @@ class WelcomeRank(Welcome):
     committed: last step that is committed as far as this rank is concerned, -1 for none.
     max_open_steps: uncommitted steps that it may hold before it must commit.
     layout: of micro-batches, packed or padded.
-    sample_length_multiple: of what the rank pads each sample's tokens to a multiple, with the
-        capability `padding`; null for none.
+    sample_length_multiple: of what the rank pads each sample's tokens to a multiple; null
+        for none.
     prefetch_bytes: of what it fetches from payload stores for steps that its training loop has not
-        begun, with the capability `references`: it fetches ahead as far as they fit; null: any.
+        begun: it fetches ahead as far as they fit; null: any.
     max_staleness: policy versions that a sample may be older than those that train on it, which DP
         rank 0 reports; null without a limit.
     """
@@ -599,7 +580,7 @@ class Bye(Message):
 class Advice(Message):
     """What the client should know of itself, for its log; nothing follows.
 
-    Said to DP rank 0 of the trainer, and to producers with the capability `advice`.
+    Said to DP rank 0 of the trainer, and to producers with `feedback`.
 
     text: what, and what to do.
     """
@@ -739,7 +720,7 @@ class Push(HasSamples, HasFields):
 
 
 class HasFeedback(Message):
-    """Where the trainer is, with the capability `feedback`; null: as said last on this connection.
+    """Where the trainer is, to producers with `feedback`; null: as said last on this connection.
 
     policy_version: that DP rank 0 has reported last.
     expected_version: that a sample pushed now will be trained with, if samples go in order.
@@ -759,9 +740,9 @@ class Pushed(HasFeedback):
         conflict (a duplicate with other content: the first is kept), refused (never send it again)
         or full (send it again later).
     errors: message of each refused sample, by its index as a string.
-    reasons: with the capability `reasons`, why in a word, likewise: with `shutting-down` it may be
+    reasons: why in a word, likewise: with `shutting-down` it may be
         pushed once the dispatcher is started again, or elsewhere.
-    staleness: of the push's oldest sample by now, in policy versions, with the capability
+    staleness: of the push's oldest sample by now, in policy versions, to producers with
         `feedback`; null where that is not known.
     """
 
@@ -797,7 +778,7 @@ class Feedback(HasFeedback):
 class Dropped(Message):
     """Samples of this producer that were accepted will never be trained on.
 
-    Said with the capability `feedback` to who is connected then, and not again.
+    Said to who has said `feedback` and is connected then, and not again.
 
     reason: stale, incomplete-group and so on, as the metric of dropped samples has it.
     sample_ids: which, at most 1,024 at a time.
@@ -951,12 +932,12 @@ class StepHeader(HasFields):
     tokens: of all samples.
     loss_tokens: of all samples, for normalisation.
     loss_samples: samples with at least one loss token, for normalisation.
-    group_loss_tokens: of each group, by its number in the step, with the capability `group-totals`;
+    group_loss_tokens: of each group, by its number in the step;
         a sample without a group is one of its own. Left out where no sample has one.
     expected_loss_tokens: loss tokens that `num_samples` mean arrivals have, fixed when the step was
-        planned: with the capability `expected-loss`, left out without it.
+        planned.
     attempt: how often the step was planned anew because samples could not be resolved; what was
-        said of an earlier attempt is void. With the capability `references`; left out if 0.
+        said of an earlier attempt is void. Left out if 0.
     num_referenced: samples of all ranks that lie in payload stores; left out if 0. If there are
         any, a rank is prepared once it holds all of its micro-batches, those samples fetched.
     """
@@ -1018,7 +999,7 @@ class Prepared(Message):
 
 
 class Unresolved(Message):
-    """The rank cannot get samples of a step that is not released, with the capability `references`.
+    """The rank cannot get samples of a step that is not released.
 
     They are dropped, their groups whole, and the step is planned anew as its next attempt.
 
@@ -1036,7 +1017,7 @@ class Unresolved(Message):
 
 
 class StepWithdrawn(Message):
-    """Nothing is left of a step that is not released, with the capability `references`.
+    """Nothing is left of a step that is not released.
 
     The rank lets go of it, if it holds it. One of the same number may follow, as a later attempt.
 
@@ -1101,8 +1082,8 @@ class Commit(Message):
     """The rank has applied every step up to one.
 
     step: the last of them.
-    times: what passes over that step took, as far as it is known by now, with the capability
-        `commit-times`: with 65,536 micro-batches altogether at most. Others follow in StepTimes.
+    times: what passes over that step took, as far as it is known by now: with 65,536
+        micro-batches altogether at most. Others follow in StepTimes.
     """
 
     type_code = 17
@@ -1154,7 +1135,7 @@ class CheckpointSaved(Message):
 
 
 class StepTimes(PassTimes, Message):
-    """What one pass over a step's micro-batches took, with the capability `step-times`.
+    """What one pass over a step's micro-batches took.
 
     Said once a pass, with or after the step's Commit, unless that has told it; nobody waits for it.
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
-from rollout_dispatcher.protocol import codec, versions
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import (
     HANDSHAKE_LIMITS,
@@ -161,8 +161,7 @@ class Session:
     """One side of a conversation: decodes what the peer says, encodes what we say.
 
     limits: of what is heard once the peer has introduced itself. memory: gives what a piece of a
-    payload is received into, for a number of bytes. offer: what this side speaks.
-    terms: what was agreed; what this side speaks at its best, before that.
+    payload is received into, for a number of bytes.
     """
 
     def __init__(
@@ -170,12 +169,10 @@ class Session:
         side: Side,
         limits: FrameLimits,
         memory: Callable[[int], memoryview] = lambda nbytes: memoryview(bytearray(nbytes)),
-        offer: versions.Offer = versions.OURS,
     ) -> None:
         self._says, self._hears = _by_state(SAYS[side]), _by_state(HEARS[side])
         self._enter(SessionState.AWAIT_HELLO)
-        self._memory, self._limits, self._offer = memory, limits, offer
-        self.terms = versions.agree(offer, offer)
+        self._memory, self._limits = memory, limits
         self._reader = FrameReader(HANDSHAKE_LIMITS)
         self._message: m.Message = m.Bye()
 
@@ -249,12 +246,8 @@ class Session:
         if kind is not None:
             self._check_legal(kind)
             if issubclass(kind, m.Hello):  # first: what is newer must not hide what is wrong
-                offered = codec.decode_offer(header, kind.__name__).offer
-                self.terms = versions.agree(offered, self._offer)
+                codec.check_version(header, kind.__name__)
         self._message = message = codec.decode(Frame(code, header))
-        if isinstance(message, m.Welcome):
-            versions.check(message.terms, self._offer)
-            self.terms = message.terms
         return list(map(self._memory, message.spans(size)))
 
     def _accept(self, frame: Frame) -> tuple[m.Message, Sequence[memoryview]]:

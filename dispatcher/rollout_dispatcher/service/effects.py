@@ -19,7 +19,6 @@ from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import ADVICE
 from rollout_dispatcher.service import reporter
 from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.chronicle import Chronicle
@@ -191,13 +190,20 @@ class EffectRunner:
         if (peer := self._connections.producers.get(effect.producer)) is None:
             return
         core = self._core
-        peer.send(welcomes.of_producer(self._config, peer.terms, effect, core.schema, core.run_id))
+        peer.send(
+            welcomes.of_producer(
+                self._config, effect, core.schema, core.run_id, opens_stores=peer.opens_stores
+            )
+        )
         self.feedback.welcome(peer)
 
     def _tell_schema(self, effect: e.SchemaDecided) -> None:
         reporter.schema_decided(effect)
+        if (decided := self._core.schema) is None:
+            return
+        told = welcomes.schema_known(*decided)
         for peer in self._connections.producers.values():
-            if (told := welcomes.schema_known(peer.terms, self._core.schema)) is not None:
+            if peer.hears_feedback:
                 peer.send(told)
 
     def _tell_dropped(self, effect: e.SamplesDropped) -> None:
@@ -222,7 +228,8 @@ class EffectRunner:
         if not self._connections.is_attached(rank):
             return
         rank.peer.welcomed = True
-        rank.peer.send(welcomes.of_rank(self._config, rank.peer.terms, effect))
+        stores = rank.peer.opens_stores
+        rank.peer.send(welcomes.of_rank(self._config, effect, opens_stores=stores))
 
     def _refuse_rank(self, effect: e.RefuseRank) -> None:
         self._connections.take_hello(effect.client_id).fail(effect.error)
@@ -249,7 +256,7 @@ class EffectRunner:
         who = f"producer {producer}" if producer else "an HTTP client"
         log.warning("%s: %s", who, effect.text)
         peer = self._connections.producers.get(producer)
-        if peer is not None and ADVICE in peer.terms.capabilities:
+        if peer is not None and peer.hears_feedback:
             peer.send(advice)
 
     def _stop_waiting(self, client_ids: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
 """What producers hear: outcomes of their pushes, where the trainer is, and what was dropped.
 
-Who has the capability `feedback` is told what has changed since it was told last, with its answers
+Who has said `feedback` is told what has changed since it was told last, with its answers
 and, as changes come, for who waits and pushes nothing. Invariant: whatever happens is told with at
 most one message to a producer a `TOLD_EVERY_SECONDS`, besides its answers and its dropped samples;
 who does not read is told nothing more until it has.
@@ -16,7 +16,6 @@ from rollout_dispatcher.core.effects import PushAnswered, SamplesDropped
 from rollout_dispatcher.core.waiting import Standing
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import FEEDBACK, REASONS
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.peer import Peer
@@ -59,8 +58,7 @@ class Feedback:
         }
         if effect.errors:
             header["errors"] = {str(index): text for index, text in effect.errors.items()}
-            if REASONS in peer.terms.capabilities:
-                header["reasons"] = {str(index): word for index, word in effect.reasons.items()}
+            header["reasons"] = {str(index): word for index, word in effect.reasons.items()}
         if peer.hears_feedback:
             standing = self._core.standing
             header |= _news(peer.told, standing)
@@ -72,7 +70,6 @@ class Feedback:
 
     def welcome(self, peer: Peer) -> None:
         """Say all that there is to know to who has just come."""
-        peer.hears_feedback = FEEDBACK in peer.terms.capabilities
         peer.told = None
         if peer.hears_feedback:
             self._tell([peer])

@@ -162,7 +162,7 @@ class Router:
                 self._introduce(peer, message)
                 self._rank_joins(peer, message, now)
             case m.Push():
-                check_push(peer.terms, message)
+                check_push(message, opens_stores=peer.opens_stores)
                 samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
                     peer.client_id, message.first_seq, samples, message.floor, message.named,
@@ -302,8 +302,8 @@ class Router:
     # -- ranks ------------------------------------------------------------------------------
 
     def _rank_joins(self, peer: Peer, message: m.HelloRank, now: float) -> None:
-        check_padding(self.config, peer.terms, message.packed_length)
-        check_rank(self.config, peer.terms)
+        check_padding(self.config, message.packed_length)
+        check_rank(self.config, opens_stores=peer.opens_stores)
         hello = RankHello(
             client_id=message.client_id,
             dp_rank=message.dp_rank,

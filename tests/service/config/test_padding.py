@@ -5,11 +5,8 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.errors import ConfigError, RankRefused
-from rollout_dispatcher.protocol.versions import PADDING, Terms
 from rollout_dispatcher.service.config.checks import check_padding
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
-
-ABLE, UNABLE = Terms(1, frozenset({PADDING})), Terms(1)
 
 
 def config(**changes: Any) -> ServeConfig:
@@ -39,19 +36,13 @@ def config(**changes: Any) -> ServeConfig:
 def test_a_packed_length_has_room_for_every_micro_batch_there_can_be(
     changes: dict[str, Any], least: int, why: str
 ) -> None:
-    check_padding(config(**changes), ABLE, least)
-    check_padding(config(**changes), ABLE, None)
+    check_padding(config(**changes), least)
+    check_padding(config(**changes), None)
     with pytest.raises(RankRefused) as caught:
-        check_padding(config(**changes), ABLE, least - 1)
+        check_padding(config(**changes), least - 1)
     said = str(caught.value)
     assert f"packed_length={least - 1} tokens, and may have {least} ({why})" in said
     assert f"packed_length={least} or more" in said
-
-
-def test_a_rank_that_cannot_pad_samples_is_refused_where_they_are_to_be() -> None:
-    check_padding(config(), UNABLE, None)
-    with pytest.raises(RankRefused, match="multiples of 8 tokens, which this rank's release"):
-        check_padding(config(sample_length_multiple=8), UNABLE, None)
 
 
 def test_samples_that_fit_no_micro_batch_once_padded_are_refused_or_dropped() -> None:

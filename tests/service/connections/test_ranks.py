@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType, Field, Schema
 from tests.service.conftest import Serve
-from tests.support.client import HeldStep, Producer, Rank, Trainer, WireClient, make_push
+from tests.support.client import HeldStep, Producer, Rank, Trainer, WireClient
 from tests.support.server import ServeProcess
 
 
@@ -341,29 +340,3 @@ def test_a_hello_that_cannot_be_true_begins_no_generation(
         assert words in liar.expect_error("protocol").message
     assert len(trainer.train()) == 2
     server.await_status(steps_committed=1, generation=1, ranks_connected=2)
-
-
-def test_a_rank_of_a_release_without_ragged_fields_is_told_so(serve: Serve) -> None:
-    server = serve()
-    schema = Schema((Field.text("env"), Field("input_ids", DType.INT64)))
-    push, _ = make_push("p", 0, [1] * 4, fields=m.field_headers(schema), rows={"env": [3] * 4})
-    producer = Producer(server.endpoint, "p")
-    producer.send(push, bytes(4 * schema.nbytes(1, (3,))))
-    assert producer.expect(m.Pushed).of_each(4)
-    first, second = two_ranks(server)
-    for rank in (first, second):
-        rank.demand(taken=-1)
-    assert "ragged or text (env)" in first.expect_error("protocol").message
-    producer.ping()  # which was not told of fields that it could not have read either
-
-
-@pytest.mark.parametrize(
-    ("able", "told"), [(["schema"], False), (["ragged", "schema"], True), (["ragged"], False)]
-)
-def test_only_who_can_read_ragged_fields_is_told_of_them(
-    serve: Serve, able: list[str], told: bool
-) -> None:
-    server = serve(fields="env:str,input_ids:int64")
-    producer = WireClient(server.endpoint)
-    producer.send(m.HelloProducer(client_id="p", capabilities=able))
-    assert (producer.expect(m.WelcomeProducer).schema_known is not None) is told

@@ -13,7 +13,7 @@ class Listener(Wire):
     """A producer that is told where the trainer is."""
 
     def __init__(self, router: Router, name: str) -> None:
-        super().__init__(router, name, capabilities=["feedback"])
+        super().__init__(router, name, feedback=True)
         self.sent = b""
 
     def hears(self, version: int) -> bool:

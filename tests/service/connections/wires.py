@@ -1,7 +1,7 @@
 """A real router and real connections whose transports are memory."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.protocol import codec
@@ -21,12 +21,12 @@ TOKENS = [10_000]
 class Wire(asyncio.Transport):
     """A connection without a socket: knows whether it is read from, and what it was sent."""
 
-    def __init__(self, router: Router, name: str, capabilities: Sequence[str] = ()) -> None:
+    def __init__(self, router: Router, name: str, *, feedback: bool = False) -> None:
         super().__init__()
         self.reading, self.lost, self.sent = True, False, b""
         self.peer = Peer(router, LIMITS, router.clock)
         self.peer.connection_made(self)
-        hello = m.HelloProducer(client_id=name, capabilities=list(capabilities))
+        hello = m.HelloProducer(client_id=name, feedback=feedback)
         self.arrives(codec.encode(hello))
 
     def arrives(self, data: bytes) -> None:

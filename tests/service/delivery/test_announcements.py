@@ -1,4 +1,4 @@
-"""What ranks are told of a step's groups: those that ask for it, and the same after a reconnect."""
+"""What ranks are told of a step's groups, and the same after a reconnect."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,6 @@ from typing import Any
 from tests.service.conftest import Serve
 from tests.support.client import HeldStep, Producer, Rank
 
-ABLE: dict[str, Any] = {"capabilities": ["group-totals"]}
 GROUPS: dict[str, Any] = {"group_ids": ["g", "g", None, "g"], "group_sizes": [3, 3, 1, 3]}
 
 
@@ -28,23 +27,19 @@ def untold(step: HeldStep) -> bool:
     return told == [None] * len(told)
 
 
-def test_a_rank_that_asks_knows_the_loss_tokens_of_every_group_of_the_step(serve: Serve) -> None:
+def test_ranks_know_the_loss_tokens_of_every_group_of_the_step(serve: Serve) -> None:
     server = serve(micro_batch_size=1)
     Producer(server.endpoint, "p").push([3, 4, 5, 6], loss_tokens=[1, 2, 3, 0], **GROUPS)
-    first = Rank(server.endpoint, 0, 2, **ABLE)
+    first = Rank(server.endpoint, 0, 2)
     other = Rank(server.endpoint, 1, 2, generation=first.generation)
-    assert (first.welcome.capabilities, other.welcome.capabilities) == (["group-totals"], [])
     for rank in (first, other):
         rank.demand(taken=-1)
     held = first.hold(0)
-    expected = {"p/0": 3, "p/1": 3, "p/2": 3, "p/3": 3}
-    assert sorted(held.header.group_loss_tokens or ()) == [3, 3]
-    assert weights(held) == {name: expected[name] for name in held.sample_ids}
-    assert untold(other.hold(0))
+    for step in (held, other.hold(0)):
+        assert sorted(step.header.group_loss_tokens or ()) == [3, 3]
+        assert weights(step) == dict.fromkeys(step.sample_ids, 3)
     first.close()
-    again = Rank(
-        server.endpoint, 0, 2, generation=first.generation, client_id=first.client_id, **ABLE
-    )
+    again = Rank(server.endpoint, 0, 2, generation=first.generation, client_id=first.client_id)
     repeated = again.hold(0)
     assert repeated.header == held.header
     assert [head for head, _ in repeated.micro_batches] == [head for head, _ in held.micro_batches]
@@ -53,7 +48,7 @@ def test_a_rank_that_asks_knows_the_loss_tokens_of_every_group_of_the_step(serve
 def test_where_no_sample_has_a_group_nothing_is_told(serve: Serve) -> None:
     server = serve(dp_size=1)
     Producer(server.endpoint, "p").push([3] * 4)
-    rank = Rank(server.endpoint, 0, 1, **ABLE)
+    rank = Rank(server.endpoint, 0, 1)
     rank.demand(taken=-1)
     assert untold(rank.hold(0))
 
@@ -61,8 +56,8 @@ def test_where_no_sample_has_a_group_nothing_is_told(serve: Serve) -> None:
 def test_a_filler_is_in_no_group(serve: Serve) -> None:
     server = serve(dispatch_batch_size=3, micro_batch_tokens=3)
     Producer(server.endpoint, "p").push([3] * 3, group_ids=["g"] * 3, group_sizes=[3] * 3)
-    first = Rank(server.endpoint, 0, 2, **ABLE)
-    other = Rank(server.endpoint, 1, 2, generation=first.generation, **ABLE)
+    first = Rank(server.endpoint, 0, 2)
+    other = Rank(server.endpoint, 1, 2, generation=first.generation)
     for rank in (first, other):
         rank.demand(taken=-1)
     heads = [head for rank in (first, other) for head, _ in rank.hold(0).micro_batches]
@@ -71,23 +66,19 @@ def test_a_filler_is_in_no_group(serve: Serve) -> None:
     assert numbers.count(None) == 1
 
 
-def test_a_rank_that_asks_is_told_what_to_expect_and_the_same_after_a_kill(
+def test_ranks_are_told_what_to_expect_and_the_same_after_a_kill(
     serve: Serve, tmp_path: Path
 ) -> None:
-    able: dict[str, Any] = {"capabilities": ["expected-loss"]}
     settings: dict[str, Any] = {"journal_dir": tmp_path / "journal", "dispatch_batch_size": 3}
     settings["dp_size"] = 1
     server = serve(**settings)
     Producer(server.endpoint, "p").push([3, 4, 40], loss_tokens=[1, 3, 3])
-    rank = Rank(server.endpoint, 0, 1, **able)
+    rank = Rank(server.endpoint, 0, 1)
     rank.demand(taken=-1)
     held = rank.hold(0).header
     assert (held.expected_loss_tokens, held.loss_tokens) == (7, 7)
     os.kill(server.pid, SIGKILL)
     server = serve(**settings)
-    again = Rank(server.endpoint, 0, 1, **able)
+    again = Rank(server.endpoint, 0, 1)
     again.demand(taken=-1)
     assert again.hold(0).header == held
-    other = Rank(server.endpoint, 0, 1)
-    other.demand(taken=-1)
-    assert other.hold(0).header == held.model_copy(update={"expected_loss_tokens": None})

@@ -6,7 +6,7 @@ from typing import Any
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
 from tests.support.client import Producer, Rank
-from tests.support.references import ABLE, STORE, make_references
+from tests.support.references import STORE, make_references
 from tests.support.server import ServeProcess
 
 #: Of each sample: several megabytes a rank, which is more than sockets take.
@@ -19,16 +19,16 @@ def test_a_rank_that_reads_late_gets_nothing_of_a_plan_that_is_void(tmp_path: Pa
         "max_wait": "10ms", "payload_stores": STORE, "journal_dir": tmp_path / "journal",
     }  # fmt: skip
     with ServeProcess(tmp_path, **options) as server:
-        producer = Producer(server.endpoint, "p", capabilities=ABLE)
+        producer = Producer(server.endpoint, "p", opens_stores=True)
         producer.send(*make_references("p", 0, [TOKENS] * 2, inline=(1,)))
         assert producer.expect(m.Pushed).of_each(2) == [Outcome.ACCEPTED] * 2
         producer.next_seq = 2
         for _ in range(SAMPLES // 2 - 1):
             producer.push([TOKENS] * 2)
-        first_rank = Rank(server.endpoint, 0, 2, capabilities=ABLE)
+        first_rank = Rank(server.endpoint, 0, 2, opens_stores=True)
         late = Rank(
             server.endpoint, 1, 2,
-            generation=first_rank.generation, capabilities=ABLE, receive_buffer=4096,
+            generation=first_rank.generation, opens_stores=True, receive_buffer=4096,
         )  # fmt: skip
         for rank in (first_rank, late):
             rank.demand(taken=-1)

@@ -19,7 +19,7 @@ from tests.service.conftest import SMALL, Serve
 from tests.service.durability.test_barrier import SlowLog
 from tests.service.http.test_errors import plane_of
 from tests.support.client import Producer
-from tests.support.references import ABLE, STORE, make_references
+from tests.support.references import STORE, make_references
 from tests.support.server import Response, ServeProcess
 
 PATH = "/v1/references/known"
@@ -40,8 +40,8 @@ def ask(server: ServeProcess, **body: Any) -> Response:
 def test_what_is_pushed_and_what_may_be_is_needed(server: ServeProcess) -> None:
     there = ["p.1/0", "p.1/9", "q.1/0", "q.1/1", "somebody\u2019s", "\ud800", "/" * 2**19]
     with (
-        Producer(server.endpoint, "p", capabilities=ABLE, incarnation="p.1"),
-        Producer(server.endpoint, "q", capabilities=ABLE) as other,
+        Producer(server.endpoint, "p", opens_stores=True, incarnation="p.1"),
+        Producer(server.endpoint, "q", opens_stores=True) as other,
     ):
         push, payload = make_references("q", 0, [5])
         other.send(push, payload)

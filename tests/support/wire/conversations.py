@@ -49,20 +49,19 @@ def _pushing() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
     yield Vector(
         it,
-        m.HelloProducer(client_id="p", token="secret", capabilities=["feedback", "schema"]),
+        m.HelloProducer(client_id="p", token="secret", feedback=True),
         "a producer introduces itself",
     )
     yield Vector(
         other,
         m.WelcomeProducer(
             run_id="run",
-            capabilities=["feedback", "schema"],
             credits=8,
             max_payload_bytes=1 << 20,
             heartbeat_interval_s=5.0,
             max_staleness=2,
         ),
-        "version 1 is agreed; 8 pushes are held for it while the buffer is full",
+        "8 pushes are held for it while the buffer is full",
     )
     yield Vector(
         other,
@@ -131,13 +130,13 @@ WEB, MATH = (
 
 def _pushing_images() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
-    hello = m.HelloProducer(client_id="p", capabilities=["ragged", "schema"])
-    yield Vector(it, hello, "a producer that has ragged fields introduces itself")
+    hello = m.HelloProducer(client_id="p")
+    yield Vector(it, hello, "a producer introduces itself")
     welcome = m.WelcomeProducer(
-        run_id="run", capabilities=["ragged", "schema"], credits=8, max_payload_bytes=1 << 20,
+        run_id="run", credits=8, max_payload_bytes=1 << 20,
         heartbeat_interval_s=5.0,
     )  # fmt: skip
-    yield Vector(other, welcome, "they may be used")
+    yield Vector(other, welcome, "it may push")
     push = m.Push(
         fields=m.field_headers(IMAGES), tokens=[2, 1], loss_tokens=[1, 0],
         sample_ids=["p/0", "p/1"], policy_versions=[3, 3],
@@ -153,13 +152,13 @@ def _pushing_images() -> Iterator[Vector]:
 
 def _training_images() -> Iterator[Vector]:
     it, other = Side.RANK, Side.DISPATCHER
-    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=1, capabilities=["ragged"])
-    yield Vector(it, hello, "DP rank 0 of 1 can read ragged fields")
+    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=1)
+    yield Vector(it, hello, "DP rank 0 of 1 introduces itself")
     welcome = m.WelcomeRank(
-        capabilities=["ragged"], run_id="run", generation=1, committed=-1, max_open_steps=4,
+        run_id="run", generation=1, committed=-1, max_open_steps=4,
         layout="packed", heartbeat_interval_s=5.0,
     )  # fmt: skip
-    yield Vector(other, welcome, "so they may come")
+    yield Vector(other, welcome, "it has begun generation 1")
     header, _ = _read(assemble.step_header(0, "d1", 2, (WEB, MATH)))
     yield Vector(other, header, "step 0 has two micro-batches a rank")
     batch, payload = _read(b"".join(assemble.micro_batch(0, 0, (WEB, MATH))))
@@ -171,24 +170,23 @@ def _training_images() -> Iterator[Vector]:
 
 def _training() -> Iterator[Vector]:
     it, other = Side.RANK, Side.DISPATCHER
-    able = ["commit-times", "expected-loss", "group-totals", "step-times"]
     training = {"loss_normalisation": "token-mean", "layout": "packed"}
 
     def welcome(committed: int) -> m.WelcomeRank:
         return m.WelcomeRank(
-            capabilities=able, run_id="run", generation=1, committed=committed, max_open_steps=4,
+            run_id="run", generation=1, committed=committed, max_open_steps=4,
             layout="packed", heartbeat_interval_s=5.0, max_staleness=2,
         )  # fmt: skip
 
     yield Vector(
         it,
-        m.HelloRank(client_id="r", capabilities=able, dp_rank=0, dp_size=1, training=training),
+        m.HelloRank(client_id="r", dp_rank=0, dp_size=1, training=training),
         "DP rank 0 of 1 asks for a generation",
     )
     yield Vector(other, welcome(-1), "it has begun generation 1 of the run; no step is committed")
     resume = m.CheckpointPosition(run_id="run", step=6)
     again = m.HelloRank(
-        client_id="r", capabilities=able, dp_rank=0, dp_size=1, generation=1, run_id="run",
+        client_id="r", dp_rank=0, dp_size=1, generation=1, run_id="run",
         resume=resume, training=training,
     )  # fmt: skip
     yield Vector(it, again, "it has loaded a checkpoint that was taken after step 6")
@@ -226,11 +224,11 @@ def _pushing_references() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
     yield Vector(
         it,
-        m.HelloProducer(client_id="p", capabilities=["references"]),
+        m.HelloProducer(client_id="p", opens_stores=True),
         "a producer introduces itself",
     )
     welcome = m.WelcomeProducer(
-        run_id="run", capabilities=["references"], credits=8, max_payload_bytes=1 << 20,
+        run_id="run", credits=8, max_payload_bytes=1 << 20,
         heartbeat_interval_s=5.0, payload_stores=[STORE], inline_limit=32,
     )  # fmt: skip
     yield Vector(other, welcome, "spans of 32 bytes and more are to be put into the store")
@@ -253,12 +251,10 @@ def _pushing_references() -> Iterator[Vector]:
 
 def _training_on_references() -> Iterator[Vector]:
     it, other = Side.RANK, Side.DISPATCHER
-    hello = m.HelloRank(
-        client_id="r", dp_rank=0, dp_size=1, capabilities=["references"], generation=1
-    )
+    hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=1, opens_stores=True, generation=1)
     yield Vector(it, hello, "a DP rank introduces itself")
     welcome = m.WelcomeRank(
-        capabilities=["references"], run_id="run", generation=1, committed=-1, max_open_steps=4,
+        run_id="run", generation=1, committed=-1, max_open_steps=4,
         layout="packed", heartbeat_interval_s=5.0, payload_stores=[STORE],
     )  # fmt: skip
     yield Vector(other, welcome, "it may fetch from this store, and from no other")
@@ -347,14 +343,13 @@ def _refusal() -> Iterator[Vector]:
 
 def _pushing_again() -> Iterator[Vector]:
     it, other = Side.PRODUCER, Side.DISPATCHER
-    able = ["advice", "feedback", "reasons", "references", "schema"]
     hello = m.HelloProducer(
-        client_id="p", versions=(2, 2), capabilities=able, key="0123456789abcdef",
+        client_id="p", version=3, opens_stores=True, feedback=True, key="0123456789abcdef",
         incarnation="p.2", accepted=1,
     )  # fmt: skip
     yield Vector(it, hello, "a producer comes back, with the key that makes its name its own")
     welcome = m.WelcomeProducer(
-        version=2, run_id="run", capabilities=able, credits=8, max_payload_bytes=1 << 20,
+        run_id="run", credits=8, max_payload_bytes=1 << 20,
         heartbeat_interval_s=5.0, payload_stores=[STORE],
         schema_known=m.SchemaKnown(fields=m.field_headers(SCHEMA), set_by="set by --field"),
     )  # fmt: skip
@@ -390,16 +385,16 @@ def _pushing_again() -> Iterator[Vector]:
 
 
 def _training_again() -> Iterator[Vector]:
-    it, other, able = Side.RANK, Side.DISPATCHER, ["references", "step-times"]
+    it, other = Side.RANK, Side.DISPATCHER
     hello = m.HelloRank(
-        client_id="r", versions=(2, 2), capabilities=able, token="secret", dp_rank=0, dp_size=1,
+        client_id="r", version=3, opens_stores=True, token="secret", dp_rank=0, dp_size=1,
         generation=1, run_id="run", prefetch_steps=2, taken=7, committed=6, hungry=True,
         received=[(8, 1)], attempts=[(8, 1)], policy_version=3, policy_step=7, saved=5,
         packed_length=4096,
     )  # fmt: skip
     yield Vector(it, hello, "DP rank 0 comes back: it trains step 7, and holds a part of step 8")
     welcome = m.WelcomeRank(
-        version=2, capabilities=able, run_id="run", generation=1, committed=6, max_open_steps=4,
+        run_id="run", generation=1, committed=6, max_open_steps=4,
         layout="packed", heartbeat_interval_s=5.0, sample_length_multiple=8,
         payload_stores=[STORE], prefetch_bytes=1 << 20,
     )  # fmt: skip

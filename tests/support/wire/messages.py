@@ -73,8 +73,6 @@ _counts = st.integers(0, 2**53 - 1)
 _extents = st.integers(1, 2**31 - 1)
 _totals = st.integers(1, 2**53 - 1)
 _watermarks = st.integers(-1, 2**53 - 1)
-_versions = st.tuples(_extents, _extents).map(lambda pair: (min(pair), max(pair)))
-_capabilities = st.lists(_names, max_size=3)
 _keys = st.lists(_names, max_size=3)
 _seconds = st.floats(0, 1e6)
 _fields = st.lists(
@@ -191,8 +189,9 @@ def _hello_of(client_id: str) -> st.SearchStrategy[m.Message]:
     return st.builds(
         m.HelloProducer,
         client_id=st.just(client_id),
-        versions=_versions,
-        capabilities=_capabilities,
+        version=_extents,
+        opens_stores=st.booleans(),
+        feedback=st.booleans(),
         key=st.none() | st.text("0123456789abcdef", min_size=16, max_size=128),
         incarnation=st.none() | words.map(lambda word: f"{client_id}.{word}"),
     )
@@ -203,8 +202,8 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     m.HelloRank: st.builds(
         m.HelloRank,
         client_id=_names,
-        versions=_versions,
-        capabilities=_capabilities,
+        version=_extents,
+        opens_stores=st.booleans(),
         run_id=st.none() | _names,
         dp_rank=_counts,
         dp_size=_extents,
@@ -225,9 +224,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     ),
     m.WelcomeProducer: st.builds(
         m.WelcomeProducer,
-        version=_extents,
         run_id=_names,
-        capabilities=_capabilities,
         credits=_extents,
         max_payload_bytes=_totals,
         schema_known=st.none() | _known,
@@ -238,8 +235,6 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
     ),
     m.WelcomeRank: st.builds(
         m.WelcomeRank,
-        version=_extents,
-        capabilities=_capabilities,
         run_id=_names,
         generation=_extents,
         committed=_watermarks,

@@ -9,7 +9,6 @@ from rollout_dispatcher import errors
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.sessions import HEARS, SAYS, SessionState, Side
-from rollout_dispatcher.protocol.versions import OURS
 from rollout_dispatcher.sample import DType, Outcome
 
 #: Errors that no dispatcher sends: the base of all, and what clients raise by themselves.
@@ -23,10 +22,7 @@ PARTS: tuple[type[m.Part], ...] = (m.FieldHeader, m.CheckpointPosition, m.PassTi
 
 def offer() -> str:
     """What this release speaks."""
-    first, last = OURS.versions
-    versions = f"version {first}" if first == last else f"versions {first} to {last}"
-    words = ", ".join(f"`{word}`" for word in sorted(OURS.capabilities)) or "no capabilities yet"
-    return f"This release speaks {versions}, and has {words}."
+    return f"This release speaks version {m.VERSION}."
 
 
 def states() -> str:

@@ -485,13 +485,3 @@ def test_a_withdrawn_member_is_missed_though_others_come(
     hear(core, pushed(1, "accepted"), 10.0)
     told = m.CloseGroup(group_id="g", size=2, number=1, withdrawn=[0])
     assert said(core, 10.0) == [told, m.Ping()]
-
-
-def test_ragged_fields_go_only_to_a_dispatcher_that_knows_of_them() -> None:
-    sample = Encoder().encode(RolloutSample({"input_ids": [1], "env": "math"}))
-    core = connected()  # it has said of no capability that it has it
-    with pytest.raises(SampleRefused, match="env is ragged or text, which this dispatcher does"):
-        core.submit([sample])
-    core.lost()
-    hear(core, welcome().model_copy(update={"capabilities": ["ragged"]}))
-    assert core.submit([sample]) == 0

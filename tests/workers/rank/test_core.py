@@ -4,7 +4,6 @@ import pytest
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
-    ConfigError,
     GenerationFenced,
     ProtocolError,
     StepContractError,
@@ -90,17 +89,6 @@ def test_there_is_news_where_nothing_more_comes(message: m.Message) -> None:
     core.take_news()
     hear(core, message)
     assert core.take_news()
-
-
-def test_a_dispatcher_that_lacks_what_the_rank_needs_is_refused_whenever_it_is_met() -> None:
-    core = RankCore("me", 0, 2, None, prefetch=1, needs=["group-totals"])
-    assert "group-totals" in core.hello().capabilities
-    able = welcome().model_copy(update={"capabilities": ["group-totals"]})
-    hear(core, able)
-    core.lost()
-    core.hello()
-    with pytest.raises(ConfigError, match="of a release without group-totals, which a loss that"):
-        hear(core, welcome())
 
 
 def test_hunger_is_said_once_and_ends_with_the_step() -> None:
@@ -326,25 +314,11 @@ def times(step: int, key: str = "update") -> m.StepTimes:
     return m.StepTimes(step=step, cost_key=key, busy_s=[0.5, 1.5], collective_s=[0.0, 0.1])
 
 
-def test_what_passes_took_is_said_one_by_one_behind_the_commit() -> None:
-    core = RankCore("me", 0, 2, None, prefetch=1)
-    assert "step-times" in core.hello().capabilities
-    hear(core, welcome().model_copy(update={"capabilities": ["step-times"]}))
-    hear(core, step(0), m.Release(step=0))
-    take(core)
-    core.commit(0)
-    core.tell_times(times(0, "log-prob"))
-    core.tell_times(times(0))
-    told = [times(0, "log-prob"), times(0)]
-    assert spoken(core) == [m.Demand(taken=0, hungry=False), m.Commit(step=0), *told]
-
-
-def telling(*more: str) -> RankCore:
-    """A rank of a dispatcher that hears of times, with these capabilities besides, in a step."""
+def telling() -> RankCore:
+    """A rank in a step."""
     core = RankCore("me", 0, 2, None, prefetch=2)
     core.hello()
-    able = ["step-times", *more]
-    hear(core, welcome().model_copy(update={"capabilities": able, "max_open_steps": 4}))
+    hear(core, welcome().model_copy(update={"max_open_steps": 4}))
     for number in range(2):
         hear(core, step(number), m.Release(step=number))
         take(core)
@@ -362,7 +336,7 @@ def as_heard(messages: list[m.Message]) -> list[m.Message]:
 
 
 def test_what_passes_took_is_in_the_commit_where_the_dispatcher_hears_it_there() -> None:
-    core = telling("commit-times")
+    core = telling()
     core.commit(0)
     core.tell_times(times(0, "log-prob"))
     core.tell_times(times(0))
@@ -375,7 +349,7 @@ def test_what_passes_took_is_in_the_commit_where_the_dispatcher_hears_it_there()
 
 
 def test_a_commit_that_tells_times_is_not_replaced_by_a_later_one() -> None:
-    core = telling("commit-times")
+    core = telling()
     core.commit(0)
     core.tell_times(times(0))
     core.commit(1)
@@ -384,7 +358,7 @@ def test_a_commit_that_tells_times_is_not_replaced_by_a_later_one() -> None:
 
 
 def test_what_is_known_after_the_commit_has_a_message_of_its_own() -> None:
-    core = telling("commit-times")
+    core = telling()
     core.commit(0)
     assert spoken(core) == [m.Commit(step=0)]
     core.tell_times(times(0))
@@ -394,7 +368,7 @@ def test_what_is_known_after_the_commit_has_a_message_of_its_own() -> None:
 
 
 def test_a_commit_tells_of_no_more_passes_and_micro_batches_than_it_may() -> None:
-    core = telling("commit-times")
+    core = telling()
     core.commit(0)
     keys = [f"pass {at}" for at in range(m.MAX_PASSES + 1)]
     for key in keys:
@@ -409,15 +383,8 @@ def test_a_commit_tells_of_no_more_passes_and_micro_batches_than_it_may() -> Non
     assert (first, others) == (m.Commit(step=1, times=passes("update")), [many])
 
 
-def test_what_passes_took_is_kept_from_a_dispatcher_that_cannot_hear_it() -> None:
-    core = connected()
-    assert not core.tells_times
-    core.tell_times(times(0))
-    assert spoken(core) == []
-
-
 def test_what_passes_took_is_not_said_again_where_a_connection_swallowed_it() -> None:
-    able = welcome().model_copy(update={"capabilities": ["step-times"]})
+    able = welcome()
     core = RankCore("me", 0, 2, None, prefetch=1)
     core.hello()
     hear(core, able)

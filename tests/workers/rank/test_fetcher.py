@@ -34,7 +34,7 @@ def joined(
 ) -> Iterator[tuple[RankClient, Peer]]:
     joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2)
     peer = dispatcher.accept()
-    peer.welcome_rank(payload_stores=[store.address], capabilities=["references"])
+    peer.welcome_rank(payload_stores=[store.address])
     client = joining.result(PATIENCE_S)
     yield client, peer
     dispatcher.hang_up()
@@ -190,7 +190,7 @@ def test_a_loop_that_asks_now_and_then_gets_what_does_not_fit_ahead(
 ) -> None:
     joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2)
     peer = dispatcher.accept()
-    peer.welcome_rank(payload_stores=[store.address], capabilities=["references"], prefetch_bytes=1)
+    peer.welcome_rank(payload_stores=[store.address], prefetch_bytes=1)
     client = joining.result(PATIENCE_S)
     send(peer, 0, *put(store, "p.1/0", ONE))
     assert peer.hears_nothing()
@@ -213,7 +213,7 @@ def test_a_stream_closes_at_once_while_a_store_is_away(
 ) -> None:
     joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2)
     peer = dispatcher.accept()
-    peer.welcome_rank(payload_stores=[store.address], capabilities=["references"])
+    peer.welcome_rank(payload_stores=[store.address])
     client = joining.result(PATIENCE_S)
     placed = put(store, "p.1/0", ONE)
     store.root.rename(store.root.with_name("away"))

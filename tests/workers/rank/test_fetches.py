@@ -23,7 +23,7 @@ def welcome(prefetch_bytes: int | None = None) -> m.WelcomeRank:
     return m.WelcomeRank(
         run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
         heartbeat_interval_s=5.0, prefetch_bytes=prefetch_bytes,
-        payload_stores=["file:///nowhere"], capabilities=["references"],
+        payload_stores=["file:///nowhere"],
     )  # fmt: skip
 
 

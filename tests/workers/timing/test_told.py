@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,13 +24,12 @@ class Joined:
         self,
         dispatcher: ScriptedDispatcher,
         threads: ThreadPoolExecutor,
-        able: Sequence[str] = ("commit-times", "step-times"),
         **options: int,
     ) -> None:
         where: dict[str, Any] = {"dp_rank": 0, "dp_size": 1} | options
         joining = threads.submit(MicroBatchStream, dispatcher.endpoint, generation=5, **where)
         self.peer: Peer = dispatcher.accept()
-        self.peer.welcome_rank(generation=5, capabilities=list(able))
+        self.peer.welcome_rank(generation=5)
         self.stream: MicroBatchStream = joining.result(10)
 
     def train(self, number: int) -> None:
@@ -74,33 +72,6 @@ def test_it_is_told_with_the_commit(
             assert commit.times is not None
             (told,) = commit.times
             assert_is_told(told)
-        dispatcher.hang_up()
-
-
-def test_it_is_told_behind_the_commit_to_a_dispatcher_that_hears_it_only_there(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joined = Joined(dispatcher, threads, ["step-times"])
-    with joined.stream:
-        for number in range(2):
-            joined.train(number)
-            commit, told = joined.heard(m.StepTimes)
-            assert commit == m.Commit(step=number)
-            assert isinstance(told, m.StepTimes)
-            assert told.step == number
-            assert_is_told(told)
-        dispatcher.hang_up()
-
-
-def test_a_dispatcher_that_cannot_hear_it_is_told_nothing(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joined = Joined(dispatcher, threads, [])
-    with joined.stream:
-        joined.train(0)
-        joined.train(1)
-        commits = joined.heard(m.Commit) + joined.heard(m.Commit)
-        assert commits == [m.Commit(step=0), m.Commit(step=1)]
         dispatcher.hang_up()
 
 

@@ -36,7 +36,6 @@ from torch import Tensor
 
 from rollout_dispatcher.errors import ConfigError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import EXPECTED_LOSS, GROUP_TOTALS
 from rollout_dispatcher.sample import RESERVED
 from rollout_workers.micro_batch.layouts import bounds
 
@@ -233,14 +232,6 @@ class LossConfig:
     def uncounted(self) -> tuple[NamedLoss, ...]:
         """Those that the ranks total themselves."""
         return tuple(loss for loss in self.others if not loss.is_counted)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Capabilities that the dispatcher has to have for them: what headers tell."""
-        ways = [loss.normaliser for loss in self.losses]
-        groups = {GROUP_TOTALS for way in ways if way.share is Share.GROUP}
-        expected = {EXPECTED_LOSS for way in ways if way.is_expected}
-        return frozenset(groups | expected)
 
     def scale(self, denominator: float, num_micro_batches: int) -> float:
         """The factor of a loss that is to be averaged over `denominator`; 0 for nothing.

@@ -30,7 +30,6 @@ from secrets import token_hex
 from rollout_dispatcher.errors import ProtocolError, RunChanged, SampleRefused
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import OF_PRODUCERS, RAGGED
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.role import Outgoing
 from rollout_workers.feedback import Hearing
@@ -151,7 +150,6 @@ class ProducerCore:
         self.token: str | None = None
         self.max_payload_bytes = 0
         self.welcomed = self._connected = False
-        self._able = OF_PRODUCERS  # the dispatcher and we
         self._credits = self._in_flight = 0
         self._next_seq = 0
         self._accepted = -1  # the last of our numbers that was answered so
@@ -173,13 +171,6 @@ class ProducerCore:
 
         Raises SampleRefused for what no dispatcher would take; nothing changes then.
         """
-        ragged = samples[0].schema.ragged
-        if ragged and RAGGED not in self._able:
-            raise SampleRefused(
-                "unsupported",
-                f"{ragged[0]} is ragged or text, which this dispatcher does not know; install this "
-                "release of rollout-dispatcher where it runs",
-            )
         first = self._next_seq
         put = self.objects.put_for(samples, first)
         nbytes = sum(map(len, put.payload)) if put else sum(sample.nbytes for sample in samples)
@@ -270,7 +261,8 @@ class ProducerCore:
             key=self._key,
             incarnation=self.objects.incarnation,
             accepted=self._accepted,
-            capabilities=sorted(OF_PRODUCERS),
+            opens_stores=True,
+            feedback=True,
         )
 
     def lost(self) -> None:
@@ -361,7 +353,6 @@ class ProducerCore:
         self.run_id = welcome.run_id
         self.welcomed = self._connected = True
         self._credits = welcome.credits
-        self._able = frozenset(welcome.capabilities)
         self.max_payload_bytes = welcome.max_payload_bytes
         self.objects.welcomed(welcome)
         self._heed(welcome.schema_known)

@@ -11,7 +11,7 @@ change. So nobody waits for something that can no longer come.
 import atexit
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, NoReturn, TypeVar
@@ -216,8 +216,8 @@ class StepClient(Closing):
 
     @property
     def tells_times(self) -> bool:
-        """Whether the dispatcher wants to hear of this process what micro-batches took."""
-        return self._core.tells_times
+        """Whether what this process measures is told: of a model replica it is the leader's."""
+        return True
 
     def tell_times(self, times: m.StepTimes) -> None:
         """What a pass of a committed step took; dropped if there is no connection.
@@ -385,7 +385,6 @@ class RankClient(StepClient):
     reconnect_timeout: seconds to keep trying when the dispatcher cannot be reached; then, as for
         every other failure, each call raises the error.
     credentials: what to show and trust; default: what the environment says.
-    needs: capabilities that losses need; a dispatcher that lacks one raises ConfigError.
     packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
     training: what shapes gradients, by name; the dispatcher refuses DP ranks that differ in it.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
@@ -405,7 +404,6 @@ class RankClient(StepClient):
         prefetch_steps: int = 1,
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
-        needs: Collection[str] = (),
         packed_length: int | None = None,
         training: Mapping[str, str] | None = None,
         memory: Memory | None = None,
@@ -415,7 +413,7 @@ class RankClient(StepClient):
         shown = Credentials.from_environment() if credentials is None else credentials
         core = self._make_core(
             uuid4().hex, dp_rank, dp_size, generation, prefetch_steps,
-            needs=needs, packed_length=packed_length, training=training,
+            packed_length=packed_length, training=training,
         )  # fmt: skip
         validated(core.hello)
         memory = memory or MemoryPool()

@@ -10,21 +10,15 @@ What is held is bounded by the dispatcher: at most `max_open_steps` that are tak
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
-    ConfigError,
     GenerationFenced,
     ProtocolError,
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import (
-    COMMIT_TIMES,
-    OF_RANKS,
-    STEP_TIMES,
-)
 from rollout_workers.client.role import Outgoing
 from rollout_workers.rank.held_steps import Fetch, HeldState, HeldStep, HeldSteps
 from rollout_workers.stores.requests import StoreRequests
@@ -56,7 +50,6 @@ class RankCore:
         generation: int | None,
         prefetch: int,
         *,
-        needs: Iterable[str] = (),
         packed_length: int | None = None,
         training: Mapping[str, str] | None = None,
     ) -> None:
@@ -65,8 +58,6 @@ class RankCore:
         #: Collectives that this process has begun so far in process groups of all DP ranks.
         self.count_collectives: Callable[[], int] = lambda: 0
         self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
-        #: What the dispatcher has to be capable of, for this rank to train what it is told to.
-        self._needs = frozenset(needs)
         self._packed_length = packed_length
         self._training = dict(training or {})
         self.generation = generation
@@ -108,7 +99,7 @@ class RankCore:
         hello = m.HelloRank(
             client_id=self._client_id,
             token=self.token,
-            capabilities=sorted(OF_RANKS | self._needs),
+            opens_stores=True,
             dp_rank=self.dp_rank,
             dp_size=self._dp_size,
             generation=self.generation,
@@ -361,30 +352,18 @@ class RankCore:
         self._steps.commit(step)
         self._say(m.Commit(step=step))
 
-    @property
-    def tells_times(self) -> bool:
-        """Whether the dispatcher can hear what micro-batches took."""
-        return self.welcome is not None and STEP_TIMES in self.welcome.capabilities
-
     def tell_times(self, times: m.StepTimes) -> None:
         """What a committed step took, in its commit if that has not left yet.
 
         It is not told again where a connection swallows it.
         """
-        if not (self._connected and self.tells_times):
-            return
-        if not self._tell_with_commit(times):
+        if self._connected and not self._tell_with_commit(times):
             self._say(times)
 
     def _tell_with_commit(self, times: m.StepTimes) -> bool:
         """Whether the step's commit tells them, as the last to be said: that costs both less."""
         commit = self._unsaid[-1] if self._unsaid else None
-        if (
-            self.welcome is None
-            or COMMIT_TIMES not in self.welcome.capabilities
-            or not isinstance(commit, m.Commit)
-            or commit.step != times.step
-        ):
+        if not isinstance(commit, m.Commit) or commit.step != times.step:
             return False
         told = [*(commit.times or ()), times]
         if len(told) > m.MAX_PASSES or sum(len(each.busy_s) for each in told) > m.MAX_TIMED:
@@ -480,12 +459,6 @@ class RankCore:
         self._has_news, self._last_step = True, None
         if self._connected:
             raise ProtocolError("a second welcome")
-        if missing := self._needs - set(welcome.capabilities):
-            raise ConfigError(
-                f"this dispatcher is of a release without {', '.join(sorted(missing))}, which a "
-                "loss that is averaged as asked needs; install the trainers' release of "
-                "rollout-dispatcher there, or use another normalisation"
-            )
         if self.generation not in (None, welcome.generation):
             raise GenerationFenced(
                 f"this rank belongs to generation {self.generation}, the dispatcher serves "

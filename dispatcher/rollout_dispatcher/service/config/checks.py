@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from rollout_dispatcher.errors import ConfigError, ProtocolError, RankRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import PADDING, REFERENCES, Terms
 from rollout_dispatcher.service.config.options import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.values import Retain, schema_of
 from rollout_planner.errors import problems as plan_problems
@@ -25,15 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def check_padding(config: "ServeConfig", terms: Terms, packed_length: int | None) -> None:
-    """Raise RankRefused for one that would not, and say what to change."""
-    multiple = config.sample_length_multiple
-    if multiple > 1 and PADDING not in terms.capabilities:
-        raise RankRefused(
-            f"samples are planned for padding to multiples of {multiple} tokens, which this rank's "
-            "release does not do; install a newer release of rollout-dispatcher where it runs, or "
-            "start the dispatcher without --sample-length-multiple"
-        )
+def check_padding(config: "ServeConfig", packed_length: int | None) -> None:
+    """Raise RankRefused for a DP rank whose micro-batches have no room; say what to change."""
     most, why = largest_micro_batch(config)
     if packed_length is not None and packed_length < most:
         raise RankRefused(
@@ -54,13 +46,12 @@ def largest_micro_batch(config: "ServeConfig") -> tuple[int, str]:
     return budget, f"--micro-batch-tokens {budget}"
 
 
-def check_rank(config: "ServeConfig", terms: Terms) -> None:
+def check_rank(config: "ServeConfig", *, opens_stores: bool) -> None:
     """Raise RankRefused for a DP rank that would be given what it cannot fetch."""
-    if config.payload_stores and REFERENCES not in terms.capabilities:
+    if config.payload_stores and not opens_stores:
         raise RankRefused(
-            "samples may lie in payload stores, from which this rank's release cannot fetch them; "
-            "install a newer release of rollout-dispatcher where it runs, or start the dispatcher "
-            "without --payload-stores"
+            "samples may lie in payload stores, from which this rank does not fetch them "
+            "(`opens_stores` of its hello); start the dispatcher without --payload-stores"
         )
 
 
@@ -76,12 +67,10 @@ def warn_if_unknown(config: "ServeConfig") -> None:
             )  # fmt: skip
 
 
-def check_push(terms: Terms, push: m.Push) -> None:
+def check_push(push: m.Push, *, opens_stores: bool) -> None:
     """Raise ProtocolError for references of a producer that would not hear what becomes of them."""
-    if push.objects is not None and REFERENCES not in terms.capabilities:
-        raise ProtocolError(
-            f"samples that lie in payload stores need the capability {REFERENCES!r} in the hello"
-        )
+    if push.objects is not None and not opens_stores:
+        raise ProtocolError("samples that lie in payload stores need `opens_stores` in the hello")
 
 
 #: Of the payload stores that clients have without any plug-in.

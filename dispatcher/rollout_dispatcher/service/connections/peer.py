@@ -26,7 +26,6 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
-from rollout_dispatcher.protocol.versions import Terms
 from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.transport.listener import MADE_ROOM
@@ -114,8 +113,9 @@ class Peer(StreamProtocol):
         #: Whether its hello was answered; a DP rank is told nothing before that.
         self.welcomed = False
         self.last_heard = clock()
-        #: Whether it is told where the trainer is, and what of that it was told last.
-        self.hears_feedback = False
+        #: By its hello: whether it opens payload stores, and is told things unasked.
+        self.opens_stores = self.hears_feedback = False
+        #: What it was told last of where the trainer is.
         self.told: Standing | None = None
 
     # -- the transport speaks ---------------------------------------------------------------
@@ -210,11 +210,6 @@ class Peer(StreamProtocol):
         self._unpause(Pause.UNANSWERED)
 
     @property
-    def terms(self) -> Terms:
-        """What its hello and we have agreed to speak."""
-        return self._session.terms
-
-    @property
     def held(self) -> bool:
         """Whether it is not read from, and so cannot be heard."""
         return bool(self._pauses)
@@ -302,6 +297,8 @@ class Peer(StreamProtocol):
                 raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
             self.client_id = message.client_id
             self.role = "producer" if isinstance(message, m.HelloProducer) else "rank"
+            self.opens_stores = message.opens_stores
+            self.hears_feedback = isinstance(message, m.HelloProducer) and message.feedback
         self._listener.said(self, message, spans)
 
     def _take(self, heard: Heard) -> None:

@@ -14,7 +14,6 @@ from rollout_dispatcher.core import references as said
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Decision, FreeWanted, SweepWanted
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.versions import REFERENCES
 from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer
@@ -43,7 +42,7 @@ class StoreWorkers:
 
     def there(self, peer: Peer) -> None:
         """It was welcomed, or will be before it hears anything else."""
-        if self._has_stores and REFERENCES in peer.terms.capabilities:
+        if self._has_stores and peer.opens_stores:
             self._peers[str(peer)] = peer
             self._hear(said.WorkerThere(str(peer)))
 

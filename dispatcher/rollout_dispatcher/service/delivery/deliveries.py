@@ -7,7 +7,7 @@ over, is not sent: it is looked at again when its turn comes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from rollout_dispatcher.core import effects as e
@@ -16,13 +16,12 @@ from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.steps.rank_state import Unresolved
 from rollout_dispatcher.core.steps.step import GroupTotals, OpenStep
-from rollout_dispatcher.errors import JournalCorrupt, ProtocolError
+from rollout_dispatcher.errors import JournalCorrupt
+from rollout_dispatcher.protocol.assemble import step_header
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.versions import RAGGED
 from rollout_dispatcher.service.chronicle import Chronicle
 from rollout_dispatcher.service.completion import Failure
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
-from rollout_dispatcher.service.delivery.announcements import Announcements
 from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.metrics.registry import Metrics
 
@@ -58,7 +57,8 @@ class Deliveries:
         self._frames, self._failure = frames, failure
         self._metrics, self._chronicle = metrics, chronicle
         self._clock, self._later, self._perform = clock, later, perform
-        self._announcements = Announcements()
+        #: By step until it is committed: the plan's digest, its header and what is told of groups.
+        self._announced: dict[int, tuple[str, bytes, GroupTotals | None]] = {}
         #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
         self._line: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
 
@@ -68,15 +68,11 @@ class Deliveries:
         step = self._core.step(effect.step)
         if rank is None or step is None or step.attempt != effect.attempt:
             return  # the rank is away and gets it when it comes back, or the step is planned again
-        terms = rank.peer.terms
-        told = self._announcements.of(step, terms)
-        if told.ragged and RAGGED not in terms.capabilities:
-            rank.peer.fail(_unreadable(told.ragged))
-            return
-        rank.peer.write(told.header)
+        header, groups = self._announcement(step)
+        rank.peer.write(header)
         if not self._are_readable(rank, step, effect.first_micro_batch):
             return  # it is planned again
-        self._line.append((rank, step, told.groups, effect.first_micro_batch))
+        self._line.append((rank, step, groups, effect.first_micro_batch))
         if len(self._line) > 1:
             return  # in turn
         if len(step.micro_batches) * len(step.micro_batches[0]) <= HANDED_OUT_AT_ONCE:
@@ -86,7 +82,20 @@ class Deliveries:
 
     def forget(self, step: int) -> None:
         """Nobody has to be told of it any more."""
-        self._announcements.forget(step)
+        self._announced.pop(step, None)
+
+    def _announcement(self, step: OpenStep) -> tuple[bytes, GroupTotals | None]:
+        """What ranks are told of a step beside its samples; made once a plan, for all of them."""
+        found = self._announced.get(step.number)
+        if found is None or found[0] != step.digest:
+            groups = GroupTotals.of(step.micro_batches)
+            header = step_header(
+                step.number, step.digest, len(step.micro_batches[0]), step.samples(),
+                group_loss_tokens=None if groups is None else groups.loss_tokens,
+                expected_loss_tokens=step.expected_loss_tokens, attempt=step.attempt,
+            )  # fmt: skip
+            found = self._announced[step.number] = step.digest, header, groups
+        return found[1:]
 
     def _are_readable(self, rank: RankConnection, step: OpenStep, first: int) -> bool:
         """Whether the journal has all that this rank gets; what it lacks costs those samples."""
@@ -136,10 +145,3 @@ class Deliveries:
         except Exception as error:  # a payload cannot be read back, or a bug of ours
             self._failure.fail(error)
             return None
-
-
-def _unreadable(ragged: Iterable[str]) -> ProtocolError:
-    return ProtocolError(
-        f"the samples have fields that are ragged or text ({', '.join(ragged)}), which this DP "
-        "rank cannot read; install the dispatcher's release of rollout-dispatcher where it runs"
-    )

@@ -27,7 +27,7 @@ class Frames:
     ) -> Sequence[Buffer]:
         """That of one micro-batch, a filler where it has no samples; raises what the journal does.
 
-        groups: where the rank is told of them.
+        groups: None where no sample has one.
         """
         entries, attempt = step.micro_batches[dp_rank][index], step.attempt
         if not entries:

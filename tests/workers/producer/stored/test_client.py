@@ -22,9 +22,7 @@ LARGE = {"input_ids": np.arange(64)}
 
 
 def welcome(peer: Peer, store: FileStore) -> None:
-    peer.welcome_producer(
-        payload_stores=[store.address], inline_limit=512, capabilities=["references"]
-    )
+    peer.welcome_producer(payload_stores=[store.address], inline_limit=512)
 
 
 def join(

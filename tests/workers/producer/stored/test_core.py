@@ -25,7 +25,7 @@ def welcome(max_payload_bytes: int = 1 << 20, **options: object) -> m.WelcomePro
     facts: dict[str, object] = {
         "run_id": "run",
         "credits": 4, "max_payload_bytes": max_payload_bytes, "heartbeat_interval_s": 5.0,
-        "payload_stores": [STORE], "inline_limit": 8 * LARGE, "capabilities": ["references"],
+        "payload_stores": [STORE], "inline_limit": 8 * LARGE,
     }  # fmt: skip
     return m.WelcomeProducer.model_validate(facts | options)
 
