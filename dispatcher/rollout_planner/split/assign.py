@@ -1,32 +1,23 @@
-"""One item after the other into bins: to the least loaded one, or where it leaves the least room.
+"""Items into bins, bins onto ranks, and swaps that level what each has.
 
-Invariant: a bin holds at most its cap, in items or in tokens, or a single item that alone exceeds
-it. Items descend in cost, and mostly in tokens: of whole groups the dearest need not have most.
+Invariant: each item is in exactly one bin, which holds at most its cap, in items or in tokens, or a
+single item that alone exceeds it. Items descend in cost, and mostly in tokens: of whole groups the
+dearest need not have most. No swap raises the largest load of a row of bins, or breaks a cap.
 
-LPT is Graham 1969. Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first puts
-4 to the 6 and 3 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit.
+One item after the other goes to the least loaded bin (LPT, Graham 1969) or where it leaves the
+least room (best fit). Example, budget 10, 2 bins, items of 7, 6, 4, 3 tokens: least loaded first
+puts 4 to the 6 and 3 to the 7; items of 6, 5, 5, 4 end as 6 4 | 5 5 by best fit. Swaps make of bins
+5 4 and 3 2 of one row 5 2 and 4 3.
 
-Bins onto ranks, and swaps between bins, that level what each has.
+Where ranks wait at every micro-step, micro-batches of one index should cost the same, so
+neighbours share a column. Example, R = 2, one each: 9 8 2 1 in columns is 9 8 | 2 1: waits 1 + 1;
+equal sums would be 9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8 would wait 7 + 7.
 
-Invariant: each item stays in exactly one slot; no swap raises the largest load of a row of bins
-or takes a bin beyond its count or token cap.
-
-Example: bins 5 4 and 3 2 of one row end as 5 2 and 4 3.
-
-Columns of equal counts: micro-batches of one index should cost the same where ranks wait at every
-micro-step, so neighbours share a column. Example, R = 2, one each: 9 8 2 1 in columns is 9 8 | 2 1:
-waits 1 + 1; equal sums would be 9 1 | 8 2, whose micro-steps wait 1 + 1 as well, but 9 1 | 2 8
-would wait 7 + 7.
-
-Micro-batches onto ranks, which are pipelines where they have several stages: a rank takes their
-sum, and its largest once more for each further stage. The result takes no longer than what it
-starts from.
-
-While a pipeline fills and drains, each stage beyond the first waits for the largest micro-batch. So
-a rank that has a large micro-batch should have less besides. Two ways are compared: ranks of equal
-sums, and LPT where a rank's first micro-batch counts for every stage. Swaps between the slowest
-rank and the fastest ones end it.
-
+A rank that is a pipeline of several stages takes the sum of its micro-batches, and its largest once
+more for each further stage: while a pipeline fills and drains, each stage beyond the first waits
+for it. So a rank that has a large micro-batch should have less besides. Two ways are compared,
+ranks of equal sums and LPT where a rank's first micro-batch counts for every stage; swaps between
+the slowest rank and the fastest ones end it, and it takes no longer than what it starts from.
 Example, R = 2, M = 2, 4 stages, costs 9 4 4 2: equal sums, 9 2 | 4 4, take 11 + 27 and 8 + 12; no
 swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 """

@@ -1,43 +1,30 @@
-"""Packing with a token budget: micro-batches of any count whose tokens stay within the budget.
+"""Packing samples as they are, not padded, into micro-batches that hold at most a budget of tokens.
 
 Invariant: each item is in one bin; a bin holds at most `budget` tokens, or a single item that
 alone exceeds it; the number M of bins a rank is the smallest that the ways below find, never
 more than best fit needs, a number that is allowed, and the same on all ranks. Whether more are
-worth it is for the strategy.
+worth it is for the strategy. A fixed number of samples is a budget of which each takes one.
 
-Bins come in M columns of R, one a micro-step, and only differences inside a column cost time.
-Columns that a large item rules are filled one by one to its level, the others share the rest by LPT
-under the budget (assign.py); swaps then level each column, until what is left to gain is less than
-any cost model knows. Where the budget is too tight for that, bins are filled by tokens alone: LPT,
-then best fit.
+Where ranks wait at every micro-step (`pack`), bins come in M columns of R, one a micro-step, and
+only differences inside a column cost time. A micro-step lasts at least as long as its largest
+item. Where that is more than an even share, the bins of its column are filled up to this level
+with the largest items that fit, since what finds room there is free of charge; but it leaves
+as many tokens as the later micro-steps can well hold, and an item for each of their bins: else its
+level rises. The other columns share what is left by LPT under the budget; swaps then level each
+column, until what is left to gain is less than any cost model knows. Where the budget is too tight
+for that, bins are filled by tokens alone: LPT, then best fit. Full micro-batches of a fixed number
+of samples leave swaps little room, so they begin as rows of neighbours (`pack_by_count`).
 
-Example, budget 10, R = 2, items of 8, 5, 4, 3 tokens, cost = tokens: 20 tokens need M = 1 bin a
-rank; 8 | 5, 4 joins 5, 3 fits neither: best fit gives no room either (8 | 5 4), so M = 2.
-
-A fixed number of samples is a budget of which each sample takes one; but where ranks wait at every
-micro-step full micro-batches leave swaps little room, so that they begin as rows of neighbours.
-
-Micro-steps that a large sample rules, filled to its level; the others share what is left.
-
-Invariant: a bin holds at most `budget` tokens, or a single item that alone exceeds it.
-
-A micro-step lasts at least as long as its largest item. Where that is more than an even share,
-its bins are filled up to this level, with the largest items that fit, as every item that finds
-room there is free of charge. But it must leave no more tokens than the later micro-steps can
-well hold: its level rises until that is so. And it leaves a sample for each of their bins.
-
-Example: R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
+Example, R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step gets level 9:
 9 | 5 4; the second shares the rest: 3 | 3.
+Example, R = 2, budget 10, cost = tokens, 8 5 4 3: 20 tokens need M = 1 bin a rank; 8 | 5 4, and 3
+fits neither, nor by best fit, so M = 2.
 
-Packing where ranks meet once a step: what counts is the most that a rank has in all.
-
-Invariant: a micro-batch holds at most `budget` tokens, or a single item that alone exceeds it; all
-ranks have the same number M of them, the smallest that is found.
-
-Two ways, the better of which stays. Samples go to ranks by cost, largest first onto the least
-loaded, and each rank packs its own; what finds no room there goes where there is some. Or bins, as
-few as can be, go to ranks, M to each, so that their sums are close. Swaps between ranks, in and out
-of micro-batches with room, level what is left.
+Where ranks meet once a step (`pack_ranks`) what counts is the most that a rank has in all. Two
+ways, the better of which stays. Samples go to ranks by cost, largest first onto the least loaded,
+and each rank packs its own; what finds no room there goes where there is some. Or bins, as few as
+can be, go to ranks, M to each, so that their sums are close. Swaps between ranks, in and out of
+micro-batches with room, level what is left.
 
 Example, R = 2, budget 10, tokens 10 6 5 5 3 2 1, cost tokens squared: 32 tokens need M = 2. By
 cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5.
@@ -250,6 +237,15 @@ def pack_ranks(
         assign.levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None
     ]
     return min(found, key=lambda each: float(np.bincount(each // M, weights=x).max())), M
+
+
+def count_ranks(x: FloatArray, R: int, M: int, most: int) -> IntArray:
+    """The same where a micro-batch has room for `most` items: then any M * `most` of a rank fit."""
+    ids = np.full((R, M * most), len(x))
+    held = assign.members(assign.lpt(x, R, M * most), R)[:, : M * most]
+    ids[:, : held.shape[1]] = held
+    assign.swap_level(ids[None], np.append(x, 0.0))
+    return assign.bin_of_each(ids.reshape(R, most, M).swapaxes(1, 2).reshape(R * M, most), len(x))
 
 
 def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntArray | None:

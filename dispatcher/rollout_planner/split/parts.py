@@ -1,32 +1,20 @@
-"""The words of splitting: a batch of chosen samples, the micro-batches it is cut into, their cost.
+"""A batch of chosen samples, its micro-batches, what these cost, and their order.
 
 Invariant: every sample is in exactly one micro-batch and every rank has the same number of them.
 Indices are into the chosen samples, in arrival order.
 
-The order of a step's micro-batches: what memory or a pipeline wants, at no price in waiting.
+`in_order` puts a step's micro-batches as memory or a pipeline wants them, at no price in waiting:
+each rank keeps its own, and where ranks wait at every micro-step, one moves on all of them
+together. An allocator that keeps the blocks it has been given asks for new ones whenever a
+micro-batch is larger than all before it, and what it has may not fit: with the peak first it asks
+once. What counts are tokens, as they are padded. A pipeline fills with its first micro-batches and
+drains with its last, where most of its stages idle for as long as these take: it wants them small,
+in cost. Of 4 9 7 2 8 the peak comes first in 9 8 7 4 2, and ends are small in 2 7 9 8 4.
 
-Invariant: each rank keeps its micro-batches, and nothing but their order changes. Where ranks wait
-at every micro-step, a micro-step moves on all of them together, so that it takes what it took;
-where they wait once a step, each rank has an order of its own.
-
-An allocator that keeps the blocks it has been given asks for new ones whenever a micro-batch is
-larger than all before it, and what it has may not fit: with the peak first it asks once. What
-counts are tokens, as they are padded. A pipeline fills with its first micro-batches and drains with
-its last, where most of its stages idle for as long as these take: it wants them small, in cost. A
-micro-step counts as its largest on any rank. Fillers are smallest of all: last, or at the ends.
-
-Example: of 4 9 7 2 8 the peak comes first in 9 8 7 4 2, and ends are small in 2 7 9 8 4.
-
-No micro-batch stays empty while another has two samples: they are split instead.
-
-Invariant: no micro-batch gains samples but empty ones, so caps hold; with groups, ranks keep their
-samples. Then an empty micro-batch, a filler, is left only where samples are fewer
-than micro-batches.
-
-A rank with fewer samples than micro-batches first gets the cheapest that others can spare. Of its
-own the cheapest goes, as it adds the least to its new micro-step.
-
-Example, costs 9 4 3 1 on a rank whose micro-batches are 9 | 4 3 1 | -: they become 9 | 4 3 | 1.
+`without_fillers` leaves no micro-batch empty while another has two samples. No micro-batch gains
+samples but empty ones, so caps hold; with groups, ranks keep their samples. A rank with fewer
+samples than micro-batches first gets the cheapest that others can spare; of its own the cheapest
+goes, as it adds the least to its new micro-step: costs 9 | 4 3 1 | - become 9 | 4 3 | 1.
 """
 
 from collections.abc import Callable

@@ -11,7 +11,13 @@ from rollout_planner import tuning
 from rollout_planner.objective import micro_batches_for
 from rollout_planner.split.assign import first_fit, num_bins, places_of
 from rollout_planner.split.groups import split_by_rank
-from rollout_planner.split.packing import level_columns, pack, pack_by_count, pack_ranks
+from rollout_planner.split.packing import (
+    count_ranks,
+    level_columns,
+    pack,
+    pack_by_count,
+    pack_ranks,
+)
 from rollout_planner.split.padded import (
     Counts,
     Items,
@@ -47,10 +53,12 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         x, s, order = batch.falling, np.ones_like(s), batch.dearest_first
         budget = config.micro_batch_size or 1
     ways, stages = list[Parts](), config.pipeline_stages
-    if per_step:
+    M = micro_batches_for(len(x), config)
+    if per_step and config.micro_batch_size is not None:
+        ways.append(Parts.of_labels(order, count_ranks(x, R, M, budget), M, R))
+    elif per_step:
         ways.append(Parts.of_labels(order, *pack_ranks(x, s, R, budget, config.micro_batches), R))
     if not per_step or stages > 1:
-        M = micro_batches_for(len(x), config)
         if config.micro_batch_size is None or M == 1 or per_step:
             labels, M = pack(x, s, R, budget, config.micro_batches)
         else:
