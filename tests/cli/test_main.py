@@ -1,6 +1,7 @@
 """The command: exit codes, one-line errors, and help that shows what can be done."""
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,15 +45,29 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert f"usage: dispatcher {command}" in capsys.readouterr().out
 
 
-def test_the_help_of_serve_shows_every_option_and_its_default(
-    capsys: pytest.CaptureFixture[str],
+def test_the_help_of_serve_shows_what_most_runs_need(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    flags = re.findall(r"^  (--[\w-]+) [A-Za-z]", shown, re.MULTILINE)
+    assert flags[:4] == [
+        "--config", "--dp-size", "--dispatch-batch-size", "--micro-batch-tokens",
+    ]  # fmt: skip
+    assert len(flags) == 1 + 30
+    assert len(shown.splitlines()) <= 130
+    assert "[2s]" in shown
+    assert "--max-frame-bytes" not in shown
+
+
+def test_every_option_and_its_default_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert all(f"{flag_of(name)}" in shown for name in ServeConfig.model_fields)
     assert "[256MiB]" in shown
-    assert "[2s]" in shown
 
 
 @pytest.mark.parametrize(

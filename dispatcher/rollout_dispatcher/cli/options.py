@@ -14,8 +14,9 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, NoReturn, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -99,8 +100,11 @@ def load_config(
 
     defaults: values that anything else has precedence over, and where they are from.
     """
-    parser = build_parser(model, prog=prog, description=description, epilog=epilog)
-    parsed, problems = parser.parse(argv)
+    build = partial(build_parser, model, prog=prog, description=description, epilog=epilog)
+    parsed, problems = build().parse(argv)
+    if parsed.__dict__.pop("help_all", False):
+        build(everything=True).print_help()
+        raise SystemExit(0)
     flags = vars(parsed)
     path = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
     written = Written(model)
@@ -154,24 +158,42 @@ def _together(written: Written, wrong: frozenset[str]) -> list[str]:
     return []
 
 
-def build_parser(model: type[BaseModel], *, prog: str, description: str, epilog: str) -> Parser:
-    """A parser with one flag a field, under the headings that the model's HEADINGS give."""
+def build_parser(
+    model: type[BaseModel], *, prog: str, description: str, epilog: str, everything: bool = False
+) -> Parser:
+    """A parser with one flag a field, under the headings that the model's HEADINGS give.
+
+    Of a model with COMMON options the help shows these, by theme, unless it is to show everything.
+    """
     required = [flag_of(name) for name, field in model.model_fields.items() if field.is_required()]
     usage = " ".join([prog, *(f"{flag} N" for flag in required), "[options]"])
     parser = Parser(prog=prog, usage=usage, description=description, epilog=epilog)
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="read options from a TOML file"
     )
+    common: Mapping[str, Sequence[str]] = getattr(model, "COMMON", {})
+    if common:
+        parser.add_argument(
+            "--help-all", action="store_true", default=argparse.SUPPRESS, help="show every option"
+        )
+    fields, group = dict(model.model_fields), cast("Any", parser)
+    if common and not everything:
+        for theme, names in common.items():
+            group = parser.add_argument_group(theme)
+            for name in names:
+                _add_flag(group, name, fields.pop(name))
+        for name, field in fields.items():
+            _add_flag(parser, name, field, hidden=True)
+        return parser
     headings: Mapping[str, str] = getattr(model, "HEADINGS", {})
-    group: Any = parser
-    for name, field in model.model_fields.items():
+    for name, field in fields.items():
         if name in headings:
             group = parser.add_argument_group(headings[name])
         _add_flag(group, name, field)
     return parser
 
 
-def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
+def _add_flag(group: Any, name: str, field: FieldInfo, *, hidden: bool = False) -> None:
     help_text = " ".join((field.description or "").split())
     if field.is_required():
         help_text += " (required)"
@@ -180,7 +202,7 @@ def _add_flag(group: Any, name: str, field: FieldInfo) -> None:
     settings: dict[str, Any] = {
         "dest": name,
         "default": argparse.SUPPRESS,
-        "help": help_text.replace("%", "%%"),
+        "help": argparse.SUPPRESS if hidden else help_text.replace("%", "%%"),
     }
     if field.annotation is bool:
         settings["action"] = argparse.BooleanOptionalAction

@@ -60,7 +60,27 @@ WRONG = "wrong"
 class ServeConfig(ServeOptions):
     """The settings of one running dispatcher."""
 
-    #: Headings of the help, each at the first option under it.
+    #: What the help shows unless it is asked for everything, by theme.
+    COMMON: ClassVar[dict[str, tuple[str, ...]]] = {
+        "what every run sets": (
+            "dp_size", "dispatch_batch_size", "micro_batch_tokens", "micro_batch_size",
+        ),
+        "as the trainer works": (
+            "sync", "layout", "pipeline_stages", "dispatch_batch_groups", "cost",
+        ),
+        "window": (
+            "window_multiple", "max_wait", "target_excess", "max_skips", "max_step_variation",
+        ),
+        "samples": (
+            "groups", "group_size", "oversize", "max_staleness", "steps_per_version",
+        ),
+        "memory and disk": ("buffer_bytes", "journal_dir", "payload_stores", "record"),
+        "addresses and access": (
+            "listen", "http", "token_file", "producer_token_file", "tls_cert", "tls_key",
+            "tls_client_ca",
+        ),
+    }  # fmt: skip
+    #: Headings of all options, each at the first one under it.
     HEADINGS: ClassVar[dict[str, str]] = {
         "dp_size": "steps",
         "window_multiple": "window and buffer",
