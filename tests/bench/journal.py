@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import Accepted, Committed, Fact, Planned, Remembered
+from rollout_dispatcher.core.facts import Accepted, Committed, Fact, Planned, RecoveredState
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
@@ -109,7 +109,7 @@ def accepted(ticket: int) -> Accepted:
     return Accepted(Entry(sample, ticket, time.monotonic()), "producer-0", ticket, None)
 
 
-def open_journal(directory: Path) -> tuple[Journal, Remembered]:
+def open_journal(directory: Path) -> tuple[Journal, RecoveredState]:
     return Journal.open(directory, parse_sync("batch"), to_wall=float, from_wall=float)
 
 

@@ -31,7 +31,7 @@ from rollout_dispatcher.core.effects import (
     StepPlanned,
     WithdrawStep,
 )
-from rollout_dispatcher.core.facts import DropReason, Remembered
+from rollout_dispatcher.core.facts import DropReason, RecoveredState
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
@@ -115,7 +115,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.released: dict[int, set[int]] = {}
         self.clients: dict[int, str] = {}
         self.births = 0
-        self.perform(self.core.restore(Remembered()))  # a new run notes its name
+        self.perform(self.core.restore(RecoveredState()))  # a new run notes its name
 
     @property
     def now(self) -> float:

@@ -17,7 +17,7 @@ from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.errors import DispatcherError, Stopping
 from rollout_dispatcher.journal import replay, store
-from rollout_dispatcher.journal.files.front import Front
+from rollout_dispatcher.journal.files.segment_header import SegmentHeader
 from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
@@ -175,7 +175,7 @@ def believe_every_payload(plant: Plant) -> None:
 
 def take_damage_for_a_torn_tail(plant: Plant) -> None:
     """Whatever cannot be read is taken for what was never synced."""
-    plant(Front, "marked", lambda *_: 0)
+    plant(SegmentHeader, "marked", lambda *_: 0)
 
 
 def trip_over_groups(plant: Plant) -> None:

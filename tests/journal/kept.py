@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollout_dispatcher.core import facts
-from rollout_dispatcher.core.facts import Fact, Remembered, SchemaFixed
+from rollout_dispatcher.core.facts import Fact, RecoveredState, SchemaFixed
 from rollout_dispatcher.journal.journal import Journal
 from tests.histories.names import call, held, read
 from tests.journal.player import Player
@@ -41,7 +41,7 @@ def recovers(folder: Path) -> dict[str, Any]:
         journal.close()
 
 
-def _entries(remembered: Remembered) -> Iterator[Any]:
+def _entries(remembered: RecoveredState) -> Iterator[Any]:
     yield from held("recovered buffered", remembered)
     for name in ("recovered steps", "recovered retained"):
         for step in held(name, remembered):

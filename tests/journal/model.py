@@ -10,11 +10,11 @@ from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
     Configured,
+    Deleted,
     Dropped,
     Fact,
     Finished,
     FloorRaised,
-    Forgotten,
     GenerationBegan,
     GroupEnded,
     GroupSized,
@@ -27,11 +27,11 @@ from rollout_dispatcher.core.facts import (
     ProducerKeyed,
     ProducerLeft,
     ProducerSaid,
+    Releasable,
     Resumed,
     RetainedEvicted,
     RunBegan,
     StreamEnded,
-    Unneeded,
     VersionReported,
     Withdrawn,
 )
@@ -258,9 +258,9 @@ class Model:
                 self.posted = posted
             case StreamEnded() | Finished():
                 self._apply_end(fact)
-            case Unneeded(objects):
+            case Releasable(objects):
                 self.unneeded |= {*objects}
-            case Forgotten(objects):
+            case Deleted(objects):
                 self.unneeded -= {*objects}
             case IncarnationBegan(producer, incarnation):
                 self.incarnations[incarnation] = producer

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import Accepted, Remembered, RememberedStep
+from rollout_dispatcher.core.facts import Accepted, RecoveredState, RecoveredStep
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
@@ -134,7 +134,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 def open_journal(
     directory: Path, sync: SyncPolicy = OFF, **options: Any
-) -> tuple[Journal, Remembered]:
+) -> tuple[Journal, RecoveredState]:
     """With small files and a clock of its own."""
     settings = {"map_bytes": 1 << 20, "segment_bytes": 16 << 10, "id_horizon": 100} | options
     return Journal.open(
@@ -149,7 +149,7 @@ def open_journal(
 @contextmanager
 def opened(
     directory: Path, sync: SyncPolicy = OFF, **options: Any
-) -> Iterator[tuple[Journal, Listener, Remembered]]:
+) -> Iterator[tuple[Journal, Listener, RecoveredState]]:
     """An open journal that is closed in the end."""
     journal, remembered = open_journal(directory, sync, **options)
     try:
@@ -164,7 +164,7 @@ def as_if_killed(directory: Path, to: Path) -> Path:
     return to
 
 
-def recovered(directory: Path, **options: Any) -> Remembered:
+def recovered(directory: Path, **options: Any) -> RecoveredState:
     """What a new process is told."""
     journal, remembered = open_journal(directory, **options)
     assert journal.close()
@@ -182,7 +182,7 @@ def plain_entry(entry: Entry) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def plain_step(step: RememberedStep) -> tuple[object, ...]:
+def plain_step(step: RecoveredStep) -> tuple[object, ...]:
     """Everything of a step, comparable."""
     parts = [[[plain_entry(e) for e in part] for part in rank] for rank in step.micro_batches]
     return (
@@ -191,7 +191,7 @@ def plain_step(step: RememberedStep) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def plain(remembered: Remembered) -> dict[str, object]:
+def plain(remembered: RecoveredState) -> dict[str, object]:
     """Everything that is remembered, comparable."""
     return {
         "entries": [plain_entry(entry) for entry in remembered.entries],

@@ -22,7 +22,7 @@ from rollout_dispatcher.core.facts import (
 from rollout_dispatcher.errors import JournalFull
 from rollout_dispatcher.journal.capacity import Capacity
 from rollout_dispatcher.journal.files.blocks import draft
-from rollout_dispatcher.journal.files.front import Front
+from rollout_dispatcher.journal.files.segment_header import SegmentHeader
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.payload import StoredObject
@@ -321,7 +321,7 @@ def test_restarts_on_a_full_disk_use_nothing_up(disk: Path) -> None:
         with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, found):
             assert [entry.ticket for entry in found.entries] == taken
             taken += fill(journal, listener, tickets, 4000)
-            front = Front.read(journal._store._active.path.read_bytes())
+            front = SegmentHeader.read(journal._store._active.path.read_bytes())
             fronts.append(front)
             listener.wait(journal.append([VersionReported(life, life)], {}))
             assert len(journal._store._files._spares) >= 1

@@ -20,7 +20,7 @@ from rollout_dispatcher.core.facts import (
     ProducerKeyed,
     ProducerLeft,
     ProducerSaid,
-    Remembered,
+    RecoveredState,
     Resumed,
     StreamEnded,
     VersionReported,
@@ -45,7 +45,7 @@ from tests.journal.support import (
 from tests.support.samples import span_of
 
 
-def after(directory: Path, *batches: list[Fact], **options: int) -> Remembered:
+def after(directory: Path, *batches: list[Fact], **options: int) -> RecoveredState:
     """What is remembered after these batches and a kill."""
     with opened(directory, BATCH, **options) as (journal, listener, _):
         for facts in batches:
@@ -55,7 +55,7 @@ def after(directory: Path, *batches: list[Fact], **options: int) -> Remembered:
 
 
 def test_a_new_journal_remembers_nothing(tmp_path: Path) -> None:
-    assert recovered(tmp_path / "journal") == Remembered()
+    assert recovered(tmp_path / "journal") == RecoveredState()
 
 
 def test_what_has_no_ragged_fields_is_written_as_by_releases_that_knew_of_none() -> None:

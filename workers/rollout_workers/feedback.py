@@ -68,7 +68,7 @@ class DroppedSample:
     reason: str
 
 
-class Hearing:
+class FlowControlState:
     """Puts together what one producer was told."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.connector import Credentials
-from rollout_workers.client.process import Closing, refuse_to_travel
+from rollout_workers.client.process import Closing, forbid_pickle
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
@@ -243,7 +243,7 @@ class MicroBatchStream(Closing):
             )
 
     def __reduce__(self) -> NoReturn:
-        refuse_to_travel("stream")
+        forbid_pickle("stream")
 
     def __iter__(self) -> Iterator[Step]:
         return self

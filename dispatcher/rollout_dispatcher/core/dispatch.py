@@ -33,7 +33,7 @@ from rollout_dispatcher.core.facts import (
     PostedSetting,
     ProducerKeyed,
     ProducerLeft,
-    Remembered,
+    RecoveredState,
     RunBegan,
     VersionReported,
 )
@@ -45,7 +45,7 @@ from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.rank_state import RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.core.totals import StepMix
-from rollout_dispatcher.core.waiting import Reason, Standing, Standstill
+from rollout_dispatcher.core.waiting import Reason, Standstill, TrainerProgress
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import Unauthorized
 from rollout_dispatcher.sample import Sample, Schema
@@ -89,7 +89,7 @@ class Dispatch:
 
     # -- what outlives the process ------------------------------------------------------------
 
-    def restore(self, memory: Remembered, now: float = 0.0) -> Decision:
+    def restore(self, memory: RecoveredState, now: float = 0.0) -> Decision:
         """Go on where an earlier process stopped; to be called before anything else."""
         if memory.run_id:
             self.run_id = memory.run_id
@@ -287,7 +287,7 @@ class Dispatch:
 
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
-        begins = dp_rank == 0 and not self._ledger.speaker(0).begun
+        begins = dp_rank == 0 and not self._ledger.active_rank(0).begun
         effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
         self._parts.lockstep.heard(dp_rank, now)
         if begins:
@@ -405,7 +405,7 @@ class Dispatch:
 
     def journal_takes_more(self, now: float) -> Decision:
         """The journal takes samples again: let in who was held back for it."""
-        self._planning.look_again()
+        self._planning.mark_dirty()
         return self._decide(self._settle(now))
 
     def _settle(self, now: float) -> list[Effect]:
@@ -487,7 +487,7 @@ class Dispatch:
         return None if schema is None else (schema, self._buffer.set_by)
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> TrainerProgress:
         """Where the trainer is, for those who push."""
         return self._parts.standings.now()
 

@@ -1,8 +1,9 @@
 """Facts: what has to outlive the process, and what a new process is told of it.
 
 The core notes a fact for each change that a restart must not forget; the shell makes them durable,
-in order, before it performs the effects that came with them. `Remembered` is the other direction:
-everything that facts add up to, from which a new core starts. Times are of the core's clock.
+in order, before it performs the effects that came with them. `RecoveredState` is the other
+direction: everything that facts add up to, from which a new core starts. Times are of the core's
+clock.
 """
 
 from collections.abc import Callable, Mapping
@@ -271,14 +272,14 @@ class SpeedsMeasured(Fact):
 
 
 @fact("unneeded")
-class Unneeded(Fact):
+class Releasable(Fact):
     """Nobody needs these objects of payload stores: they are on the list of releases."""
 
     objects: tuple[StoredObject, ...]
 
 
 @fact("forgotten")
-class Forgotten(Fact):
+class Deleted(Fact):
     """These objects are not in their stores any more, and not on the list."""
 
     objects: tuple[StoredObject, ...]
@@ -317,7 +318,7 @@ Note = Callable[[Fact], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedStep:
+class RecoveredStep:
     """An open or retained step: its entries by DP rank and micro-batch.
 
     rewound: it was committed, and is open again. Of such steps and of retained ones the journal
@@ -334,7 +335,7 @@ class RememberedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class RecoveredState:
     """What facts add up to.
 
     entries: what is buffered, by ticket; of the youngest the journal alone may have the payloads.
@@ -354,8 +355,8 @@ class Remembered:
     """
 
     entries: tuple[Entry, ...] = ()
-    steps: tuple[RememberedStep, ...] = ()
-    retained: tuple[RememberedStep, ...] = ()
+    steps: tuple[RecoveredStep, ...] = ()
+    retained: tuple[RecoveredStep, ...] = ()
     next_ticket: int = 0
     next_step: int = 0
     withdrawn: Mapping[int, int] = field(default_factory=dict)

@@ -60,7 +60,7 @@ from rollout_dispatcher.core.facts import (
     DropReason,
     Finished,
     GenerationBegan,
-    Remembered,
+    RecoveredState,
     Withdrawn,
 )
 from rollout_dispatcher.core.steps.generation import check_run
@@ -95,7 +95,7 @@ class Lifecycle:
         #: Whether the stream has ended and everything is committed, or the run is finished.
         self.drained = False
         self._told: set[str] = set()
-        self._untold = self._ledger.generation.census()
+        self._untold = self._ledger.generation.filtered()
 
     @property
     def state(self) -> str:
@@ -237,7 +237,8 @@ class Departures:
         self._generation = parts.ledger.generation
         self._of_generation = 0
         self._away: dict[int, float] = {}  # since when, in that order
-        self._departed, self._finished = self._generation.census(), self._generation.census()
+        self._departed = self._generation.filtered()
+        self._finished = self._generation.filtered()
         #: When an earlier process's generation began to be waited for, while it is.
         self._restored_at: float | None = None
         self._is_late = False
@@ -402,7 +403,7 @@ class Finishing:
         self._admission, self._dropping = parts.admission, parts.dropping
         self._note, self._keeps = parts.note, keeps
 
-    def restore(self, memory: Remembered) -> None:
+    def restore(self, memory: RecoveredState) -> None:
         """An earlier process was not done with telling everybody."""
         if memory.finished:
             self._end()
@@ -412,7 +413,7 @@ class Finishing:
 
         Raises ProtocolError for a step that is not the last one that it has committed.
         """
-        rank = self._ledger.speaker(dp_rank)
+        rank = self._ledger.active_rank(dp_rank)
         if step != rank.committed:
             raise ProtocolError(
                 f"DP rank {dp_rank} finished after step {step}, and has committed step "

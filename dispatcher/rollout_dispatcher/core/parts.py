@@ -14,7 +14,7 @@ from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroups
 from rollout_dispatcher.core.buffer.phases import Freshness, Phases
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.facts import Note, Remembered
+from rollout_dispatcher.core.facts import Note, RecoveredState
 from rollout_dispatcher.core.lifecycle import Departures, Finishing, Joining, Lifecycle
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
 from rollout_dispatcher.core.measuring.measuring import Measuring
@@ -86,7 +86,7 @@ class Parts:
         self.buffer.limits = config.limits
         self.planning.configure(config)
 
-    def restore(self, memory: Remembered, now: float) -> None:
+    def restore(self, memory: RecoveredState, now: float) -> None:
         """Go on where an earlier process stopped: all who had contributed may still come back."""
         self.totals.restore(memory.totals)
         self.references.restore(memory, now)  # before anything of it is dropped
@@ -114,7 +114,7 @@ class Parts:
         self.departures.restore(now)
         self.finishing.restore(memory)
 
-    def _restore_schema(self, memory: Remembered) -> None:
+    def _restore_schema(self, memory: RecoveredState) -> None:
         """The settings come first: what was accepted with other fields gives way to them."""
         buffer = self.buffer
         if buffer.schema is None and memory.schema is not None:

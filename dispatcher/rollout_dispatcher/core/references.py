@@ -1,7 +1,7 @@
 """Payloads by reference, from the dispatcher's side: what is needed no more is released by workers.
 
     Objects     which are needed            Workers    who can be asked
-    Releases    which are not any more      Sweeps     whose may be there unknown
+    Releases    which are not any more      OrphanCollector     whose may be there unknown
 
 The dispatcher opens no store: it asks one of the workers, another one if that fails or goes, and
 goes on until it is done. What became unneeded in one turn of the event loop is asked of one worker
@@ -24,19 +24,19 @@ from itertools import takewhile
 from rollout_dispatcher.core.buffer.objects import (
     AWAY_S,
     SEPARATOR,
-    Incarnation,
     Objects,
+    OrphanCollector,
+    ProducerSession,
     Releases,
-    Sweeps,
 )
 from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
 from rollout_dispatcher.core.facts import (
-    Forgotten,
+    Deleted,
     IncarnationBegan,
     IncarnationSwept,
     Note,
-    Remembered,
-    Unneeded,
+    RecoveredState,
+    Releasable,
 )
 from rollout_dispatcher.core.totals import Totals
 from rollout_dispatcher.payload import StoredObject
@@ -192,7 +192,7 @@ class _Errand:
     worker: str
     store: str
     objects: tuple[StoredObject, ...]
-    incarnation: Incarnation | None
+    incarnation: ProducerSession | None
     until: float
 
 
@@ -202,7 +202,7 @@ class References:
     def __init__(self, stores: Collection[str], totals: Totals, note: Note) -> None:
         self.objects = Objects(stores)
         self.releases = Releases()
-        self.sweeps = Sweeps(stores)
+        self.sweeps = OrphanCollector(stores)
         self.workers = Workers()
         self._stores, self._totals, self._note = stores, totals, note
         self._errands: dict[int, _Errand] = {}  # in the order in which they are due
@@ -229,7 +229,7 @@ class References:
         """A crash forgets why it is needed: till that is over its incarnation stands for it."""
         return any(self.objects.is_only_awaited((store, key)) for store in self._stores)
 
-    def restore(self, memory: Remembered, now: float) -> None:
+    def restore(self, memory: RecoveredState, now: float) -> None:
         """Go on with the list, and with what samples of an earlier process need."""
         in_steps = (
             entry
@@ -343,7 +343,7 @@ class References:
         self.releases.forget(gone)
         self._totals.objects_freed += len(gone)
         if gone:
-            self._note(Forgotten(gone))
+            self._note(Deleted(gone))
         self._note_success(errand, len(still), now)
 
     def _swept(self, errand: _Errand, said: Swept, now: float) -> None:
@@ -357,7 +357,7 @@ class References:
         unknown = [key for key in unneeded if (store, key) not in self.releases]
         self._unneeded(tuple(StoredObject(store, key, 0) for key in unknown))
         if (said.more and not unneeded) or any(map(self._is_only_awaited, keys)):
-            self.sweeps.put_off(ended, store)  # it would be told the same again
+            self.sweeps.postpone(ended, store)  # it would be told the same again
         elif said.failed or said.more:
             self.sweeps.put_back(ended, store)
         elif self.sweeps.swept(ended, store):
@@ -393,7 +393,7 @@ class References:
     def _unneeded(self, objects: tuple[StoredObject, ...]) -> None:
         if objects:
             self.releases.add(objects)
-            self._note(Unneeded(objects))
+            self._note(Releasable(objects))
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; minus infinity if somebody can be asked at once."""
@@ -450,7 +450,7 @@ class References:
         store: str,
         now: float,
         objects: tuple[StoredObject, ...] = (),
-        ended: Incarnation | None = None,
+        ended: ProducerSession | None = None,
     ) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
         self._errands[number] = _Errand(worker, store, objects, ended, now + ANSWER_S)

@@ -148,7 +148,7 @@ AHEAD = (
 )
 
 
-class Standing(NamedTuple):
+class TrainerProgress(NamedTuple):
     """Where the trainer is, for those who push.
 
     policy_version: that DP rank 0 reported last. training_version: that the next step trains with.
@@ -180,17 +180,17 @@ class Standings:
         self._versions: tuple[int | None, int | None] = (None, None)
         self._told: set[str] = set()
 
-    def now(self) -> Standing:
+    def now(self) -> TrainerProgress:
         """As it is."""
         buffer, steps, reported = self._buffer, self._steps, self._freshness.reported
         remaining = 0 if self._held else buffer.remaining
         if reported is None:
-            return Standing(None, None, None, remaining)
+            return TrainerProgress(None, None, None, remaining)
         ahead = buffer.ready_units // self._batch
         known = (reported, steps.next_step, steps.num_uncommitted, ahead)
         if known != self._known:
             self._known, self._versions = known, self._work_out(ahead)
-        return Standing(reported, *self._versions, remaining)
+        return TrainerProgress(reported, *self._versions, remaining)
 
     def ahead(self, push: Push) -> list[Effect]:
         """Tell its producer, once a connection, that the trainer can have no such weights yet."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from rollout_dispatcher.core.facts import Fact, Remembered
+from rollout_dispatcher.core.facts import Fact, RecoveredState
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.policy import SyncMode, SyncPolicy
 from rollout_dispatcher.journal.records import Encoder
@@ -49,7 +49,7 @@ class Journal:
         id_horizon: int = 1_000_000,
         max_producers: int = 65_536,
         payload_bytes: int | None = None,
-    ) -> tuple[Self, Remembered]:
+    ) -> tuple[Self, RecoveredState]:
         """Open or create a journal; returns it and what it remembers.
 
         to_wall, from_wall: between the core's clock and wall time. map_bytes: the index's limit.
@@ -65,7 +65,7 @@ class Journal:
             state,
             map_bytes=map_bytes,
             segment_bytes=segment_bytes,
-            hurry=sync.mode is SyncMode.BATCH,
+            start_writeback=sync.mode is SyncMode.BATCH,
             from_wall=from_wall,
             payload_bytes=payload_bytes,
         )

@@ -15,7 +15,7 @@ from rollout_dispatcher.sample import Sample, Schema
 
 
 @dataclass(slots=True)
-class Kept:
+class LiveSample:
     """A sample that is neither done with nor dropped; the order of the fields is the row's.
 
     arrived: wall time. offset: in its segment, or in the object of a payload store, and then there

@@ -14,12 +14,12 @@ from rollout_dispatcher.core.facts import (
     Accepted,
     Configured,
     CostFitted,
+    Deleted,
     Fact,
-    Forgotten,
     Planned,
+    Releasable,
     SchemaFixed,
     SpeedsMeasured,
-    Unneeded,
 )
 from rollout_dispatcher.payload import InMemory, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
@@ -151,9 +151,9 @@ class Encoder:
                 return [fact.kind, [generation, list(slowness), first_step]]
             case Configured(posted):
                 row[1] = [list(astuple(setting)) for setting in posted]
-            case Unneeded(objects):
+            case Releasable(objects):
                 row[1] = list(map(astuple, objects))
-            case Forgotten(objects):
+            case Deleted(objects):
                 row[1] = [(stored.store, stored.key) for stored in objects]
         return row
 

@@ -22,17 +22,17 @@ from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import (
     CostFitted,
     PostedSetting,
-    Remembered,
-    RememberedStep,
+    RecoveredState,
+    RecoveredStep,
     SpeedsMeasured,
 )
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
-from rollout_dispatcher.journal.files.front import FIRST_BLOCK
 from rollout_dispatcher.journal.files.segment import Reader
+from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK
 from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index.index import LogPosition
-from rollout_dispatcher.journal.parts import Kept, Stage, StepRecord
+from rollout_dispatcher.journal.parts import LiveSample, Stage, StepRecord
 from rollout_dispatcher.journal.records import Row
 from rollout_dispatcher.journal.state import State
 from rollout_dispatcher.payload import InJournal, StoredObject
@@ -112,7 +112,7 @@ def remembered(
     from_wall: Callable[[float], float],
     *,
     payload_bytes: int | None,
-) -> Remembered:
+) -> RecoveredState:
     """The state as the core wants it, with payloads read and verified; a damaged one is left there.
 
     But for those of steps that were ever committed, and of the youngest buffered samples that
@@ -121,7 +121,7 @@ def remembered(
     entries = _entries(state, files, from_wall, _first(state, payload_bytes))
     ledger = state.ledger
 
-    def steps(*stages: Stage) -> tuple[RememberedStep, ...]:
+    def steps(*stages: Stage) -> tuple[RecoveredStep, ...]:
         return tuple(
             _step(number, step, entries, from_wall)
             for number, step in sorted(state.steps.items())
@@ -129,7 +129,7 @@ def remembered(
         )
 
     buffered = (entries[at] for at, kept in sorted(state.kept.items()) if kept.step < 0)
-    return Remembered(
+    return RecoveredState(
         entries=tuple(buffered),
         steps=steps(Stage.OPEN, Stage.REWOUND),
         retained=steps(Stage.RETAINED),
@@ -190,19 +190,19 @@ def _speeds(row: Row) -> SpeedsMeasured:
 
 def _step(
     number: int, step: StepRecord, entries: dict[int, Entry], from_wall: Callable[[float], float]
-) -> RememberedStep:
+) -> RecoveredStep:
     micro_batches = tuple(
         tuple(tuple(entries[ticket] for ticket in part) for part in rank)
         for rank in step.micro_batches
     )
     at = from_wall(step.planned_at)
     rewound = step.stage == Stage.REWOUND
-    return RememberedStep(
+    return RecoveredStep(
         number, step.digest, at, micro_batches, rewound, step.attempt, step.usual_loss
     )
 
 
-def read_payload(reader: Reader, kept: Kept) -> bytes:
+def read_payload(reader: Reader, kept: LiveSample) -> bytes:
     """A kept sample's payload. Raises JournalCorrupt if it is not what was written."""
     try:
         payload = reader.read(kept.offset, kept.nbytes)
@@ -240,7 +240,7 @@ def _entries(
     state: State, files: SegmentFiles, from_wall: Callable[[float], float], first: set[int]
 ) -> dict[int, Entry]:
     """Every entry by ticket, its payload in memory if it is of the `first` or of an open step."""
-    members: dict[int, list[Kept]] = defaultdict(list)
+    members: dict[int, list[LiveSample]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
         reference, at = kept.reference, from_wall(kept.arrived)

@@ -16,9 +16,9 @@ from rollout_dispatcher.core import facts
 from rollout_dispatcher.journal import records
 from rollout_dispatcher.journal.parts import (
     Changed,
-    Kept,
     Ledger,
     Live,
+    LiveSample,
     ProducerRecord,
     Stage,
     StepRecord,
@@ -88,7 +88,7 @@ class State:
         self._max_producers = max_producers
         self.ledger = Ledger()
         self.schemas: dict[int, Schema] = {}
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[int, LiveSample] = {}
         self.steps: dict[int, StepRecord] = {}
         self.producers: OrderedDict[str, ProducerRecord] = OrderedDict()
         self.given_ids = Newest[tuple[str, int | None]](id_horizon)
@@ -136,12 +136,12 @@ class State:
                 case _:
                     self._note(row)
 
-    def shelf(self, number: int) -> list[Kept]:
+    def shelf(self, number: int) -> list[LiveSample]:
         """The kept samples of a shelf."""
         tickets = range(number * SHELF, (number + 1) * SHELF)
         return [self.kept[ticket] for ticket in tickets if ticket in self.kept]
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: LiveSample) -> None:
         """Count a sample as kept, where it lies."""
         self.kept[kept.ticket] = kept
         if kept.stored is not None:
@@ -182,7 +182,7 @@ class State:
             place = [0, row[records.OFFSET], row[records.ROWS], self._stored]
         else:
             raise ValueError(f"ticket {row[1]} is in no object")
-        kept = Kept(*row[1 : records.PRODUCER + 1], *place)
+        kept = LiveSample(*row[1 : records.PRODUCER + 1], *place)
         if kept.ticket in self.kept:
             raise ValueError(f"ticket {kept.ticket} is accepted twice")
         self.keep(kept)
@@ -209,7 +209,7 @@ class State:
             kept.group_size = size
             self.changed.shelves.add(kept.ticket // SHELF)
 
-    def _release(self, kept: Kept) -> None:
+    def _release(self, kept: LiveSample) -> None:
         if kept.stored is not None:
             return
         live = self.live[kept.segment]
@@ -223,7 +223,7 @@ class State:
         self._release(kept)
         self.changed.shelves.add(ticket // SHELF)
 
-    def _known(self, ticket: int) -> Kept:
+    def _known(self, ticket: int) -> LiveSample:
         kept = self.kept.get(ticket)
         if kept is None:
             raise ValueError(f"ticket {ticket} is not kept")
@@ -359,10 +359,10 @@ class State:
         match row:
             case [records.OBJECT, *stored]:
                 self._stored = StoredObject(*stored)
-            case [facts.Unneeded.kind, objects]:
+            case [facts.Releasable.kind, objects]:
                 for store, key, nbytes in objects:
                     ledger.unneeded.setdefault(store, {})[key] = nbytes
-            case [facts.Forgotten.kind, names]:
+            case [facts.Deleted.kind, names]:
                 for store, key in names:
                     ledger.unneeded.get(store, {}).pop(key, None)
             case [facts.IncarnationBegan.kind, producer, incarnation]:

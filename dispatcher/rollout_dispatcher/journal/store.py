@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from rollout_dispatcher.core.facts import Remembered
+from rollout_dispatcher.core.facts import RecoveredState
 from rollout_dispatcher.errors import JournalError, JournalFull
 from rollout_dispatcher.journal.files.blocks import draft, places
 from rollout_dispatcher.journal.files.directory import Directory
@@ -29,7 +29,7 @@ from rollout_dispatcher.journal.state import State
 class Store:
     """An open journal directory. Raises JournalError if it cannot be opened; nothing is lost then.
 
-    hurry: whether a sync follows each block, so that the disk may begin before it.
+    start_writeback: whether a sync follows each block, so that the disk may begin before it.
     on_sync: told how many seconds each sync of the log took.
     """
 
@@ -40,14 +40,14 @@ class Store:
         *,
         map_bytes: int,
         segment_bytes: int,
-        hurry: bool,
+        start_writeback: bool,
         from_wall: Callable[[float], float],
         payload_bytes: int | None,
     ) -> None:
         self.on_sync: Callable[[float], None] = _ignore
         self.state = state
         self.num_syncs = self.num_records = self.num_blocks = 0
-        self._hurry = hurry
+        self._start_writeback = start_writeback
         self._unwritten: _Unwritten | None = None
         self._index_trouble: JournalFull | None = None
         self._spare_trouble: JournalFull | None = None
@@ -56,7 +56,7 @@ class Store:
             self._index = undo.enter_context(closing(Index(directory / "index", map_bytes)))
             self._files = SegmentFiles(directory, segment_bytes)
             end = self._recover(directory)
-            self._taken: Remembered | None = remembered(
+            self._taken: RecoveredState | None = remembered(
                 state, self._files, self._index.given_ids(state), self._index.ended_groups(state),
                 from_wall, payload_bytes=payload_bytes,
             )  # fmt: skip
@@ -70,7 +70,7 @@ class Store:
     def _close_active(self) -> None:
         self._active.close()
 
-    def take_remembered(self) -> Remembered:
+    def take_remembered(self) -> RecoveredState:
         """What was there on opening; once, so that its payloads are not held on to."""
         remembered, self._taken = self._taken, None
         assert remembered is not None
@@ -188,7 +188,7 @@ class Store:
         usual = self.left <= self._files.capacity <= self._files.segment_bytes
         return usual and not self.trouble and self._files.has_for_another()
 
-    def widen(self, capacity: int) -> None:
+    def reserve(self, capacity: int) -> None:
         """Make room for a sample that is larger than a segment. Raises JournalFull."""
         self._files.ensure_spares(capacity)
 
@@ -206,8 +206,8 @@ class Store:
         active, sequence = self._active, self.sequence + 1
         start = active.end + block.head_bytes
         active.write_ahead(start, block.padded())
-        if self._hurry:
-            active.hurry(start, block.payload_bytes)
+        if self._start_writeback:
+            active.start_writeback(start, block.payload_bytes)
         block.sum_up()
         try:
             self.state.apply(rows, active.number, places(rows, start))

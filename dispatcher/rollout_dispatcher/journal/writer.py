@@ -33,7 +33,7 @@ RETRY_SECONDS = 1.0
 ASK_AGAIN_SECONDS = 10.0
 
 
-class Told(Protocol):
+class WriterCallbacks(Protocol):
     """Who is told what has become of the batches, on the writer's thread."""
 
     on_durable: Callable[[int], None]
@@ -49,7 +49,9 @@ class Writer:
     refused: no room for now, or broken for good.
     """
 
-    def __init__(self, store: Store, policy: SyncPolicy, max_block: int, told: Told) -> None:
+    def __init__(
+        self, store: Store, policy: SyncPolicy, max_block: int, told: WriterCallbacks
+    ) -> None:
         self.failure: JournalError | None = None
         self.broken = False
         self._store, self._policy, self._max_block, self._told = store, policy, max_block, told
@@ -153,7 +155,7 @@ class Writer:
             return self._reclaim()
         wanted, self._capacity.wide = self._capacity.wide, 0
         try:
-            self._store.widen(wanted)
+            self._store.reserve(wanted)
         except JournalFull:  # the others go on
             self._ask_again_due = monotonic() + ASK_AGAIN_SECONDS
         return True

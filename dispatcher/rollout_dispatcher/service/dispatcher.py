@@ -27,7 +27,6 @@ from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.access import Access
-from rollout_dispatcher.service.chronicle import Chronicle
 from rollout_dispatcher.service.config.checks import warn_if_unknown
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.descriptors import (
@@ -39,10 +38,11 @@ from rollout_dispatcher.service.connections.descriptors import (
 from rollout_dispatcher.service.journaling import Opened, Retention, go_on_from, read_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
-from rollout_dispatcher.service.process import Crowd, in_own_thread
+from rollout_dispatcher.service.process import MallocTrimmer, in_own_thread
 from rollout_dispatcher.service.reloading import Reloads, Settings, resume
 from rollout_dispatcher.service.reporter import JournalLog, ProgressLog, StallLog
 from rollout_dispatcher.service.router import Router
+from rollout_dispatcher.service.step_trace import StepTrace
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
@@ -230,10 +230,10 @@ class Dispatcher:
             stack.push_async_callback(self._close_journal, journal)
         origin = clock()
         writer = self._record(stack, settings.config, core, metrics)
-        chronicle = Chronicle(clock, writer, origin)
+        step_trace = StepTrace(clock, writer, origin)
         router = Router(
             config, core, metrics, clock, journal,
-            access=config.access(), limits=limits, settings=settings, chronicle=chronicle,
+            access=config.access(), limits=limits, settings=settings, step_trace=step_trace,
         )  # fmt: skip
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
@@ -360,7 +360,7 @@ async def _watch(router: Router, retention: Retention | None) -> None:
     And say how the run gets on, whom the next step waits for, and what becomes of the journal; give
     back the memory of a crowd that has left.
     """
-    loop, stalls, crowd = asyncio.get_running_loop(), StallLog(router.core), Crowd()
+    loop, stalls, crowd = asyncio.get_running_loop(), StallLog(router.core), MallocTrimmer()
     journal, config, next_look = JournalLog(router.barrier), router.config, 0.0
     progress = ProgressLog(
         router.core, router.metrics, router.health, config.progress_interval, router.clock()
@@ -378,7 +378,7 @@ async def _watch(router: Router, retention: Retention | None) -> None:
         router.drops_log.check(router.clock())
         if loop.time() >= next_look:
             next_look = loop.time() + RECORD_STATE_SECONDS
-            router.chronicle.look(router.core.statistics)
+            router.step_trace.look(router.core.statistics)
         crowd.check(router.num_connections)
         journal.check()
         if retention is not None:

@@ -21,7 +21,6 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service import reporter
 from rollout_dispatcher.service.barrier import DurabilityBarrier
-from rollout_dispatcher.service.chronicle import Chronicle
 from rollout_dispatcher.service.completion import Failure
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections import welcomes
@@ -34,6 +33,7 @@ from rollout_dispatcher.service.feedback import Feedback
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planner import Planner
 from rollout_dispatcher.service.reporter import DropsLog
+from rollout_dispatcher.service.step_trace import StepTrace
 from rollout_planner.types import Plan
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class EffectRunner:
         failure: Failure,
         *,
         metrics: Metrics,
-        chronicle: Chronicle,
+        step_trace: StepTrace,
         store_workers: StoreWorkers,
         clock: Callable[[], float],
     ) -> None:
@@ -73,12 +73,12 @@ class EffectRunner:
         self._barrier, self._failure = barrier, failure
         self._core = core
         self._connections = connections
-        self._metrics, self._chronicle = metrics, chronicle
+        self._metrics, self._step_trace = metrics, step_trace
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration.observe, clock)
         self._deliveries = Deliveries(
             core, connections, Frames(barrier), failure,
-            metrics=metrics, chronicle=chronicle, clock=clock, later=self._later,
+            metrics=metrics, step_trace=step_trace, clock=clock, later=self._later,
             perform=self.perform,
         )  # fmt: skip
         self._timer: asyncio.TimerHandle | None = None
@@ -94,7 +94,7 @@ class EffectRunner:
             e.PushRecalled: self._recall,
             e.SchemaDecided: self._tell_schema,
             e.IdsRepeated: reporter.ids_repeated,
-            e.SamplesAccepted: chronicle.accepted,
+            e.SamplesAccepted: step_trace.accepted,
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._let_go,
@@ -207,12 +207,12 @@ class EffectRunner:
                 peer.send(told)
 
     def _tell_dropped(self, effect: e.SamplesDropped) -> None:
-        self._chronicle.dropped(effect)
+        self._step_trace.dropped(effect)
         self.drops_log.note(effect.dropped, self._clock())
         self.feedback.dropped(effect)
 
     def _tell_of_policy(self, effect: e.PolicyReported) -> None:
-        self._chronicle.policy_reported(effect)
+        self._step_trace.policy_reported(effect)
         self.feedback.changed()
 
     def _attach(self, effect: e.WelcomeRank) -> RankConnection:
@@ -240,11 +240,11 @@ class EffectRunner:
             self._do(effect)
 
     def _release(self, effect: e.Release) -> None:
-        self._chronicle.released(effect.step)
+        self._step_trace.released(effect.step)
         self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
 
     def _withdraw(self, effect: e.WithdrawStep) -> None:
-        self._chronicle.withdrawn(effect.step)
+        self._step_trace.withdrawn(effect.step)
         self._tell_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
 
     def _advise(self, effect: e.Advised) -> None:
@@ -282,11 +282,11 @@ class EffectRunner:
 
     def _count_again(self, effect: e.Redelivered) -> None:
         self._metrics.redeliveries.labels(effect.reason).inc()
-        self._chronicle.redelivered(effect)
+        self._step_trace.redelivered(effect)
 
     def _forget(self, effect: e.StepCommitted) -> None:
         self._deliveries.forget(effect.step)
-        self._chronicle.committed(effect.step)
+        self._step_trace.committed(effect.step)
         self.feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
 
@@ -333,14 +333,14 @@ class EffectRunner:
         now, generation = self._clock(), self._core.generation
         if isinstance(wanted, e.PlanWanted):
             decision = self._core.planned(wanted, found, now)
-            self._chronicle.planned(wanted, decision.effects, now, generation)
+            self._step_trace.planned(wanted, decision.effects, now, generation)
             self.perform(decision)
             return
         log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
         decision = self._core.replanned(wanted, found, now)
         step = self._core.step(wanted.step.number)
         if step is not None and step is not wanted.step:
-            self._chronicle.replanned(step, found, now, generation)
+            self._step_trace.replanned(step, found, now, generation)
         self.perform(decision)
 
     # -- turns of the event loop ------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import PushAnswered, SamplesDropped
-from rollout_dispatcher.core.waiting import Standing
+from rollout_dispatcher.core.waiting import TrainerProgress
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
@@ -118,7 +118,7 @@ class Feedback:
     def _tell(self, peers: Sequence[Peer]) -> None:
         """Tell these what they do not know; of as many as know the same it is written once."""
         standing = self._core.standing
-        frames: dict[Standing | None, bytes] = {standing: b""}
+        frames: dict[TrainerProgress | None, bytes] = {standing: b""}
         for peer in peers:
             if peer.is_behind:
                 self._news = True
@@ -144,7 +144,7 @@ class Feedback:
                     peer.send(*_dropped(reason, its))
 
 
-def _news(told: Standing | None, standing: Standing) -> dict[str, object]:
+def _news(told: TrainerProgress | None, standing: TrainerProgress) -> dict[str, object]:
     """What a producer does not know that was told that of where the trainer is."""
     found: dict[str, object] = {}
     if told is None or told.remaining != standing.remaining:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Decision, SamplesDropped
-from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, Remembered
+from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, RecoveredState
 from rollout_dispatcher.errors import ConfigError, JournalFull
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.payload import Reference
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def fit(config: ServeConfig, memory: Remembered) -> None:
+def fit(config: ServeConfig, memory: RecoveredState) -> None:
     """Make what is remembered fit these settings.
 
     Raises ConfigError if there is something in it that they cannot train on.
@@ -60,7 +60,7 @@ def fit(config: ServeConfig, memory: Remembered) -> None:
         _check_open_groups(config, groups, memory.group_size)
 
 
-def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
+def _check_lengths(config: ServeConfig, memory: RecoveredState) -> None:
     """Buffered samples longer than the token budget have no micro-batch, unless they go alone.
 
     In open steps they do: these are planned again, if at all, with exactly their samples.
@@ -81,7 +81,7 @@ def _check_lengths(config: ServeConfig, memory: Remembered) -> None:
     )
 
 
-def _check_fields(config: ServeConfig, memory: Remembered) -> None:
+def _check_fields(config: ServeConfig, memory: RecoveredState) -> None:
     """Once a step was planned, its samples and those that wait keep the run's fields.
 
     Before that the first push may have been a mistake: the core drops what has other fields than
@@ -100,7 +100,7 @@ def _check_fields(config: ServeConfig, memory: Remembered) -> None:
         )
 
 
-def _check_stores(config: ServeConfig, memory: Remembered) -> None:
+def _check_stores(config: ServeConfig, memory: RecoveredState) -> None:
     """Nobody opens other payload stores than those that are told of, to fetch or to release."""
     payloads = [entry.sample.payload for entry in (*memory.entries, *_in_steps(memory))]
     stores = [payload.stored.store for payload in payloads if isinstance(payload, Reference)]
@@ -198,7 +198,7 @@ def _has_company(entry: Entry) -> bool:
     return entry.sample.group_id is not None and entry.sample.group_size != 1
 
 
-def _in_steps(memory: Remembered) -> Iterator[Entry]:
+def _in_steps(memory: RecoveredState) -> Iterator[Entry]:
     steps = (*memory.steps, *memory.retained)
     parts = (part for step in steps for rank in step.micro_batches for part in rank)
     return (entry for part in parts for entry in part)
@@ -262,7 +262,7 @@ class Opened:
     """A journal, and what it remembers. created: its directory was not there."""
 
     journal: "Journal"
-    memory: Remembered
+    memory: RecoveredState
     created: bool
 
     def let_go(self) -> None:

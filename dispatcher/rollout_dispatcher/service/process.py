@@ -126,7 +126,7 @@ CROWD = 128
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
-class Crowd:
+class MallocTrimmer:
     """Gives memory back once a crowd of connections has left."""
 
     def __init__(self) -> None:

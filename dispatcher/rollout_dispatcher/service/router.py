@@ -25,7 +25,6 @@ from rollout_dispatcher.protocol.sessions import FROM_RANK
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.access import Access, Rights, digest_of
 from rollout_dispatcher.service.barrier import DurabilityBarrier, Log
-from rollout_dispatcher.service.chronicle import Chronicle
 from rollout_dispatcher.service.completion import Completion, Failure
 from rollout_dispatcher.service.config.checks import check_padding, check_push, check_rank
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
@@ -40,6 +39,7 @@ from rollout_dispatcher.service.metrics.collectors import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.reloading import RELOADABLE, Reloads, Settings
 from rollout_dispatcher.service.reporter import Health
+from rollout_dispatcher.service.step_trace import StepTrace
 from rollout_dispatcher.transport.listener import Pending
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Router:
         access: Access | None = None,
         limits: ConnectionLimits | None = None,
         settings: Settings | None = None,
-        chronicle: Chronicle | None = None,
+        step_trace: StepTrace | None = None,
     ) -> None:
         self.access = access or Access()
         self.config = config
@@ -73,7 +73,7 @@ class Router:
         self.core = core
         self.metrics = metrics
         self.clock = clock
-        self.chronicle = chronicle or Chronicle(clock)
+        self.step_trace = step_trace or StepTrace(clock)
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
         self._pace = Pace(config.request_timeout, config.idle_timeout)
         metrics.receiving = self.receiving
@@ -93,7 +93,7 @@ class Router:
             self.barrier,
             self._failure,
             metrics=metrics,
-            chronicle=self.chronicle,
+            step_trace=self.step_trace,
             store_workers=self._store_workers,
             clock=clock,
         )
@@ -251,7 +251,7 @@ class Router:
         update = {name: getattr(settings.config, name) for name in RELOADABLE}
         self.config = self.config.model_copy(update=update)
         self.metrics.configured(self.config, self.reloads.generation)
-        self.chronicle.configured(update)
+        self.step_trace.configured(update)
         self._effect_runner.configure(self.config)
         tuning, posted = core_config(self.config).tuning, tuple(settings.posted.values())
         self.perform(self.core.configure(tuning, posted, self.clock()))
@@ -278,7 +278,7 @@ class Router:
     def _says_goodbye(self, peer: Peer) -> None:
         if self._connections.producers.get(peer.client_id) is peer:
             self.perform(self.core.producer_leaves(peer.client_id, self.clock()))
-        self._store_workers.take_leave(peer)
+        self._store_workers.acknowledge_bye(peer)
 
     def _confirm(self, peer: Peer) -> None:
         peer.send(m.Pong())
@@ -354,7 +354,7 @@ class Router:
             case m.Demand():
                 self._note_hunger(dp_rank, hungry=message.hungry, now=now)
                 self.perform(self.core.demand(dp_rank, message.taken, now, hungry=message.hungry))
-                self.chronicle.taken(dp_rank, message.taken, now)
+                self.step_trace.taken(dp_rank, message.taken, now)
             case m.Prepared():
                 step, digest, attempt = message.step, message.digest, message.attempt
                 self.perform(self.core.prepared(dp_rank, step, digest, now, attempt=attempt))
@@ -362,7 +362,7 @@ class Router:
                 said = Unresolved(step, attempt, tuple(ids), why)
                 self.perform(self.core.unresolved(dp_rank, said, now))
             case m.Commit():
-                self.chronicle.rank_commits(dp_rank, message.step, now)
+                self.step_trace.rank_commits(dp_rank, message.step, now)
                 self.perform(self.core.commit(dp_rank, message.step, now))
                 for times in message.times or ():
                     self._took(dp_rank, message.step, times)
@@ -379,7 +379,7 @@ class Router:
 
     def _took(self, dp_rank: int, step: int, told: m.PassTimes) -> None:
         times = RankTimes(step, told.cost_key, told.busy_s, told.collective_s, told.why)
-        self.chronicle.measured(dp_rank, times)
+        self.step_trace.measured(dp_rank, times)
         if (decision := self.core.step_times(dp_rank, times)) is not NOTHING:
             self.perform(decision)
 
@@ -388,7 +388,7 @@ class Router:
         if hungry:
             waits.begins(dp_rank, now)
         elif (seconds := waits.ends(dp_rank, now)) is not None:
-            self.chronicle.waited(dp_rank, now - seconds, seconds)
+            self.step_trace.waited(dp_rank, now - seconds, seconds)
 
     # -- the end ----------------------------------------------------------------------------
 

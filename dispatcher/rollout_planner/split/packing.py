@@ -241,11 +241,11 @@ def pack_ranks(
 
 def count_ranks(x: FloatArray, R: int, M: int, most: int) -> IntArray:
     """The same where a micro-batch has room for `most` items: then any M * `most` of a rank fit."""
-    ids = np.full((R, M * most), len(x))
-    held = assign.members(assign.lpt(x, R, M * most), R)[:, : M * most]
-    ids[:, : held.shape[1]] = held
+    ids = assign.members(assign.lpt(x, R, M * most), R)[:, : M * most]
     assign.swap_level(ids[None], np.append(x, 0.0))
-    return assign.bin_of_each(ids.reshape(R, most, M).swapaxes(1, 2).reshape(R * M, most), len(x))
+    labels = np.empty(len(x) + 1, dtype=np.int64)
+    labels[ids] = np.arange(R)[:, None] * M + np.arange(ids.shape[1]) % M
+    return labels[:-1]
 
 
 def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntArray | None:

@@ -9,7 +9,7 @@ the last group of which any rank took it, and is committed if every rank of that
 `committing` for it before the next group began. A step that some rank of its last group did not
 get to commit, and that no later group got, has vanished, and its samples with it.
 
-*Forgotten.* The dispatcher plans step n only if fewer than `max_open_steps` are open, so whoever
+*Deleted.* The dispatcher plans step n only if fewer than `max_open_steps` are open, so whoever
 takes step n proves that step n - max_open_steps is committed, and durably so, since no step leaves
 the dispatcher before the facts ahead of it are durable. A later group that is given such a step
 trains its samples twice.

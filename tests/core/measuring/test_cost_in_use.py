@@ -25,7 +25,7 @@ from tests.support.samples import make_sample
 from tests.support.windows import window_of
 
 DEFAULT = Quadratic()
-#: Seconds: of a model whose linear part is three times what is believed by default.
+#: Seconds: of a model whose linear part is three times the default prior's.
 TRUTH = Quadratic(1e-9, 1e-9 * 70_000, 0, 0.02)
 BATCH, RANKS, BUDGET, NOISE = 64, 4, 65536, 0.05
 

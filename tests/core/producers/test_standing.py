@@ -4,7 +4,7 @@ import pytest
 
 from rollout_dispatcher.core.effects import Advised, PolicyReported, PushAnswered, SamplesDropped
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.waiting import Standing
+from rollout_dispatcher.core.waiting import TrainerProgress
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
@@ -18,7 +18,7 @@ def push(bench: Bench, by: str, count: int, version: int | None = 1) -> None:
 def test_before_a_version_is_reported_only_what_comes_in_is_known() -> None:
     bench = Bench(batch=4, window=6, capacity=8)
     push(bench, "p", 3)
-    assert bench.core.standing == Standing(None, None, None, 5)
+    assert bench.core.standing == TrainerProgress(None, None, None, 5)
     assert bench.core.standing.staleness(1) is None
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollout_dispatcher.core.buffer.objects import AWAY_S, MAX_INCARNATIONS, Sweeps
+from rollout_dispatcher.core.buffer.objects import AWAY_S, MAX_INCARNATIONS, OrphanCollector
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
 from rollout_dispatcher.core.references import (
@@ -339,7 +339,7 @@ def test_a_sweep_that_fails_is_made_again_and_outlives_the_process() -> None:
 
 
 def test_incarnations_that_nobody_can_sweep_are_forgotten_beyond_a_bound() -> None:
-    sweeps = Sweeps(STORES)
+    sweeps = OrphanCollector(STORES)
     for word in range(MAX_INCARNATIONS):
         sweeps.begins("p", f"p.{word}")
     assert sweeps.forget_oldest() is None
@@ -351,7 +351,7 @@ def test_incarnations_that_nobody_can_sweep_are_forgotten_beyond_a_bound() -> No
 
 
 def test_who_is_connected_is_never_forgotten_however_long_ago_it_came() -> None:
-    sweeps = Sweeps(STORES)
+    sweeps = OrphanCollector(STORES)
     sweeps.begins("old", "old.1")
     for word in range(MAX_INCARNATIONS):
         sweeps.begins(f"p{word}", f"p{word}.1")
@@ -364,7 +364,7 @@ def test_who_is_connected_is_never_forgotten_however_long_ago_it_came() -> None:
 
 
 def test_none_is_forgotten_where_all_are_connected() -> None:
-    sweeps = Sweeps(STORES)
+    sweeps = OrphanCollector(STORES)
     for word in range(MAX_INCARNATIONS + 1):
         sweeps.begins(f"p{word}", f"p{word}.1")
     assert sweeps.forget_oldest() is None

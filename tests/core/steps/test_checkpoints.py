@@ -16,7 +16,7 @@ from rollout_dispatcher.core.effects import (
 )
 from rollout_dispatcher.core.facts import (
     CheckpointSaved,
-    Remembered,
+    RecoveredState,
     Resumed,
     RetainedEvicted,
     RunBegan,
@@ -31,7 +31,7 @@ class Run(Bench):
 
     def __init__(self, *, retain: bool = True, steps: int = 6, begin: bool = True) -> None:
         super().__init__(batch=4, window=4, capacity=100, durable=True, retain=retain)
-        self.perform(self.core.restore(Remembered()))
+        self.perform(self.core.restore(RecoveredState()))
         self.births = 0
         self.push_plain(4 * steps)
         if begin:
@@ -346,9 +346,9 @@ def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
 
 def test_a_new_run_notes_its_name_and_one_that_goes_on_keeps_it() -> None:
     fresh = Dispatch(Run().core.config, "named")
-    assert fresh.restore(Remembered()).facts == [RunBegan("named")]
+    assert fresh.restore(RecoveredState()).facts == [RunBegan("named")]
     later = Dispatch(fresh.config, "other")
-    assert not later.restore(Remembered(run_id="named")).facts
+    assert not later.restore(RecoveredState(run_id="named")).facts
     assert later.run_id == "named"
 
 

@@ -20,7 +20,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollout_dispatcher.core.facts import Fact, Remembered
+from rollout_dispatcher.core.facts import Fact, RecoveredState
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from tests.fuzz.journal.mutations import mutate
@@ -140,7 +140,7 @@ def _without(lost: set[int], value: Any) -> Any:
     return value
 
 
-def _check_payloads(victim: Victim, journal: Journal, found: Remembered) -> set[int]:
+def _check_payloads(victim: Victim, journal: Journal, found: RecoveredState) -> set[int]:
     """Every payload is what was pushed, or cannot be read: returns the tickets of these."""
     lost = set()
     entries = list(found.entries)

@@ -117,11 +117,11 @@ class World:
         self.lines: list[Line] = []
         self._memory = Memory()
         self._runs = self._last = 0
-        self._begin(f.Remembered())
+        self._begin(f.RecoveredState())
 
     # -- the process
 
-    def _begin(self, remembered: f.Remembered) -> None:
+    def _begin(self, remembered: f.RecoveredState) -> None:
         self._runs += 1
         core = replace(core_config(self.config), durable=True)
         self.core = Dispatch(core, f"run-{self._runs}")

@@ -14,7 +14,7 @@ import pytest
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import Accepted, Dropped, DropReason
 from rollout_dispatcher.journal.files.blocks import _HEADER, HEADER_SIZE, MAGIC, draft
-from rollout_dispatcher.journal.files.front import FIRST_BLOCK, Front
+from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK, SegmentHeader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from tests.journal.support import BATCH, as_if_killed, opened, recovered
 
@@ -69,7 +69,7 @@ def forged(segment: int, offset: int, sequence: int, payload: bytes, salt: bytes
              "evil", 10**6, None, None]]  # fmt: skip
     block = draft(rows, [memoryview(payload)], "{}")
     block.sum_up()
-    front = Front(segment, SEGMENT_BYTES, sequence - 1, salt)
+    front = SegmentHeader(segment, SEGMENT_BYTES, sequence - 1, salt)
     head = block.head(front, offset, sequence, 10**6)
     return bytes(head) + payload
 
@@ -84,7 +84,7 @@ def test_a_file_that_is_used_again_brings_nothing_of_before_back(tmp_path: Path)
             assert [entry.ticket for entry in found.entries] == kept
             store = journal._store
             for _ in range(random.randrange(4, 12)):
-                salt = Front.read((store._active.path).read_bytes())
+                salt = SegmentHeader.read((store._active.path).read_bytes())
                 assert salt is not None
                 following = [
                     forged(store.active + more, at, store.sequence + 1 + ahead, b"e" * 64,

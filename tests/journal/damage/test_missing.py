@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.errors import JournalCorrupt
-from rollout_dispatcher.journal.files.front import FIRST_BLOCK
+from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
 from tests.journal.support import BATCH, OFF, accepted, as_if_killed, opened, recovered
 

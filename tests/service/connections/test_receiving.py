@@ -29,10 +29,10 @@ class Sender:
     def let_in(self) -> None:
         self.lets.append(self.name)
 
-    def put_off(self) -> None:
+    def pause_reading(self) -> None:
         self.is_put_off = True
 
-    def take_up(self) -> None:
+    def resume_reading(self) -> None:
         self.is_put_off = False
 
 

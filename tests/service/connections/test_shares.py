@@ -40,9 +40,9 @@ async def test_who_is_put_off_is_not_read_from_and_not_too_slow() -> None:
     router = make_hub()
     wire = Wire(router, "p")
     payload = wire.announces_a_push()
-    wire.peer.put_off()
+    wire.peer.pause_reading()
     assert (wire.reading, wire.peer.held, wire.peer.filled) == (False, True, None)
-    wire.peer.take_up()
+    wire.peer.resume_reading()
     wire.arrives(payload)
     assert router.receiving.nbytes == 0
     router.close()

@@ -9,7 +9,7 @@ import pytest
 from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Decision, PlanWanted, PushAnswered
-from rollout_dispatcher.core.facts import DropReason, Remembered
+from rollout_dispatcher.core.facts import DropReason, RecoveredState
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.payload import StoredObject
@@ -264,7 +264,7 @@ def test_objects_to_be_released_need_their_payload_store_until_they_are(tmp_path
     stored = StoredObject("file:///b", "p.1/0", 32)
     config = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=2, journal_dir=tmp_path)
     with pytest.raises(ConfigError, match="has 1 object to be released in file:///b"):
-        fit(config, Remembered(unneeded=(stored,)))
+        fit(config, RecoveredState(unneeded=(stored,)))
 
 
 async def test_a_first_push_by_mistake_gives_way_to_declared_fields_before_the_first_step(

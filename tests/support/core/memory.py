@@ -50,7 +50,7 @@ class Memory:
             self._note_one(fact)
             self._totals = totals
 
-    def remembered(self) -> f.Remembered:
+    def remembered(self) -> f.RecoveredState:
         """Everything, in objects of its own where a core would change them."""
         entries = {ticket: _copy(entry) for ticket, entry in self._entries.items()}
         plans = [*self._retained.values(), *self._steps.values()]
@@ -59,7 +59,7 @@ class Memory:
             if plan.step in self._retained or plan.step in self._rewound:
                 for ticket in _tickets(plan):
                     entries[ticket].sample = entries[ticket].sample.in_journal()
-        return f.Remembered(
+        return f.RecoveredState(
             entries=tuple(e for ticket, e in sorted(entries.items()) if ticket not in in_steps),
             steps=tuple(self._remembered(plan, entries) for plan in self._steps.values()),
             retained=tuple(self._remembered(plan, entries) for plan in self._retained.values()),
@@ -100,13 +100,13 @@ class Memory:
         """What the journal would read back."""
         return span_of(self._entries[ticket].sample)
 
-    def _remembered(self, plan: f.Planned, entries: dict[int, Entry]) -> f.RememberedStep:
+    def _remembered(self, plan: f.Planned, entries: dict[int, Entry]) -> f.RecoveredStep:
         micro_batches = tuple(
             tuple(tuple(entries[ticket] for ticket in part) for part in rank)
             for rank in plan.micro_batches
         )
         rewound = plan.step in self._rewound
-        return f.RememberedStep(
+        return f.RecoveredStep(
             plan.step, plan.digest, plan.planned_at, micro_batches, rewound, plan.attempt,
             plan.usual_loss,
         )  # fmt: skip
@@ -190,9 +190,9 @@ class Memory:
                 self._speeds = fact
             case f.CostFitted():
                 self._cost = fact
-            case f.Unneeded():
+            case f.Releasable():
                 self._unneeded |= dict.fromkeys(fact.objects)
-            case f.Forgotten():
+            case f.Deleted():
                 for stored in fact.objects:
                     self._unneeded.pop(stored, None)
             case f.IncarnationBegan():

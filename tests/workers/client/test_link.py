@@ -180,7 +180,7 @@ async def test_what_a_slow_dispatcher_has_no_room_for_waits_in_the_core(ends: En
 async def test_a_goodbye_comes_after_all_that_was_said_and_needs_an_answer(ends: Ends) -> None:
     link, core, other = ends
     core.to_say = [m.EndStream()]
-    leaving = asyncio.create_task(link.take_leave())
+    leaving = asyncio.create_task(link.acknowledge_bye())
     assert await other.next() == m.EndStream()
     assert await other.next() == m.Bye()
     core.to_say = [m.EndStream()]
@@ -196,7 +196,7 @@ async def test_a_goodbye_comes_after_all_that_was_said_and_needs_an_answer(ends:
 
 async def test_an_end_instead_of_an_answer_to_the_goodbye_is_a_loss(ends: Ends) -> None:
     link, _, other = ends
-    leaving = asyncio.create_task(link.take_leave())
+    leaving = asyncio.create_task(link.acknowledge_bye())
     assert await other.next() == m.Bye()
     other.hang_up()
     with pytest.raises(ConnectionError, match="closed the connection"):
@@ -245,7 +245,7 @@ async def test_nothing_is_said_once_a_refusal_is_here_though_the_core_has_not_he
     assert core.to_say, "it counts as said"
     with pytest.raises(RankRefused, match="taken"):
         async with asyncio.timeout(PATIENCE_S):
-            await link.take_leave()
+            await link.acknowledge_bye()
 
 
 async def test_what_arrived_on_a_connection_that_was_dropped_is_not_heard(ends: Ends) -> None:

@@ -116,7 +116,7 @@ def test_a_forked_child_is_refused_by_a_producer_and_the_parent_goes_on(
     peer = dispatcher.accept(PATIENCE_S)
     peer.welcome_producer()
     peer.answer(peer.expect(m.Push, PATIENCE_S))
-    peer.take_leave()
+    peer.acknowledge_bye()
     told = running.result(PATIENCE_S)
     *refused, closed = told["child"]
     assert all(text.startswith("ConfigError: ") and "forked" in text for text in refused)

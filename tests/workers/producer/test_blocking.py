@@ -163,7 +163,7 @@ async def test_the_asyncio_producer_takes_mappings_too(
         for _ in range(2):
             pushes.append(peer.expect(m.Push))
             peer.answer(pushes[-1])
-        peer.take_leave()
+        peer.acknowledge_bye()
         return pushes
 
     serving = threads.submit(serve)

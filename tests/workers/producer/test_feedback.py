@@ -19,7 +19,7 @@ from rollout_workers import (
     RolloutProducer,
     RolloutSample,
 )
-from rollout_workers.feedback import DROPPED_KEPT, Hearing
+from rollout_workers.feedback import DROPPED_KEPT, FlowControlState
 from tests.support.client import WireClient
 from tests.support.server import ServeProcess, eventually
 
@@ -46,7 +46,7 @@ def other_than(producer: RolloutProducer, known: Feedback) -> Feedback:
 
 
 def test_what_is_not_said_again_is_as_it_was() -> None:
-    hearing = Hearing()
+    hearing = FlowControlState()
     hearing.welcomed(
         m.WelcomeProducer(
             run_id="run", credits=1, max_payload_bytes=1, heartbeat_interval_s=1.0, max_staleness=2
@@ -61,14 +61,14 @@ def test_what_is_not_said_again_is_as_it_was() -> None:
 
 
 def test_a_dispatcher_that_says_nothing_makes_nobody_wait() -> None:
-    nothing = Hearing().feedback()
+    nothing = FlowControlState().feedback()
     assert nothing == Feedback()
     assert not nothing.would_expire(0)
     assert not nothing.is_too_stale
 
 
 def test_of_dropped_samples_that_nobody_asks_for_the_newest_are_kept() -> None:
-    hearing, each = Hearing(), 1024
+    hearing, each = FlowControlState(), 1024
     for at in range(DROPPED_KEPT // each + 1):
         hearing.heard(m.Dropped(reason="stale", sample_ids=[f"{at}"] * each))
     kept = hearing.take_dropped()

@@ -128,7 +128,7 @@ def test_close_delivers_the_last_commit_before_the_goodbye(
     taken_from(client).commit()
     closing = threads.submit(client.close)
     assert peer.wait_for(m.Commit).step == 0
-    peer.take_leave()
+    peer.acknowledge_bye()
     closing.result(10)
     with pytest.raises(ClientClosed):
         client.next_step()
@@ -145,7 +145,7 @@ def test_a_close_while_disconnected_still_delivers_the_last_commit(
     closing = threads.submit(client.close)
     again = dispatcher.accept()
     assert again.welcome_rank().committed == 0
-    again.take_leave()
+    again.acknowledge_bye()
     closing.result(10)
 
 
@@ -161,7 +161,7 @@ def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
     peer.close()
     again = dispatcher.accept()
     assert again.welcome_rank().committed == 0
-    again.take_leave()
+    again.acknowledge_bye()
     closing.result(10)
 
 
@@ -494,7 +494,7 @@ def test_an_interpreter_exits_with_a_rank_left_open_and_without_torch(
     )
     peer = dispatcher.accept()
     peer.welcome_rank()
-    peer.take_leave()
+    peer.acknowledge_bye()
     running.result(20)
 
 

@@ -219,5 +219,5 @@ def test_a_stream_closes_at_once_while_a_store_is_away(
     store.root.rename(store.root.with_name("away"))
     send(peer, 0, *placed)
     closing = threads.submit(client.close)
-    peer.take_leave()
+    peer.acknowledge_bye()
     closing.result(PATIENCE_S)

@@ -114,7 +114,7 @@ class Peer:
     def send_bytes(self, data: bytes) -> None:
         self._sock.sendall(data)
 
-    def take_leave(self) -> None:
+    def acknowledge_bye(self) -> None:
         """Answer the client's goodbye and hang up."""
         self.expect(m.Bye)
         self.send(m.Bye())

@@ -85,7 +85,7 @@ class Credentials:
             raise ConfigError(f"{key} is the key of no certificate; give tls_client_cert too")
         return client_tls(ca, certificate, key)
 
-    def doubted(self, lost: ConnectionError, endpoint: Endpoint) -> ConnectionError:
+    def explain_tls_loss(self, lost: ConnectionError, endpoint: Endpoint) -> ConnectionError:
         """A connection lost before its welcome, with what that may mean.
 
         A dispatcher that does not trust a client's certificate cannot always say so: with TLS 1.3
@@ -99,7 +99,7 @@ class Credentials:
         )
 
 
-def hopeless(error: OSError, endpoint: Endpoint) -> TlsFailed | None:
+def permanent_error(error: OSError, endpoint: Endpoint) -> TlsFailed | None:
     """What to tell the user about a TLS failure that trying again will not cure, else None.
 
     A session that was cut or garbled on its way is not one of them.
@@ -200,7 +200,7 @@ class Connector:
                 await self._serve()
                 return
             except OSError as lost:
-                if (refused := hopeless(lost, self._endpoint)) is not None:
+                if (refused := permanent_error(lost, self._endpoint)) is not None:
                     raise refused from lost
                 if self._over():
                     return
@@ -288,7 +288,7 @@ class Connector:
             self._say_found()
             link.pump()
             await link.watch(self._leaving)
-            await link.take_leave()
+            await link.acknowledge_bye()
         finally:
             link.abort()
             with role.guard:
@@ -300,7 +300,7 @@ class Connector:
         try:
             await link.welcomed
         except ConnectionError as lost:
-            raise self._credentials.doubted(lost, self._endpoint) from lost
+            raise self._credentials.explain_tls_loss(lost, self._endpoint) from lost
 
     async def _within(self, seconds: float, work: Awaitable[None], failure: str) -> None:
         """Raises TimeoutError that says `failure`, sooner than that once this client leaves.

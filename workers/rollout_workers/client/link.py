@@ -112,7 +112,7 @@ class Link(StreamProtocol):
             with self._role.guard:
                 self._write(self._core.ping())
 
-    async def take_leave(self) -> None:
+    async def acknowledge_bye(self) -> None:
         """Say the last things and Bye, and wait until the dispatcher says it too.
 
         What was said before is safe then. Raises OSError when that does not come: an end without

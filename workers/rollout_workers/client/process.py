@@ -95,7 +95,7 @@ class OwnProcess:
             )
 
 
-def refuse_to_travel(what: str) -> NoReturn:
+def forbid_pickle(what: str) -> NoReturn:
     """Raise ConfigError for a client that is being pickled or copied."""
     raise ConfigError(f"a {what} cannot be copied or sent to another process; {REMEDIES[what]}")
 

@@ -32,7 +32,7 @@ from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.role import Outgoing
-from rollout_workers.feedback import Hearing
+from rollout_workers.feedback import FlowControlState
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.pushes import (
     Objects,
@@ -160,7 +160,7 @@ class ProducerCore:
         self._controls = Controls()
         self._shortfalls = Shortfalls()
         self._settled: list[Settled] = []
-        self.hearing = Hearing()
+        self.hearing = FlowControlState()
         self.repeats = Repeats()
         self.objects = Objects(client_id)
 

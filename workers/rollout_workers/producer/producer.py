@@ -37,7 +37,7 @@ from rollout_workers.client.process import (
     Closing,
     LoopThread,
     OwnProcess,
-    refuse_to_travel,
+    forbid_pickle,
     validated,
 )
 from rollout_workers.client.role import CLOSE_TIMEOUT_S
@@ -104,7 +104,7 @@ class _Producer:
         """Called when it is made."""
 
     def __reduce__(self) -> NoReturn:
-        refuse_to_travel("producer")
+        forbid_pickle("producer")
 
     @property
     def run_id(self) -> str:

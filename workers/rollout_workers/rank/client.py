@@ -29,7 +29,7 @@ from rollout_workers.client.process import (
     Closing,
     LoopThread,
     OwnProcess,
-    refuse_to_travel,
+    forbid_pickle,
     validated,
 )
 from rollout_workers.client.role import CLOSE_TIMEOUT_S, Role
@@ -124,7 +124,7 @@ class StepClient(Closing):
         self.sample_length_multiple = self.welcome.sample_length_multiple or 1
 
     def __reduce__(self) -> NoReturn:
-        refuse_to_travel("stream")
+        forbid_pickle("stream")
 
     @property
     def _changed(self) -> threading.Condition:

@@ -22,7 +22,7 @@ from heapq import heappop, heappush, nsmallest
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.effects import Advised, Effect
-from rollout_dispatcher.core.facts import PhaseEnded, ProducerSaid, Remembered, StreamEnded
+from rollout_dispatcher.core.facts import PhaseEnded, ProducerSaid, RecoveredState, StreamEnded
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError, RunFinished, SampleRefused
 
@@ -158,7 +158,7 @@ class Ends:
         self._phases_asked: list[int] = []
         self._unforced: list[int] = []
 
-    def restore(self, memory: Remembered) -> None:
+    def restore(self, memory: RecoveredState) -> None:
         """What was decided before stands, and what was asked for is asked for still."""
         for version in memory.phases:
             self._bar(version)

@@ -26,7 +26,7 @@ with those, and whatever of it comes later is dropped, as it cannot be resolved.
 The list is a fact before any worker hears of it, and outlives the process: it has no time-outs, and
 what could not be released waits at its end.
 
-`Sweeps`: what a producer has put and never pushed, found once nobody can push it any more.
+`OrphanCollector`: what a producer has put and never pushed, found once nobody can push it any more.
 
     live --connection lost--> away --a goodbye, a successor, long silence, the end--> ended
       ^                        |                                                        |
@@ -349,7 +349,7 @@ SEPARATOR = "/"
 
 
 @dataclass(slots=True, eq=False)
-class Incarnation:
+class ProducerSession:
     """left: once it has ended, stores that are not swept, and whether a worker is asked to."""
 
     name: str
@@ -358,16 +358,16 @@ class Incarnation:
     left: dict[str, bool] = field(default_factory=dict)
 
 
-class Sweeps:
+class OrphanCollector:
     """Incarnations by name, and the stores in which each may have put something."""
 
     def __init__(self, stores: Collection[str]) -> None:
         self._stores = sorted(stores)
-        self._known: dict[str, Incarnation] = {}
+        self._known: dict[str, ProducerSession] = {}
         self._current: dict[str, str] = {}  # by producer
         self._away: dict[str, float] = {}  # since when, in that order
-        self._ended: dict[str, Incarnation] = {}
-        self._put_off: dict[tuple[Incarnation, str], None] = {}
+        self._ended: dict[str, ProducerSession] = {}
+        self._put_off: dict[tuple[ProducerSession, str], None] = {}
 
     def __len__(self) -> int:
         """How many have ended and can be swept."""
@@ -410,7 +410,9 @@ class Sweeps:
             return False
         self._ended.pop(name, None)
         self._put_off = {each: None for each in self._put_off if each[0] is not known}
-        self._known[name] = Incarnation(name, producer)  # what it was asked before is of another
+        self._known[name] = ProducerSession(
+            name, producer
+        )  # what it was asked before is of another
         return known is None
 
     def forget_oldest(self) -> str | None:
@@ -470,23 +472,23 @@ class Sweeps:
         left = (ended.left.items() for ended in self._ended.values())
         return {store: None for stores in left for store, asked in stores if not asked}
 
-    def take(self, store: str) -> Incarnation:
+    def take(self, store: str) -> ProducerSession:
         """The first that is to be swept in this store, one of `stores`: a worker is asked to."""
         ended = next(one for one in self._ended.values() if one.left.get(store) is False)
         ended.left[store] = True
         return ended
 
-    def is_wanted(self, ended: Incarnation) -> bool:
+    def is_wanted(self, ended: ProducerSession) -> bool:
         """Whether it is to be swept still: it has not come back meanwhile."""
         return self._ended.get(ended.name) is ended
 
-    def put_back(self, ended: Incarnation, store: str) -> None:
+    def put_back(self, ended: ProducerSession, store: str) -> None:
         """It is to be swept in this store again, after the others."""
         if self.is_wanted(ended):
             ended.left[store] = False
             self._ended[ended.name] = self._ended.pop(ended.name)
 
-    def put_off(self, ended: Incarnation, store: str) -> None:
+    def postpone(self, ended: ProducerSession, store: str) -> None:
         """What is needed of it in this store hides the rest, until some of that is not any more."""
         self._put_off[ended, store] = None
 
@@ -496,7 +498,7 @@ class Sweeps:
         for ended, store in put_off:
             self.put_back(ended, store)
 
-    def swept(self, ended: Incarnation, store: str) -> bool:
+    def swept(self, ended: ProducerSession, store: str) -> bool:
         """All of it in this store is known; returns whether it is forgotten, as that was all."""
         ended.left.pop(store, None)
         if ended.left:

@@ -1,8 +1,8 @@
 """Which cost plans are made with, for ranks of which speed: told by what micro-batches took.
 
-    what was believed   until a fit has predicted later micro-batches better, by so much that it is
-                        no chance; where costs do not adapt, for good
-    a fit               until a newer one has
+    the prior   until a fit has predicted later micro-batches better, by so much that it is no
+                chance; where costs do not adapt, for good
+    a fit       until a newer one has
 
 Plans balance what a cost says. By the newest fit, where it is surely better, the same plans wait
 longer than they promised: that is what the cost in use loses.
@@ -49,12 +49,12 @@ JUDGED_STEPS, WORTH_TELLING = 16, 0.01
 
 @dataclass(frozen=True, slots=True)
 class CostConfig:
-    """believed: cost of samples until something else is known. adapts: whether a fit that predicts
+    """prior: cost of samples until something else is known. adapts: whether a fit that predicts
     better takes its place, or only judges it. padded, multiple: what is computed of a micro-batch,
     its longest sample for each or not, and to a multiple of so many tokens.
     """
 
-    believed: CostModel = per_token
+    prior: CostModel = per_token
     adapts: bool = False
     padded: bool = False
     multiple: int = 1
@@ -62,7 +62,7 @@ class CostConfig:
 
 @dataclass(frozen=True, slots=True)
 class CostStatistics:
-    """in_use: the last fit that was taken; None: what was believed. newest: fitted to all that is
+    """in_use: the last fit that was taken; None: the prior. newest: fitted to all that is
     remembered, None before there are enough; error: its typical relative deviation. promised: mean
     excess of the last plans; loss: share of the ranks' time that they lose beyond it, by the newest
     fit, None while nothing can be told.
@@ -114,10 +114,10 @@ class Timing(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Micro-batches that have been timed: float64[n, 4], what was believed of each, and seconds."""
+    """Terms of timed micro-batches, float64[n, 4], what the prior says of each, and seconds."""
 
     terms: FloatArray
-    believed: FloatArray
+    prior: FloatArray
     seconds: FloatArray
 
 
@@ -139,12 +139,12 @@ class CostInUse:
 
     @property
     def adapts(self) -> bool:
-        """Whether what is measured takes the place of what was believed."""
+        """Whether what is measured takes the place of the prior."""
         return self._config.adapts
 
     @property
     def fitted_cost(self) -> Quadratic | None:
-        """What plans are made with; None: what was believed."""
+        """What plans are made with; None: the prior."""
         return None if self.fitted is None else self.fitted.cost
 
     def slowness(self, generation: int) -> tuple[float, ...] | None:
@@ -197,14 +197,14 @@ class CostInUse:
         """
         counts = step.counts
         s, terms = self._terms(step.tokens, counts)
-        believed = summed(self._config.believed(s), counts)
+        prior = summed(self._config.prior(s), counts)
         seconds = step.compute / np.where(step.slowness > SLOW, step.slowness, 1.0)[:, None]
         observed = terms
         if bool(np.any((seconds == 0) & (counts > 0))):
             observed = terms.sum(axis=1, keepdims=True)
-            believed, seconds = (each.sum(axis=1, keepdims=True) for each in (believed, seconds))
+            prior, seconds = (each.sum(axis=1, keepdims=True) for each in (prior, seconds))
         known = (seconds > 0) & (observed[..., 1] > 0)
-        return _Seen(observed[known], believed[known], seconds[known]), terms
+        return _Seen(observed[known], prior[known], seconds[known]), terms
 
     def _compare(self, seen: _Seen) -> None:
         """By micro-batches that neither the newest fit nor the cost in use has seen."""
@@ -222,7 +222,7 @@ class CostInUse:
     def _cost_of(self, seen: _Seen) -> FloatArray:
         """By the cost in use, without what it takes to begin; float64[n]."""
         if self.fitted is None:
-            return seen.believed
+            return seen.prior
         cost = self.fitted.cost
         found: FloatArray = seen.terms[:, :3] @ np.array((cost.a, cost.b, cost.c))
         return found
@@ -230,15 +230,15 @@ class CostInUse:
     def _fit(self) -> None:
         self._unfitted = 0
         seen = _Seen(*map(np.concatenate, zip(*self._seen, strict=True)))
-        self._newest = most_probable(seen.terms, seen.seconds, self._config.believed)
+        self._newest = most_probable(seen.terms, seen.seconds, self._config.prior)
         self._pace = _pace(self._cost_of(seen), seen.seconds)
 
     def _take(self, next_step: int) -> CostChanged:
-        """The newest fit is in use from now on, in the unit of what was believed."""
+        """The newest fit is in use from now on, in the unit of the prior."""
         assert self._newest is not None
-        believed, seconds = (sum(float(each[at].sum()) for each in self._seen) for at in (1, 2))
+        prior, seconds = (sum(float(each[at].sum()) for each in self._seen) for at in (1, 2))
         version = 1 if self.fitted is None else self.fitted.version + 1
-        cost = Quadratic(*(self._newest.coefficients * (believed / seconds)).tolist())
+        cost = Quadratic(*(self._newest.coefficients * (prior / seconds)).tolist())
         self.fitted = CostFitted(version, cost, self._newest.error, next_step)
         self._better = 0.0
         return CostChanged(self.fitted, self._loss(self._newest))

@@ -2,7 +2,7 @@
 
 A micro-batch of samples of s tokens takes  a * sum s^2 + b * sum s + c * n + d  seconds (a padded
 one as what is computed: n times its longest). Well balanced micro-batches are alike and tell little
-of how the terms compare, so what was believed before decides as far as they do not: b / a within a
+of how the terms compare, so the prior decides as far as they do not: b / a within a
 factor of e or so of its value, c and d small shares of the time, each as a normal distribution, and
 the fit is the most probable of all. Errors are relative; a few that are far off, as of a garbage
 collection or a checkpoint, hardly count (Huber 1964).
@@ -24,8 +24,8 @@ TERMS = 4
 REMEMBERED, KEPT_WEIGHT = 4096, 0.1
 #: How far off beliefs are, as a rule: the logarithm of b / a, and what c and d are of the time.
 RATIO_OFF, SAMPLES_OFF, BEGIN_OFF = 1.0, 0.003, 0.05
-#: Ratios b / a that are tried, over the believed one; and what this is at most, over the mean
-#: length, or that over it: a cost without one of the terms is never believed to the letter.
+#: Ratios b / a that are tried, over the prior's; and what this is at most, over the mean
+#: length, or that over it: a cost without one of the terms is never taken to the letter.
 RATIOS, MOST_RATIO = np.exp(np.linspace(-6, 6, 241)), 100.0
 #: Rounds of weights, and from where on a deviation counts linearly, in typical deviations.
 ROUNDS, FAR = 4, 1.5
@@ -51,11 +51,11 @@ def terms_of(s: IntArray, counts: IntArray) -> FloatArray:
     return np.stack([*sums, counts.astype(np.float64), np.ones(counts.shape)], axis=-1)
 
 
-def most_probable(terms: FloatArray, seconds: FloatArray, believed: CostModel) -> Fit:
+def most_probable(terms: FloatArray, seconds: FloatArray, prior: CostModel) -> Fit:
     """The fit to micro-batches, oldest first: float64[n, 4] and what each took, float64[n]."""
     rows = terms / seconds[:, None]
     kept = KEPT_WEIGHT ** (np.arange(len(rows))[::-1] / REMEMBERED)
-    ratio = _believed_ratio(terms, believed)
+    ratio = _prior_ratio(terms, prior)
     fit, robust, error = np.zeros(TERMS), np.ones(len(rows)), ERROR
     for _ in range(ROUNDS):
         fit = _solved(rows, kept * robust / error**2, ratio)
@@ -71,11 +71,11 @@ def improbability(off: FloatArray, error: float) -> float:
     return float(np.where(size <= FAR, size**2 / 2, FAR * (size - FAR / 2)).sum())
 
 
-def _believed_ratio(terms: FloatArray, believed: CostModel) -> float:
-    """B / a of what was believed, at lengths from the mean to some times it."""
+def _prior_ratio(terms: FloatArray, prior: CostModel) -> float:
+    """B / a of the prior, at lengths from the mean to some times it."""
     mean = max(float(terms[:, 1].sum() / terms[:, 2].sum()), 1.0)
     s = np.array((mean, 2 * mean, 4 * mean))
-    cost = believed(s.astype(np.int64))
+    cost = prior(s.astype(np.int64))
     b, a = np.polynomial.polynomial.polyfit(s, cost / s, 1)
     return float(mean * np.clip(b / max(a * mean, 1e-300), 1 / MOST_RATIO, MOST_RATIO))
 

@@ -180,7 +180,7 @@ class Planning:
         """The next plan is asked for, and judged, so; one that is asked for goes on."""
         self._heed(config)
         self._timing.configure(config.trigger)
-        self.look_again()
+        self.mark_dirty()
 
     @property
     def busy(self) -> bool:
@@ -339,7 +339,7 @@ class Planning:
 
     # -- capacity -----------------------------------------------------------------------------
 
-    def look_again(self) -> None:
+    def mark_dirty(self) -> None:
         """Who was held back may come in now, though nobody has left the buffer or the line."""
         self._departures = (-1, -1)
 
@@ -383,7 +383,7 @@ class Planning:
         remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
         why = f"there was no room for all open groups; raise {remedy}"
         self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
-        self.look_again()
+        self.mark_dirty()
         assert cap is not None
         return [GroupGivenUp(youngest.group_id, given_up, cap)]
 

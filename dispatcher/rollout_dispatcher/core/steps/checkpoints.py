@@ -22,8 +22,8 @@ from rollout_dispatcher.core.effects import Advised, Effect, Rewound, StepCommit
 from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
-    Remembered,
-    RememberedStep,
+    RecoveredState,
+    RecoveredStep,
     Resumed,
     RetainedEvicted,
 )
@@ -63,7 +63,7 @@ class Checkpoints:
         """Committed steps that no saved checkpoint covers."""
         return len(self._steps)
 
-    def restore(self, memory: Remembered) -> None:
+    def restore(self, memory: RecoveredState) -> None:
         """Start from what an earlier process left open and retained."""
         steps = [_restored(step, StepState.PLANNED) for step in memory.steps]
         rewound = any(step.rewound for step in memory.steps)
@@ -270,7 +270,7 @@ class Checkpoints:
         return step
 
 
-def _restored(step: RememberedStep, state: StepState) -> OpenStep:
+def _restored(step: RecoveredStep, state: StepState) -> OpenStep:
     return OpenStep(
         step.number, step.micro_batches, step.digest, step.planned_at, state,
         attempt=step.attempt, usual_loss=step.usual_loss,

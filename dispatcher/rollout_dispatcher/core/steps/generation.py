@@ -10,9 +10,9 @@
 Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
 same step and trains alike, or all of them fail before any is given one.
 
-`Census`: things by number for which something holds, each asked again only after it has changed.
-What is asked may itself depend on something, such as the last step: where that is another than the
-last time, all are asked.
+`MemoizedFilter`: things by number for which something holds, each asked again only after it has
+changed. What is asked may itself depend on something, such as the last step: where that is another
+than the last time, all are asked.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -32,7 +32,7 @@ from rollout_dispatcher.errors import (
 T = TypeVar("T")
 
 
-class Census(Generic[T]):
+class MemoizedFilter(Generic[T]):
     """Asks `things`, by number; whoever changes one says so."""
 
     def __init__(self, things: Mapping[int, T]) -> None:
@@ -117,10 +117,10 @@ class Generation:
         #: What it has failed with.
         self.failed: DispatcherError | None = None
         self._seats: dict[str, int] = {}  # by client id
-        self._censuses: list[Census[RankState]] = []
-        self._prepared, self._committed = self.census(), self.census()
-        self._taking, self._waiting = self.census(), self.census()
-        self._ready, self._gone = self.census(), self.census()
+        self._filters: list[MemoizedFilter[RankState]] = []
+        self._prepared, self._committed = self.filtered(), self.filtered()
+        self._taking, self._waiting = self.filtered(), self.filtered()
+        self._ready, self._gone = self.filtered(), self.filtered()
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
         """Be what an earlier process knew; no rank is seated yet.
@@ -158,14 +158,14 @@ class Generation:
         self.failed = error
         for dp_rank, rank in self.ranks.items():
             if rank.connected:
-                rank.went(for_good=False)
+                rank.disconnected(for_good=False)
                 self.changed(dp_rank)
         return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
     def refuse(self, dp_rank: int, error: DispatcherError) -> FailRanks:
         """One rank of it is over: it is told why, and nobody waits for it."""
         rank = self.ranks[dp_rank]
-        rank.went(for_good=True)
+        rank.disconnected(for_good=True)
         self.changed(dp_rank)
         return FailRanks((rank.client_id,), error)
 
@@ -256,7 +256,7 @@ class Generation:
                 "client; two processes claim one rank"
             )
 
-    def believed(self, hello: RankHello) -> RankHello:
+    def validated(self, hello: RankHello) -> RankHello:
         """The hello of a rank that may join, without steps that it cannot have been given.
 
         Of a rank that is not known only an earlier dispatcher can have known more.
@@ -266,7 +266,7 @@ class Generation:
         outlived = hello.generation is not None and self.inherited
         return hello.with_empty_hands() if fresh and not outlived else hello
 
-    def seat(self, dp_rank: int, rank: RankState) -> None:
+    def assign(self, dp_rank: int, rank: RankState) -> None:
         """A rank that may join has this place from now on."""
         before = self.ranks.get(dp_rank)
         if before is not None:
@@ -328,16 +328,16 @@ class Generation:
 
     # -- its ranks together -----------------------------------------------------------------
 
-    def census(self) -> Census[RankState]:
+    def filtered(self) -> MemoizedFilter[RankState]:
         """What is asked of every DP rank, once for every word that it says."""
-        census = Census(self.ranks)
-        self._censuses.append(census)
-        return census
+        memoized = MemoizedFilter(self.ranks)
+        self._filters.append(memoized)
+        return memoized
 
     def changed(self, dp_rank: int) -> None:
         """A DP rank has said something, or come, or gone."""
-        for census in self._censuses:
-            census.changed.add(dp_rank)
+        for memoized in self._filters:
+            memoized.changed.add(dp_rank)
 
     @property
     def ready(self) -> bool:

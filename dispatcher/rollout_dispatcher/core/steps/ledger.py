@@ -85,7 +85,7 @@ class StepLedger:
             step.check_attempt(attempt, begun=number <= hello.taken)
             if attempt == step.attempt and step.fits(hello.dp_size):
                 step.check_received(count)
-        return self.generation.believed(hello)
+        return self.generation.validated(hello)
 
     def begin(self, hello: RankHello) -> list[Effect]:
         """A rank that may join asks for a new generation: the one before is fenced."""
@@ -117,10 +117,10 @@ class StepLedger:
             )
         elif known.client_id == hello.client_id:
             rank = known
-            rank.came_back(hello, now)
+            rank.reconnected(hello, now)
         else:
             rank, received = known.succeeded_by(hello, now), {}
-        self.generation.seat(hello.dp_rank, rank)
+        self.generation.assign(hello.dp_rank, rank)
         if not self.generation.agrees(rank):
             return effects
         effects += [WithdrawStep((hello.dp_rank,), number) for number in sorted(withdrawn)]
@@ -135,7 +135,7 @@ class StepLedger:
         """A connection is gone; its steps stay open."""
         rank = self.ranks.get(dp_rank)
         if rank is not None and rank.client_id == client_id:
-            rank.went(for_good=for_good)
+            rank.disconnected(for_good=for_good)
             self.generation.changed(dp_rank)
 
     def _open_through(self, told: int) -> list[Effect]:
@@ -153,7 +153,7 @@ class StepLedger:
         Raises ProtocolError for a step that this rank cannot have. Fails the generation if others
         have loaded a checkpoint and this rank has not.
         """
-        rank = self.speaker(dp_rank)
+        rank = self.active_rank(dp_rank)
         if taken > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} took step {taken} before it was prepared")
         if not self.generation.agrees(rank):
@@ -170,7 +170,7 @@ class StepLedger:
 
         A digest that is not ours fails the generation: no rank may train what others do not.
         """
-        rank = self.speaker(dp_rank)
+        rank = self.active_rank(dp_rank)
         step = self.steps.find(number)
         if self.is_void(rank, number, attempt) or number in rank.unresolved:
             return []
@@ -219,7 +219,7 @@ class StepLedger:
 
         Raises ProtocolError for a step that this rank was never given.
         """
-        rank = self.speaker(dp_rank)
+        rank = self.active_rank(dp_rank)
         if number > rank.prepared:
             raise ProtocolError(f"DP rank {dp_rank} committed step {number} before it was prepared")
         rank.committed = max(rank.committed, number)
@@ -229,7 +229,7 @@ class StepLedger:
             through += 1
         return self.steps.commit(through)
 
-    def speaker(self, dp_rank: int) -> RankState:
+    def active_rank(self, dp_rank: int) -> RankState:
         """Who says something. Raises what its generation has failed with: it is over then."""
         if self.generation.failed is not None:
             raise self.generation.failed
@@ -328,7 +328,7 @@ class Attempts:
         that are not in it or in no payload store. Fails the generation if the step is released.
         """
         ledger = self._ledger
-        rank, step = ledger.speaker(dp_rank), ledger.steps.get(said.step)
+        rank, step = ledger.active_rank(dp_rank), ledger.steps.get(said.step)
         if ledger.is_void(rank, said.step, said.attempt):
             return []
         if step is None or not step.digest:
@@ -393,7 +393,7 @@ class Attempts:
         """Where a step has nothing left, those after it move up."""
         steps, effects = self._ledger.steps, list[Effect]()
         while (empty := next((at for at, one in steps.items() if not one.num_samples), -1)) >= 0:
-            for step in steps.close_up(empty):
+            for step in steps.renumber(empty):
                 self._note(planned(step))
             number = steps.next_step
             self._note(Withdrawn(number, steps.withdrawn[number]))

@@ -205,7 +205,7 @@ class RankState:
             training=hello.training,
         )
 
-    def came_back(self, hello: RankHello, now: float) -> None:
+    def reconnected(self, hello: RankHello, now: float) -> None:
         """The same process, on a new connection, on which it repeats what it cannot get."""
         self.unresolved.clear()
         self.connected, self.gone, self.lost = True, False, False
@@ -222,7 +222,7 @@ class RankState:
         """This step is to be planned again: whatever it held of it, it is not prepared any more."""
         self.prepared = min(self.prepared, step - 1)
 
-    def went(self, *, for_good: bool) -> None:
+    def disconnected(self, *, for_good: bool) -> None:
         """Its connection is gone, `for_good` if it said goodbye."""
         self.connected = self.hungry = False
         self.gone = for_good

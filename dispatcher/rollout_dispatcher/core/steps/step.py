@@ -429,7 +429,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         self.hold_back(number)
         return self._fill(self._open[number], self._open[number].without(lost))
 
-    def close_up(self, number: int) -> list[OpenStep]:
+    def renumber(self, number: int) -> list[OpenStep]:
         """A step has lost all of its samples: it takes over those of the next one, and so on.
 
         The last step is withdrawn with that. Returns the others, whose plans are lost.

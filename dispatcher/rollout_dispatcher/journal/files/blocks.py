@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from struct import Struct
 from zlib import crc32
 
-from rollout_dispatcher.journal.files.front import Front
 from rollout_dispatcher.journal.files.segment import Reader
+from rollout_dispatcher.journal.files.segment_header import SegmentHeader
 from rollout_dispatcher.journal.records import ACCEPTED, CHECKSUM, MOVED, NBYTES, Row
 from rollout_dispatcher.spans import ALIGNMENT, aligned
 
@@ -119,7 +119,7 @@ class Draft:
             if has_payload(row):
                 row[CHECKSUM] = checksum(next(pending), row[1])
 
-    def head(self, front: Front, offset: int, sequence: int, lsn: int) -> memoryview:
+    def head(self, front: SegmentHeader, offset: int, sequence: int, lsn: int) -> memoryview:
         """The head of the block at `offset`, once the checksums are there."""
         header = _HEADER.pack(
             MAGIC, len(self.payloads), b"", front.number, sequence, lsn, len(self.text),
@@ -187,7 +187,7 @@ def _read_header(reader: Reader, offset: int) -> Header | None:
     return header if magic == MAGIC and header.segment == reader.front.number else None
 
 
-def _digest(front: Front, head: bytearray, offset: int) -> bytes:
+def _digest(front: SegmentHeader, head: bytearray, offset: int) -> bytes:
     """Of a whole head without padding, wherever it has its digest."""
     start = bytes(head[: _DIGEST.start])
     return front.digest(offset, start, memoryview(head)[_DIGEST.stop :])

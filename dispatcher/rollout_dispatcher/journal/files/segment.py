@@ -12,7 +12,7 @@ from typing import Self
 
 from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from rollout_dispatcher.journal.files.disk import disk_errors
-from rollout_dispatcher.journal.files.front import FIRST_BLOCK, MARKS, Front
+from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK, MARKS, SegmentHeader
 
 #: Buffers that one system call takes (IOV_MAX of Linux).
 _MAX_BUFFERS = 1024
@@ -24,7 +24,7 @@ class Segment:
     After a failure to write the same bytes may be tried again: nothing counts before its head.
     """
 
-    def __init__(self, path: Path, handle: int, front: Front) -> None:
+    def __init__(self, path: Path, handle: int, front: SegmentHeader) -> None:
         self.path, self.front = path, front
         self.number, self.size = front.number, front.nbytes
         self.handle = handle
@@ -38,7 +38,7 @@ class Segment:
             for first in range(0, len(buffers), _MAX_BUFFERS):
                 offset = self._write_all(list(buffers[first : first + _MAX_BUFFERS]), offset)
 
-    def hurry(self, offset: int, nbytes: int) -> None:
+    def start_writeback(self, offset: int, nbytes: int) -> None:
         """Let the disk begin with these bytes, as a sync will wait for them anyway.
 
         Linux starts writing back what it is told will not be needed; elsewhere it is only a hint.
@@ -104,9 +104,9 @@ class Reader:
             os.close(self._handle)
             raise
 
-    def _open(self, number: int) -> tuple[Front, int]:
+    def _open(self, number: int) -> tuple[SegmentHeader, int]:
         data = self.read(0, FIRST_BLOCK)
-        front = Front.read(data)
+        front = SegmentHeader.read(data)
         if front is None or front.number != number:
             raise JournalCorrupt(self.path, 0, "this is not the header of that segment")
         if (size := os.fstat(self._handle).st_size) != front.nbytes:

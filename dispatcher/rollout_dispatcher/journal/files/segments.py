@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory
-from rollout_dispatcher.journal.files.front import FIRST_BLOCK, Front
 from rollout_dispatcher.journal.files.segment import Reader, Segment
+from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK, SegmentHeader
 
 #: Spares that there have to be: one for new samples, and one that these never get.
 SPARES = 2
@@ -84,7 +84,7 @@ class SegmentFiles:
         if spare is None or self._spares[spare] < need:
             spare = self._allocate(self._size_for(need))
         path, size = self.path(number), self._spares[spare]
-        front = Front.new(number, size, after)
+        front = SegmentHeader.new(number, size, after)
         with disk_errors("begin", path):
             handle = open_ours(spare)
             try:

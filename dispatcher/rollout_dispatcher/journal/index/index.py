@@ -23,7 +23,7 @@ import lmdb
 from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from rollout_dispatcher.journal.files.disk import NO_ROOM, disk_errors
 from rollout_dispatcher.journal.index.lmdb_check import check_index
-from rollout_dispatcher.journal.parts import Kept, Ledger, ProducerRecord, StepRecord
+from rollout_dispatcher.journal.parts import Ledger, LiveSample, ProducerRecord, StepRecord
 from rollout_dispatcher.journal.records import schema_of, schema_row
 from rollout_dispatcher.journal.state import Newest, State, T
 from rollout_dispatcher.payload import StoredObject
@@ -231,7 +231,7 @@ class Index:
         objects = dict[StoredObject, StoredObject]()
         for _, rows in self._kept.items(read):
             for row in rows:
-                state.keep(Kept.of(row, objects))
+                state.keep(LiveSample.of(row, objects))
         for key, value in self._steps.items(read):
             step = state.steps[int.from_bytes(key)] = StepRecord(*value)
             for ticket in step.tickets():

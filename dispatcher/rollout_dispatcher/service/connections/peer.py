@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from rollout_dispatcher.core.waiting import Standing
+from rollout_dispatcher.core.waiting import TrainerProgress
 from rollout_dispatcher.errors import (
     DispatcherError,
     IllegalTransition,
@@ -116,7 +116,7 @@ class Peer(StreamProtocol):
         #: By its hello: whether it opens payload stores, and is told things unasked.
         self.opens_stores = self.hears_feedback = False
         #: What it was told last of where the trainer is.
-        self.told: Standing | None = None
+        self.told: TrainerProgress | None = None
 
     # -- the transport speaks ---------------------------------------------------------------
 
@@ -235,11 +235,11 @@ class Peer(StreamProtocol):
         self._counted = True
         asyncio.get_running_loop().call_soon(self._receive_on)
 
-    def put_off(self) -> None:
-        """Receive nothing more of its frame until `take_up`."""
+    def pause_reading(self) -> None:
+        """Receive nothing more of its frame until `resume_reading`."""
         self._pause(Pause.BEHIND)
 
-    def take_up(self) -> None:
+    def resume_reading(self) -> None:
         """The journal takes more."""
         self._unpause(Pause.BEHIND)
 
@@ -262,7 +262,7 @@ class Peer(StreamProtocol):
         # Closing at once could reset the connection before the peer has read why.
         self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
 
-    def take_leave(self) -> None:
+    def acknowledge_bye(self) -> None:
         """Answer a goodbye: everything that the peer said before it is safe."""
         self.send(m.Bye())
         self.close("bye")

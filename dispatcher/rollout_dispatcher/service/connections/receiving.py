@@ -42,10 +42,10 @@ class Receiver(Protocol):
     def let_in(self) -> None:
         """The frame that waited is counted, and may have memory."""
 
-    def put_off(self) -> None:
-        """Receive nothing more of the frame until `take_up`."""
+    def pause_reading(self) -> None:
+        """Receive nothing more of the frame until `resume_reading`."""
 
-    def take_up(self) -> None:
+    def resume_reading(self) -> None:
         """Go on receiving."""
 
 
@@ -69,12 +69,12 @@ class Receiving:
         self._shares: dict[Receiver, int] = {}
         self._line: dict[Receiver, int] = {}
         self._marks: dict[Receiver, _Mark] = {}
-        self._put_off: list[Receiver] = []
+        self._paused: list[Receiver] = []
 
     @property
     def waiting(self) -> Collection[Receiver]:
         """Those in line, in order, and those whose frames are put off."""
-        return (*self._line, *self._put_off)
+        return (*self._line, *self._paused)
 
     def claim(self, who: Receiver, nbytes: int) -> bool:
         """Count so many bytes more for `who`, if it need not wait in line."""
@@ -116,20 +116,20 @@ class Receiving:
         """The frame of `who` was handed on, and waits for the journal; returns its bytes."""
         nbytes = self._shares.get(who, 0)
         self._behind += nbytes
-        if self._is_behind and not self._put_off:
+        if self._is_behind and not self._paused:
             others = self._shares.items() - {(who, nbytes)}
-            self._put_off = [other for other, share in others if share >= SMALL_BYTES]
-            for other in self._put_off:
-                other.put_off()
+            self._paused = [other for other, share in others if share >= SMALL_BYTES]
+            for other in self._paused:
+                other.pause_reading()
         return nbytes
 
     def durable(self, nbytes: int) -> None:
         """So many of these bytes wait no more."""
         self._behind -= nbytes
         if not self._is_behind:
-            put_off, self._put_off = self._put_off, []
-            for who in put_off:
-                who.take_up()
+            pause_reading, self._paused = self._paused, []
+            for who in pause_reading:
+                who.resume_reading()
             self._let_in()
 
     # -- what comes too slowly --------------------------------------------------------------

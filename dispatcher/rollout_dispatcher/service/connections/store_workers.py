@@ -77,11 +77,11 @@ class StoreWorkers:
             self._hear(said.Swept(name, message.number, keys, message.more, failed))
         self._let_go_if_done()
 
-    def take_leave(self, peer: Peer) -> None:
+    def acknowledge_bye(self, peer: Peer) -> None:
         """It has said goodbye: answer behind what it said before, and once it is not needed."""
         name = str(peer)
         if self._peers.get(name) is not peer:
-            self._barrier.after(peer.take_leave)
+            self._barrier.after(peer.acknowledge_bye)
             return
         self._hear(said.WorkerLeaves(name))
         loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class StoreWorkers:
             return
         timer.cancel()
         if (peer := self._peers.get(name)) is not None:
-            self._barrier.after(peer.take_leave)
+            self._barrier.after(peer.acknowledge_bye)
 
     def _hear(self, what: said.Said) -> None:
         self._perform(self._core.hear(what, self._clock()))

@@ -19,11 +19,11 @@ from rollout_dispatcher.core.steps.step import GroupTotals, OpenStep
 from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.protocol.assemble import step_header
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.service.chronicle import Chronicle
 from rollout_dispatcher.service.completion import Failure
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.step_trace import StepTrace
 
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
@@ -48,14 +48,14 @@ class Deliveries:
         failure: Failure,
         *,
         metrics: Metrics,
-        chronicle: Chronicle,
+        step_trace: StepTrace,
         clock: Callable[[], float],
         later: Callable[[Callable[[], None]], None],
         perform: Callable[[Decision], None],
     ) -> None:
         self._core, self._connections = core, connections
         self._frames, self._failure = frames, failure
-        self._metrics, self._chronicle = metrics, chronicle
+        self._metrics, self._step_trace = metrics, step_trace
         self._clock, self._later, self._perform = clock, later, perform
         #: By step until it is committed: the plan's digest, its header and what is told of groups.
         self._announced: dict[int, tuple[str, bytes, GroupTotals | None]] = {}
@@ -136,7 +136,7 @@ class Deliveries:
         if index == len(step.micro_batches[rank.dp_rank]) - 1:
             now = self._clock()
             self._metrics.delivery_duration.observe(now - step.planned_at)
-            self._chronicle.delivered(step.number, rank.dp_rank, now)
+            self._step_trace.delivered(step.number, rank.dp_rank, now)
         try:
             return self._frames.of(rank.dp_rank, step, groups, index)
         except JournalCorrupt:  # since it was looked at

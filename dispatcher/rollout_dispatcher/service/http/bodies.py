@@ -181,7 +181,7 @@ class Body:
     def let_in(self) -> None:
         """Nothing to do: it never waits."""
 
-    put_off = take_up = let_in
+    pause_reading = resume_reading = let_in
 
     async def read(self, request: web.Request, limit: int) -> list[bytes]:
         """The whole body, as it was sent and as it came. Raises ReceivingFull, BodyTooLarge.

@@ -26,12 +26,12 @@ from prometheus_client.core import Metric
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.measuring.times import Pass, measured_excess
 from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
-from rollout_dispatcher.service.chronicle import MAX_STEPS, SeenStep
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.config.values import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import dumps, indented, problem
 from rollout_dispatcher.service.metrics.exposition import Format, render
 from rollout_dispatcher.service.router import Router
+from rollout_dispatcher.service.step_trace import MAX_STEPS, SeenStep
 from rollout_planner.types import Sync, even_time, straggler_excess
 
 
@@ -225,7 +225,7 @@ class Probes:
         """The last steps, as they went."""
         router = self._router
         offset = time.time() - router.clock()
-        found = await describe_steps(router.chronicle.recent, router.config, offset)
+        found = await describe_steps(router.step_trace.recent, router.config, offset)
         return web.json_response(text=found)
 
     def _identity(self) -> dict[str, str]:

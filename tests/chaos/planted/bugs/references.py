@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.objects import Objects, Sweeps
+from rollout_dispatcher.core.buffer.objects import Objects, OrphanCollector
 from rollout_dispatcher.core.references import References
 from rollout_dispatcher.core.steps import ledger as attempts
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps
@@ -61,4 +61,4 @@ def split_a_group() -> None:
 @planted
 def forget_what_was_put() -> None:
     """P7, Sweep: what a producer put and never pushed is looked for by nobody."""
-    plant(Sweeps, "begins", lambda *_: False)
+    plant(OrphanCollector, "begins", lambda *_: False)

@@ -49,12 +49,12 @@ def count_commits_twice() -> None:
 @planted
 def lose_demands() -> None:
     """P8, Demand: one that was lost is not heard in the rank's next hello."""
-    came_back = RankState.came_back
+    reconnected = RankState.reconnected
 
     def deaf(rank: RankState, hello: RankHello, now: float) -> None:
-        came_back(rank, replace(hello, taken=-1, hungry=False), now)
+        reconnected(rank, replace(hello, taken=-1, hungry=False), now)
 
-    plant(RankState, "came_back", deaf)
+    plant(RankState, "reconnected", deaf)
 
 
 @planted

@@ -6,9 +6,9 @@ import json
 import numpy as np
 
 from rollout_dispatcher.core.measuring.times import Pass
-from rollout_dispatcher.service.chronicle import SeenStep
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.http.probes import describe_steps
+from rollout_dispatcher.service.step_trace import SeenStep
 
 STEPS, RANKS, MICRO_BATCHES = 20, 16, 4
 

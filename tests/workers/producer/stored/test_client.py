@@ -71,7 +71,7 @@ def test_what_a_push_refers_to_is_there_when_it_arrives(
     peer.send(m.Sweep(number=2, store=store.address, prefix="x."))
     assert peer.expect(m.Swept) == m.Swept(number=2)
     closing = threads.submit(producer.close)
-    peer.take_leave()
+    peer.acknowledge_bye()
     closing.result(PATIENCE_S)
 
 
@@ -96,7 +96,7 @@ def test_references_to_what_lies_there_are_pushed_as_they_are(
     peer.answer(push)
     assert pushing.result(PATIENCE_S) == [Outcome.ACCEPTED]
     closing = threads.submit(producer.close)
-    peer.take_leave()
+    peer.acknowledge_bye()
     closing.result(PATIENCE_S)
 
 
@@ -131,7 +131,7 @@ async def test_a_push_that_is_given_up_while_it_is_put_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await pushing
     closing = asyncio.create_task(producer.close())
-    await asyncio.to_thread(peer.take_leave)
+    await asyncio.to_thread(peer.acknowledge_bye)
     Slow.go_on.set()
     await closing
     assert store.list("") == []
@@ -146,7 +146,7 @@ async def test_a_timeout_counts_while_it_is_put(
         await producer.push(LARGE, timeout=0.01)
     Slow.go_on.set()
     closing = asyncio.create_task(producer.close())
-    await asyncio.to_thread(peer.take_leave)
+    await asyncio.to_thread(peer.acknowledge_bye)
     await closing
     assert store.list("") == []
 
@@ -167,7 +167,7 @@ def test_a_store_that_is_not_there_is_told_and_the_sample_sent(
     assert pushing.result(PATIENCE_S) is Outcome.ACCEPTED
     assert "there is no directory" in caplog.text
     closing = threads.submit(producer.close)
-    peer.take_leave()
+    peer.acknowledge_bye()
     closing.result(PATIENCE_S)
 
 
@@ -187,5 +187,5 @@ def test_where_no_thread_can_be_started_samples_are_sent_and_objects_left(
     peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
     assert peer.expect(m.Freed).left == ["p.1/0"]
     closing = threads.submit(producer.close)
-    peer.take_leave()
+    peer.acknowledge_bye()
     closing.result(PATIENCE_S)

@@ -30,7 +30,7 @@ FIRST_BLOCK = 3 * _SECTOR
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class SegmentHeader:
     """A segment's header. after: every block up to this sequence was on the disk before it."""
 
     number: int

@@ -116,7 +116,7 @@ class _Accepted:
     versions: list[int | None] = field(default_factory=list)
 
 
-class Chronicle:
+class StepTrace:
     """Of one run. writer: None where nothing is recorded. origin: of the core's clock, where the
     times that are written begin.
     """

@@ -1,4 +1,4 @@
-"""What the chronicle is told, as it is remembered and as it is read again from its record."""
+"""What the step_trace is told, as it is remembered and as it is read again from its record."""
 
 import asyncio
 import itertools
@@ -18,9 +18,9 @@ from rollout_dispatcher.record.reader import Reader
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import SamplesByField
-from rollout_dispatcher.service.chronicle import MAX_COST_KEYS, MAX_STEPS, Chronicle
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.http.probes import describe_steps
+from rollout_dispatcher.service.step_trace import MAX_COST_KEYS, MAX_STEPS, StepTrace
 from rollout_dispatcher.simulate.recorded import excess_of
 from rollout_dispatcher.simulate.replay import Setting
 from rollout_planner.cost import Quadratic
@@ -34,7 +34,7 @@ CONFIG = ServeConfig(dp_size=RANKS, dispatch_batch_size=BATCH, micro_batch_size=
 
 
 class Told:
-    """A chronicle, a clock that counts, and samples to plan."""
+    """A step_trace, a clock that counts, and samples to plan."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Told:
         config = {"config": CONFIG.model_dump(mode="json")}
         self.writer = RecordWriter(folder, 2**20, header | config)
         self.now = 0.0
-        self.chronicle = Chronicle(lambda: self.now, self.writer)
+        self.step_trace = StepTrace(lambda: self.now, self.writer)
         self._tickets = itertools.count()
 
     def plan(
@@ -52,7 +52,7 @@ class Told:
         entries = tuple(
             Entry(make_sample(f"s{size}", size), next(self._tickets), self.now) for size in sizes
         )
-        self.chronicle.accepted(e.SamplesAccepted(entries))
+        self.step_trace.accepted(e.SamplesAccepted(entries))
         none = np.zeros(BATCH, np.int64)
         window = Window(np.array(sizes), none, none - 1, none > 0)
         made = plan(window, CONFIG.plan_config(), BATCH)
@@ -62,7 +62,7 @@ class Told:
             staleness=staleness, tokens=window.tokens[made.chosen], nbytes=0,
             entries=[entries[at] for at in made.chosen],
         )  # fmt: skip
-        self.chronicle.planned(wanted, [report], self.now, generation)
+        self.step_trace.planned(wanted, [report], self.now, generation)
         return made, entries
 
     def read(self) -> Recording:
@@ -77,11 +77,13 @@ def told(tmp_path: Path) -> Told:
 
 def test_times_that_ranks_measured_are_on_record_once_all_have_told(told: Told) -> None:
     made, _ = told.plan(0)
-    told.chronicle.measured(1, RankTimes(0, "update", [3.0, 4.0], [0.5, 1.0]))
-    told.chronicle.measured(0, RankTimes(0, "update", [3.0, 4.0], [0.0, 0.0]))
-    told.chronicle.measured(0, RankTimes(0, "log-prob", [1.0, 1.0], None, "gloo"))
-    told.chronicle.measured(0, RankTimes(7, "update", [1.0, 1.0], None))  # of no step that is known
-    told.chronicle.measured(2, RankTimes(0, "update", [1.0, 1.0], None))  # nor of any rank
+    told.step_trace.measured(1, RankTimes(0, "update", [3.0, 4.0], [0.5, 1.0]))
+    told.step_trace.measured(0, RankTimes(0, "update", [3.0, 4.0], [0.0, 0.0]))
+    told.step_trace.measured(0, RankTimes(0, "log-prob", [1.0, 1.0], None, "gloo"))
+    told.step_trace.measured(
+        0, RankTimes(7, "update", [1.0, 1.0], None)
+    )  # of no step that is known
+    told.step_trace.measured(2, RankTimes(0, "update", [1.0, 1.0], None))  # nor of any rank
     (step,) = told.read().steps.values()
     assert step.measured.keys() == {"update"}
     compute = step.measured["update"].compute(RANKS)
@@ -94,10 +96,10 @@ def test_times_that_ranks_measured_are_on_record_once_all_have_told(told: Told) 
 def test_what_ranks_say_takes_no_more_than_what_was_planned(told: Told) -> None:
     made, _ = told.plan(0)
     many = [1.0] * 65536
-    told.chronicle.measured(0, RankTimes(0, "update", many, many))
+    told.step_trace.measured(0, RankTimes(0, "update", many, many))
     for key in range(2 * MAX_COST_KEYS):
-        told.chronicle.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
-    (seen,) = told.chronicle.recent
+        told.step_trace.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
+    (seen,) = told.step_trace.recent
     assert made.cost.shape == (RANKS, 2)
     assert len(seen.measured) == MAX_COST_KEYS
     assert {len(times.busy[0]) for times in seen.measured.values()} == {2}
@@ -106,19 +108,19 @@ def test_what_ranks_say_takes_no_more_than_what_was_planned(told: Told) -> None:
 def test_a_rank_that_names_too_many_passes_hides_none_of_another(told: Told) -> None:
     told.plan(0)
     for key in range(2 * MAX_COST_KEYS):
-        told.chronicle.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
-    told.chronicle.measured(1, RankTimes(0, "update", [3.0, 4.0], None))
-    (seen,) = told.chronicle.recent
+        told.step_trace.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
+    told.step_trace.measured(1, RankTimes(0, "update", [3.0, 4.0], None))
+    (seen,) = told.step_trace.recent
     assert seen.measured["update"].busy == {1: [3.0, 4.0]}
 
 
 def test_what_was_measured_has_one_excess_whatever_was_planned_for_a_pipeline(told: Told) -> None:
     told.plan(0)
     for rank, busy in enumerate(([3.0, 4.0], [2.0, 1.0])):
-        told.chronicle.measured(rank, RankTimes(0, "update", busy, [0.0, 0.0]))
+        told.step_trace.measured(rank, RankTimes(0, "update", busy, [0.0, 0.0]))
     piped = CONFIG.model_copy(update={"pipeline_stages": 4})
     for config in (CONFIG, piped):
-        text = asyncio.run(describe_steps(told.chronicle.recent, config, 0.0))
+        text = asyncio.run(describe_steps(told.step_trace.recent, config, 0.0))
         (shown,) = json.loads(text)["steps"]
         assert shown["measured"]["update"]["excess"] == pytest.approx(7 / 5 - 1)
     recording = told.read()
@@ -131,7 +133,7 @@ def test_a_rank_that_says_its_times_again_and_again_is_recorded_once(told: Told)
     told.plan(0)
     for again in range(50):
         for rank in range(RANKS):
-            told.chronicle.measured(rank, RankTimes(0, "update", [3.0 + again, 4.0], None, "gloo"))
+            told.step_trace.measured(rank, RankTimes(0, "update", [3.0 + again, 4.0], None, "gloo"))
     told.writer.close(10)
     events = [event for _, event in Reader(told.folder).events() if event["event"] == "measured"]
     assert [event["busy"] for event in events] == [[[3.0, 4.0], [3.0, 4.0]]]
@@ -139,10 +141,10 @@ def test_a_rank_that_says_its_times_again_and_again_is_recorded_once(told: Told)
 
 def test_what_some_ranks_never_tell_does_not_hide_what_others_have(told: Told) -> None:
     told.plan(0)
-    told.chronicle.measured(1, RankTimes(0, "update", [3.0, 4.0], None, "gloo"))
+    told.step_trace.measured(1, RankTimes(0, "update", [3.0, 4.0], None, "gloo"))
     for number in range(1, MAX_STEPS + 1):
         told.plan(number)
-    assert len(list(told.chronicle.recent)) == MAX_STEPS
+    assert len(list(told.step_trace.recent)) == MAX_STEPS
     found = told.read().steps["r", 0].measured["update"]
     assert (found.busy, found.collective, found.why) == ({1: [3.0, 4.0]}, {1: None}, "gloo")
     assert found.compute(RANKS) is None
@@ -150,9 +152,9 @@ def test_what_some_ranks_never_tell_does_not_hide_what_others_have(told: Told) -
 
 def test_a_step_that_is_planned_and_trained_again_is_as_it_was_last(told: Told) -> None:
     made, entries = told.plan(0)
-    told.chronicle.released(0)
+    told.step_trace.released(0)
     told.now = 5.0
-    told.chronicle.redelivered(e.Redelivered(0, "new-size"))
+    told.step_trace.redelivered(e.Redelivered(0, "new-size"))
     alone = PlanConfig(1, BATCH, Quadratic(), micro_batch_size=2)
     none = np.zeros(BATCH, np.int64)
     again = plan(Window(np.array([9, 5, 7, 3]), none, none - 1, none > 0), alone, BATCH)
@@ -160,7 +162,7 @@ def test_a_step_that_is_planned_and_trained_again_is_as_it_was_last(told: Told) 
         tuple(tuple(entries[at] for at in part.tolist()) for part in rank)
         for rank in again.micro_batches
     )
-    told.chronicle.replanned(OpenStep(0, parts, "digest", 0.0), again, told.now, 2)
+    told.step_trace.replanned(OpenStep(0, parts, "digest", 0.0), again, told.now, 2)
     for tell in released_to_committed(told):
         told.now += 1
         tell()
@@ -174,19 +176,19 @@ def test_a_step_that_is_planned_and_trained_again_is_as_it_was_last(told: Told) 
 
 
 def released_to_committed(told: Told) -> list[Callable[[], None]]:
-    chronicle = told.chronicle
+    step_trace = told.step_trace
     return [
-        lambda: chronicle.released(0),
-        lambda: chronicle.taken(0, 0, told.now),
-        lambda: chronicle.rank_commits(0, 0, told.now),
-        lambda: chronicle.committed(0),
+        lambda: step_trace.released(0),
+        lambda: step_trace.taken(0, 0, told.now),
+        lambda: step_trace.rank_commits(0, 0, told.now),
+        lambda: step_trace.committed(0),
     ]
 
 
 def test_a_step_of_an_earlier_process_is_committed_all_the_same(told: Told) -> None:
     told.plan(0)
-    told.chronicle.committed(0)
-    other = Chronicle(lambda: 3.0, told.writer)
+    told.step_trace.committed(0)
+    other = StepTrace(lambda: 3.0, told.writer)
     other.released(0)
     other.rank_commits(0, 0, 3.0)
     other.committed(0)
@@ -199,9 +201,9 @@ def test_samples_that_are_told_field_by_field_are_on_record_like_others(told: To
         Entry(make_sample(f"s{at}", 3 + at, policy_version=at % 2), at, 0.5) for at in range(4)
     ]
     fields = SamplesByField.of(entry.sample for entry in entries[:2])
-    told.chronicle.accepted(e.SamplesAccepted(entries[:2], fields))
-    told.chronicle.accepted(e.SamplesAccepted(entries[2:]))
-    told.chronicle.look(Bench().core.statistics)
+    told.step_trace.accepted(e.SamplesAccepted(entries[:2], fields))
+    told.step_trace.accepted(e.SamplesAccepted(entries[2:]))
+    told.step_trace.look(Bench().core.statistics)
     found = told.read().samples.values()
     assert [(it.ticket, it.tokens, it.version, it.group) for it in found] == [
         (at, 3 + at, at % 2, None) for at in range(4)
