@@ -120,6 +120,18 @@ def test_calibrate_says_what_a_record_cost(
     assert main(["simulate", str(record), *option.split(), "--steps", "2", "--json"]) == 0
 
 
+def test_a_cost_that_was_fitted_as_it_ran_is_simulated_as_it_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(tmp_path, cost="auto:tokens")
+    assert main(["calibrate", str(tmp_path)]) == 0
+    fitted = capsys.readouterr().out.splitlines()[0].removeprefix("--cost ")
+    asked: tuple[tuple[list[str], str], ...] = (([], fitted), (["--cost", "tokens"], "tokens"))
+    for flags, expected in asked:
+        assert main(["simulate", str(tmp_path), "--steps", "12", "--json", *flags]) == 0
+        assert Result.from_json(capsys.readouterr().out).options["cost"] == expected
+
+
 def test_calibrate_says_of_a_record_without_times_that_it_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

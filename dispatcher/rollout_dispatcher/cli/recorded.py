@@ -11,17 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rollout_dispatcher.cli.ask import Client, NoAnswer, add_address, add_credentials, reason
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.simulate_options import own_setting
-from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.record.recording import RecordedStep, Recording, load_recording
+from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.simulate.page import page, recorded_page
 from rollout_dispatcher.simulate.perfetto import trace_json
-from rollout_dispatcher.simulate.recorded import main_pass, slowness
+from rollout_dispatcher.simulate.recorded import fitted_cost
 from rollout_dispatcher.simulate.result import Result
 
 REPORT = """\
@@ -153,33 +150,13 @@ def _measured(args: Namespace) -> Mapping[str, Any]:
 
 
 def _of_record(recording: Recording) -> list[str]:
-    setting = own_setting(recording)
-    cost, seen = CostInUse(setting.core.cost), 0
-    steps = recording.trained()
-    slow = slowness(steps)
-    for step in steps:
-        timing = _timing(recording, step, slow)
-        if timing is not None:
-            cost.measured(timing, step.number + 1)
-            seen += 1
-    at = cost.statistics()
+    at, seen = fitted_cost(recording, own_setting(recording).core.cost)
     if at.newest is None or at.error is None:
         raise NoAnswer(
-            f"{recording.name}: of {len(steps)} steps {seen} were measured, which is too little"
+            f"{recording.name}: of {len(recording.trained())} steps {seen} were measured, which is "
+            "too little"
         )
     return _told(str(at.newest), at.error, at.loss, f"{seen} steps")
-
-
-def _timing(recording: Recording, step: RecordedStep, slow: np.ndarray | None) -> Timing | None:
-    compute = main_pass(step)
-    if compute is None:
-        return None
-    tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
-    counts = [[len(part) for part in rank] for rank in step.micro_batches]
-    return Timing(
-        np.array(tokens), np.array(counts), step.cost, compute, step.slowness,
-        np.ones(step.dp_size) if slow is None else slow, step.sync,
-    )  # fmt: skip
 
 
 def _of_service(measured: Mapping[str, Any]) -> list[str]:

@@ -24,8 +24,9 @@ from rollout_dispatcher.service.config.values import (
     Positive,
     Ratio,
 )
-from rollout_dispatcher.simulate.recorded import trainer_load
+from rollout_dispatcher.simulate.recorded import fitted_cost, trainer_load
 from rollout_dispatcher.simulate.replay import Setting
+from rollout_planner.cost import AUTO
 from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Grouping, Oversize, Strategy
 
@@ -185,7 +186,8 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def defaults_of(recording: Recording, *, pace: bool) -> dict[str, Any]:
     """What a simulation of this run is to be told, unless the user says otherwise.
 
-    pace: the trainer's too, for which all of its steps are gone through.
+    pace: what the trainer's steps took as well: how fast it was, and what samples cost where that
+        was fitted as it ran. All of its steps are gone through for that.
     """
     usual = SimulateOptions.model_fields["window_multiple"].default
     found = {
@@ -193,7 +195,15 @@ def defaults_of(recording: Recording, *, pace: bool) -> dict[str, Any]:
         "arrivals": Arrivals.TRACE,
         "window_multiple": tuple(sorted({*usual, _window(recording)})),
     }
-    load = trainer_load(recording, own_setting(recording)) if pace else None
+    if not pace:
+        return found
+    setting = own_setting(recording)
+    if str(found["cost"]).startswith(AUTO):
+        cost, steps = fitted_cost(recording, setting.core.cost)
+        if cost.newest is not None:
+            found["cost"] = str(cost.newest)
+            recording.notes.append(f"--cost {cost.newest} was fitted to {steps} of these steps")
+    load = trainer_load(recording, setting)
     if load is not None:
         found["trainer_load"] = round(min(max(load, _LEAST_LOAD), _MOST_LOAD), 4)
     return found

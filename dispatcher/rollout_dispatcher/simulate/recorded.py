@@ -1,5 +1,5 @@
-"""A recorded run: as a trace to simulate, as the row "as it ran", and as columns over its steps and
-ranks, which pages show.
+"""A recorded run: as a trace to simulate, as the row "as it ran", as columns over its steps and
+ranks, and what its samples cost.
 
 Invariant: no plan is made again, except the plain split of the example; what is shown was planned,
 measured and waited for.
@@ -10,6 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.measuring.cost_in_use import (
+    CostConfig,
+    CostInUse,
+    CostStatistics,
+    Timing,
+)
 from rollout_dispatcher.core.measuring.speeds import lower_median
 from rollout_dispatcher.core.measuring.times import Pass, measured_excess
 from rollout_dispatcher.core.planning.trigger import Trigger
@@ -392,3 +398,32 @@ def _behind(cost: FloatArray, sync: Sync) -> FloatArray:
     else:
         behind = (cost.max(axis=0) - cost).sum(axis=1)
     return behind
+
+
+# -- what its samples cost --------------------------------------------------------------------
+
+
+def fitted_cost(recording: Recording, config: CostConfig) -> tuple[CostStatistics, int]:
+    """The cost fitted to what its micro-batches took, and the number of steps that were measured.
+
+    config: the prior of the fit.
+    """
+    cost, steps = CostInUse(config), recording.trained()
+    slow = slowness(steps)
+    timings = [(step.number, _timing(recording, step, slow)) for step in steps]
+    measured = [(number, timing) for number, timing in timings if timing is not None]
+    for number, timing in measured:
+        cost.measured(timing, number + 1)
+    return cost.statistics(), len(measured)
+
+
+def _timing(recording: Recording, step: RecordedStep, slow: FloatArray | None) -> Timing | None:
+    compute = main_pass(step)
+    if compute is None:
+        return None
+    tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
+    counts = [[len(part) for part in rank] for rank in step.micro_batches]
+    return Timing(
+        np.array(tokens), np.array(counts), step.cost, compute, step.slowness,
+        np.ones(step.dp_size) if slow is None else slow, step.sync,
+    )  # fmt: skip

@@ -10,6 +10,7 @@ from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.service.config.checks import OUR_SCHEMES
 from rollout_workers.stores import registry
 from rollout_workers.stores.file import FileStore
+from rollout_workers.stores.interface import PayloadStore
 
 
 class TheirStore(FileStore):
@@ -69,3 +70,8 @@ def test_what_cannot_be_opened_is_told_in_words(installed: None, address: str, w
 
 def test_a_dispatcher_knows_the_schemes_that_need_no_plug_in() -> None:
     assert set(registry.BUILT_IN) == set(OUR_SCHEMES)
+
+
+def test_a_store_that_can_get_nothing_is_refused_where_it_is_defined() -> None:
+    with pytest.raises(TypeError, match="Nothing must define get or get_into"):
+        type("Nothing", (PayloadStore,), {"scheme": "nothing"})

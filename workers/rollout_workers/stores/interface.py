@@ -46,6 +46,12 @@ class PayloadStore(ABC):
     #: What its addresses begin with, before the colon.
     scheme: ClassVar[str]
 
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a store that has no way to get anything."""
+        super().__init_subclass__()
+        if cls.get is PayloadStore.get and cls.get_into is PayloadStore.get_into:
+            raise TypeError(f"{cls.__name__} must define get or get_into")
+
     @classmethod
     @abstractmethod
     def open(cls, address: str) -> Self:
