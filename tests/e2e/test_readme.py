@@ -1,4 +1,4 @@
-"""The README's integration, run as it stands: its server, its producer, its trainer."""
+"""What README and guide show, run as it stands: server, producer, trainer, checkpoints, ranks."""
 
 import asyncio
 import json
@@ -17,10 +17,13 @@ from rollout_dispatcher.protocol.messages import EndStream
 from tests.e2e.harness import finish, running
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess
+from tests.support.source import ROOT
 from tests.support.torchrun import torchrun_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-README = Path(__file__).parents[2] / "README.md"
+SHOWN = "".join(
+    (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "docs/operate.md")
+)
 
 PRODUCER_SETUP = """
 import numpy as np
@@ -57,15 +60,15 @@ dist.destroy_process_group()
 
 
 def block(containing: str) -> str:
-    """The one Python block of the README with this text, its address still the default."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    """The one Python block with this text, its address still the default."""
+    blocks = re.findall(r"```python\n(.*?)```", SHOWN, flags=re.DOTALL)
     (found,) = [text for text in blocks if containing in text]
     return str(found)
 
 
 def serve_options() -> dict[str, Any]:
     """The options of the README's `dispatcher serve`."""
-    line = re.search(r"^dispatcher serve (.*)$", README.read_text(), flags=re.MULTILINE)
+    line = re.search(r"^dispatcher serve (.*)$", SHOWN, flags=re.MULTILINE)
     assert line is not None
     words = shlex.split(line[1])
     return {
@@ -116,7 +119,7 @@ def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PET_LOG_DIR", str(tmp_path / "torchrun"))  # as --log-dir would say
-    commands = re.findall(r"^torchrun (.*) train.py", README.read_text(), flags=re.MULTILINE)
+    commands = re.findall(r"^torchrun (.*) train.py", SHOWN, flags=re.MULTILINE)
     assert [" 2 " in words for words in commands] == [True, False]
     with ServeProcess(tmp_path, **serve_options()) as server:
         producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
@@ -133,7 +136,7 @@ def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
 
 
 def test_the_request_that_is_shown_is_accepted(tmp_path: Path) -> None:
-    body = re.search(r"-d '(.*)'", README.read_text())
+    body = re.search(r"-d '(.*)'", SHOWN)
     assert body is not None
     with ServeProcess(tmp_path, **serve_options()) as server:
         answer = server.post("/v1/samples", body[1].encode())

@@ -6,6 +6,7 @@ Nothing is computed here but percentages and names: what a table says, its resul
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from json import dumps
+from pathlib import Path
 from typing import Any
 
 from rollout_dispatcher.simulate.result import Result
@@ -27,8 +28,19 @@ SHORT = {
     "deepseek_r1_arc_g2": "deepseek_r1",
     "tau_airline_agent_g4": "tau_airline",
 }
+#: Of the planner's cells those of real lengths, as the README has them.
+GAINS = {
+    "lineage": "long reasoning (lineage)",
+    "reasoning-gym": "RLVR (reasoning-gym)",
+    "azure-conv": "chat (azure-conv)",
+}
 MEET = ("token budget", "step", "micro-step")
 Rows = Iterable[Sequence[str]]
+
+
+def place(document: str) -> Path:
+    """Where it lies."""
+    return (ROOT if document == "README.md" else DOCS) / document
 
 
 def planner_table() -> str:
@@ -37,6 +49,26 @@ def planner_table() -> str:
     lines = [planner.line(planner.Row(**row)) for row in found.figures["cells"]]
     last = planner.unequal_line(planner.Unequal(**found.figures["unequal"]))
     return _printed([planner.HEADING, *lines, last], found)
+
+
+def gain_table() -> str:
+    """README.md: what ranks wait for each other on real lengths."""
+    found = load("planner")
+    rows = []
+    for row in found.figures["cells"]:
+        trace, sizes, window = row["cell"].rsplit("-", 2)
+        if trace not in GAINS:
+            continue
+        batch, ranks = sizes.split("x")
+        shown = (row[f"{way}_excess"] for way in ("fifo", "greedy", "window", "bound"))
+        rows.append((GAINS[trace], batch, ranks, *(f"{percent(each)} %" for each in shown)))
+        assert window == "w1.25", "as the heading says"
+    return _table(
+        "lengths | samples a step | DP ranks | as they come | longest first, onto the least loaded "
+        "rank | window of 1.25 batches | bound",
+        rows,
+        found,
+    )
 
 
 def approaches_table() -> str:
@@ -436,6 +468,7 @@ def integrations_table() -> str:
 
 #: Document -> name of the generated part -> what writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"gain": gain_table},
     "balance.md": {
         "planner": planner_table,
         "peers": peers_table,
@@ -478,7 +511,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 def write_all() -> None:
     """Write the generated parts of the documents again."""
     for document, parts in TABLES.items():
-        rewrite(DOCS / document, parts)
+        rewrite(place(document), parts)
 
 
 def _by_lengths(windows: Measured) -> dict[str, dict[str, list[dict[str, Any]]]]:
