@@ -42,8 +42,8 @@ class Trainer:
         self.promised, self.true = list[float](), list[float]()
         self.news = list[CostChanged]()
 
-    def train(self, steps: int, *, whole: bool = False) -> "Trainer":
-        """whole: ranks time all micro-batches of a step at once."""
+    def train(self, steps: int, *, whole: bool = False, waited: bool = False) -> "Trainer":
+        """whole: ranks time all micro-batches of a step at once. waited: with their waits."""
         for number in range(steps):
             drawn = self.rng.lognormal(8.5, 1.0, BATCH)
             window = window_of(np.clip(drawn, 16, BUDGET).astype(np.int64))
@@ -57,6 +57,8 @@ class Trainer:
                 told = np.concatenate(
                     (told.sum(axis=1, keepdims=True), np.zeros_like(told[:, 1:])), axis=1
                 )
+            if waited:
+                told = np.repeat(told.max(axis=0, keepdims=True), RANKS, axis=0)
             step = Timing(
                 tokens,
                 found.counts,
@@ -65,6 +67,7 @@ class Trainer:
                 np.ones(RANKS),
                 np.ones(RANKS),
                 self.config.sync,
+                waited,
             )
             news = self.cost.measured(step, number + 1)
             self.news += [] if news is None else [news]
@@ -112,6 +115,23 @@ def test_ranks_that_time_a_step_as_a_whole_tell_as_well() -> None:
     assert abs(np.log(used.b / used.a / 70_000)) < abs(np.log(DEFAULT.b / 70_000)) / 2
 
 
+@pytest.mark.parametrize("options", [{}, {"layout": Layout.PADDED}], ids=["packed", "padded"])
+def test_waits_that_cannot_be_told_apart_are_those_for_the_slowest_rank(
+    options: dict[str, object],
+) -> None:
+    """As under FSDP2 and TP where nothing tells of collectives."""
+    padded = options.get("layout") is Layout.PADDED
+    cost = CostInUse(CostConfig(DEFAULT, adapts=True, padded=padded))
+    Trainer(cost, TRUTH, **options).train(60, waited=True)
+    used = cost.fitted_cost
+    assert used is not None
+    assert used.b / used.a == pytest.approx(TRUTH.b / TRUTH.a, rel=0.3)
+    right = CostInUse(CostConfig(DEFAULT, adapts=True, padded=padded))
+    Trainer(right, Quadratic(1e-9, 1e-9 * DEFAULT.b), **options).train(60, waited=True)
+    stays = right.fitted_cost or DEFAULT
+    assert stays.b / stays.a == pytest.approx(DEFAULT.b, rel=0.15)  # the slowest of noise is longer
+
+
 def test_costs_keep_their_unit_so_that_sums_of_them_mean_the_same_as_before() -> None:
     cost = CostInUse(CostConfig(DEFAULT, adapts=True))
     Trainer(cost, TRUTH).train(40)
@@ -157,15 +177,15 @@ def test_the_next_process_goes_on_with_what_was_in_use_unless_another_is_asked_f
 class Timed(Bench):
     """Two ranks that report what the squares of their samples' lengths take.
 
-    slow: how many times as long the second one takes.
+    slow: how many times as long the second one takes. apart: whether they tell their waits apart.
     """
 
-    def __init__(self, slow: float = 1.0) -> None:
+    def __init__(self, slow: float = 1.0, *, apart: bool = True) -> None:
         super().__init__(
             batch=12, window=16, capacity=16, durable=True, cost=CostConfig(DEFAULT, adapts=True)
         )
         self.join()
-        self.rng, self.slow = np.random.default_rng(1), slow
+        self.rng, self.slow, self.apart = np.random.default_rng(1), slow, apart
 
     def train_one(self, step: int) -> list[Effect]:
         """A step; returns what its times bring."""
@@ -177,21 +197,26 @@ class Timed(Bench):
         start = len(self.log)
         opened = self.core._parts.measuring._steps[step]
         took = np.split(self.rng.normal(1, 0.01, opened.counts.size), 2)
-        at = 0
+        at, of_ranks = 0, list[list[float]]()
         for rank, counts in enumerate(opened.counts):
             busy = []
             for index, count in enumerate(counts):
                 s = opened.tokens[at : at + count]
                 busy.append(float((1e-6 * s * s).sum() + 1e-4) * took[rank][index])
                 at += count
-            busy = [each * (self.slow if rank else 1.0) for each in busy]
-            times = RankTimes(step, "update", busy, [0.0] * len(busy))
+            of_ranks.append([each * (self.slow if rank else 1.0) for each in busy])
+        together = [max(each) for each in zip(*of_ranks, strict=True)]
+        for rank, busy in enumerate(of_ranks):
+            times = RankTimes(step, "update", together, None)
+            if self.apart:
+                times = RankTimes(step, "update", busy, [0.0] * len(busy))
             self.perform(self.core.step_times(rank, times))
         return self.log[start:]
 
 
-def test_the_core_asks_for_plans_by_it_notes_it_and_a_restart_goes_on_so() -> None:
-    bench = Timed()
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "waited"])
+def test_the_core_asks_for_plans_by_it_notes_it_and_a_restart_goes_on_so(apart: bool) -> None:
+    bench = Timed(apart=apart)
     for step in range(60):
         if any(isinstance(effect, CostChanged) for effect in bench.train_one(step)):
             break

@@ -131,7 +131,7 @@ def test_a_rank_may_report_before_others_have_committed() -> None:
     assert bench.say(1, 1.0, 0.0) is not None
 
 
-def test_what_cannot_be_separated_is_unmeasured_at_once_and_says_why() -> None:
+def test_what_cannot_be_separated_is_unmeasured_and_says_why() -> None:
     bench = Timed()
     bench.next_step()
     assert bench.say(0, 1.0, 0.0) is None

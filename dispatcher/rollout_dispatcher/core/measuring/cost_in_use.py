@@ -41,6 +41,8 @@ from rollout_planner.types import (
 SURE, SUREST = 6.0, 12.0
 #: Fitted again once there are so many more observations, in parts of those there were.
 REFIT = 8
+#: Times over, which of several micro-batches was the slowest is asked of what was fitted then.
+RIVAL_ROUNDS = 3
 #: A rank that takes so much longer is slow for sure, whatever its work costs: nan is not.
 SLOW = 1.15
 #: Steps whose plans are judged, and share of the ranks' time that people are told of.
@@ -102,6 +104,9 @@ class Timing(NamedTuple):
     """A step that ranks have timed: int64[n] tokens of its samples, rank by rank, and int64[R, M]
     counts; float64[R, M] time as planned, and seconds computed; float64[R] slowness of ranks in the
     plan, and as measured, nan where it is not known; and where they meet.
+
+    waited: seconds have waits for other ranks in them, so that a micro-step takes them all what it
+    takes the slowest.
     """
 
     tokens: IntArray
@@ -111,14 +116,23 @@ class Timing(NamedTuple):
     planned_slowness: FloatArray
     slowness: FloatArray
     sync: Sync
+    waited: bool = False
 
 
 class _Seen(NamedTuple):
-    """Terms of timed micro-batches, float64[n, 4], what the prior says of each, and seconds."""
+    """What was timed, float64[n] seconds: the slowest of K micro-batches, which is the only one
+    where waits could be told apart. float64[n, K, 4] terms, and float64[n, K] what the prior says.
+    """
 
     terms: FloatArray
     prior: FloatArray
     seconds: FloatArray
+
+    def slowest(self, fit: FloatArray | None) -> tuple[FloatArray, FloatArray]:
+        """Terms, float64[n, 4], and prior of the slowest, by a fit's coefficients or the prior."""
+        cost = self.prior if fit is None else self.terms @ fit
+        at = np.arange(len(cost)), cost.argmax(axis=1)
+        return self.terms[at], self.prior[at]
 
 
 class CostInUse:
@@ -203,7 +217,13 @@ class CostInUse:
         if bool(np.any((seconds == 0) & (counts > 0))):
             observed = terms.sum(axis=1, keepdims=True)
             prior, seconds = (each.sum(axis=1, keepdims=True) for each in (prior, seconds))
-        known = (seconds > 0) & (observed[..., 1] > 0)
+        if step.waited:
+            observed, prior = observed.swapaxes(0, 1), prior.T
+            seconds = np.median(seconds, axis=0)
+        else:
+            observed, prior = observed.reshape(-1, 1, TERMS), prior.reshape(-1, 1)
+            seconds = seconds.ravel()
+        known = (seconds > 0) & (observed[..., 1].max(axis=1) > 0)
         return _Seen(observed[known], prior[known], seconds[known]), terms
 
     def _compare(self, seen: _Seen) -> None:
@@ -212,7 +232,7 @@ class CostInUse:
             return
         unit, begin = self._pace
         of_use = (unit * self._cost_of(seen) + begin) / seen.seconds
-        of_fit = seen.terms @ self._newest.coefficients / seen.seconds
+        of_fit = (seen.terms @ self._newest.coefficients).max(axis=1) / seen.seconds
         used, fit = (
             improbability(share / np.median(share) - 1, self._newest.error)
             for share in (of_use, of_fit)
@@ -221,24 +241,30 @@ class CostInUse:
 
     def _cost_of(self, seen: _Seen) -> FloatArray:
         """By the cost in use, without what it takes to begin; float64[n]."""
-        if self.fitted is None:
-            return seen.prior
-        cost = self.fitted.cost
-        found: FloatArray = seen.terms[:, :3] @ np.array((cost.a, cost.b, cost.c))
+        cost = seen.prior
+        if self.fitted is not None:
+            used = self.fitted.cost
+            cost = seen.terms[..., :3] @ np.array((used.a, used.b, used.c))
+        found: FloatArray = cost.max(axis=1)
         return found
 
     def _fit(self) -> None:
         self._unfitted = 0
-        seen = _Seen(*map(np.concatenate, zip(*self._seen, strict=True)))
-        self._newest = most_probable(seen.terms, seen.seconds, self._config.prior)
-        self._pace = _pace(self._cost_of(seen), seen.seconds)
+        seconds = np.concatenate([seen.seconds for seen in self._seen])
+        for _ in range(1 + RIVAL_ROUNDS * any(seen.prior.shape[1] > 1 for seen in self._seen)):
+            known = None if self._newest is None else self._newest.coefficients
+            terms = np.concatenate([seen.slowest(known)[0] for seen in self._seen])
+            self._newest = most_probable(terms, seconds, self._config.prior)
+        self._pace = _pace(np.concatenate([self._cost_of(seen) for seen in self._seen]), seconds)
 
     def _take(self, next_step: int) -> CostChanged:
         """The newest fit is in use from now on, in the unit of the prior."""
         assert self._newest is not None
-        prior, seconds = (sum(float(each[at].sum()) for each in self._seen) for at in (1, 2))
+        fit = self._newest.coefficients
+        prior = sum(float(seen.slowest(fit)[1].sum()) for seen in self._seen)
+        seconds = sum(float(seen.seconds.sum()) for seen in self._seen)
         version = 1 if self.fitted is None else self.fitted.version + 1
-        cost = Quadratic(*(self._newest.coefficients * (prior / seconds)).tolist())
+        cost = Quadratic(*(fit * (prior / seconds)).tolist())
         self.fitted = CostFitted(version, cost, self._newest.error, next_step)
         self._better = 0.0
         return CostChanged(self.fitted, self._loss(self._newest))

@@ -3,6 +3,8 @@
     reported by none, or by some          waits for the others, while the step is one of the last
     by every rank of the generation       measured
     by one whose times are useless        unmeasured at once, with its reason
+    by all, but waits cannot be told      unmeasured; where ranks meet at every micro-step, its cost
+      apart in some                       is fitted to what the slowest of them takes
     not by all when it is long past       unmeasured
     by ranks of an older generation       unmeasured
 
@@ -75,14 +77,16 @@ class Measuring:
         timed = self._find(dp_rank, times)
         if timed is None or times.cost_key in timed.settled:
             return []
-        if (flaw := times.flaw(timed.micro_batches)) is not None:
+        flaw = times.flaw(timed.micro_batches)
+        waited = flaw is not None and flaw.reason is Unmeasured.NOT_SEPARATED
+        if flaw is not None and not (waited and self._sync is Sync.MICRO_STEP):
             told = f"DP rank {dp_rank} {flaw.text}"
             self._settle(timed, times.cost_key, Flaw(flaw.reason, told))
             return []
         known = timed.passes.get(times.cost_key)
         if known is None:
             known = timed.passes[times.cost_key] = Pass()
-        known.report(dp_rank, times.busy, times.collective)
+        known.report(dp_rank, times.busy, times.collective, times.why)
         return [] if len(known.busy) < self._dp_size else self._judge(timed, times.cost_key)
 
     def _find(self, dp_rank: int, times: RankTimes) -> TimedStep | None:
@@ -123,10 +127,17 @@ class Measuring:
     # -- what becomes of it -----------------------------------------------------------------
 
     def _judge(self, timed: TimedStep, cost_key: str) -> list[Effect]:
-        split = timed.passes[cost_key].split(self._dp_size)
+        known = timed.passes[cost_key]
+        split = known.split(self._dp_size)
         if isinstance(split, Flaw):
             self._settle(timed, cost_key, split)
-            return []
+            if split.reason is not Unmeasured.NOT_SEPARATED or timed.planned is None:
+                return []
+            busy = np.array([known.busy[rank] for rank in range(self._dp_size)])
+            if not self._leads(cost_key, timed.number):
+                return []
+            step = self._timing(timed, timed.planned, busy, waited=True)
+            return [*self._learn_cost(step)]
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
         found = StepMeasured(
@@ -136,20 +147,28 @@ class Measuring:
         self._add(found, timed)
         if not found.leads or found.planned is None:
             return [found]
-        step = Timing(
-            timed.tokens, timed.counts, found.planned, split.compute, timed.slowness,
-            self._speeds.slowness, self._sync,
-        )  # fmt: skip
-        return [found, *self._learn(step)]
+        step = self._timing(timed, found.planned, split.compute)
+        return [found, *self._learn_cost(step), *self._learn_speeds()]
 
-    def _learn(self, step: Timing) -> Iterator[Effect]:
-        """What plans are made with from now on, if that is news."""
-        next_step, generation = self._ledger.steps.next_step, self._ledger.generation.number
-        if (cost := self._cost.measured(step, next_step)) is not None:
+    def _timing(
+        self, timed: TimedStep, planned: FloatArray, seconds: FloatArray, *, waited: bool = False
+    ) -> Timing:
+        return Timing(
+            timed.tokens, timed.counts, planned, seconds, timed.slowness, self._speeds.slowness,
+            self._sync, waited,
+        )  # fmt: skip
+
+    def _learn_cost(self, step: Timing) -> Iterator[Effect]:
+        """The cost that plans are made with from now on, if that is news."""
+        if (cost := self._cost.measured(step, self._ledger.steps.next_step)) is not None:
             self._note(cost.fitted)
             yield cost
+
+    def _learn_speeds(self) -> Iterator[Effect]:
+        """Likewise how fast ranks are."""
         if not self._cost.adapts:
             return
+        next_step, generation = self._ledger.steps.next_step, self._ledger.generation.number
         used = self._cost.slowness(generation) or (1.0,) * self._dp_size
         if (slowness := self._speeds.revised(used)) != used:
             speeds = SpeedsMeasured(generation, slowness, next_step)

@@ -140,7 +140,9 @@ class Pass:
             return Flaw(Unmeasured.INCOMPLETE, self.not_reported(dp_size))
         told = [times for rank in ranks if (times := self.collective[rank]) is not None]
         if len(told) < dp_size:
-            return Flaw(Unmeasured.NOT_SEPARATED, _not_separated(self.why))
+            rank = next(rank for rank in ranks if self.collective[rank] is None)
+            text = f"DP rank {rank} {_not_separated(self.why)}"
+            return Flaw(Unmeasured.NOT_SEPARATED, text)
         own = [self.busy[rank] for rank in ranks]
         if len(set(map(len, own + told))) > 1:
             text = "the DP ranks have timed different numbers of micro-batches"
