@@ -34,6 +34,14 @@ def test_work_goes_where_it_is_done_first_and_gradients_are_the_same(
         assert largest_difference(diaries(tmp_path), TinyModel(), _mean_loss) < 1e-9
 
 
+@pytest.mark.timeout(300)
+def test_a_cost_is_fitted_where_nobody_can_tell_waits_apart(tmp_path: Path) -> None:
+    steps = run(tmp_path, "unseen", "auto", slow=1.0)
+    log = (tmp_path / "serve.log").read_text()
+    assert "plans are made with the cost quadratic:" in log, log
+    assert lost(steps[-20:], "unseen") < lost(steps[:8], "unseen") / 2
+
+
 def _mean_loss(model: nn.Module, names: list[str]) -> Tensor:
     """Of all tokens but the first of each sample."""
     assert isinstance(model, TinyModel)

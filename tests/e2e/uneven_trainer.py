@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 4 tests/e2e/uneven_trainer.py --model ddp \
         --slow 1.5 --until 40 --endpoint E --out DIR
 
-Rank 1 takes `--slow` times as long for the same tokens up to a step, and rank 2 from there on. The
-work is slept, as it has to take as long however many ranks share a core. Each rank writes
+Rank 1 takes `--slow` times as long for the same work up to a step, and rank 2 from there on. It
+is slept, as it has to take as long however many ranks share a core. Each rank writes
 DIR/rank<r>.jsonl, a line a step: seconds and tokens of each micro-batch; and under DDP a diary of
 its gradients.
 """
@@ -12,6 +12,7 @@ its gradients.
 import argparse
 import json
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ PACE_S = 2e-4
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=["ddp", "fsdp2"], required=True)
+    parser.add_argument("--model", choices=["ddp", "fsdp2", "unseen"], required=True)
     parser.add_argument("--slow", type=float, default=1.5)
     parser.add_argument("--until", type=int, required=True, help="step")
     parser.add_argument("--linger-until", type=Path, required=True, help="stay till this exists")
@@ -43,7 +44,12 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     rank = dist.get_rank()
-    trainer = Replicated() if args.model == "ddp" else Sharded()
+    made: dict[str, Callable[[], Replicated | Sharded | Unseen]] = {
+        "ddp": Replicated,
+        "fsdp2": Sharded,
+        "unseen": Unseen,
+    }
+    trainer = made[args.model]()
     with (
         (args.out / f"rank{rank}.jsonl").open("w", buffering=1) as lines,
         MicroBatchStream(args.endpoint, weights_dtype=torch.float64) as stream,
@@ -103,6 +109,20 @@ class Sharded:
             tokens.append(batch.tokens)
         self._optimizer.step()
         self._optimizer.zero_grad()
+        return spent, tokens
+
+
+class Unseen:
+    """Collectives in every micro-batch that nobody is told of; work is that of attention alone."""
+
+    def train(self, step: Step, pace: float) -> tuple[list[float], list[int]]:
+        spent, tokens = [], []
+        for batch in step:
+            began = time.perf_counter()
+            time.sleep(sum(length * length for length in batch.lengths) * pace / 100)
+            spent.append(time.perf_counter() - began)
+            dist.all_reduce(torch.ones(1))
+            tokens.append(batch.tokens)
         return spent, tokens
 
 

@@ -28,14 +28,22 @@ def samples(steps: int = STEPS) -> dict[str, RolloutSample]:
     }
 
 
-def run(folder: Path, model: str, cost: str, steps: int = STEPS, change: int = CHANGE) -> list[Any]:
+def run(
+    folder: Path,
+    model: str,
+    cost: str,
+    *,
+    steps: int = STEPS,
+    change: int = CHANGE,
+    slow: float = SLOW,
+) -> list[Any]:
     """Trains; seconds and tokens of each step, float64[2, R, M], and what was logged."""
     sync = "step" if model == "ddp" else "micro-step"
     options: dict[str, Any] = {"micro_batch_tokens": BUDGET, "sync": sync, "cost": cost}
     with ServeProcess(folder, dp_size=RANKS, dispatch_batch_size=BATCH, **options) as server:
         with running(
             *torchrun_command(RANKS, folder), str(TRAINER), "--model", model,
-            "--slow", str(SLOW), "--until", str(change), "--endpoint", server.endpoint,
+            "--slow", str(slow), "--until", str(change), "--endpoint", server.endpoint,
             "--out", str(folder), "--linger-until", str(folder / "seen"),
         ) as training:  # fmt: skip
             with RolloutProducer(server.endpoint, reconnect_timeout=5) as producer:

@@ -1057,7 +1057,8 @@ class PassTimes(Part):
     once.
 
     cost_key: which pass: `update` trains, others (`log-prob`, `critic`) have the trainer's names.
-    busy_s: from each micro-batch's begin to its end, time inside collectives included.
+    busy_s: from each micro-batch's begin to its end, time inside collectives included; 0 where that
+        is not known.
     collective_s: how much of that the rank was inside collectives, whether it waited for others
         there or bytes were on their way; null where that cannot be told apart.
     why: why it cannot, for people.

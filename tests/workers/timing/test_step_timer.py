@@ -240,6 +240,7 @@ def test_micro_batches_that_are_computed_after_they_are_asked_for_are_said(
         timer.saw_backward()
     times = told(timer)["update"]
     assert (times.collective_s, times.why) == (None, AHEAD)
+    assert not any(times.busy_s)
 
 
 def test_how_long_it_takes_to_commit_is_no_part_of_a_step(clock: Clock) -> None:
@@ -274,6 +275,7 @@ def test_a_fetch_of_all_before_the_first_is_computed_is_said(clock: Clock) -> No
         timer.asked(index)
     times = told(timer)["update"]
     assert (times.collective_s, times.why) == (None, AHEAD)
+    assert not any(times.busy_s)
 
 
 def test_what_cannot_be_told_apart_is_said_unless_the_trainer_tells_its_waits(clock: Clock) -> None:
@@ -302,6 +304,7 @@ def test_what_is_captured_into_a_graph_has_no_times(clock: Clock) -> None:
     timer.asked(0)
     times = told(timer)["update"]
     assert (times.collective_s, times.why) == (None, GAPS)
+    assert not any(times.busy_s)
 
 
 def test_nothing_is_told_before_what_is_computed_has_come_to_it(clock: Clock) -> None:

@@ -247,6 +247,8 @@ class StepTimer:
     def _told(self, key: str, one: Pass) -> m.StepTimes:
         why = self._why(one)
         busy, blocked = one.busy_s, one.blocked_s
+        if why in {GAPS, AHEAD}:  # what was timed is not the work
+            busy = [0.0] * len(busy)
         if one.as_one:  # then no other has any: the dispatcher knows that from a time of 0
             rest = [0.0] * (self._count - 1)
             busy, blocked = [sum(busy), *rest], [sum(blocked), *rest]

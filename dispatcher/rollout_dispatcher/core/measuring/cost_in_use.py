@@ -39,6 +39,8 @@ from rollout_planner.types import (
 #: How much better a fit has to have predicted before it is used, as a logarithm of the odds; and
 #: how sure it may become.
 SURE, SUREST = 6.0, 12.0
+#: Micro-batches that are compared with each other, at least.
+COMPARED = 8
 #: Fitted again once there are so many more observations, in parts of those there were.
 REFIT = 8
 #: Times over, which of several micro-batches was the slowest is asked of what was fitted then.
@@ -141,6 +143,7 @@ class CostInUse:
     def __init__(self, config: CostConfig) -> None:
         self._config = config
         self._seen: deque[_Seen] = deque()
+        self._unseen: list[_Seen] = []
         self._count = self._unfitted = 0
         self._newest: Fit | None = None
         #: By the fit's observations: seconds for a unit of the cost in use, and a micro-batch.
@@ -176,12 +179,17 @@ class CostInUse:
     def measured(self, step: Timing, next_step: int) -> CostChanged | None:
         """What a step took; returns what is in use from `next_step` on, if that is news."""
         seen, terms = self._look_at(step)
-        self._compare(seen)
-        self._seen.append(seen)
         slow = step.planned_slowness[:, None, None]
         self._plans.append((terms * slow, straggler_excess(step.planned, step.sync), step.sync))
-        self._count += len(seen.seconds)
-        self._unfitted += len(seen.seconds)
+        self._unseen.append(seen)
+        count = sum(len(each.seconds) for each in self._unseen)
+        if count < COMPARED:
+            return None
+        self._compare(self._unseen)
+        self._seen += self._unseen
+        self._unseen = []
+        self._count += count
+        self._unfitted += count
         while self._count - len(self._seen[0].seconds) >= REMEMBERED:
             self._count -= len(self._seen.popleft().seconds)
         news = None
@@ -219,25 +227,30 @@ class CostInUse:
             prior, seconds = (each.sum(axis=1, keepdims=True) for each in (prior, seconds))
         if step.waited:
             observed, prior = observed.swapaxes(0, 1), prior.T
-            seconds = np.median(seconds, axis=0)
+            seconds = np.where(seconds.min(axis=0) > 0, np.median(seconds, axis=0), 0.0)
         else:
             observed, prior = observed.reshape(-1, 1, TERMS), prior.reshape(-1, 1)
             seconds = seconds.ravel()
         known = (seconds > 0) & (observed[..., 1].max(axis=1) > 0)
         return _Seen(observed[known], prior[known], seconds[known]), terms
 
-    def _compare(self, seen: _Seen) -> None:
-        """By micro-batches that neither the newest fit nor the cost in use has seen."""
-        if self._newest is None or not len(seen.seconds):
+    def _compare(self, unseen: list[_Seen]) -> None:
+        """By micro-batches that neither the newest fit nor the cost in use has seen.
+
+        These are compared with each other, so a machine that becomes slower changes nothing.
+        """
+        if self._newest is None:
             return
-        unit, begin = self._pace
-        of_use = (unit * self._cost_of(seen) + begin) / seen.seconds
-        of_fit = (seen.terms @ self._newest.coefficients).max(axis=1) / seen.seconds
-        used, fit = (
+        (unit, begin), fit = self._pace, self._newest.coefficients
+        seconds = np.concatenate([seen.seconds for seen in unseen])
+        cost = np.concatenate([self._cost_of(seen) for seen in unseen])
+        of_use = (unit * cost + begin) / seconds
+        of_fit = np.concatenate([(seen.terms @ fit).max(axis=1) for seen in unseen]) / seconds
+        used, fitted = (
             improbability(share / np.median(share) - 1, self._newest.error)
             for share in (of_use, of_fit)
         )
-        self._better = min(max(self._better + used - fit, 0.0), SUREST)
+        self._better = min(max(self._better + used - fitted, 0.0), SUREST)
 
     def _cost_of(self, seen: _Seen) -> FloatArray:
         """By the cost in use, without what it takes to begin; float64[n]."""
