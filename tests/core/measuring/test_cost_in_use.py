@@ -132,6 +132,18 @@ def test_waits_that_cannot_be_told_apart_are_those_for_the_slowest_rank(
     assert stays.b / stays.a == pytest.approx(DEFAULT.b, rel=0.15)  # the slowest of noise is longer
 
 
+def test_steps_of_which_no_time_is_known_leave_nothing_behind() -> None:
+    cost = CostInUse(CostConfig(DEFAULT, adapts=True))
+    nothing = np.zeros((RANKS, 1))
+    for step in range(20):
+        timing = Timing(
+            np.arange(1, 1 + RANKS), np.ones((RANKS, 1), np.int64), np.ones((RANKS, 1)), nothing,
+            np.ones(RANKS), np.ones(RANKS), Sync.MICRO_STEP, waited=step % 2 == 0,
+        )  # fmt: skip
+        assert cost.measured(timing, step + 1) is None
+    assert cost._unseen == []
+
+
 def test_costs_keep_their_unit_so_that_sums_of_them_mean_the_same_as_before() -> None:
     cost = CostInUse(CostConfig(DEFAULT, adapts=True))
     Trainer(cost, TRUTH).train(40)

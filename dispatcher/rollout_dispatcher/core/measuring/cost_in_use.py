@@ -181,6 +181,8 @@ class CostInUse:
         seen, terms = self._look_at(step)
         slow = step.planned_slowness[:, None, None]
         self._plans.append((terms * slow, straggler_excess(step.planned, step.sync), step.sync))
+        if not len(seen.seconds):
+            return None
         self._unseen.append(seen)
         count = sum(len(each.seconds) for each in self._unseen)
         if count < COMPARED:
