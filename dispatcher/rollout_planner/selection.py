@@ -1,59 +1,44 @@
-"""Choosing the samples of a step: what is due, whole groups where asked, then the best selection.
+"""Which samples of the window a step takes: what is due, whole groups where asked, then the best.
 
-Invariant: exactly `take` positions (with groups, the largest total that whole groups reach),
-and the same ones for the same window and config.
-
-Selection: which samples of the window this step takes.
-
-Invariant: exactly `take` items, with every item that is due among them (as far as they fit):
-nobody is skipped beyond its bound, now or in any later step that takes as many.
+Invariant: exactly `take` positions (with groups, the largest total that whole groups reach), and
+the same ones for the same window and config. What is due is among them as far as it fits, so nobody
+is skipped beyond its bound, now or in any later step that takes as many.
 
 Candidates are tried from the least to the most selective, and the first that waits no more than
 `tuning.LEVEL` ends the search, so that ages and lengths are disturbed only as far as it pays: the
-oldest; the outlier lane; the column DP, which looks for micro-steps of alike samples.
-Where micro-steps have a fixed size there is the DP without the lane. Once something is due, the DP
-is tried with the heaviest leaving together as well.
+oldest; the outlier lane; the column DP. Where micro-steps have a fixed size there is the DP without
+the lane. Once something is due, the DP is tried with the heaviest leaving together as well.
 
-The outlier lane: a sample that costs more than a rank's share of the step makes every other rank
+*The outlier lane.* A sample that costs more than a rank's share of the step makes every other rank
 wait, whatever the partition. Together with the heaviest others it makes the step so much longer
 that nobody waits for it. So some of the heaviest are held back, or they leave together. (WLB-LLM
 delays outlier documents in the same spirit.) To hold many is tried before few; where no sample
 rules a rank it is the shape of a packing that waits, which takes few to mend, and few come first.
-How much a step's loss tokens may stray for it is for `LossBound`.
-
 What is held back may have to go without company when it is due: `debt` charges a candidate for
 that, by how much less the item costs that is a column further down, but only in steps in which one
 of the heaviest is due anyway.
-
 Example: R = 2, take 4, window 20 2 2 2 2 2: the 20 alone with 2 2 2 waits 20 / 13 - 1 = 54 %. Held
 until two more like it have come, 20 20 20 2 waits 40 / 31 - 1 = 29 %; with a fourth, 0.
 
-The column DP: which samples of the window form the tightest micro-steps.
-
-Invariant: the answer keeps exactly `take` items.
-
-Sorted by falling cost, a column of G neighbours costs G * largest - sum in waiting. The program
-walks the columns from the heavy end; its state is how many items were skipped so far. Skipping an
-item costs its penalty, which grows with age. Skips stay within a band around their share, and the
-square of how far they lead or lag it has a price, so that the lengths that leave follow the lengths
-that arrived. Light columns waste little: they are taken in runs, the longer the lighter.
-
+*The column DP.* Sorted by falling cost, a column of G neighbours costs G * largest - sum in
+waiting. The program walks the columns from the heavy end; its state is how many items were skipped
+so far. Skipping an item costs its penalty, which grows with age. Skips stay within a band around
+their share, and the square of how far they lead or lag it has a price, so that the lengths that
+leave follow the lengths that arrived. Light columns waste little: they are taken in runs, the
+longer the lighter.
 Example: costs 9 5 5 1 1, take 4, G = 2: [9 5][5 1] wastes 8, skipping the 9 gives [5 5][1 1] and
 wastes nothing.
 
-How far the loss tokens of a step may stray from those that arrivals have.
-
-Under `token-mean` a token of a step with twice the loss tokens counts half as much. A selection
-that lets the longest samples leave together halves their weight; one that keeps each step's loss
-tokens within a share v of the mean gives every sample a weight between 1/(1+v) and 1/(1-v).
-
-Invariant: what is due goes, whatever its loss tokens. Everything else is exchanged, as few samples
-as can be, until the step is within the bound or nothing that brings it nearer is left.
-
+*The loss tokens of a step* (`LossBound`). Under `token-mean` a token of a step with twice the loss
+tokens counts half as much. A selection that lets the longest samples leave together halves their
+weight; one that keeps each step's loss tokens within a share v of the mean gives every sample a
+weight between 1/(1+v) and 1/(1-v). What is due goes, whatever its loss tokens; everything else is
+exchanged, as few samples as can be, until the step is within the bound or nothing that brings it
+nearer is left.
 Example, mean 3 and v = 1/3: a step of 9 9 1 1 has 20 loss tokens where 8 to 16 may be. One of the
 9s stays behind, and a 2 leaves instead: 9 2 1 1.
 
-Groups that leave together: a group is taken whole or not at all; the total is the largest that
+*Groups that leave together.* A group is taken whole or not at all; the total is the largest that
 whole groups can reach within `take`, given those that are due.
 """
 

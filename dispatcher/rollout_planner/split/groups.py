@@ -1,41 +1,30 @@
-"""Splitting when a group has to stay on one DP rank: groups onto ranks, then micro-batches.
+"""Splitting when groups stay together: on one DP rank, or in one micro-batch.
 
-Invariant: all samples of a group are on the same rank; micro-batches hold at most what they may, or
-a single sample that alone exceeds it, and there are as many on every rank: the fewest for which a
-way is found.
+Invariant: all samples of a group are on the same rank (in the same micro-batch); micro-batches hold
+at most what they may, or a single sample (group) that alone exceeds it, and there are as many on
+every rank: the fewest for which a way is found.
 
-A whole group is an item with a load, what its samples cost, and a weight, what they take of the
-room of a rank: samples, or tokens. Items go to ranks greedily, by differences, or in turn; swaps
-level the ranks. Then each rank's samples are filled into its micro-batches: dearest first, to
-levels that ranks agree on where they wait at every micro-step. Padded ones are runs of neighbours.
-The way that takes the least time is the plan.
+*On one rank.* A whole group is an item with a load, what its samples cost, and a weight, what they
+take of the room of a rank: samples, or tokens. Items go to ranks greedily, by differences, or in
+turn; swaps level the ranks. Then each rank's samples are filled into its micro-batches: dearest
+first, to levels that ranks agree on where they wait at every micro-step. Padded ones are runs of
+neighbours. The way that takes the least time is the plan.
 
 Where ranks wait at every micro-step, they should be alike in their large samples as well. Cut into
 layers of cost, each group has a vector of what its samples reach into each layer; these add up over
 a rank's groups, and the sum over layers of the largest is what single samples take, sorted. With
 one layer it is the load of the most loaded rank.
-
 Example, R = 2, M = 2: ranks with costs 9 2 1 and 6 3 3 agree on 9 and 3, so they have 9 | 2 1 and
 6 3 | 3. Groups 9 8, 9 8, 2 1 and 2 1: 9 9 8 8 beside 2 2 1 1 takes 34, 9 8 2 1 on both takes 20.
 
-Cutting each rank's samples, in their order, into micro-batches under a token budget.
-
-Invariant: ranks keep their samples; a micro-batch holds at most `budget` tokens, or a single
-sample that alone exceeds it. This is what trainers do without a plan: in order of arrival (next
-fit), or each sample into the first micro-batch that has room (first fit).
-
+*Cut in order* is what trainers do without a plan: each rank's samples as they come, into the next
+micro-batch (next fit) or the first that has room (first fit).
 Example, budget 10, tokens 6 5 4 3: next fit cuts 6 | 5 4 | 3, first fit packs 6 4 | 5 3.
 
-Splitting when a group has to stay in one micro-batch: groups are split as samples are elsewhere.
-
-Invariant: all samples of a group are in the same micro-batch, which holds at most what it may, or
-a single group that alone exceeds the token budget.
-
-A group becomes an item with the tokens and the cost of its members together, or of its longest as
-often as it has members where the layout pads. With a fixed micro-batch size, groups of one size
-are so many items a micro-batch; groups of different sizes are packed as under a token budget, with
-samples for tokens.
-
+*In one micro-batch.* A group becomes an item with the tokens and the cost of its members together,
+or of its longest as often as it has members where the layout pads, and is split as samples are
+elsewhere. With a fixed micro-batch size, groups of one size are so many items a micro-batch; groups
+of different sizes are packed as under a token budget, with samples for tokens.
 Example: micro-batches of 8 samples hold two groups of 4 each, or one of 5 beside one of 3.
 """
 

@@ -2,51 +2,37 @@
 
 Invariant: each item is in exactly one run of neighbours; a run is padded to its longest item, so
 its count times that one's tokens stay within `budget`, or it is a single item. There are R*M runs,
-none empty unless there are fewer items. Items descend in cost and in tokens.
+none empty unless there are fewer items. Items descend in cost and in tokens. The result never takes
+longer than what the search begins with.
 
 A padded micro-batch costs its count times its longest sample. So sorted runs waste least: whatever
-shares a micro-batch with the longest sample left, the next longest may as well. Where ranks
-meet at every micro-step, R runs make one, which lasts as long as its *level*, the most that a run
-of it costs: a program finds those that sum to the least, and a search looks around them.
-Where ranks meet once a step, runs need not be alike: their ends then move to where the total is
-least, and runs are dealt to ranks.
-
-The budget alone does not say how many micro-batches there should be: with more of them runs are
-shorter and pad less. M grows from the fewest that fit while another micro-step saves more than it
-costs to begin one.
-
+shares a micro-batch with the longest sample left, the next longest may as well. Where ranks meet at
+every micro-step, R runs make one, which lasts as long as its *level*, the most that a run of it
+costs. The budget alone does not say how many micro-batches there should be: with more of them runs
+are shorter and pad less. M grows from the fewest that fit while another micro-step saves more than
+it costs to begin one.
 Example, budget 16, R = 2, cost = tokens, items of 8 7 3 3 2 2: M = 1 pads 8 7 | 3 3 2 2 to 16 and
 12, which takes 16; with M = 2 it is 8 | 7 and 3 3 | 2 2, which take 8 + 6.
 
-Levels of padded micro-steps, what the dearest run of each may cost, that sum to the least.
-
-Invariant: R*M runs of neighbours, each of one item at least and of no more samples than a run may
-hold that begins there. Items descend in the cost of their longest sample.
-
-A run that begins at an item of cost c holds floor(level / c) samples, so the level says where the R
-runs of a micro-step end that begin at an item. Dynamic program over these places, from the last:
-the best j micro-steps from here cost the level of one of them and the best j - 1 from where it
-ends. It tries a coarse grid of levels, and then a fine one around those that it found. The number
-of micro-steps comes with it, as it knows the least time for each; of many, several have one level.
-
+*Levels that sum to the least*, by a dynamic program. A run that begins at an item of cost c holds
+floor(level / c) samples, so the level says where the R runs of a micro-step end that begin at an
+item. From the last place on: the best j micro-steps from here cost the level of one of them and the
+best j - 1 from where it ends. It tries a coarse grid of levels, and then a fine one around those
+that it found. The number of micro-steps comes with it, as it knows the least time for each; of
+many, several have one level.
 Example, R = 2, costs 8 7 3 3 2 2, M = 2: the level 8 ends at the first 3, 7 more would take in 3 3:
 then 6 is enough for 3 3 | 2 2; 14 in all, where one micro-step needs 16: 8 7 | 3 3 2 2.
 
-Padded runs of like cost share a micro-step, wherever in the falling order they begin.
-
-Invariant: runs of neighbours, each of one item at least and of no more samples than it may hold;
-the result never takes longer than what the search began with.
-
-A run that begins at an item of cost c fills floor(level / c) * c of its level: at each place
-another level wastes least. So runs of like cost need not be neighbours: each run takes the level
-that it fills best. Which levels are best is searched: those of the best runs so far, each somewhat
-higher or lower, many tries at once, in rounds that stay closer and closer.
-
-Where ranks meet once a step, what counts is what the most loaded one has: ends then move to where
-both runs beside them waste least.
-
+*Runs of like cost share a micro-step*, wherever in the falling order they begin, by a search. A run
+that begins at an item of cost c fills floor(level / c) * c of its level: at each place another
+level wastes least, so each run takes the level that it fills best. Which levels are best is
+searched: those of the best runs so far, each somewhat higher or lower, many tries at once, in
+rounds that stay closer and closer.
 Example, R = 2, costs 8 3 3 2 2 2 2, levels 8 and 3: 8 fills the one, 3 and 3 the other, twice, and
 2 2 2 2 the one again: 8 + 3. As neighbours 8 | 3 3 and 2 2 | 2 2 take 8 + 4.
+
+Where ranks meet once a step runs need not be alike: their ends move to where the total is least,
+or both runs beside them waste least, and runs are dealt to ranks.
 """
 
 from dataclasses import dataclass
