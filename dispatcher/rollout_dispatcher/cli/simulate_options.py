@@ -202,7 +202,7 @@ def defaults_of(recording: Recording, *, pace: bool) -> dict[str, Any]:
         cost, steps = fitted_cost(recording, setting.core.cost)
         if cost.newest is not None:
             found["cost"] = str(cost.newest)
-            recording.notes.append(f"--cost {cost.newest} was fitted to {steps} of these steps")
+            recording.notes.append(f"without --cost: {cost.newest}, fitted to {steps} of the steps")
     load = trainer_load(recording, setting)
     if load is not None:
         found["trainer_load"] = round(min(max(load, _LEAST_LOAD), _MOST_LOAD), 4)

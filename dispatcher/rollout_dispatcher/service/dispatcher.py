@@ -360,7 +360,7 @@ async def _watch(router: Router, retention: Retention | None) -> None:
     And say how the run gets on, whom the next step waits for, and what becomes of the journal; give
     back the memory of a crowd that has left.
     """
-    loop, stalls, crowd = asyncio.get_running_loop(), StallLog(router.core), MallocTrimmer()
+    loop, stalls, trimmer = asyncio.get_running_loop(), StallLog(router.core), MallocTrimmer()
     journal, config, next_look = JournalLog(router.barrier), router.config, 0.0
     progress = ProgressLog(
         router.core, router.metrics, router.health, config.progress_interval, router.clock()
@@ -379,7 +379,7 @@ async def _watch(router: Router, retention: Retention | None) -> None:
         if loop.time() >= next_look:
             next_look = loop.time() + RECORD_STATE_SECONDS
             router.step_trace.look(router.core.statistics)
-        crowd.check(router.num_connections)
+        trimmer.check(router.num_connections)
         journal.check()
         if retention is not None:
             retention.look(router.clock())

@@ -367,11 +367,11 @@ class OrphanCollector:
         self._current: dict[str, str] = {}  # by producer
         self._away: dict[str, float] = {}  # since when, in that order
         self._ended: dict[str, ProducerSession] = {}
-        self._put_off: dict[tuple[ProducerSession, str], None] = {}
+        self._postponed: dict[tuple[ProducerSession, str], None] = {}
 
     def __len__(self) -> int:
         """How many have ended and can be swept."""
-        return len(self._ended) - len({ended for ended, _ in self._put_off})
+        return len(self._ended) - len({ended for ended, _ in self._postponed})
 
     def restore(self, incarnations: Mapping[str, str], now: float) -> None:
         """Those that an earlier process knew, with their producers, oldest first; all are away."""
@@ -409,10 +409,9 @@ class OrphanCollector:
         if known is not None and not known.ended:
             return False
         self._ended.pop(name, None)
-        self._put_off = {each: None for each in self._put_off if each[0] is not known}
-        self._known[name] = ProducerSession(
-            name, producer
-        )  # what it was asked before is of another
+        self._postponed = {each: None for each in self._postponed if each[0] is not known}
+        # What it was asked before is of another.
+        self._known[name] = ProducerSession(name, producer)
         return known is None
 
     def forget_oldest(self) -> str | None:
@@ -425,7 +424,7 @@ class OrphanCollector:
         known = self._known.pop(name)
         self._away.pop(name, None)
         self._ended.pop(name, None)
-        self._put_off = {each: None for each in self._put_off if each[0] is not known}
+        self._postponed = {each: None for each in self._postponed if each[0] is not known}
         if self._current.get(known.producer) == name:
             del self._current[known.producer]
         return name
@@ -490,12 +489,12 @@ class OrphanCollector:
 
     def postpone(self, ended: ProducerSession, store: str) -> None:
         """What is needed of it in this store hides the rest, until some of that is not any more."""
-        self._put_off[ended, store] = None
+        self._postponed[ended, store] = None
 
     def resume(self) -> None:
         """Something is needed no more."""
-        put_off, self._put_off = self._put_off, {}
-        for ended, store in put_off:
+        postponed, self._postponed = self._postponed, {}
+        for ended, store in postponed:
             self.put_back(ended, store)
 
     def swept(self, ended: ProducerSession, store: str) -> bool:

@@ -131,13 +131,11 @@ class Measuring:
         split = known.split(self._dp_size)
         if isinstance(split, Flaw):
             self._settle(timed, cost_key, split)
-            if split.reason is not Unmeasured.NOT_SEPARATED or timed.planned is None:
+            waited = split.reason is Unmeasured.NOT_SEPARATED
+            if not waited or timed.planned is None or not self._leads(cost_key, timed.number):
                 return []
             busy = np.array([known.busy[rank] for rank in range(self._dp_size)])
-            if not self._leads(cost_key, timed.number):
-                return []
-            step = self._timing(timed, timed.planned, busy, waited=True)
-            return [*self._learn_cost(step)]
+            return [*self._learn_cost(self._timing(timed, timed.planned, busy, waited=True))]
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
         found = StepMeasured(

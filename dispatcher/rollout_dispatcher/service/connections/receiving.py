@@ -127,8 +127,8 @@ class Receiving:
         """So many of these bytes wait no more."""
         self._behind -= nbytes
         if not self._is_behind:
-            pause_reading, self._paused = self._paused, []
-            for who in pause_reading:
+            paused, self._paused = self._paused, []
+            for who in paused:
                 who.resume_reading()
             self._let_in()
 
