@@ -65,7 +65,7 @@ THIRD_PARTY = {
     "core": {"numpy"},
     "record": {"numpy", "pydantic_core"},
     "simulate": {"numpy"},
-    "journal": {"lmdb"},
+    "journal": set(),
     "service": {"aiohttp", "numpy", "prometheus_client", "pydantic", "pydantic_core"},
     "package": set(),
     "cli": {"numpy", "prometheus_client", "pydantic", "rich"},

@@ -92,6 +92,6 @@ def test_there_is_no_torch_and_no_compiler_in_it(image: Image) -> None:
     packages = {
         path.name for path in image.root.glob("opt/dispatcher/lib/python3*/site-packages/*")
     }
-    assert {"rollout_dispatcher", "rollout_workers", "lmdb"} <= packages
+    assert {"rollout_dispatcher", "rollout_workers"} <= packages
     assert "torch" not in packages
     assert not list(image.root.glob("usr/bin/*gcc*"))

@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollout_dispatcher.core import facts
-from rollout_dispatcher.core.facts import Fact, RecoveredState, SchemaFixed
+from rollout_dispatcher.core.facts import CostFitted, Fact, RecoveredState, SchemaFixed, SpeedsMeasured
 from rollout_dispatcher.journal.journal import Journal
+from rollout_planner.cost import Quadratic
 from tests.histories.names import call, held, read
 from tests.journal.player import Player
 from tests.journal.support import SCHEMAS, Listener, as_if_killed, open_journal
@@ -27,6 +28,12 @@ HERE = Path(__file__).parent / "kept"
 #: Every second one is of a process that was killed, and has a few batches more.
 JOURNALS, BATCHES, MORE = range(4), 24, 6
 TRIED = 400
+#: What players do not play.
+SETTLED = [
+    SchemaFixed(SCHEMAS[0], "the first push"),
+    CostFitted(1, Quadratic(0.5, 3.0, 2.0, 1.0), 0.125, 3),
+    SpeedsMeasured(1, (1.0, 1.25), 3),
+]
 EXPECTED = HERE / "recovered.json"
 
 
@@ -82,7 +89,7 @@ def main() -> None:
 def _seeds() -> list[int]:
     """Seeds whose facts, together, are of every kind."""
     known = {kind for kind in vars(facts).values() if isinstance(kind, type)}
-    missing = {kind for kind in known if issubclass(kind, Fact)} - {Fact, SchemaFixed}
+    missing = {kind for kind in known if issubclass(kind, Fact)} - {Fact, *map(type, SETTLED)}
     chosen = []
     for number in JOURNALS:
         batches = BATCHES + MORE * (number % 2)
@@ -105,7 +112,7 @@ def _written(player: Player, folder: Path, *, killed: bool) -> Path:
     journal, _ = open_journal(path)
     for _ in range(BATCHES):
         journal.append(*player.batch())
-    journal.append([SchemaFixed(SCHEMAS[0], "the first push")], player.model.totals)
+    journal.append(SETTLED, player.model.totals)
     journal.close()
     if not killed:
         return path

@@ -180,7 +180,7 @@ def test_any_other_fault_breaks_it_for_good(tmp_path: Path, device: str, what: s
 
 
 def test_a_full_index_is_told_and_costs_no_batch(tmp_path: Path) -> None:
-    with opened(tmp_path / "j", BATCH, map_bytes=80 << 10) as (journal, listener, _):
+    with opened(tmp_path / "j", BATCH, map_bytes=40 << 10) as (journal, listener, _):
         for ticket in range(600):
             listener.wait(journal.append([accepted(ticket)], {"accepted": ticket + 1}))
         failure = listener.wait_failing()
@@ -206,8 +206,8 @@ def test_a_full_index_recovers_when_samples_go(tmp_path: Path) -> None:
 
 
 def test_a_map_that_cannot_hold_anything_is_refused_on_opening(tmp_path: Path) -> None:
-    with pytest.raises(JournalFull, match="full at 8192 bytes"):
-        recovered(tmp_path / "j", map_bytes=8 << 10)
+    with pytest.raises(JournalFull, match="full at 512 bytes"):
+        recovered(tmp_path / "j", map_bytes=512)
 
 
 def test_a_full_disk_delays_and_loses_nothing(disk: Path) -> None:

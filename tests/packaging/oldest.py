@@ -12,9 +12,6 @@ from typing import Any
 
 from tests.support.source import ROOT
 
-#: Extras that are tried with their oldest versions. Not `workers`: see pyproject.toml.
-EXTRAS = ("journal",)
-
 
 def project() -> dict[str, Any]:
     """What pyproject.toml says of the project."""
@@ -28,12 +25,8 @@ def oldest_python() -> str:
 
 
 def requirements() -> list[str]:
-    """What the wheel requires, with these extras."""
-    said = project()
-    found: list[str] = list(said["dependencies"])
-    for name in EXTRAS:
-        found += said["optional-dependencies"][name]
-    return found
+    """What the wheel requires without extras. Of `workers` see pyproject.toml."""
+    return list(project()["dependencies"])
 
 
 def oldest(requirement: str) -> str:

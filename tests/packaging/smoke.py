@@ -29,10 +29,9 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An installation: its name, the extras, and the versions that are demanded."""
+    """An installation: its name, and the versions demanded; with those it has a journal."""
 
     name: str
-    extras: str = ""
     pinned: tuple[str, ...] = ()
 
 
@@ -40,7 +39,7 @@ def trials(python: str) -> tuple[Trial, ...]:
     """What is tried with a Python `3.x`."""
     if python == oldest_python():
         pinned = tuple(map(oldest, requirements()))
-        return Trial("newest"), Trial("oldest", "[journal]", pinned)
+        return Trial("newest"), Trial("oldest", pinned)
     told = f"smoke: Python {python} is not the oldest allowed, {oldest_python()}"
     if os.environ.get("DISPATCHER_REQUIRE_TOOLS") == "1":
         raise SystemExit(told)
@@ -81,9 +80,9 @@ def build(python: Path) -> Path:
 
 def attempt(python: Path, wheel: Path, trial: Trial) -> None:
     """Install and use."""
-    pip(python, "install", f"{wheel}{trial.extras}", *trial.pinned)
+    pip(python, "install", wheel, *trial.pinned)
     with TemporaryDirectory() as folder:
-        journal = ["--journal"] if trial.extras else []
+        journal = ["--journal"] if trial.pinned else []
         command = [str(python), "-I", str(USE), folder, *journal]
         subprocess.run(command, check=True, env=CLEAN, cwd=folder)
 

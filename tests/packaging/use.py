@@ -149,7 +149,7 @@ def check_installation() -> None:
     assert said.strip() == f"dispatcher {version('rollout-dispatcher')}", said
 
 
-def check_what_is_missing(folder: Path, lmdb: bool) -> None:
+def check_what_is_missing() -> None:
     """Who asks for what an extra brings is told which."""
     told = ""
     try:
@@ -157,22 +157,16 @@ def check_what_is_missing(folder: Path, lmdb: bool) -> None:
     except ImportError as error:
         told = str(error)
     assert "pip install 'rollout-dispatcher[workers]'" in told, told or "it came without torch"
-    if not lmdb:
-        words = ["serve", "--dp-size=1", "--dispatch-batch-size=1", "--micro-batch-size=1"]
-        words += ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", f"--journal-dir={folder / 'none'}"]
-        ended = subprocess.run([COMMAND, *words], check=False, capture_output=True, text=True)
-        assert ended.returncode == 2, ended
-        assert "pip install 'rollout-dispatcher[journal]'" in ended.stderr, ended.stderr
 
 
 def main() -> None:
     """Run it."""
     parser = ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--journal", action="store_true", help="lmdb is here: use it")
+    parser.add_argument("--journal", action="store_true", help="use one")
     given = parser.parse_args()
     check_installation()
-    check_what_is_missing(given.folder, given.journal)
+    check_what_is_missing()
     run(given.folder, given.journal)
 
 

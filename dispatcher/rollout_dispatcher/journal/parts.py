@@ -121,6 +121,12 @@ class ProducerRecord:
     key: str = ""
     left: bool = False
 
+    def row(self, name: str) -> Row:
+        """As the index stores it."""
+        return [
+            name, self.floor, sorted(self.accepted), self.phase, self.ended, self.key, self.left,
+        ]  # fmt: skip
+
     def raise_floor(self, floor: int) -> None:
         """Forget what never comes again."""
         if floor > self.floor:

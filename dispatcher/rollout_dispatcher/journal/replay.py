@@ -31,7 +31,7 @@ from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read
 from rollout_dispatcher.journal.files.segment import Reader
 from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK
 from rollout_dispatcher.journal.files.segments import SegmentFiles
-from rollout_dispatcher.journal.index.index import LogPosition
+from rollout_dispatcher.journal.index import LogPosition
 from rollout_dispatcher.journal.parts import LiveSample, Stage, StepRecord
 from rollout_dispatcher.journal.records import Row
 from rollout_dispatcher.journal.state import State

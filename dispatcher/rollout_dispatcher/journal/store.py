@@ -19,7 +19,7 @@ from rollout_dispatcher.journal.files.directory import Directory
 from rollout_dispatcher.journal.files.newest import NewestSegment
 from rollout_dispatcher.journal.files.segment import Segment
 from rollout_dispatcher.journal.files.segments import SegmentFiles
-from rollout_dispatcher.journal.index.index import Index, LogPosition
+from rollout_dispatcher.journal.index import Index, LogPosition
 from rollout_dispatcher.journal.reclaim import moves
 from rollout_dispatcher.journal.records import Row
 from rollout_dispatcher.journal.replay import check_empty, read_payload, remembered, replay

@@ -1,7 +1,5 @@
 """The journal of the service: opened, fitted to the settings, gone on from and kept within bounds.
 
-Only here is the journal's own module imported, since LMDB is an optional dependency.
-
 A sample that no micro-batch holds, or a group that no step holds, would end each start with an
 error from the planner, or wait for ever. So settings that do not fit what an earlier process left
 are refused at once, with what to change. What a setting itself decides of (`--oversize drop`,
@@ -21,22 +19,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import Decision, SamplesDropped
 from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, RecoveredState
 from rollout_dispatcher.errors import ConfigError, JournalFull
+from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.reporter import DropsLog
 from rollout_planner.types import Grouping, Oversize, round_up
-
-if TYPE_CHECKING:
-    from rollout_dispatcher.journal.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +256,7 @@ HAS_ENDED = (
 class Opened:
     """A journal, and what it remembers. created: its directory was not there."""
 
-    journal: "Journal"
+    journal: Journal
     memory: RecoveredState
     created: bool
 
@@ -273,15 +268,9 @@ class Opened:
 def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
     """What the disk has to do with it, which takes a while and may be done by another thread.
 
-    Raises ConfigError when LMDB is missing, JournalError when the directory cannot be used.
+    Raises JournalError when the directory cannot be used.
     """
     assert config.journal_dir is not None, "only a service that has a journal reads it"
-    try:
-        from rollout_dispatcher.journal.journal import Journal  # noqa: PLC0415 - optional dependency
-    except ImportError as error:
-        raise ConfigError(
-            f"--journal-dir needs lmdb ({error}): pip install 'rollout-dispatcher[journal]'"
-        ) from error
     created = not _is_there(config.journal_dir)
     offset = time.time() - clock()  # the core's clock starts anew with every boot
     journal, memory = Journal.open(

@@ -13,7 +13,7 @@ from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.blocks import checksum
 from rollout_dispatcher.journal.files.newest import NewestSegment
 from rollout_dispatcher.journal.files.segments import SegmentFiles
-from rollout_dispatcher.journal.index.index import Index
+from rollout_dispatcher.journal.index import Index
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.journal.replay import replay
 from rollout_dispatcher.journal.state import State
@@ -246,14 +246,6 @@ def test_an_index_that_is_something_else_is_an_error(tmp_path: Path) -> None:
         recovered(tmp_path / "j")
 
 
-@pytest.mark.parametrize("pages", [0, 1, 2, 3, 5])
-def test_an_index_that_was_cut_off_is_an_error(tmp_path: Path, pages: int) -> None:
-    index = closed(tmp_path / "j") / "index"
-    index.write_bytes(index.read_bytes()[: pages * 4096])
-    with pytest.raises(JournalError, match="index"):
-        recovered(tmp_path / "j")
-
-
 def test_a_changed_byte_in_the_index_is_never_a_changed_sample(tmp_path: Path) -> None:
     before = plain(recovered(closed(tmp_path / "j")))
     index = tmp_path / "j" / "index"
@@ -271,7 +263,7 @@ def test_a_changed_byte_in_the_index_is_never_a_changed_sample(tmp_path: Path) -
 
 
 def test_a_segment_lost_from_the_middle_of_the_log_is_an_error(tmp_path: Path) -> None:
-    with opened(tmp_path / "j", BATCH, map_bytes=80 << 10) as (journal, listener, _):
+    with opened(tmp_path / "j", BATCH, map_bytes=40 << 10) as (journal, listener, _):
         ticket = 0
         while journal._store.active < 6:  # the index is full early on, and the log goes on
             listener.wait(journal.append([accepted(ticket), accepted(ticket + 1)], {}))

@@ -1,7 +1,7 @@
 """A power cut takes any sectors that were not synced, and the journal opens all the same.
 
 The disk here is the system's calls: what a file held when it was last synced is on it; of each
-sector written since, chance decides. The index is LMDB's own, which syncs whatever it commits.
+sector written since, chance decides.
 """
 
 import os
@@ -48,7 +48,7 @@ class Disk:
         """What would be there if the power went now."""
         with self._stands_still:
             for path, copy in self.after_kill(directory, to):
-                content = _torn(self._synced[path.stat().st_ino], path.read_bytes(), random)
+                content = _torn(self._synced[path.stat().st_ino], copy.read_bytes(), random)
                 copy.write_bytes(content)
                 self._synced[copy.stat().st_ino] = content
         return to
@@ -67,9 +67,10 @@ class Disk:
             ]
             for name in names:
                 shutil.copyfile(directory / name, to / name)
+            for name in [*names, "index"]:
                 synced = self._synced[(directory / name).stat().st_ino]
                 self._synced[(to / name).stat().st_ino] = synced
-        return [(directory / name, to / name) for name in names]
+        return [(directory / name, to / name) for name in [*names, "index"]]
 
 
 def _torn(before: bytes, after: bytes, random: Random) -> bytes:

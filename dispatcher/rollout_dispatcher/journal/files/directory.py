@@ -3,7 +3,7 @@
     lock    the pid of the dispatcher that runs, for the message to another one
     format  the format's number; a journal of another one is left alone
     newest  the newest segment's number
-    index   LMDB; the segments lie beside it
+    index   the last snapshot; the segments lie beside it
 
 The directory itself is locked (flock), since a file in it can be removed and made again while the
 first dispatcher holds its lock. NFS locks no directories: there the file `lock` is all that is
@@ -20,7 +20,7 @@ from pathlib import Path
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory, write_new
 
-FORMAT = 3
+FORMAT = 4
 _PREFIX = "rollout-dispatcher journal, format "
 
 

@@ -1,1 +1,0 @@
-"""The index: the state as of the last snapshot, in LMDB."""
