@@ -5,7 +5,7 @@ each field means, and docs/protocol.md is written from them. Facts of samples (`
 `sample_ids`, ...) come as lists with one entry a sample.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -27,10 +27,11 @@ Name = Annotated[str, Declared(min_length=1, max_length=MAX_NAME)]
 Count = Annotated[int, Declared(ge=0, lt=2**53)]
 Tokens = Annotated[int, Declared(ge=0, lt=2**31)]
 Rows = Annotated[int, Declared(ge=0, lt=2**31)]
-Version = Annotated[int, Declared(ge=0, lt=2**53)]
+Version = Count
 Extent = Annotated[int, Declared(ge=1, lt=2**31)]
 Checksum = Annotated[int, Declared(ge=0, lt=2**32)]
 Total = Annotated[int, Declared(ge=1, lt=2**53)]
+Pair = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: A step's number, -1 for none.
 Watermark = Annotated[int, Declared(ge=-1, lt=2**53)]
 #: Of what a payload store has said, for people; whoever tells it cuts it off there.
@@ -45,18 +46,22 @@ class Part(BaseModel):
 
 
 class Message(Part):
-    """Base of all messages; a class that has a `type_code` can be sent."""
+    """Base of all messages; a class with a `code` can be sent.
+
+    optional: keys that are left out while they say nothing.
+    """
 
     type_code: ClassVar[int]
-    #: Keys that are left out while they say nothing.
     optional: ClassVar[tuple[str, ...]] = ()
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Register it."""
-        super().__pydantic_init_subclass__(**kwargs)
-        if "type_code" in cls.__dict__:
-            known = MESSAGES.setdefault(cls.type_code, cls)
+    def __init_subclass__(
+        cls, *, code: int | None = None, optional: tuple[str, ...] = (), **config: Any
+    ) -> None:
+        super().__init_subclass__(**config)
+        cls.optional += optional
+        if code is not None:
+            cls.type_code = code
+            known = MESSAGES.setdefault(code, cls)
             assert known is cls, f"{cls.__name__} has the code of {known.__name__}"
 
     def spans(self, nbytes: int) -> Sequence[int]:
@@ -71,6 +76,12 @@ class Message(Part):
 
 #: By type code.
 MESSAGES: dict[int, type[Message]] = {}
+
+
+def _check_lengths(lists: Mapping[str, Sized | None], size: int, of: str) -> None:
+    for name, values in lists.items():
+        if values is not None and len(values) != size:
+            raise ValueError(f"{name} has {len(values)} entries for {size} {of}")
 
 
 # -- samples, which several messages have ----------------------------------------------------------
@@ -88,8 +99,6 @@ MAX_KEY_LETTERS = 512
 StoreAddress = Annotated[str, Declared(min_length=1, max_length=1024)]
 #: Of an object in its store.
 Key = Annotated[str, Declared(min_length=1, max_length=MAX_KEY_LETTERS)]
-#: An object, by its index, and a byte in it.
-Place = Annotated[tuple[Count, Count], Declared(strict=False)]
 #: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far
 #: below where a tensor of no rows overflows in a DP rank.
 MAX_ROW_BYTES = 1 << 40
@@ -132,6 +141,11 @@ class FieldHeader(Part):
     shape: list[Extent] = Declared(default_factory=list, max_length=MAX_DIMENSIONS)
     ragged: Literal[True] | None = None
 
+    @property
+    def field(self) -> Field:
+        """What it says."""
+        return Field(self.name, self.dtype, self.per_token, tuple(self.shape), bool(self.ragged))
+
 
 class HasFields(Message):
     """The fields that samples share.
@@ -150,15 +164,10 @@ class HasFields(Message):
     @cached_property
     def schema_(self) -> Schema:
         """The schema that all these samples share."""
-        return _schema(
-            tuple(
-                Field(item.name, item.dtype, item.per_token, tuple(item.shape), bool(item.ragged))
-                for item in self.fields
-            )
-        )
+        return _schema(tuple([header.field for header in self.fields]))
 
 
-class SchemaKnown(HasFields):
+class SchemaKnown(HasFields, code=25):
     """It is decided which fields samples have: with others they are refused from now on.
 
     Said to producers with `feedback`. A client makes values of another type the one
@@ -167,7 +176,6 @@ class SchemaKnown(HasFields):
     set_by: in words, who has decided.
     """
 
-    type_code = 25
     set_by: str
 
 
@@ -202,12 +210,8 @@ class HasSamples(Message):
 
     #: The lists that have one entry a sample, beside `tokens`.
     each: ClassVar[tuple[str, ...]] = (
-        "loss_tokens",
-        "sample_ids",
-        "group_ids",
-        "policy_versions",
-        "places",
-    )
+        "loss_tokens", "sample_ids", "group_ids", "policy_versions", "places",
+    )  # fmt: skip
     tokens: list[Tokens]
     loss_tokens: list[Count]
     sample_ids: list[Name]
@@ -215,32 +219,19 @@ class HasSamples(Message):
     policy_versions: list[Version | None] | None = None
     rows: Annotated[dict[Name, list[Rows]], Declared(max_length=MAX_FIELDS)] | None = None
     objects: Annotated[list[ObjectHeader], Declared(min_length=1)] | None = None
-    places: list[Place | None] | None = None
+    places: list[Pair | None] | None = None
 
     @model_validator(mode="after")
     def _lists_agree(self) -> Self:
-        size = len(self.tokens)
-        for name in self.each:
-            values = getattr(self, name)
-            if values is not None and len(values) != size:
-                raise ValueError(f"{name} has {len(values)} entries for {size} samples")
-        if self.rows is not None:
-            self._rows_agree(self.rows, size)
-        self._places_agree()
-        return self
-
-    def _places_agree(self) -> None:
+        lists = {name: getattr(self, name) for name in self.each}
+        lists |= {f"rows of {name}": values for name, values in (self.rows or {}).items()}
+        _check_lengths(lists, len(self.tokens), "samples")
         if (self.objects is None) != (self.places is None):
             raise ValueError("objects and places come together, or neither")
-        if self.objects is None or self.places is None:
-            return
-        if max((place[0] for place in self.places if place), default=-1) >= len(self.objects):
-            raise ValueError(f"a place is in none of {len(self.objects)} objects")
-
-    def _rows_agree(self, rows: dict[str, list[int]], size: int) -> None:
-        for name, values in rows.items():
-            if len(values) != size:
-                raise ValueError(f"rows of {name} has {len(values)} entries for {size} samples")
+        last = max((place[0] for place in self.places or () if place), default=-1)
+        if last >= len(self.objects or ()):
+            raise ValueError(f"a place is in none of {len(self.objects or ())} objects")
+        return self
 
     def rows_of(self, schema: Schema) -> RowsByField:
         """Of each ragged field of the schema the rows of each sample.
@@ -248,9 +239,7 @@ class HasSamples(Message):
         Raises ProtocolError where they are given of other fields than those.
         """
         given = self.rows or {}
-        if not given and not schema.ragged:
-            return ()
-        if len(given) != len(schema.ragged) or not all(map(given.__contains__, schema.ragged)):
+        if given.keys() != {*schema.ragged}:
             raise ProtocolError(
                 f"{type(self).__name__} has rows of {_listed(given)}, the ragged fields are "
                 f"{_listed(schema.ragged)}"
@@ -326,8 +315,12 @@ def field_headers(schema: Schema) -> list[FieldHeader]:
 #: Steps that a DP rank can hold uncommitted; far above what memory allows.
 MAX_OPEN_STEPS = 1024
 
+#: Pairs of an open step and a number.
+ByStep = Annotated[list[Pair], Declared(max_length=MAX_OPEN_STEPS)]
+
 #: What a DP rank says of how it trains: main and further losses, in words.
 MAX_TRAINING_NAMES, MAX_TRAINING_VALUE = 128, 256
+Trait = Annotated[str, Declared(max_length=MAX_TRAINING_VALUE)]
 
 
 class Offering(Message, extra="ignore"):
@@ -353,7 +346,7 @@ class Hello(Offering):
     opens_stores: bool = False
 
 
-class HelloProducer(Hello):
+class HelloProducer(Hello, code=1):
     """A producer introduces itself.
 
     key: a secret of this client's own, the same on all its connections and told to nobody else.
@@ -368,7 +361,6 @@ class HelloProducer(Hello):
         fields samples have, and what is likely a mistake of its own.
     """
 
-    type_code = 1
     incarnation: Key | None = None
     key: Annotated[str | None, Declared(min_length=16, max_length=128, repr=False)] = None
     accepted: Watermark = -1
@@ -401,7 +393,7 @@ class CheckpointPosition(Part, extra="ignore"):
     allow_lost_steps: bool = False
 
 
-class HelloRank(Hello):
+class HelloRank(Hello, code=2):
     """A DP rank introduces itself, or says after a reconnect where it stands.
 
     Said again on the same connection when it has loaded a checkpoint: it has let go of what it was
@@ -430,7 +422,6 @@ class HelloRank(Hello):
     finished, discard: as in `Finish`, if it has said so; null otherwise.
     """
 
-    type_code = 2
     dp_rank: Count
     dp_size: Extent
     generation: Extent | None = None
@@ -439,27 +430,20 @@ class HelloRank(Hello):
     taken: Watermark = -1
     committed: Watermark = -1
     hungry: bool = False
-    received: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
-        default_factory=list, max_length=MAX_OPEN_STEPS
-    )
-    attempts: list[Annotated[tuple[Count, Count], Declared(strict=False)]] = Declared(
-        default_factory=list, max_length=MAX_OPEN_STEPS
-    )
+    received: ByStep = Declared(default_factory=list)
+    attempts: ByStep = Declared(default_factory=list)
     released: Watermark = -1
     policy_version: Version | None = None
     policy_step: Count | None = None
     resume: CheckpointPosition | None = None
     saved: Watermark = -1
     packed_length: Extent | None = None
-    training: Annotated[
-        dict[Name, Annotated[str, Declared(max_length=MAX_TRAINING_VALUE)]],
-        Declared(max_length=MAX_TRAINING_NAMES),
-    ] = Declared(default_factory=dict)
+    training: dict[Name, Trait] = Declared(default_factory=dict, max_length=MAX_TRAINING_NAMES)
     finished: Watermark | None = None
     discard: bool = False
 
 
-class Welcome(Message):
+class Welcome(Message, optional=("payload_stores",)):
     """What both roles hear.
 
     heartbeat_interval_s: how often the client is to send a Ping, in seconds.
@@ -467,14 +451,11 @@ class Welcome(Message):
         others. Left out without any, and where it opens none.
     """
 
-    optional = ("payload_stores",)
     heartbeat_interval_s: float
-    payload_stores: Annotated[list[StoreAddress], Declared(max_length=16)] = Declared(
-        default_factory=list
-    )
+    payload_stores: list[StoreAddress] = Declared(default_factory=list, max_length=16)
 
 
-class WelcomeProducer(Welcome):
+class WelcomeProducer(Welcome, code=3):
     """The dispatcher takes what this producer pushes.
 
     run_id: of this run. Where a producer was welcomed to another one before, what that had accepted
@@ -488,7 +469,6 @@ class WelcomeProducer(Welcome):
         `payload_stores`; null: it sends all of them.
     """
 
-    type_code = 3
     run_id: Name
     credits: Extent
     max_payload_bytes: Total
@@ -497,7 +477,7 @@ class WelcomeProducer(Welcome):
     inline_limit: Count | None = None
 
 
-class WelcomeRank(Welcome):
+class WelcomeRank(Welcome, code=4):
     """The DP rank has its place.
 
     run_id: of this run.
@@ -513,7 +493,6 @@ class WelcomeRank(Welcome):
         rank 0 reports; null without a limit.
     """
 
-    type_code = 4
     run_id: Name
     generation: Extent
     committed: Watermark
@@ -527,7 +506,7 @@ class WelcomeRank(Welcome):
 # -- said with either role -------------------------------------------------------------------------
 
 
-class Error(Message):
+class Error(Message, code=19):
     """The connection is over.
 
     code: the stable word for why.
@@ -535,13 +514,12 @@ class Error(Message):
     retriable: whether the same can succeed later, on another connection.
     """
 
-    type_code = 19
     code: str
     message: str
     retriable: bool = False
 
 
-class Ping(Message):
+class Ping(Message, code=20, optional=("handed_out", "collectives")):
     """The client is alive. A DP rank also says how far its training loop is in its open steps.
 
     handed_out: micro-batches of these that it was given so far, in all passes; left out if 0.
@@ -549,35 +527,29 @@ class Ping(Message):
         left out if 0.
     """
 
-    type_code = 20
-    optional = ("handed_out", "collectives")
     handed_out: Count = 0
     collectives: Count = 0
 
 
-class Pong(Message):
+class Pong(Message, code=21, optional=("waits_for",)):
     """So is the dispatcher, and it has heard what was said before the Ping.
 
     waits_for: to a DP rank whose training loop waits for a step: in words, what that waits for.
         Left out otherwise.
     """
 
-    type_code = 21
-    optional = ("waits_for",)
     waits_for: str = ""
 
 
-class Bye(Message):
+class Bye(Message, code=22):
     """A deliberate goodbye, so that a closed connection is not taken for a fault.
 
     The client says nothing after it but `Freed` and `Swept`, where it is asked to. The dispatcher
     answers with its own once everything that the client has said is safe.
     """
 
-    type_code = 22
 
-
-class Advice(Message):
+class Advice(Message, code=37):
     """What the client should know of itself, for its log; nothing follows.
 
     Said to DP rank 0 of the trainer, and to producers with `feedback`.
@@ -585,7 +557,6 @@ class Advice(Message):
     text: what, and what to do.
     """
 
-    type_code = 37
     text: str
 
 
@@ -602,21 +573,25 @@ MAX_KEYS = 1024
 Keys = Annotated[list[Key], Declared(max_length=MAX_KEYS)]
 
 
-class Free(Message):
+class StoreRequest(Message):
+    """number: by which it is answered.
+    store: the store's address.
+    """
+
+    number: Count
+    store: StoreAddress
+
+
+class Free(StoreRequest, code=30):
     """Nobody needs these objects any more: release them; what is not there counts as released.
 
-    number: by which it is answered.
-    store: the store's address.
     keys: of the objects, at most 1,024 at a time.
     """
 
-    type_code = 30
-    number: Count
-    store: StoreAddress
     keys: Keys
 
 
-class Freed(Message):
+class Freed(Message, code=31):
     """What became of a Free.
 
     number: of the Free.
@@ -624,27 +599,21 @@ class Freed(Message):
     why: what it has said, for people.
     """
 
-    type_code = 31
     number: Count
     left: Keys = Declared(default_factory=list)
     why: Why = ""
 
 
-class Sweep(Message):
+class Sweep(StoreRequest, code=32):
     """An incarnation of a producer has ended: which objects that it has put are there?
 
-    number: by which it is answered.
-    store: the store's address.
     prefix: that all its keys begin with.
     """
 
-    type_code = 32
-    number: Count
-    store: StoreAddress
     prefix: Key
 
 
-class Swept(Message):
+class Swept(Message, code=33):
     """What is there. The dispatcher says Free for those that it does not know.
 
     number: of the Sweep.
@@ -653,7 +622,6 @@ class Swept(Message):
     why: what the store has said if it failed, for people.
     """
 
-    type_code = 33
     number: Count
     keys: Keys = Declared(default_factory=list)
     more: bool = False
@@ -673,7 +641,7 @@ class Swept(Message):
 #   CloseGroup, EndPhase, EndStream -->
 
 
-class Push(HasSamples, HasFields):
+class Push(HasSamples, HasFields, code=5):
     """Samples, numbered in the order in which a producer makes them; payload: their spans.
 
     tokens: of each sample; at most 1,024 samples, and a larger batch in several pushes.
@@ -691,7 +659,6 @@ class Push(HasSamples, HasFields):
         version where `--max-staleness` is set; left out where none is.
     """
 
-    type_code = 5
     each = (*HasSamples.each, "group_sizes", "staleness_exempt", "checksums")
     tokens: Annotated[list[Tokens], Declared(max_length=MAX_SAMPLES)]
     first_seq: Count
@@ -732,7 +699,7 @@ class HasFeedback(Message):
     remaining: Count | None = None
 
 
-class Pushed(HasFeedback):
+class Pushed(HasFeedback, code=6, optional=("reasons",)):
     """What became of the samples of a push, and where the trainer is.
 
     first_seq: of the push.
@@ -746,8 +713,6 @@ class Pushed(HasFeedback):
         `feedback`; null where that is not known.
     """
 
-    type_code = 6
-    optional = ("reasons",)
     first_seq: Count
     outcomes: list[Annotated[Outcome, Declared(strict=False)]]
     errors: dict[str, str] = Declared(default_factory=dict)
@@ -765,17 +730,15 @@ class Pushed(HasFeedback):
         return found
 
 
-class Feedback(HasFeedback):
+class Feedback(HasFeedback, code=26):
     """Where the trainer is has changed while nothing of this producer's was to be answered.
 
     Said after the welcome too. Changes that follow each other within a tenth of a second are said
     at once.
     """
 
-    type_code = 26
 
-
-class Dropped(Message):
+class Dropped(Message, code=27):
     """Samples of this producer that were accepted will never be trained on.
 
     Said to who has said `feedback` and is connected then, and not again.
@@ -785,19 +748,17 @@ class Dropped(Message):
     group_ids: the group of each, null for none; left out where no sample has one.
     """
 
-    type_code = 27
     reason: Name
     sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
     group_ids: list[Name | None] | None = None
 
     @model_validator(mode="after")
     def _lists_agree(self) -> Self:
-        if self.group_ids is not None and len(self.group_ids) != len(self.sample_ids):
-            raise ValueError("group_ids and sample_ids differ in length")
+        _check_lengths({"group_ids": self.group_ids}, len(self.sample_ids), "samples")
         return self
 
 
-class Blocked(Message):
+class Blocked(Message, code=7):
     """A push is held back by a cap of the buffer.
 
     first_seq: of the push; null while frames of others are being received and what this producer
@@ -808,7 +769,6 @@ class Blocked(Message):
     waits_for: in words, whom the next step waits for.
     """
 
-    type_code = 7
     first_seq: Count | None = None
     cap: str
     held: Count
@@ -816,7 +776,7 @@ class Blocked(Message):
     waits_for: str = ""
 
 
-class CloseGroup(Message):
+class CloseGroup(Message, code=8):
     """No further member of this group will come, or none beyond `size`.
 
     group_id: which.
@@ -828,7 +788,6 @@ class CloseGroup(Message):
         if that is told at close.
     """
 
-    type_code = 8
     group_id: Name
     size: Extent | None = None
     keep: bool | None = None
@@ -836,7 +795,7 @@ class CloseGroup(Message):
     withdrawn: Annotated[list[Count], Declared(max_length=MAX_SAMPLES)] | None = None
 
 
-class EndPhase(Message):
+class EndPhase(Message, code=9):
     """This producer pushes nothing older than a policy version any more.
 
     Once all who contributed to the run have said so, what is older goes before what is newer.
@@ -845,12 +804,11 @@ class EndPhase(Message):
     force: nobody pushes anything older any more.
     """
 
-    type_code = 9
     policy_version: Version
     force: bool = False
 
 
-class EndStream(Message):
+class EndStream(Message, code=10):
     """This producer pushes nothing any more.
 
     Once all who contributed have said so, what is buffered is flushed and the ranks' streams end.
@@ -858,17 +816,15 @@ class EndStream(Message):
     force: nobody pushes anything any more.
     """
 
-    type_code = 10
     force: bool = False
 
 
-class Resend(Message):
+class Resend(Message, code=24):
     """A push that is held back can come in now, and its payload was let go: send it again.
 
     first_seq: of the push.
     """
 
-    type_code = 24
     first_seq: Count
 
 
@@ -897,31 +853,29 @@ Seconds = Annotated[float, Declared(ge=0, le=1e9, allow_inf_nan=False)]
 Times = Annotated[list[Seconds], Declared(min_length=1, max_length=MAX_TIMED)]
 
 
-class Demand(Message):
+class Demand(Message, code=11):
     """What a training loop does.
 
     taken: last step that it has begun, -1 for none.
     hungry: whether it waits for the next one.
     """
 
-    type_code = 11
     taken: Watermark
     hungry: bool
 
 
-class PolicyVersion(Message):
+class PolicyVersion(Message, code=12):
     """DP rank 0 has a new version of the weights.
 
     policy_version: which.
     first_step: the first step that trains with it.
     """
 
-    type_code = 12
     policy_version: Version
     first_step: Count
 
 
-class StepHeader(HasFields):
+class StepHeader(HasFields, code=13, optional=("attempt", "num_referenced")):
     """What is known of a step before its micro-batches; the same on every DP rank.
 
     fields: of the samples of all its micro-batches.
@@ -942,8 +896,6 @@ class StepHeader(HasFields):
         any, a rank is prepared once it holds all of its micro-batches, those samples fetched.
     """
 
-    type_code = 13
-    optional = ("attempt", "num_referenced")
     step: Count
     digest: Name
     num_micro_batches: Extent
@@ -957,7 +909,7 @@ class StepHeader(HasFields):
     num_referenced: Count = 0
 
 
-class MicroBatch(HasSamples):
+class MicroBatch(HasSamples, code=14, optional=("attempt",)):
     """One micro-batch of one DP rank; payload: a block a field, as its samples' values.
 
     step: that it is of.
@@ -969,8 +921,6 @@ class MicroBatch(HasSamples):
     attempt: of the step, as in its header; left out if 0.
     """
 
-    type_code = 14
-    optional = ("attempt",)
     each = (*HasSamples.each, "group_numbers")
     step: Count
     index: Count
@@ -983,7 +933,7 @@ class MicroBatch(HasSamples):
         return (nbytes,)
 
 
-class Prepared(Message):
+class Prepared(Message, code=15, optional=("attempt",)):
     """The rank holds a step's header and can train it. Said of steps in their order.
 
     step: which.
@@ -991,14 +941,12 @@ class Prepared(Message):
     attempt: of the step, as in its header; left out if 0. Of an earlier one it is void.
     """
 
-    type_code = 15
-    optional = ("attempt",)
     step: Count
     digest: Name
     attempt: Count = 0
 
 
-class Unresolved(Message):
+class Unresolved(Message, code=29):
     """The rank cannot get samples of a step that is not released.
 
     They are dropped, their groups whole, and the step is planned anew as its next attempt.
@@ -1009,14 +957,13 @@ class Unresolved(Message):
     why: what their store has said, for people.
     """
 
-    type_code = 29
     step: Count
     attempt: Count
     sample_ids: Annotated[list[Name], Declared(min_length=1, max_length=MAX_SAMPLES)]
     why: Why = ""
 
 
-class StepWithdrawn(Message):
+class StepWithdrawn(Message, code=34):
     """Nothing is left of a step that is not released.
 
     The rank lets go of it, if it holds it. One of the same number may follow, as a later attempt.
@@ -1024,21 +971,19 @@ class StepWithdrawn(Message):
     step: which; none after it is announced.
     """
 
-    type_code = 34
     step: Count
 
 
-class Release(Message):
+class Release(Message, code=16):
     """Every DP rank is prepared: the training loop may have a step.
 
     step: which.
     """
 
-    type_code = 16
     step: Count
 
 
-class LastStep(Message):
+class LastStep(Message, code=35):
     """Another DP rank has left, or is lost: no step after this one may begin, prepared or not.
 
     A rank whose training loop asks for a later one says so in `Demand`, and gets an `Error`.
@@ -1046,7 +991,6 @@ class LastStep(Message):
     step: the last one, -1 for none at all; null: it was found again, and there is no such limit.
     """
 
-    type_code = 35
     step: Watermark | None = None
 
 
@@ -1071,15 +1015,11 @@ class PassTimes(Part):
 
     @model_validator(mode="after")
     def _one_a_micro_batch(self) -> Self:
-        if self.collective_s is not None and len(self.collective_s) != len(self.busy_s):
-            raise ValueError(
-                f"collective_s has {len(self.collective_s)} entries for {len(self.busy_s)} "
-                "micro-batches"
-            )
+        _check_lengths({"collective_s": self.collective_s}, len(self.busy_s), "micro-batches")
         return self
 
 
-class Commit(Message):
+class Commit(Message, code=17):
     """The rank has applied every step up to one.
 
     step: the last of them.
@@ -1087,7 +1027,6 @@ class Commit(Message):
         micro-batches altogether at most. Others follow in StepTimes.
     """
 
-    type_code = 17
     step: Count
     times: Annotated[list[PassTimes], Declared(min_length=1, max_length=MAX_PASSES)] | None = None
 
@@ -1098,7 +1037,7 @@ class Commit(Message):
         return self
 
 
-class End(Message):
+class End(Message, code=18):
     """No step will follow.
 
     reason: `finished` where the DP ranks have finished the run: steps after that are void; `ended`
@@ -1106,11 +1045,10 @@ class End(Message):
         down: steps that were announced before still come.
     """
 
-    type_code = 18
     reason: Annotated[EndReason, Declared(strict=False)]
 
 
-class Finish(Message):
+class Finish(Message, code=36):
     """The training loop has had enough: it takes no further step.
 
     Once every DP rank has said so, after the same step and with the same words, the run is
@@ -1120,22 +1058,20 @@ class Finish(Message):
     discard: samples that are not used are dropped, though a journal could keep them.
     """
 
-    type_code = 36
     step: Watermark
     discard: bool = False
 
 
-class CheckpointSaved(Message):
+class CheckpointSaved(Message, code=23):
     """A checkpoint is durable; DP rank 0 speaks for all.
 
     step: the last step that is in it, -1 for none.
     """
 
-    type_code = 23
     step: Watermark
 
 
-class StepTimes(PassTimes, Message):
+class StepTimes(PassTimes, Message, code=28):
     """What one pass over a step's micro-batches took.
 
     Said once a pass, with or after the step's Commit, unless that has told it; nobody waits for it.
@@ -1143,5 +1079,4 @@ class StepTimes(PassTimes, Message):
     step: which.
     """
 
-    type_code = 28
     step: Count
