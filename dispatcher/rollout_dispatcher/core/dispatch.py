@@ -378,7 +378,7 @@ class Dispatch:
         parts = self._parts
         soonest: float | None = None
         for at in (
-            parts.presence.next_deadline(), parts.held.next_deadline(), parts.timing.wake_at,
+            parts.presence.next_deadline(), parts.held.next_deadline(), parts.planning.wake_at,
             parts.references.next_deadline(), parts.departures.next_deadline(),
         ):  # fmt: skip
             if at is not None and (soonest is None or at < soonest):
@@ -494,7 +494,7 @@ class Dispatch:
     @property
     def hungry_since(self) -> float | None:
         """Since when a DP rank waits for a step that is not planned; None if none does."""
-        return self._parts.timing.hungry_since
+        return self._planning.hungry_since
 
     @property
     def drained(self) -> bool:

@@ -18,10 +18,7 @@ from rollout_dispatcher.core.facts import Note, RecoveredState
 from rollout_dispatcher.core.lifecycle import Departures, Finishing, Joining, Lifecycle
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
 from rollout_dispatcher.core.measuring.measuring import Measuring
-from rollout_dispatcher.core.planning.planning import (
-    Planning,
-)
-from rollout_dispatcher.core.planning.timing import Timing
+from rollout_dispatcher.core.planning.planning import Planning
 from rollout_dispatcher.core.references import References
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import Attempts, StepLedger
@@ -72,7 +69,6 @@ class Parts:
         self.checkpoints = Checkpoints(self, retain=config.retain)
         self.joining = Joining(self)
 
-        self.timing = Timing(config.trigger, groups, self.phases, self.admission, self.lifecycle)
         self.selection_bias = SelectionBias(self.totals)
         self.planning = Planning(self, config)
 

@@ -270,7 +270,7 @@ class Waiting:
         self._lifecycle, self._lockstep = parts.lifecycle, parts.lockstep
         self._ledger, self._buffer = parts.ledger, parts.buffer
         self._admission, self._phases, self._all_ends = parts.admission, parts.phases, parts.ends
-        self._timing, self._producers = parts.timing, parts.producers
+        self._planning, self._producers = parts.planning, parts.producers
 
     def explain(self, now: float) -> str:
         """One line, parts divided by semicolons; `nobody` if a step is on its way."""
@@ -354,7 +354,7 @@ class Waiting:
 
     def _samples(self, now: float) -> Iterator[Reason]:
         buffer = self._buffer
-        shortfall, batch = self._phases.shortfall(), self._timing.config.batch
+        shortfall, batch = self._phases.shortfall(), self._planning.trigger.batch
         if shortfall <= 0:
             if self._ledger.wanted:
                 yield from self._window(now)
@@ -378,7 +378,7 @@ class Waiting:
         """A batch is there, and its plan may become better while nobody, or not for long, waits."""
         if self._phases.flushing:
             return
-        config, since = self._timing.config, self._timing.hungry_since
+        config, since = self._planning.trigger, self._planning.hungry_since
         ready, units = self._phases.count(config.window), self._buffer.units
         if ready >= config.window:
             return

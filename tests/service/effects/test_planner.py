@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
-from rollout_dispatcher.core.planning.planning import UsualLoss, request_plan
-from rollout_dispatcher.core.planning.trigger import Go, Trigger
+from rollout_dispatcher.core.planning.planning import UsualLoss, window_of
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.service.planner import PLANNED_HERE_SAMPLES, Planner
 from rollout_planner.cost import Quadratic
@@ -24,17 +24,9 @@ from tests.support.samples import make_sample
 def wanted(samples: int) -> PlanWanted:
     """A plan of all of so many samples, for two DP ranks."""
     entries = [Entry(make_sample(f"s{at}", 1 + at % 7), at, 0.0) for at in range(samples)]
-    go = Go(Trigger.WINDOW_FULL)
-    return request_plan(
-        entries,
-        np.zeros(samples, np.bool_),
-        samples,
-        2,
-        go,
-        usual=UsualLoss(),
-        cost=None,
-        slowness=None,
-    )
+    window = window_of(entries, np.zeros(samples, np.bool_))
+    window = replace(window, usual_loss_tokens=UsualLoss().with_(window))
+    return PlanWanted(tuple(entries), window, samples, 2, Trigger.WINDOW_FULL, trial=False)
 
 
 @pytest.mark.parametrize("samples", [16, PLANNED_HERE_SAMPLES + 1])

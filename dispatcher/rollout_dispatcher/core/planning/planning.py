@@ -8,13 +8,15 @@
 A step is *unplanned* while it has no plan for as many DP ranks as there are, or has lost samples.
 Invariants: one plan is asked for at a time; an unplanned step comes before the next one; a plan for
 another number of DP ranks than there are by now is not used; whatever becomes of the process, a
-step that a rank may hear of is a fact. When to ask is for `Timing`.
+step that a rank may hear of is a fact. When to ask is the trigger's affair, which is told what it
+has to know of the run.
 
 Capacity is made on the way: samples leave the buffer in steps, or are dropped; payloads of groups
 that lack members go to the journal, if there is one, and come back for their step; and if nothing
 else can go on, the youngest beginning of a group is given up.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -34,9 +36,8 @@ from rollout_dispatcher.core.effects import (
     StepPlanned,
 )
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.planning.trigger import Go, MakeCapacity, Wait
+from rollout_dispatcher.core.planning.trigger import MakeCapacity, Situation, Wait, decide
 from rollout_dispatcher.core.steps.step import OpenStep, planned
-from rollout_planner.cost import Quadratic
 from rollout_planner.types import BoolArray, FloatArray, Plan, Window
 
 if TYPE_CHECKING:
@@ -79,38 +80,8 @@ def _sums(window: Window) -> FloatArray:
     return np.array([len(new), new.sum(), new @ new])
 
 
-def request_plan(
-    entries: list[Entry],
-    must_go: BoolArray,
-    take: int,
-    dp_size: int,
-    go: Go,
-    *,
-    usual: UsualLoss,
-    cost: Quadratic | None,
-    slowness: tuple[float, ...] | None,
-) -> PlanWanted:
-    """Ask for a plan of `take` of these entries, or groups of them, oldest first."""
-    window = _window(entries, must_go)
-    window = replace(window, usual_loss_tokens=usual.with_(window))
-    return PlanWanted(tuple(entries), window, take, dp_size, go.trigger, go.trial, cost, slowness)
-
-
-def request_replan(
-    step: OpenStep,
-    dp_size: int,
-    refill: list[Entry],
-    *,
-    cost: Quadratic | None,
-    slowness: tuple[float, ...] | None,
-) -> ReplanWanted:
-    """Ask for another plan of exactly the samples of an open step, and those that fill it up."""
-    entries = [*sorted(step.entries(), key=lambda entry: entry.ticket), *refill]
-    window = _window(entries, np.ones(len(entries), np.bool_))
-    return ReplanWanted(step, tuple(entries), window, dp_size, tuple(refill), cost, slowness)
-
-
-def _window(entries: list[Entry], must_go: BoolArray) -> Window:
+def window_of(entries: list[Entry], must_go: BoolArray) -> Window:
+    """The columns of these samples, oldest first, of which some have to go."""
     count = len(entries)
     return Window(
         tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
@@ -118,33 +89,6 @@ def _window(entries: list[Entry], must_go: BoolArray) -> Window:
         group=np.fromiter((e.group for e in entries), np.int64, count),
         must_go=must_go,
         loss_tokens=np.fromiter((e.sample.loss_tokens for e in entries), np.int64, count),
-    )
-
-
-def report_plan(
-    step: int,
-    plan: Plan,
-    wanted: PlanWanted,
-    chosen: list[Entry],
-    *,
-    version: int | None,
-    now: float,
-) -> StepPlanned:
-    """What a plan did to its samples.
-
-    chosen: in the order of `plan.chosen`. version: the policy version that the step trains with.
-    """
-    at = plan.chosen
-    return StepPlanned(
-        step=step,
-        plan=plan,
-        trigger=wanted.trigger,
-        waits=now - np.fromiter((entry.arrived for entry in chosen), np.float64, len(chosen)),
-        skips=wanted.window.skips[at],
-        staleness=() if version is None else tuple(_staleness(chosen, version)),
-        tokens=wanted.window.tokens[at],
-        nbytes=sum([entry.sample.payload.nbytes for entry in chosen]),
-        entries=chosen,
     )
 
 
@@ -160,26 +104,29 @@ class Planning:
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
         self._buffer, self._phases, self._freshness = parts.buffer, parts.phases, parts.freshness
         self._admission, self._capacity = parts.admission, parts.capacity
-        self._dropping, self._ledger, self._timing = parts.dropping, parts.ledger, parts.timing
+        self._dropping, self._ledger, self._lifecycle = (
+            parts.dropping, parts.ledger, parts.lifecycle,
+        )  # fmt: skip
         self._totals, self._bias, self._cost = parts.totals, parts.selection_bias, parts.cost
         self._usual, self._note = UsualLoss(), parts.note
-        self._durable, self._batch = config.durable, config.trigger.batch
+        self._durable = config.durable
         # Whether these settings ever have samples dropped.
         self._drops = config.drop_above is not None or self._freshness.drops
         if self._freshness.drops:
             self._buffer.watch_versions()
-        self._heed(config)
-        self._departures = (0, 0)
+        #: Since when a rank waits for the next step.
+        self.hungry_since: float | None = None
+        #: When to decide next, though nothing else happens.
+        self.wake_at: float | None = None
         self._asked: PlanWanted | ReplanWanted | None = None
-
-    def _heed(self, config: DispatchConfig) -> None:
-        self._window, self._max_wait = config.trigger.window, config.trigger.max_wait
-        self._target = config.target_excess  # of a good trial
+        self.configure(config)
+        self._departures = (0, 0)
 
     def configure(self, config: DispatchConfig) -> None:
         """The next plan is asked for, and judged, so; one that is asked for goes on."""
-        self._heed(config)
-        self._timing.configure(config.trigger)
+        self.trigger, self._target = config.trigger, config.target_excess
+        #: Units that were ready at the last trial that missed its target, which may be another now.
+        self._tried: int | None = None
         self.mark_dirty()
 
     @property
@@ -191,8 +138,11 @@ class Planning:
 
     def consider(self, now: float) -> list[Effect]:
         """Open the steps that wait, then ask for a plan if a step is wanted and none is asked."""
-        ledger, self._timing.wake_at = self._ledger, None
-        self._timing.note_hunger(now, hungry=ledger.hungry)
+        ledger, self.wake_at = self._ledger, None
+        if not ledger.hungry:
+            self.hungry_since = None
+        elif self.hungry_since is None:
+            self.hungry_since = now
         if ledger.over:
             return []
         effects: list[Effect] = []
@@ -201,10 +151,12 @@ class Planning:
         if self._asked is not None:
             return effects
         if (unplanned := ledger.unplanned) is not None:
-            generation, cost = ledger.generation, self._cost
-            self._asked = request_replan(
-                unplanned, generation.dp_size, self._refill(unplanned),
-                cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
+            refill, generation = self._refill(unplanned), ledger.generation
+            entries = [*sorted(unplanned.entries(), key=lambda entry: entry.ticket), *refill]
+            self._asked = ReplanWanted(
+                unplanned, tuple(entries), window_of(entries, np.ones(len(entries), np.bool_)),
+                generation.dp_size, tuple(refill), self._cost.fitted_cost,
+                self._cost.slowness(generation.number),
             )  # fmt: skip
             return [*effects, self._asked]
         return effects + self._ask(now) if ledger.wanted else effects
@@ -216,20 +168,40 @@ class Planning:
         """
         if self._drops and self._drop_unwanted():
             return []
-        decided = self._timing.decide(self._phases.count(self._window), now)
+        decided = decide(
+            self.trigger, self._situation(self._phases.count(self.trigger.window), now)
+        )
         if isinstance(decided, MakeCapacity):
             return self._give_up_youngest(now)
         if isinstance(decided, Wait):
+            self.wake_at = None if decided.seconds is None else now + decided.seconds
             return []
-        entries = self._phases.window(self._window)
-        due = self._freshness.must_go(entries, self._ledger.steps.next, self._batch)
-        take = min(self._batch, self._buffer.units_of(entries))
-        generation, cost = self._ledger.generation, self._cost
-        self._asked = request_plan(
-            entries, due, take, generation.dp_size, decided, usual=self._usual,
-            cost=cost.fitted_cost, slowness=cost.slowness(generation.number),
+        entries = self._phases.window(self.trigger.window)
+        batch, generation = self.trigger.batch, self._ledger.generation
+        window = window_of(
+            entries, self._freshness.must_go(entries, self._ledger.steps.next, batch)
+        )
+        self._asked = PlanWanted(
+            tuple(entries), replace(window, usual_loss_tokens=self._usual.with_(window)),
+            min(batch, self._buffer.units_of(entries)), generation.dp_size, decided.trigger,
+            decided.trial, self._cost.fitted_cost, self._cost.slowness(generation.number),
         )  # fmt: skip
         return [self._asked]
+
+    def _situation(self, ready: int, now: float) -> Situation:
+        capacity, hungry, helped = self._capacity, self.hungry_since, self._capacity.helped_since
+        full = capacity.pressed is not None
+        return Situation(
+            ready=ready,
+            full=full,
+            growing=self._buffer.groups.samples > 0,
+            flush=self._phases.flushing or self._lifecycle.flushes(ready),
+            hungry_for=None if hungry is None else now - hungry,
+            tried=self._tried,
+            stuck=full and self._admission.is_stuck(now) and (ready > 0 or not capacity.is_helped),
+            quiet_for=now - capacity.last_moved,
+            helped_for=math.inf if helped is None else now - helped,
+        )
 
     def _drop_unwanted(self) -> int:
         """Drop what the next step may not have; returns how many samples that were."""
@@ -245,11 +217,11 @@ class Planning:
         None for a step that has lost none. They do not count as chosen before others: nobody who is
         younger is passed over.
         """
-        missing = self._batch - self._buffer.units_of(list(step.entries()))
+        missing = self.trigger.batch - self._buffer.units_of(list(step.entries()))
         found: list[Entry] = []
         if step.digest or missing <= 0:
             return found
-        eligible = filter(self._may_join(step), self._phases.window(self._window))
+        eligible = filter(self._may_join(step), self._phases.window(self.trigger.window))
         for _, members in groupby(eligible, _unit):
             unit = list(members)
             if (units := self._buffer.units_of(unit)) <= missing:
@@ -283,15 +255,26 @@ class Planning:
         if self._ledger.over or wanted.dp_size != self._ledger.generation.dp_size:
             return []
         if wanted.trial and plan.excess > self._target:
-            self._timing.tried = self._buffer.units_of(wanted.entries)
+            self._tried = self._buffer.units_of(wanted.entries)
             return []
-        self._timing.planned()
+        self._tried = self.hungry_since = None
         chosen, steps = [wanted.entries[at] for at in plan.chosen.tolist()], self._ledger.steps
         version = self._freshness.training_version(steps.next)
-        report = report_plan(steps.next_step, plan, wanted, chosen, version=version, now=now)
+        at, window = plan.chosen, wanted.window
+        report = StepPlanned(
+            step=steps.next_step,
+            plan=plan,
+            trigger=wanted.trigger,
+            waits=now - np.fromiter((entry.arrived for entry in chosen), np.float64, len(chosen)),
+            skips=window.skips[at],
+            staleness=() if version is None else tuple(_staleness(chosen, version)),
+            tokens=window.tokens[at],
+            nbytes=sum([entry.sample.payload.nbytes for entry in chosen]),
+            entries=chosen,
+        )
         self._take(wanted, plan, chosen)
-        assert wanted.window.usual_loss_tokens is not None, "requests say it"
-        usual_loss, _ = wanted.window.usual_loss_tokens
+        assert window.usual_loss_tokens is not None, "requests say it"
+        usual_loss, _ = window.usual_loss_tokens
         effects = self._ledger.open(plan, wanted.entries, now, usual_loss)
         if self._durable:  # the fact is as large as the window
             gone = set(chosen)
@@ -313,7 +296,7 @@ class Planning:
         for entry in wanted.entries:
             entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
         self._totals.planned[wanted.trigger] += 1
-        self._totals.small_steps += units < self._batch
+        self._totals.small_steps += units < self.trigger.batch
 
     def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
         """The unplanned step's new plan, unless it or the number of ranks has changed once more.
@@ -376,7 +359,7 @@ class Planning:
         """
         cap = self._capacity.pressed
         # Freed capacity becomes visible after this; the full wait is not waited again.
-        self._capacity.last_moved = now - self._max_wait * (1 - RELIEF_SHOWS_AFTER)
+        self._capacity.last_moved = now - self.trigger.max_wait * (1 - RELIEF_SHOWS_AFTER)
         in_stores = self._capacity.at_stores_cap
         youngest = self._buffer.groups.youngest(in_stores=in_stores)
         given_up = len(youngest.entries)
