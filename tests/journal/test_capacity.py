@@ -295,7 +295,7 @@ def test_room_is_told_when_the_disk_has_some_again(disk: Path) -> None:
 def test_who_wants_more_than_the_disk_has_stops_nobody_and_asks_again(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_dispatcher.journal.writer.ASK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr("rollout_dispatcher.journal.journal.ASK_AGAIN_SECONDS", 0.1)
     wanted = 4 << 20
     with opened(disk / "j", BATCH, segment_bytes=128 << 10) as (journal, listener, _):
         told = threading.Event()

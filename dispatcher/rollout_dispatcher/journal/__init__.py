@@ -20,5 +20,5 @@ itself. So:
                  |                                                  snapshot
                  +-> state (state) ----------------------------------> index
 
-`journal.Journal` is the door; `writer` is the one thread that does all of this.
+`journal.Journal` is the door, and has the one thread that does all of this.
 """
