@@ -104,6 +104,14 @@ def _replay_segment(
     return position
 
 
+#: Values of the ledger that the core has under the same names.
+_AS_THEY_ARE = (
+    "next_ticket", "next_step", "run_id", "generation", "resumed", "saved", "evicted", "dp_size",
+    "policy_version", "policy_step", "group_size", "set_by", "ended", "finished", "was_finished",
+    "incarnations",
+)  # fmt: skip
+
+
 def remembered(
     state: State,
     files: SegmentFiles,
@@ -133,27 +141,13 @@ def remembered(
         entries=tuple(buffered),
         steps=steps(Stage.OPEN, Stage.REWOUND),
         retained=steps(Stage.RETAINED),
-        next_ticket=ledger.next_ticket,
-        next_step=ledger.next_step,
         withdrawn=dict(ledger.withdrawn),
-        run_id=ledger.run_id,
-        generation=ledger.generation,
-        resumed=ledger.resumed,
-        saved=ledger.saved,
-        evicted=ledger.evicted,
-        dp_size=ledger.dp_size,
-        policy_version=ledger.policy_version,
-        policy_step=ledger.policy_step,
-        group_size=ledger.group_size,
+        **{name: getattr(ledger, name) for name in _AS_THEY_ARE},
         posted=tuple(PostedSetting(*row) for row in ledger.posted),
         cost=None if ledger.cost is None else _cost(ledger.cost),
         speeds=None if ledger.speeds is None else _speeds(ledger.speeds),
         schema=None if ledger.schema is None else state.schemas[ledger.schema],
-        set_by=ledger.set_by,
         phases=tuple(state.phases()),
-        ended=ledger.ended,
-        finished=ledger.finished,
-        was_finished=ledger.was_finished,
         producers={
             name: (producer.floor, frozenset(producer.accepted))
             for name, producer in state.producers.items()
@@ -174,7 +168,6 @@ def remembered(
             for store, objects in ledger.unneeded.items()
             for key, nbytes in objects.items()
         ),
-        incarnations=ledger.incarnations,
     )
 
 

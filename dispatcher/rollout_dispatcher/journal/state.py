@@ -6,13 +6,14 @@ dropped, or committed and not retained; `live` counts exactly the kept samples' 
 segment, of payloads that the log has; what has changed since the last snapshot is in the `changed`
 sets, so a snapshot costs what has changed and not what there is. A row that does not fit (an
 unknown ticket, say) raises ValueError before anything of it is applied.
+
+A row of the kind `planned` is for the method `on_planned`, which is called with its values.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from rollout_dispatcher.core import facts
 from rollout_dispatcher.journal import records
 from rollout_dispatcher.journal.parts import (
     Changed,
@@ -30,15 +31,6 @@ from rollout_dispatcher.sample import Schema
 #: Consecutive tickets that the index keeps in one value: encoding them one by one costs twice as
 #: much, and as a rule they change together anyway.
 SHELF = 64
-
-#: Rows of one value, which replaces the one before, and where the ledger has it.
-_SINGLE = {
-    facts.RunBegan.kind: "run_id",
-    facts.GroupSizeSet.kind: "group_size",
-    facts.CostFitted.kind: "cost",
-    facts.SpeedsMeasured.kind: "speeds",
-    facts.Configured.kind: "posted",
-}
 
 T = TypeVar("T")
 
@@ -95,7 +87,9 @@ class State:
         self.ended_groups = Newest[tuple[str, str]](id_horizon)
         self.live: dict[int, Live] = {}
         self.changed = Changed()
-        #: That of the referenced rows that follow.
+        # Where a block's payloads are, and the object of the referenced rows that follow.
+        self._segment = 0
+        self._places: Iterator[int] = iter(())
         self._stored: StoredObject | None = None
 
     @property
@@ -105,36 +99,12 @@ class State:
 
     def apply(self, rows: Iterable[Row], segment: int, places: Iterator[int]) -> None:
         """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
-        for row in rows:
-            match row[0]:
-                case records.ACCEPTED | records.OBJECT | records.REFERENCED:
-                    self._accept(row, segment, places)
-                case records.MOVED:
-                    self._move(row, segment, next(places))
-                case facts.Planned.kind | facts.Withdrawn.kind:
-                    self._plan(row)
-                case facts.Committed.kind:
-                    self._commit(*row[1:])
-                case facts.Resumed.kind:
-                    self._resume(row[1])
-                case facts.CheckpointSaved.kind | facts.RetainedEvicted.kind:
-                    self._forget_retained(*row)
-                case facts.Dropped.kind:
-                    self._drop(row[1])
-                case facts.GroupSized.kind:
-                    self._size(*row[1:])
-                case (
-                    facts.FloorRaised.kind
-                    | facts.ProducerKeyed.kind
-                    | facts.ProducerLeft.kind
-                    | facts.ProducerSaid.kind
-                ):
-                    self._hear(row)
-                case records.SCHEMA:
-                    self.schemas[row[1]] = records.schema_of(row[2])
-                    self.changed.schemas.add(row[1])
-                case _:
-                    self._note(row)
+        self._segment, self._places = segment, places
+        for kind, *values in rows:
+            apply = getattr(self, f"on_{kind.replace('-', '_')}", None)
+            if apply is None:
+                raise ValueError(f"a row of kind {kind!r} is not known")
+            apply(*values)
 
     def shelf(self, number: int) -> list[LiveSample]:
         """The kept samples of a shelf."""
@@ -171,24 +141,27 @@ class State:
 
     # -- samples ----------------------------------------------------------------------------
 
-    def _accept(self, row: Row, segment: int, places: Iterator[int]) -> None:
-        if row[0] == records.OBJECT:
-            self._stored = StoredObject(*row[1:])
-            return
-        place: Row
-        if row[0] == records.ACCEPTED:
-            place = [segment, next(places), *row[records.ROWS :]]
-        elif self._stored is not None:
-            place = [0, row[records.OFFSET], row[records.ROWS], self._stored]
-        else:
-            raise ValueError(f"ticket {row[1]} is in no object")
-        kept = LiveSample(*row[1 : records.PRODUCER + 1], *place)
+    def on_accepted(self, *row: Any) -> None:
+        rows = row[records.ROWS - 1 :]
+        self._accept(row, self._segment, next(self._places), *rows)
+
+    def on_object(self, *stored: Any) -> None:
+        self._stored = StoredObject(*stored)
+
+    def on_referenced(self, *row: Any) -> None:
+        if self._stored is None:
+            raise ValueError(f"ticket {row[0]} is in no object")
+        *_, rows, offset = row
+        self._accept(row, 0, offset, rows, self._stored)
+
+    def _accept(self, row: tuple[Any, ...], *place: Any) -> None:
+        kept = LiveSample(*row[: records.PRODUCER], *place)
         if kept.ticket in self.kept:
             raise ValueError(f"ticket {kept.ticket} is accepted twice")
         self.keep(kept)
         self.changed.shelves.add(kept.ticket // SHELF)
         self.ledger.next_ticket = max(self.ledger.next_ticket, kept.ticket + 1)
-        name, seq, given_id, checksum = row[records.PRODUCER : records.ROWS]
+        name, seq, given_id, checksum = row[records.PRODUCER - 1 : records.ROWS - 1]
         producer = self._producer(name)
         producer.left = False
         if seq >= producer.floor:
@@ -196,14 +169,14 @@ class State:
         if given_id is not None:
             self.given_ids.append((given_id, checksum))
 
-    def _move(self, row: Row, segment: int, offset: int) -> None:
-        kept = self._known(row[1])
+    def on_moved(self, ticket: int, *_: int) -> None:
+        kept = self._known(ticket)
         self._release(kept)
-        kept.segment, kept.offset = segment, offset
+        kept.segment, kept.offset = self._segment, next(self._places)
         self.keep(kept)
         self.changed.shelves.add(kept.ticket // SHELF)
 
-    def _size(self, tickets: Sequence[int], size: int) -> None:
+    def on_sized(self, tickets: Sequence[int], size: int) -> None:
         """A group has another number of members than its samples said."""
         for kept in [self._known(ticket) for ticket in tickets]:
             kept.group_size = size
@@ -229,7 +202,7 @@ class State:
             raise ValueError(f"ticket {ticket} is not kept")
         return kept
 
-    def _drop(self, tickets: Sequence[int]) -> None:
+    def on_dropped(self, tickets: Sequence[int], _: str) -> None:
         doomed = [self._known(ticket) for ticket in tickets]
         for number in {kept.step for kept in doomed} - {-1}:
             # A sample may be given up inside a step; the step is then planned again.
@@ -244,12 +217,16 @@ class State:
 
     # -- steps ------------------------------------------------------------------------------
 
-    def _plan(self, row: Row) -> None:
-        """A step has a plan, or another one, or has lost it, or is none any more."""
-        if row[0] == facts.Withdrawn.kind:
-            self._withdraw(*row[1:])
-            return
-        _, number, digest, planned_at, micro_batches, passed_over, *more = row
+    def on_planned(
+        self,
+        number: int,
+        digest: str,
+        planned_at: float,
+        micro_batches: Sequence[Sequence[Sequence[int]]],
+        passed_over: Sequence[int],
+        *more: Any,
+    ) -> None:
+        """A step has a plan, or another one, or has lost it."""
         step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *more)
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
@@ -268,7 +245,7 @@ class State:
         self.ledger.next_step = max(self.ledger.next_step, number + 1)
         self.ledger.withdrawn = [pair for pair in self.ledger.withdrawn if pair[0] != number]
 
-    def _withdraw(self, number: int, attempt: int) -> None:
+    def on_withdrawn(self, number: int, attempt: int) -> None:
         """The last step is none; samples that it had are in the one before it."""
         members = self.steps[number].tickets()
         if number != self.ledger.next_step - 1 or any(self._is_in(at, number) for at in members):
@@ -281,7 +258,7 @@ class State:
     def _is_in(self, ticket: int, number: int) -> bool:
         return ticket in self.kept and self.kept[ticket].step == number
 
-    def _commit(self, number: int, retained: bool = False) -> None:
+    def on_committed(self, number: int, retained: bool = False) -> None:
         step = self.steps.get(number)
         if step is None or step.stage == Stage.RETAINED:
             raise ValueError(f"step {number} is not open")
@@ -299,7 +276,7 @@ class State:
     def _retained(self) -> list[int]:
         return [number for number, step in self.steps.items() if step.stage == Stage.RETAINED]
 
-    def _resume(self, after: int) -> None:
+    def on_resumed(self, after: int) -> None:
         """The generation goes on after that step: what is retained of later ones is open again."""
         rewound = [number for number in self._retained() if number > after]
         for number in rewound:
@@ -310,67 +287,82 @@ class State:
             self.ledger.policy_version = self.ledger.policy_step = None
         self.ledger.resumed = after
 
-    def _forget_retained(self, kind: str, through: int) -> None:
-        """The retained steps up to there are not needed, or there was no room for them."""
-        if kind == facts.CheckpointSaved.kind:
-            self.ledger.saved = through
-        else:
-            self.ledger.evicted = through
+    def on_saved(self, through: int) -> None:
+        """The retained steps up to there are not needed."""
+        self.ledger.saved = through
+        self._forget_retained(through)
+
+    def on_evicted(self, through: int) -> None:
+        """There was no room for them."""
+        self.ledger.evicted = through
+        self._forget_retained(through)
+
+    def _forget_retained(self, through: int) -> None:
         for number in [number for number in self._retained() if number <= through]:
             self._forget(number)
 
     # -- the rest ---------------------------------------------------------------------------
 
-    def _note(self, row: Row) -> None:
-        if (name := _SINGLE.get(row[0])) is not None:
-            setattr(self.ledger, name, row[1])
-            return
-        match row[0]:
-            case facts.GenerationBegan.kind:
-                _, self.ledger.generation, self.ledger.dp_size = row
-                self.ledger.resumed, self.ledger.was_finished = None, False
-            case facts.VersionReported.kind:
-                _, self.ledger.policy_version, self.ledger.policy_step = row
-            case facts.PhaseEnded.kind:
-                if row[1] not in self.ledger.phases:
-                    self.ledger.phases.append(row[1])
-            case records.FIXED:
-                if row[1] not in self.schemas:
-                    raise ValueError(f"schema {row[1]} is not known")
-                _, self.ledger.schema, self.ledger.set_by = row
-            case facts.GroupEnded.kind:
-                _, group_id, why = row
-                self.ended_groups.append((group_id, why))
-            case facts.StreamEnded.kind | facts.Finished.kind:
-                self._end(row)
-            case _:
-                self._note_of_stores(row)
+    def on_schema(self, number: int, row: Row) -> None:
+        self.schemas[number] = records.schema_of(row)
+        self.changed.schemas.add(number)
 
-    def _end(self, row: Row) -> None:
-        """Nothing comes any more, until a finished run goes on in the next process."""
-        if row[0] == facts.StreamEnded.kind:
-            self.ledger.ended = True
-        else:
-            self.ledger.finished, self.ledger.was_finished = row[1], not row[1]
+    def on_fixed(self, number: int, set_by: str) -> None:
+        if number not in self.schemas:
+            raise ValueError(f"schema {number} is not known")
+        self.ledger.schema, self.ledger.set_by = number, set_by
 
-    def _note_of_stores(self, row: Row) -> None:
-        """In which object samples lie; which are unneeded or gone; whose may be there."""
-        ledger = self.ledger
-        match row:
-            case [records.OBJECT, *stored]:
-                self._stored = StoredObject(*stored)
-            case [facts.Releasable.kind, objects]:
-                for store, key, nbytes in objects:
-                    ledger.unneeded.setdefault(store, {})[key] = nbytes
-            case [facts.Deleted.kind, names]:
-                for store, key in names:
-                    ledger.unneeded.get(store, {}).pop(key, None)
-            case [facts.IncarnationBegan.kind, producer, incarnation]:
-                ledger.incarnations[incarnation] = producer
-            case [facts.IncarnationSwept.kind, incarnation]:
-                ledger.incarnations.pop(incarnation, None)
-            case [kind, *_]:
-                raise ValueError(f"a row of kind {kind!r} is not known")
+    def on_run(self, run_id: str) -> None:
+        self.ledger.run_id = run_id
+
+    def on_size(self, size: int | None) -> None:
+        self.ledger.group_size = size
+
+    def on_cost(self, cost: Row) -> None:
+        self.ledger.cost = cost
+
+    def on_speeds(self, speeds: Row) -> None:
+        self.ledger.speeds = speeds
+
+    def on_configured(self, posted: list[Row]) -> None:
+        self.ledger.posted = posted
+
+    def on_generation(self, number: int, dp_size: int) -> None:
+        self.ledger.generation, self.ledger.dp_size = number, dp_size
+        self.ledger.resumed, self.ledger.was_finished = None, False
+
+    def on_version(self, version: int, first_step: int) -> None:
+        self.ledger.policy_version, self.ledger.policy_step = version, first_step
+
+    def on_phase(self, version: int) -> None:
+        if version not in self.ledger.phases:
+            self.ledger.phases.append(version)
+
+    def on_group_ended(self, group_id: str, why: str) -> None:
+        self.ended_groups.append((group_id, why))
+
+    def on_ended(self) -> None:
+        self.ledger.ended = True
+
+    def on_finished(self, pending: bool) -> None:
+        """A finished run goes on in the process after all were told."""
+        self.ledger.finished, self.ledger.was_finished = pending, not pending
+
+    def on_unneeded(self, objects: Sequence[Row]) -> None:
+        for store, key, nbytes in objects:
+            self.ledger.unneeded.setdefault(store, {})[key] = nbytes
+
+    def on_forgotten(self, names: Sequence[Row]) -> None:
+        for store, key in names:
+            self.ledger.unneeded.get(store, {}).pop(key, None)
+
+    def on_incarnation(self, producer: str, incarnation: str) -> None:
+        self.ledger.incarnations[incarnation] = producer
+
+    def on_swept(self, incarnation: str) -> None:
+        self.ledger.incarnations.pop(incarnation, None)
+
+    # -- producers --------------------------------------------------------------------------
 
     def _producer(self, name: str) -> ProducerRecord:
         producer = self.producers.get(name)
@@ -383,15 +375,15 @@ class State:
             self.changed.producers.add(forgotten)
         return producer
 
-    def _hear(self, row: Row) -> None:
-        """A producer has spoken of itself."""
-        producer = self._producer(row[1])
-        if row[0] == facts.FloorRaised.kind:
-            producer.raise_floor(row[2])
-        elif row[0] == facts.ProducerKeyed.kind:
-            producer.key = row[2]
-        elif row[0] == facts.ProducerLeft.kind:
-            producer.left = True
-        else:
-            producer.phase, producer.ended = row[2:]
-            producer.left = False
+    def on_floor(self, name: str, floor: int) -> None:
+        self._producer(name).raise_floor(floor)
+
+    def on_keyed(self, name: str, key: str) -> None:
+        self._producer(name).key = key
+
+    def on_left(self, name: str) -> None:
+        self._producer(name).left = True
+
+    def on_said(self, name: str, phase: int, ended: bool) -> None:
+        producer = self._producer(name)
+        producer.phase, producer.ended, producer.left = phase, ended, False
