@@ -667,7 +667,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @invariant()
     def caps_hold(self) -> None:
         limits = self.core.config.limits
-        assert self.core._buffer.held_bytes <= limits.nbytes
+        assert self.core._buffer.held.nbytes <= limits.nbytes
         held = self.core._admission.held
         assert held.nbytes <= limits.held_bytes or len(held) == 1
         assert held.nbytes == sum(sample.memory_bytes for push in held for sample in push.waiting)

@@ -34,7 +34,7 @@ from rollout_dispatcher.sample import SIZE_AT_CLOSE, DType, Field, Outcome, Samp
 from rollout_planner.cost import parse_cost
 from rollout_planner.planner import plan
 from rollout_planner.types import PlanConfig
-from tests.support.core.rules import Rules
+from tests.support.core.rules import Rules, all_entries
 from tests.support.core.silence import SHRINKING, assert_silent, is_due, sequences
 from tests.support.samples import IDS, make_sample
 
@@ -354,8 +354,8 @@ class Progress(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         limits, held = self.core.config.limits, self.core._admission.held
-        assert self.core._buffer.held_bytes <= limits.nbytes
-        assert self.core._buffer.referenced_bytes <= limits.referenced_bytes
+        assert self.core._buffer.held.nbytes <= limits.nbytes
+        assert self.core._buffer.held.referenced <= limits.referenced_bytes
         with_payload = [push for push in held if any(one.is_in_memory for one in push.waiting)]
         assert held.nbytes <= limits.held_bytes or len(with_payload) == 1
 
@@ -378,7 +378,7 @@ class Progress(RuleBasedStateMachine):
     def a_step_has_one_schema_and_the_run_too(self) -> None:
         steps = self.core._ledger.steps
         schemas = {sample.schema for number in steps for sample in steps[number].samples()}
-        schemas |= {entry.sample.schema for entry in self.core._buffer.all_entries()}
+        schemas |= {entry.sample.schema for entry in all_entries(self.core)}
         decided = self.core.schema
         assert schemas <= (set() if decided is None else {decided[0]})
 

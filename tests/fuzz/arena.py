@@ -18,6 +18,7 @@ from tests.fuzz.session import welcome
 from tests.support.client import Producer, Trainer
 from tests.support.references import STORE, make_references
 from tests.support.server import eventually
+from tests.support.wire.frames import feed
 
 PATIENCE_S = 20.0
 DP_SIZE = 2
@@ -100,7 +101,7 @@ class Arena:
             reader = FrameReader(FrameLimits(1 << 26, 1 << 26))
             with suppress(ConnectionResetError):
                 while data := sock.recv(65536):
-                    for frame in reader.feed(data):
+                    for frame in feed(reader, data):
                         self._heard(codec.decode(frame))
 
     def _heard(self, message: m.Message) -> None:

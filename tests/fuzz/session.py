@@ -16,6 +16,7 @@ from rollout_dispatcher.protocol.frame import (
 )
 from rollout_dispatcher.protocol.sessions import Session, SessionState, Side
 from tests.fuzz.inputs import streams
+from tests.support.wire.frames import feed
 from tests.support.wire.legal import may_hear
 from tests.support.wire.messages import EXAMPLES
 
@@ -56,7 +57,7 @@ def _payloads(stream: bytes) -> Iterator[bytes]:
     reader = FrameReader(LIMITS)
     with suppress(ProtocolError):
         for byte in (stream[at : at + 1] for at in range(len(stream))):
-            for frame in reader.feed(byte):
+            for frame in feed(reader, byte):
                 if frame.type == m.Push.type_code:
                     yield bytes(frame.payload)
 

@@ -17,7 +17,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollout_dispatcher.core import facts
-from rollout_dispatcher.core.facts import CostFitted, Fact, RecoveredState, SchemaFixed, SpeedsMeasured
+from rollout_dispatcher.core.facts import (
+    CostFitted,
+    Fact,
+    RecoveredState,
+    SchemaFixed,
+    SpeedsMeasured,
+)
 from rollout_dispatcher.journal.journal import Journal
 from rollout_planner.cost import Quadratic
 from tests.histories.names import call, held, read

@@ -31,6 +31,7 @@ from rollout_dispatcher.values import NUMPY_DTYPES
 from tests.support.client import SCHEMA, make_push, make_span
 from tests.support.samples import span_of
 from tests.support.schemas import schemas
+from tests.support.wire.frames import feed
 
 LIMITS = FrameLimits(1 << 24, 1 << 24)
 #: bfloat16 and text are not numpy's; to the dispatcher they are bytes like any.
@@ -72,7 +73,7 @@ def pushed(push: m.Push, payload: bytes, group_size: int | None = None) -> tuple
 
 def sent(buffers: list[Buffer]) -> tuple[m.Message, memoryview]:
     """What arrives when these buffers are written in order."""
-    (frame,) = FrameReader(LIMITS).feed(b"".join(buffers))
+    (frame,) = feed(FrameReader(LIMITS), b"".join(buffers))
     return codec.decode(frame), frame.payload
 
 

@@ -18,6 +18,7 @@ from rollout_dispatcher.protocol.frame import (
     FrameReader,
     encode_frame,
 )
+from tests.support.wire.frames import feed
 
 LIMITS = FrameLimits(header=1 << 20, payload=1 << 20)
 
@@ -47,27 +48,27 @@ def test_any_split_of_the_stream_gives_the_same_frames(
     reader = FrameReader(LIMITS)
     found: list[Frame] = []
     for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        found += reader.feed(stream[start:stop])
+        found += feed(reader, stream[start:stop])
     assert plain(found) == padded(frames)
 
 
 def test_a_stream_may_come_byte_by_byte() -> None:
     frames = [(1, b"{}", b""), (2, b"[1, 2]", b"payload"), (3, b"", b"")]
     reader = FrameReader(LIMITS)
-    found = [frame for byte in stream_of(frames) for frame in reader.feed(bytes([byte]))]
+    found = [frame for byte in stream_of(frames) for frame in feed(reader, bytes([byte]))]
     assert plain(found) == padded(frames)
 
 
 def test_a_frame_may_be_larger_than_the_staging_area() -> None:
     frames = [(7, b"{}", bytes(5 * STAGING_BYTES)), (8, b"{}", b"next")]
-    assert plain(FrameReader(LIMITS).feed(stream_of(frames))) == padded(frames)
+    assert plain(feed(FrameReader(LIMITS), stream_of(frames))) == padded(frames)
 
 
 def test_a_frame_that_is_not_whole_is_not_shown() -> None:
     stream = stream_of([(1, b"{}", b"payload")])
     reader = FrameReader(LIMITS)
-    assert reader.feed(stream[:-1]) == []
-    assert len(reader.feed(stream[-1:])) == 1
+    assert feed(reader, stream[:-1]) == []
+    assert len(feed(reader, stream[-1:])) == 1
 
 
 def test_header_and_payload_start_at_multiples_of_eight_bytes() -> None:
@@ -77,7 +78,7 @@ def test_header_and_payload_start_at_multiples_of_eight_bytes() -> None:
 
 def test_frames_do_not_share_memory() -> None:
     reader = FrameReader(LIMITS)
-    first, second = reader.feed(stream_of([(1, b"{}", b"first"), (1, b"{}", b"second")]))
+    first, second = feed(reader, stream_of([(1, b"{}", b"first"), (1, b"{}", b"second")]))
     first.payload[:] = b"xxxxx"
     assert bytes(second.payload) == b"second"
 
@@ -92,18 +93,18 @@ def test_a_size_beyond_the_limit_is_refused_before_anything_is_allocated(
     # Memory of these sizes does not exist: an attempt to allocate it would be another error.
     prefix = PREFIX.pack(MAGIC, 1, 0, header, payload)
     with pytest.raises(FrameTooLarge, match=f"frame {part} of {max(header, payload)} bytes"):
-        FrameReader(LIMITS).feed(prefix)
+        feed(FrameReader(LIMITS), prefix)
 
 
 def test_a_size_at_the_limit_is_accepted() -> None:
     limits = FrameLimits(header=16, payload=32)
     frames = [(1, b"x" * 16, b"y" * 32)]
-    assert plain(FrameReader(limits).feed(stream_of(frames))) == frames
+    assert plain(feed(FrameReader(limits), stream_of(frames))) == frames
 
 
 def test_the_error_of_a_large_frame_has_size_and_limit() -> None:
     with pytest.raises(FrameTooLarge) as raised:
-        FrameReader(FrameLimits(64, 100)).feed(stream_of([(1, b"", b"z" * 101)]))
+        feed(FrameReader(FrameLimits(64, 100)), stream_of([(1, b"", b"z" * 101)]))
     assert (raised.value.size, raised.value.limit) == (101, 100)
     assert str(raised.value) == "frame payload of 101 bytes exceeds the limit of 100 bytes"
 
@@ -135,7 +136,7 @@ def test_limits_may_shrink_between_two_frames_of_one_read() -> None:
 def test_random_bytes_are_a_protocol_error_or_wait_for_more(data: bytes) -> None:
     reader = FrameReader(LIMITS)
     try:
-        reader.feed(data)
+        feed(reader, data)
     except ProtocolError:
         return
     assert data[:2] == MAGIC[: len(data)]
@@ -146,7 +147,7 @@ def test_random_bytes_are_a_protocol_error_or_wait_for_more(data: bytes) -> None
 def test_random_bytes_behind_the_magic_are_frames_or_a_protocol_error(data: bytes) -> None:
     reader = FrameReader(FrameLimits(64, 64))
     try:
-        for frame in reader.feed(MAGIC + data):
+        for frame in feed(reader, MAGIC + data):
             assert len(frame.header) <= 64
             assert len(frame.payload) <= 64
     except ProtocolError:
@@ -157,13 +158,13 @@ def test_random_bytes_behind_the_magic_are_frames_or_a_protocol_error(data: byte
 @pytest.mark.parametrize("data", [b"G", b"GET / HTTP/1.1\r\n", b"RX", b"\x00", b"\x16\x03\x01"])
 def test_what_is_no_frame_is_refused_at_its_first_bytes(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="HTTP is served on another"):
-        FrameReader(LIMITS).feed(data)
+        feed(FrameReader(LIMITS), data)
 
 
 @pytest.mark.parametrize(("reserved", "header"), [(1, 0), (0, 4), (255, 8)])
 def test_a_malformed_prefix_is_refused(reserved: int, header: int) -> None:
     with pytest.raises(ProtocolError, match="malformed frame prefix"):
-        FrameReader(LIMITS).feed(PREFIX.pack(MAGIC, 1, reserved, header, 0))
+        feed(FrameReader(LIMITS), PREFIX.pack(MAGIC, 1, reserved, header, 0))
 
 
 def in_thirds(kind: int, header: memoryview, size: int) -> list[memoryview]:
@@ -198,7 +199,7 @@ def test_a_large_payload_is_received_into_its_own_memory() -> None:
         return own
 
     reader = FrameReader(LIMITS)
-    assert reader.feed(encode_frame(1, b"{}", 1 << 20), allocate) == []
+    assert feed(reader, encode_frame(1, b"{}", 1 << 20), allocate) == []
     assert [target.obj for target in reader.get_buffers()[:4]] == [part.obj for part in own]
 
 
@@ -235,14 +236,14 @@ def test_a_reader_that_has_to_wait_for_room_finds_the_same_frames(
 def test_nothing_is_allocated_for_a_frame_that_waits_for_room() -> None:
     # Memory of this size does not exist: an attempt to allocate it would be an error.
     reader = FrameReader(FrameLimits(header=1 << 20, payload=1 << 62))
-    assert reader.feed(encode_frame(1, b"{}", 1 << 61), admit=refuse) == []
+    assert feed(reader, encode_frame(1, b"{}", 1 << 61), admit=refuse) == []
     assert reader.waits_for == 1 << 61
 
 
 def test_a_large_header_waits_for_room_like_a_payload_and_a_small_one_never() -> None:
     reader = FrameReader(FrameLimits(header=1 << 62, payload=0))
-    assert len(reader.feed(encode_frame(1, b"x" * STAGING_BYTES), admit=refuse)) == 1
-    assert reader.feed(PREFIX.pack(MAGIC, 1, 0, STAGING_BYTES + 8, 0), admit=refuse) == []
+    assert len(feed(reader, encode_frame(1, b"x" * STAGING_BYTES), admit=refuse)) == 1
+    assert feed(reader, PREFIX.pack(MAGIC, 1, 0, STAGING_BYTES + 8, 0), admit=refuse) == []
     assert reader.waits_for == STAGING_BYTES + 8
 
 
@@ -250,8 +251,8 @@ def test_frames_before_the_one_that_waits_are_shown_and_those_behind_it_follow()
     frames = [(1, b"{}", b"here"), (2, b"{}", b"payload!"), (3, b"{}", b"")]
     reader, stream = FrameReader(LIMITS), stream_of(frames)
     begun = len(stream_of(frames[:1])) + PREFIX.size
-    assert plain(reader.feed(stream[:begun], admit=refuse)) == padded(frames[:1])
-    assert reader.feed(stream[begun:], admit=refuse) == []
+    assert plain(feed(reader, stream[:begun], admit=refuse)) == padded(frames[:1])
+    assert feed(reader, stream[begun:], admit=refuse) == []
     assert plain(list(reader.go_on())) == padded(frames[1:])
     assert reader.waits_for == 0
 
@@ -261,15 +262,15 @@ def test_a_size_beyond_the_limit_is_refused_before_anybody_is_asked_for_room() -
         raise AssertionError("asked")
 
     with pytest.raises(FrameTooLarge):
-        FrameReader(LIMITS).feed(encode_frame(1, b"", LIMITS.payload + 1), admit=admit)
+        feed(FrameReader(LIMITS), encode_frame(1, b"", LIMITS.payload + 1), admit=admit)
 
 
 def test_a_frame_that_is_here_already_asks_for_no_room() -> None:
     stream = stream_of([(1, b"{}", b"payload")])
-    assert len(FrameReader(LIMITS).feed(stream, admit=refuse)) == 1
+    assert len(feed(FrameReader(LIMITS), stream, admit=refuse)) == 1
     for cut in range(PREFIX.size, len(stream)):
         reader = FrameReader(LIMITS)
-        assert (reader.feed(stream[:cut], admit=refuse), reader.waits_for) == ([], 7)
+        assert (feed(reader, stream[:cut], admit=refuse), reader.waits_for) == ([], 7)
 
 
 def test_a_reader_keeps_nothing_of_a_frame_that_it_has_shown() -> None:
@@ -277,7 +278,7 @@ def test_a_reader_keeps_nothing_of_a_frame_that_it_has_shown() -> None:
     alive = weakref.ref(own[0])
     reader = FrameReader(LIMITS)
     frame = encode_frame(1, b"{}", 1 << 20) + bytes(1 << 20)
-    assert len(reader.feed(frame, lambda *_: [own.pop().data])) == 1
+    assert len(feed(reader, frame, lambda *_: [own.pop().data])) == 1
     assert alive() is None
 
 
@@ -287,9 +288,9 @@ def test_a_reader_knows_how_much_of_a_frame_has_arrived_and_forgets_it_when_told
     reader = FrameReader(LIMITS)
     assert reader.filled == 0
     frame = encode_frame(1, b"{}", 1 << 20)
-    reader.feed(frame[:-4])
+    feed(reader, frame[:-4])
     assert reader.filled == 4
-    reader.feed(frame[-4:] + bytes(5000), lambda *_: [own.pop().data])
+    feed(reader, frame[-4:] + bytes(5000), lambda *_: [own.pop().data])
     assert reader.filled == 8 + 5000
     assert alive() is not None
     reader.drop()
@@ -300,10 +301,10 @@ def test_a_reader_knows_whether_a_frame_has_begun_and_counts_those_that_were_who
     reader, data = FrameReader(LIMITS), encode_frame(1, b" " * 8, 5000) + bytes(5000)
     seen = []
     for size in (0, 1, 15, 4, 5000, 4):
-        reader.feed(data[:size])
+        feed(reader, data[:size])
         data = data[size:]
         seen.append(reader.arriving)
     assert seen == [None, 1, 16, 20, 5020, None]
     assert reader.num_frames == 1
-    reader.feed(encode_frame(1, b" " * 8) * 3 + b"RD")
+    feed(reader, encode_frame(1, b" " * 8) * 3 + b"RD")
     assert (reader.arriving, reader.num_frames) == (2, 4)

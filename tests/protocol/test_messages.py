@@ -10,6 +10,7 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameLimits, FrameReader
+from tests.support.wire.frames import feed
 from tests.support.wire.messages import EXAMPLES, STRATEGIES
 
 LIMITS = FrameLimits(1 << 20, 1 << 20)
@@ -40,7 +41,7 @@ def test_every_message_has_an_example_and_a_strategy() -> None:
 @given(data=st.data())
 def test_what_is_sent_is_received(kind: type[m.Message], data: st.DataObject) -> None:
     sent = data.draw(STRATEGIES[kind])
-    (frame,) = FrameReader(LIMITS).feed(codec.encode(sent))
+    (frame,) = feed(FrameReader(LIMITS), codec.encode(sent))
     assert codec.decode(frame) == sent
 
 
@@ -56,7 +57,7 @@ def test_what_is_sent_is_received(kind: type[m.Message], data: st.DataObject) ->
     ids=lambda message: type(message).__name__,
 )
 def test_keys_of_references_are_left_out_where_there_are_none(message: m.Message) -> None:
-    (frame,) = FrameReader(LIMITS).feed(codec.encode(message))
+    (frame,) = feed(FrameReader(LIMITS), codec.encode(message))
     sent = json.loads(bytes(frame.header))
     assert not {"payload_stores", "attempt", "num_referenced"} & sent.keys()
     assert codec.decode(frame) == message

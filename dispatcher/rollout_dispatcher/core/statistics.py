@@ -5,7 +5,7 @@ Each statistic is one row: its name, its type, how `/metrics` shows it if it doe
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.parts import Parts
@@ -21,8 +21,19 @@ COUNTER: Final = "counter"
 GAUGE: Final = "gauge"
 
 
+class _Copied:
+    """Values of a thing that has them under the same names."""
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def of(cls, thing: RankState | OpenStep) -> Self:
+        """As they are now."""
+        return cls(*(getattr(thing, name) for name in cls.__slots__))
+
+
 @dataclass(frozen=True, slots=True)
-class RankStatistics:
+class RankStatistics(_Copied):
     """What a DP rank of the current generation has said last; -1 for no step yet."""
 
     client_id: str
@@ -35,17 +46,9 @@ class RankStatistics:
     hungry: bool
     last_seen: float
 
-    @classmethod
-    def of(cls, rank: RankState) -> Self:
-        """The state of a rank, as values."""
-        return cls(
-            rank.client_id, rank.connected, rank.prepared, rank.taken, rank.committed,
-            rank.handed_out, rank.collectives, rank.hungry, rank.last_seen,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
-class StepStatistics:
+class StepStatistics(_Copied):
     """A step that is planned and not committed. dp_size: DP ranks that it was planned for."""
 
     number: int
@@ -53,11 +56,6 @@ class StepStatistics:
     dp_size: int
     num_samples: int
     planned_at: float
-
-    @classmethod
-    def of(cls, step: OpenStep) -> Self:
-        """The state of a step, as values."""
-        return cls(step.number, step.state, step.dp_size, step.num_samples, step.planned_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +164,12 @@ class Statistics(_Table):
         lambda parts: LengthStatistics.of(parts.totals.arrived))
     buffered: int = _gauge("buffer_samples", "Samples held.", lambda parts: len(parts.buffer))
     buffered_tokens: int = _gauge("buffer_tokens", "Tokens held.",
-                                  lambda parts: parts.buffer.held_tokens)
+                                  lambda parts: parts.buffer.held.tokens)
     buffered_bytes: int = _gauge("buffer_bytes", "Payload bytes held in memory.",
-                                 lambda parts: parts.buffer.held_bytes)
+                                 lambda parts: parts.buffer.held.nbytes)
     buffered_referenced_bytes: int = _gauge(
         "buffer_referenced_bytes", "Payload bytes of held samples that lie in payload stores.",
-        lambda parts: parts.buffer.referenced_bytes)
+        lambda parts: parts.buffer.held.referenced)
     ready: int = _value(lambda parts: parts.buffer.num_ready)
     ready_units: int = _gauge("ready_samples",
                               "Held samples (or groups) that a plan may choose from.",

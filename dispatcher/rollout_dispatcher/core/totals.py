@@ -26,7 +26,7 @@ A distance over several dispatches says nothing of single ones: `StepMix` looks 
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import sqrt
 from typing import Any, Self
 
@@ -95,14 +95,6 @@ def ks_distance(ours: IntArray, theirs: IntArray) -> float:
     if not below[-1] or not others_below[-1]:
         return 0.0
     return float(np.abs(below / below[-1] - others_below / others_below[-1]).max())
-
-
-#: Counters that are one number, as the snapshot has them too.
-OF_STEPS_AND_SAMPLES = (
-    "received_bytes", "samples_referenced", "referenced_bytes", "small_steps", "steps_committed",
-    "samples_committed", "steps_rewound", "samples_rewound", "steps_not_rewound", "steps_evicted",
-)  # fmt: skip
-_PLAIN = (*OF_STEPS_AND_SAMPLES, "objects_freed", "releases_failed")
 
 
 @dataclass(slots=True)
@@ -176,6 +168,8 @@ class Totals:
             setattr(self, name, saved.get(name, 0))
 
 
+#: Counters that are one number.
+_PLAIN = [counter.name for counter in fields(Totals) if counter.type is int]
 #: The longest samples: a hundredth of all.
 LONGEST = 0.01
 

@@ -175,22 +175,14 @@ class Standings:
     def __init__(self, parts: "Parts", *, batch: int) -> None:
         self._buffer, self._held, self._batch = parts.buffer, parts.held, batch
         self._freshness, self._steps = parts.freshness, parts.ledger.steps
-        # What versions were worked out from the last time, and these: they change with steps.
-        self._known: tuple[int | None, int, int, int] | None = None
-        self._versions: tuple[int | None, int | None] = (None, None)
         self._told: set[str] = set()
 
     def now(self) -> TrainerProgress:
         """As it is."""
-        buffer, steps, reported = self._buffer, self._steps, self._freshness.reported
+        buffer, version, step = self._buffer, self._freshness.training_version, self._steps.next
+        behind = NextStep(step.number + buffer.ready_units // self._batch, step.committed)
         remaining = 0 if self._held else buffer.remaining
-        if reported is None:
-            return TrainerProgress(None, None, None, remaining)
-        ahead = buffer.ready_units // self._batch
-        known = (reported, steps.next_step, steps.num_uncommitted, ahead)
-        if known != self._known:
-            self._known, self._versions = known, self._work_out(ahead)
-        return TrainerProgress(reported, *self._versions, remaining)
+        return TrainerProgress(self._freshness.reported, version(step), version(behind), remaining)
 
     def ahead(self, push: Push) -> list[Effect]:
         """Tell its producer, once a connection, that the trainer can have no such weights yet."""
@@ -206,13 +198,6 @@ class Standings:
     def forget(self, producer: str) -> None:
         """Its connection is gone."""
         self._told.discard(producer)
-
-    def _work_out(self, ahead: int) -> tuple[int | None, int | None]:
-        """What the next step trains with, and the one that comes so many steps behind it."""
-        at = self._steps.next
-        behind = NextStep(at.number + ahead, at.committed)
-        version = self._freshness.training_version
-        return version(at), version(behind)
 
 
 #: Names that are said of each kind.

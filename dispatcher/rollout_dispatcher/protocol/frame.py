@@ -168,20 +168,6 @@ class FrameReader:
         self._pieces = NO_PIECES
         self.waits_for = 0
 
-    def feed(
-        self, data: bytes, allocate: Allocate = in_one_piece, admit: Admit = at_once
-    ) -> list[Frame]:
-        """`get_buffer` and `received` for bytes that are already somewhere else."""
-        frames: list[Frame] = []
-        view = memoryview(data)
-        while view:
-            target = self.get_buffer()
-            taken = min(len(target), len(view))
-            target[:taken] = view[:taken]
-            view = view[taken:]
-            frames += self.received(taken, allocate, admit)
-        return frames
-
     def _next_frame(self, allocate: Allocate, admit: Admit) -> Frame | None:
         if self._header is None and not self._take_prefix(admit):
             return None

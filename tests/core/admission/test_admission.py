@@ -188,7 +188,7 @@ def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() 
     (held,) = admission.push(push("p", 2, member("g1")), 0.0, may_hold=True)
     assert isinstance(held, PushHeld)
     assert held.full.cap == "bytes"
-    assert admission.is_stuck(0.0)
+    assert admission.capacity.is_stuck(0.0, waits=len(admission.held) > 0)
     buffer.take(buffer.ready(1))
     assert outcomes(admission.retry(0.0)) == [("p", 2, (A,))]
     assert not admission.capacity.at_hard_cap
@@ -198,8 +198,8 @@ def test_over_http_a_hard_cap_is_forgotten_when_nobody_asks_any_more() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 32, 100), batch=2)
     lobby.admission.push(push("", 0, make_sample("a")), 0.0, may_hold=False)
     lobby.admission.push(push("", 0, make_sample("b")), 1.0, may_hold=False)
-    assert lobby.admission.is_stuck(2.0)
-    assert not lobby.admission.is_stuck(9.0)
+    assert lobby.admission.capacity.is_stuck(2.0, waits=len(lobby.admission.held) > 0)
+    assert not lobby.admission.capacity.is_stuck(9.0, waits=len(lobby.admission.held) > 0)
 
 
 def test_a_refused_member_is_lost_to_its_group_but_not_what_claims_to_be_another() -> None:
@@ -233,7 +233,7 @@ def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> 
     held = admission.push(plain("p", 0, 3), 0.0, may_hold=True)  # of 32 bytes each
     assert isinstance(held[0], PushHeld)
     assert (held[0].full.cap, lobby.buffer.ready_units) == ("journal", 2)
-    assert admission.is_stuck(0.0)
+    assert admission.capacity.is_stuck(0.0, waits=len(admission.held) > 0)
     room[0] = 40
     assert admission.retry(0.0) == []  # what was let in is not with the journal yet
     admission.capacity.noted()
@@ -275,9 +275,9 @@ def test_a_reference_into_a_known_store_is_accepted_and_takes_no_memory() -> Non
     lobby = Lobby(limits, batch=9)
     pushed = push("p", 0, *(referred(f"s{at}", "ray") for at in range(4)), make_sample("here"))
     assert outcomes(lobby.admission.push(pushed, 0.0, may_hold=True)) == [("p", 0, (A,) * 5)]
-    assert (len(lobby.buffer), lobby.buffer.held_bytes) == (5, 32)
+    assert (len(lobby.buffer), lobby.buffer.held.nbytes) == (5, 32)
     lobby.buffer.take(lobby.buffer.ready(9))
-    assert lobby.buffer.held_bytes == 0
+    assert lobby.buffer.held.nbytes == 0
     (answer,) = lobby.admission.push(push("p", 5, referred("t", "nfs")), 0.0, may_hold=True)
     assert isinstance(answer, PushAnswered)
     assert "'nfs', which is not allowed here (allowed: files, ray)" in answer.errors[0]

@@ -53,7 +53,7 @@ class Side:
             [_shown(effect) for effect in effects],
             [_shown(fact) for fact in self.facts],
             [(entry.ticket, entry.group, entry.sample.sample_id) for entry in buffer.ready(99)],
-            (len(buffer), buffer.held_tokens, buffer.held_bytes, buffer.referenced_bytes),
+            (len(buffer), buffer.held.tokens, buffer.held.nbytes, buffer.held.referenced),
             len(buffer.groups),
             str(self.admission.capacity.pressed),
             self.totals.as_json(),

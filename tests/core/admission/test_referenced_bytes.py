@@ -55,9 +55,9 @@ def test_what_leaves_lets_in_as_much_as_it_had_there() -> None:
     assert push(lot.admission, 2, there("c"), there("d", 2 * TOKENS)) == [None, None]
     lot.buffer.take(lot.buffer.ready(1))
     assert lot.admission.retry(0.0) == []
-    assert lot.buffer.referenced_bytes == 2 * NBYTES
+    assert lot.buffer.held.referenced == 2 * NBYTES
     lot.buffer.take(lot.buffer.ready(2))
-    assert lot.buffer.referenced_bytes == 0
+    assert lot.buffer.held.referenced == 0
     (answer,) = lot.admission.retry(0.0)
     assert isinstance(answer, PushAnswered)
     assert answer.outcomes == (A, A)

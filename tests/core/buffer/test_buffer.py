@@ -58,7 +58,7 @@ def test_taking_samples_frees_their_room() -> None:
     assert (full.cap, full.held, full.capacity) == ("samples", 2, 2)
     buffer.take(buffer.ready(1))
     assert buffer.soft_cap() is None
-    assert (len(buffer), buffer.held_tokens, buffer.held_bytes) == (1, 4, 32)
+    assert (len(buffer), buffer.held.tokens, buffer.held.nbytes) == (1, 4, 32)
 
 
 def test_tokens_are_capped_softly_and_bytes_are_not() -> None:
@@ -151,13 +151,13 @@ def test_payloads_that_the_journal_has_leave_memory_and_are_not_counted_again() 
     entries = [buffer.add(member(f"g{at}", "g", 3), "p", 0.0) for at in range(2)]
     add(buffer, "a")
     buffer.let_go(entries)
-    assert buffer.held_bytes == 32
+    assert buffer.held.nbytes == 32
     assert not any(entry.sample.is_in_memory for entry in entries)
     buffer.add(member("g2", "g", 3), "p", 0.0)
     buffer.take(buffer.ready(9))
-    assert len(buffer) == buffer.held_bytes == buffer.held_tokens == 0
+    assert len(buffer) == buffer.held.nbytes == buffer.held.tokens == 0
     buffer.let_go(entries)  # they have left meanwhile
-    assert buffer.held_bytes == 0
+    assert buffer.held.nbytes == 0
 
 
 def test_the_window_never_cuts_a_group_in_two() -> None:
@@ -177,7 +177,7 @@ def test_dropping_an_open_group_gives_back_what_it_held() -> None:
     assert group is not None
     assert [entry.sample.sample_id for entry in buffer.drop_group(group, None)] == ["g0", "g1"]
     assert buffer.groups.get("g") is None
-    assert len(buffer) == buffer.held_bytes == buffer.held_tokens == buffer.groups.samples == 0
+    assert len(buffer) == buffer.held.nbytes == buffer.held.tokens == buffer.groups.samples == 0
 
 
 def test_a_group_is_as_old_as_its_oldest_member() -> None:

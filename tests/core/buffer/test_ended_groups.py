@@ -7,6 +7,7 @@ from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.core.cores import Bench
+from tests.support.core.rules import all_entries
 from tests.support.samples import make_sample
 
 A, R, D = Outcome.ACCEPTED, Outcome.REFUSED, Outcome.DUPLICATE
@@ -24,7 +25,7 @@ def restarted(bench: Bench) -> None:
 
 
 def buffered(bench: Bench) -> list[str]:
-    return [entry.sample.sample_id for entry in bench.core._buffer.all_entries()]
+    return [entry.sample.sample_id for entry in all_entries(bench.core)]
 
 
 # -- late members ------------------------------------------------------------------------------

@@ -281,7 +281,7 @@ def test_with_a_journal_beginnings_leave_memory_and_come_back_for_their_step() -
         for group in "abcdefgh":
             held = bench.push(member(f"{group}{number}")) is None
             assert not held or bench.core._buffer.ready_units >= 4, "a step can be planned"
-            assert bench.core._buffer.held_bytes <= 4 * SAMPLE
+            assert bench.core._buffer.held.nbytes <= 4 * SAMPLE
     for step in range(8):
         bench.hungry()
         bench.train(step)

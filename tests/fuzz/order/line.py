@@ -11,6 +11,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.router import Router
+from tests.support.wire.frames import feed
 
 #: Callbacks that lead to others settle within so many turns of the event loop.
 TURNS = 12
@@ -99,7 +100,7 @@ class Line(asyncio.Transport):
         """What the peer writes is heard at once."""
         if self._lost:
             return
-        for frame in self._reader.feed(bytes(data)):
+        for frame in feed(self._reader, bytes(data)):
             message = codec.decode(frame)
             if isinstance(message, m.Error):
                 self.failed = message

@@ -12,6 +12,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
 from tests.service.connections.wires import Wire, make_hub
+from tests.support.wire.frames import feed
 
 #: No producer hears such a thing.
 OUT_OF_TURN = m.Release(step=1)
@@ -35,7 +36,7 @@ async def test_who_is_told_something_out_of_turn_is_sent_away_and_nobody_else(
     say_no_more = len(told.sent)
     told.peer.send(m.Pong())
     assert len(told.sent) == say_no_more
-    frames = FrameReader(FrameLimits(1 << 20, 0)).feed(told.sent)
+    frames = feed(FrameReader(FrameLimits(1 << 20, 0)), told.sent)
     last = codec.decode(frames[-1])
     assert isinstance(last, m.Error)
     assert last.code == "internal"

@@ -18,6 +18,7 @@ from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.transport.sockets import listen
 from tests.service.durability.test_barrier import SlowLog
 from tests.support.listening import Heard
+from tests.support.wire.frames import feed
 from tests.support.wire.messages import IDS
 
 LIMITS = FrameLimits(2**16, 2**16)
@@ -205,7 +206,7 @@ async def test_a_flood_of_pings_is_not_read_while_nothing_becomes_durable(tmp_pa
     durable = asyncio.ensure_future(log.durable(len(log.batches)))
     heard, names = FrameReader(LIMITS), list[str]()
     while data := await reader.read(65536):
-        names += [type(codec.decode(frame)).__name__ for frame in heard.feed(data)]
+        names += [type(codec.decode(frame)).__name__ for frame in feed(heard, data)]
         if len(names) == count + 1:
             break
     assert names == ["WelcomeProducer"] + ["Pong"] * count

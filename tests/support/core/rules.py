@@ -20,6 +20,12 @@ from rollout_dispatcher.sample import Sample
 ROUNDING_S = 1e-6
 
 
+def all_entries(core: Dispatch) -> list[Entry]:
+    """Every sample that is buffered; those of open groups last."""
+    buffer = core._buffer
+    return [*buffer.entries(), *(entry for group in buffer.groups for entry in group.entries)]
+
+
 class Rules:
     """Watches one core. trained: samples that were planned; skips: how often each was passed over.
 
@@ -300,7 +306,7 @@ class Rules:
     # -- what is here ---------------------------------------------------------------------------
 
     def _check_books(self) -> None:
-        held = {entry.ticket for entry in self.core._buffer.all_entries()}
+        held = {entry.ticket for entry in all_entries(self.core)}
         assert held == set(self.buffered), "accepted, and not planned or dropped"
 
     def _check_held(self) -> None:
@@ -328,8 +334,8 @@ class Rules:
     def _hard_cap(self, sample: Sample) -> bool:
         limits, buffer = self.config.limits, self.core._buffer
         memory, referenced = sample.taken
-        return buffer.held_bytes + memory > limits.nbytes or (
-            referenced > 0 and buffer.referenced_bytes + referenced > limits.referenced_bytes
+        return buffer.held.nbytes + memory > limits.nbytes or (
+            referenced > 0 and buffer.held.referenced + referenced > limits.referenced_bytes
         )
 
     def _soft(self) -> bool:

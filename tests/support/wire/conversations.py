@@ -14,6 +14,7 @@ from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
 from rollout_dispatcher.spans import join
 from tests.support.samples import span_of
+from tests.support.wire.frames import feed
 
 LIMITS = FrameLimits(1 << 20, 1 << 20)
 
@@ -41,7 +42,7 @@ FIRST, SECOND = _sample("p/0", [101, 7, 8], "g"), _sample("p/1", [101, 9], "g")
 
 
 def _read(data: bytes) -> tuple[m.Message, bytes]:
-    (frame,) = FrameReader(LIMITS).feed(data)
+    (frame,) = feed(FrameReader(LIMITS), data)
     return codec.decode(frame), bytes(frame.payload)
 
 

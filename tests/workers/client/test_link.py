@@ -35,6 +35,7 @@ from rollout_workers.producer.producer import RolloutProducer
 from rollout_workers.rank.client import RankClient
 from tests.support.certificates import Authority
 from tests.support.server import eventually
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import Peer, step
 
 LIMITS = FrameLimits(1 << 20, 1 << 26)
@@ -105,7 +106,7 @@ class Other:
             while not self._arrived:
                 data = await self._reader.read(1 << 16)
                 assert data, "the client hung up"
-                self._arrived += map(codec.decode, self._frames.feed(data))
+                self._arrived += map(codec.decode, feed(self._frames, data))
         return self._arrived.pop(0)
 
     def send(self, *frames: bytes) -> None:

@@ -9,13 +9,14 @@ from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import SCHEMA, micro_batch, sample, step
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=3, loss_samples=2)
 
 
 def received(frame: bytes, schema: Schema = SCHEMA) -> Received:
-    (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+    (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
     message = codec.decode(found)
     assert isinstance(message, m.MicroBatch)
     return Received(message, found.payload, cut(schema, message, found.payload))

@@ -32,6 +32,7 @@ from rollout_workers.micro_batch.totals import StepTotals
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.support.source import ROOT
+from tests.support.wire.frames import feed
 
 SCHEMA = Schema(
     (
@@ -70,7 +71,7 @@ def sample(weights: Sequence[float], group: str | None = None, name: str = "s") 
 
 
 def received(frame: bytes) -> Received:
-    (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+    (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
     message = codec.decode(found)
     assert isinstance(message, m.MicroBatch)
     return Received(message, found.payload, cut(SCHEMA, message, found.payload))
@@ -96,7 +97,7 @@ class Dispatched:
             0, "d", len(parts), samples,
             group_loss_tokens=totals if grouped else None, expected_loss_tokens=EXPECTED,
         )  # fmt: skip
-        (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+        (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
         header = codec.decode(found)
         assert isinstance(header, m.StepHeader)
         self.header = header

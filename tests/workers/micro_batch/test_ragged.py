@@ -23,6 +23,7 @@ from rollout_workers.producer.pushes import batches, header, payload
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.support.schemas import NUMBERS, schemas
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import step
 
 LIMITS = FrameLimits(1 << 24, 1 << 24)
@@ -31,7 +32,7 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=9)
 
 
 def heard(buffers: Sequence[Buffer]) -> tuple[m.Message, memoryview]:
-    (frame,) = FrameReader(LIMITS).feed(b"".join(buffers))
+    (frame,) = feed(FrameReader(LIMITS), b"".join(buffers))
     return codec.decode(frame), frame.payload
 
 

@@ -8,6 +8,7 @@ from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.core import RankCore
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import sample, step
 
 WELCOME = m.WelcomeRank(
@@ -33,7 +34,7 @@ def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
 def deliver(core: RankCore, number: int, attempt: int, *tokens: int) -> None:
     """The next micro-batch of a step, of one sample."""
     frames = b"".join(assemble.micro_batch(number, 0, [sample(list(tokens))], attempt=attempt))
-    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frames)
+    (frame,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frames)
     core.heard(codec.decode(frame), frame.payload, 0.0)
 
 

@@ -12,6 +12,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.core import RankCore
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import micro_batch, step
 
 NOTHING = memoryview(b"")
@@ -47,7 +48,7 @@ def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
 
 
 def deliver(core: RankCore, number: int, index: int) -> None:
-    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(micro_batch(number, index))
+    (frame,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), micro_batch(number, index))
     core.heard(codec.decode(frame), frame.payload, 0.0)
 
 

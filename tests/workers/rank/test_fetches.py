@@ -10,6 +10,7 @@ from rollout_dispatcher.sample import Sample
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.held_steps import Fetch
 from tests.support.samples import span_of
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import sample, step
 from tests.workers.support.stored import referenced
 
@@ -46,7 +47,7 @@ def announce(core: RankCore, number: int, count: int = 1, *, refs: int = 1) -> N
 def deliver(core: RankCore, number: int, index: int = 0, *samples: Sample) -> None:
     frames = FrameReader(FrameLimits(1 << 20, 1 << 20))
     given = samples or referenced([ONE])
-    (frame,) = frames.feed(b"".join(assemble.micro_batch(number, index, given)))
+    (frame,) = feed(frames, b"".join(assemble.micro_batch(number, index, given)))
     core.heard(codec.decode(frame), frame.payload, 0.0)
 
 

@@ -15,13 +15,14 @@ from rollout_dispatcher.sample import Sample, Schema
 from rollout_workers.rank.payload import Whole, lay_out
 from tests.support.samples import make_sample, span_of
 from tests.support.schemas import rows, schemas
+from tests.support.wire.frames import feed
 from tests.workers.support.stored import referenced
 
 
 def sent(samples: list[Sample]) -> tuple[m.MicroBatch, memoryview]:
     """A micro-batch as it arrives."""
     reader = FrameReader(FrameLimits(1 << 20, 1 << 20))
-    (frame,) = reader.feed(b"".join(assemble.micro_batch(0, 0, samples)))
+    (frame,) = feed(reader, b"".join(assemble.micro_batch(0, 0, samples)))
     header = codec.decode(frame)
     assert isinstance(header, m.MicroBatch)
     return header, frame.payload

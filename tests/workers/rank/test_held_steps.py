@@ -7,6 +7,7 @@ from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.held_steps import HeldState, HeldSteps
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import micro_batch, sample, step
 
 
@@ -21,7 +22,7 @@ def holding(*numbers: int, count: int = 1) -> HeldSteps:
 def deliver(steps: HeldSteps, number: int, index: int, missing: int = 0) -> None:
     """A micro-batch of which the last bytes may be missing."""
     reader = FrameReader(FrameLimits(1 << 20, 1 << 20))
-    (frame,) = reader.feed(micro_batch(number, index, sample([1])))
+    (frame,) = feed(reader, micro_batch(number, index, sample([1])))
     header = codec.decode(frame)
     assert isinstance(header, m.MicroBatch)
     steps.receive(header, frame.payload[missing:])
@@ -54,7 +55,7 @@ def test_a_group_that_the_step_does_not_have_is_an_error(groups: list[int] | Non
     steps = HeldSteps()
     steps.announce(step(0).model_copy(update={"group_loss_tokens": groups}))
     data = b"".join(assemble.micro_batch(0, 0, [sample([1])], [2]))
-    (frame,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(data)
+    (frame,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), data)
     header = codec.decode(frame)
     assert isinstance(header, m.MicroBatch)
     with pytest.raises(ProtocolError, match=f"samples of group 2, of {len(groups or ())}"):

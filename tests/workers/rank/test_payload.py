@@ -11,12 +11,13 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.rank.payload import arrays, cut
+from tests.support.wire.frames import feed
 from tests.workers.support.peers import SCHEMA, micro_batch, sample
 
 
 def received(frame: bytes) -> tuple[m.MicroBatch, memoryview]:
     """What a rank decodes of a frame."""
-    (found,) = FrameReader(FrameLimits(1 << 20, 1 << 20)).feed(frame)
+    (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
     message = codec.decode(found)
     assert isinstance(message, m.MicroBatch)
     return message, found.payload

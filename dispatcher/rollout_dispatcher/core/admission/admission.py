@@ -56,11 +56,6 @@ class Admission:
         self._credits = config.producer_credits
         self._situation: tuple[object, ...] = ()
 
-    def is_stuck(self, now: float) -> bool:
-        """Whether a producer waits at a hard cap; over HTTP it asks again and again."""
-        capacity = self.capacity
-        return capacity.at_hard_cap and (len(self.held) > 0 or capacity.was_asked_for(now))
-
     # -- pushes -----------------------------------------------------------------------------
 
     def push(self, push: Push, now: float, *, may_hold: bool) -> list[Effect]:
@@ -98,7 +93,8 @@ class Admission:
             if push not in self.held:
                 return tried
             return [PushHeld(push.producer, push.first_seq, self.capacity.reached()), *tried]
-        self._fill(push)
+        for index in push.undecided:  # finds no capacity, and cannot wait for any
+            self._outcomes.settle(push, index, Outcome.FULL)
         return [push.answer()]
 
     def _has_place(self, push: Push) -> bool:
@@ -126,13 +122,14 @@ class Admission:
             self.held.unsettle_all()
         effects: list[Effect] = []
         first = self.held.first()
-        for push in self.held.fitting(self.capacity.fits):
+        for push in self.held.fitting(lambda taken: self.capacity.hard_cap(*taken) is None):
             if push in self.held and push is not first:
                 effects += self._try(push, now)
             if self.capacity.shortfall() <= 0:
                 return effects  # a step can be planned: the others wait in line
         for taken in self.held.largest():
-            self.capacity.press_if_held_back(taken, now)
+            if (full := self.capacity.hard_cap(*taken)) is not None:
+                self.capacity.press(full, now)
         return effects
 
     def _retry_members(self, now: float) -> list[Effect]:
@@ -164,7 +161,8 @@ class Admission:
         """Answer what waits: it will not come in any more."""
         effects: list[Effect] = []
         for push in list(self.held):
-            self._refuse_rest(push, why)
+            for index in push.undecided:
+                self._outcomes.refuse(push, index, why)
             self.held.remove(push)
             effects.append(push.answer())
         return effects
@@ -293,16 +291,6 @@ class Admission:
             group = groups.get(str(group_id))
             if group is not None and self.eligibility.is_begun_anew(group, count):
                 self._dropping.supersede(group)
-
-    def _fill(self, push: Push) -> None:
-        """What is not decided of a push finds no capacity, and cannot wait for any."""
-        for index in push.undecided:
-            self._outcomes.settle(push, index, Outcome.FULL)
-
-    def _refuse_rest(self, push: Push, why: SampleRefused) -> None:
-        """What is not decided of a push will not come in any more."""
-        for index in push.undecided:
-            self._outcomes.refuse(push, index, why)
 
     def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> bool:
         """Whether its group has lost it for good."""

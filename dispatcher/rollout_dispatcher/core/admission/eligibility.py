@@ -90,14 +90,14 @@ class Capacity:
 
     def _admits(self, count: int, taken: Taken, tokens_before: int) -> bool:
         """Whether the last of so many samples comes in behind the others."""
-        if self._hard_cap(*taken, count) is not None:
+        if self.hard_cap(*taken, count) is not None:
             return False
         before = count - 1
         return self._buffer.soft_cap(before, tokens_before) is None or self.shortfall() > before
 
     def holds_back(self, sample: Sample) -> BufferFull | None:
         """The cap that holds this sample back now, if one does."""
-        full = self._hard_cap(*sample.taken)
+        full = self.hard_cap(*sample.taken)
         if full is None and (full := self._buffer.soft_cap()) is not None:
             passes = self._buffer.is_expected(sample) or self.shortfall() > 0
             full = None if passes else full
@@ -105,25 +105,21 @@ class Capacity:
 
     def holds_back_all(self, least: Iterable[Taken]) -> BufferFull | None:
         """The cap that holds back samples that take one of these and more, whatever they are."""
-        found = [self._hard_cap(*taken) for taken in least]
+        found = [self.hard_cap(*taken) for taken in least]
         return found[0] if found and None not in found else None
-
-    def fits(self, taken: Taken) -> bool:
-        """Whether no hard cap holds back a sample that takes so much."""
-        return self._hard_cap(*taken) is None
 
     def holds_back_after(self, coming: int, sample: Sample) -> BufferFull | None:
         """The cap that holds a sample back whose payload is not here, behind so many others."""
         referenced = sample.taken[1]
-        full = self._hard_cap(sample.nbytes - referenced, referenced)
+        full = self.hard_cap(sample.nbytes - referenced, referenced)
         if full is None and self.shortfall() <= coming and not self._buffer.is_expected(sample):
             full = self._buffer.soft_cap(coming)
         return full
 
-    def _hard_cap(self, nbytes: int, referenced: int, samples: int = 1) -> BufferFull | None:
+    def hard_cap(self, nbytes: int, referenced: int, samples: int = 1) -> BufferFull | None:
         """The hard cap that so many samples and bytes more would exceed, if they would."""
         if self.journal_takes is not None:
-            unnoted, held = self._unnoted, self._buffer.held_bytes
+            unnoted, held = self._unnoted, self._buffer.held.nbytes
             if not self.journal_takes(samples + unnoted.samples, nbytes + unnoted.nbytes):
                 return BufferFull("journal", held, held)
         return self._buffer.hard_cap(nbytes, referenced)
@@ -150,30 +146,17 @@ class Capacity:
         if self.pressed is None or _rank(full) <= _rank(self.pressed):
             self.pressed = full
 
-    def press_if_held_back(self, taken: Taken, now: float) -> None:
-        """The same of a sample that takes so much, if a hard cap holds it back."""
-        if (full := self._hard_cap(*taken)) is not None:
-            self.press(full, now)
-
     @property
     def at_hard_cap(self) -> bool:
         """Whether a sample was held back that only leaving samples can let in."""
         return self.pressed is not None and self.pressed.cap in HARD_CAPS
 
-    @property
-    def at_stores_cap(self) -> bool:
-        """Whether it is that of payload stores."""
-        return self.pressed is not None and self.pressed.cap == STORES_CAP
+    def is_stuck(self, now: float, *, waits: bool) -> bool:
+        """Whether a producer waits there; over HTTP it asks again and again.
 
-    @property
-    def is_helped(self) -> bool:
-        """Whether capacity is on its way: payloads leave memory for a journal that takes them."""
-        pressed = self.pressed
-        return self.helped_since is not None and pressed is not None and pressed.cap == MEMORY_CAP
-
-    def was_asked_for(self, now: float) -> bool:
-        """Whether somebody found a hard cap of late who asks again and again, as over HTTP."""
-        return now - self._asked_at <= ASKS_AGAIN_S
+        waits: whether a push is held.
+        """
+        return self.at_hard_cap and (waits or now - self._asked_at <= ASKS_AGAIN_S)
 
     def reached(self) -> BufferFull:
         """What a producer is told who is held back."""
@@ -233,6 +216,10 @@ class Eligibility:
         self.shuts_down = False
         #: Samples of weights older than this come too late: their phase has ended.
         self.oldest_version = 0
+
+    def bar(self, version: int) -> None:
+        """What is older than this comes too late."""
+        self.oldest_version = max(self.oldest_version, version)
 
     @property
     def situation(self) -> tuple[object, ...]:

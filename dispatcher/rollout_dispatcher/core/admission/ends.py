@@ -161,7 +161,7 @@ class Ends:
     def restore(self, memory: RecoveredState) -> None:
         """What was decided before stands, and what was asked for is asked for still."""
         for version in memory.phases:
-            self._bar(version)
+            self._eligibility.bar(version)
             self._end_phase(version, untracked=False)
         if memory.ended:
             self._eligibility.closed = STREAM_ENDED
@@ -176,14 +176,14 @@ class Ends:
         """A producer pushes nothing older than `version`; with `force` nobody does."""
         if version > self._eligibility.oldest_version:
             self._check(version)
-            self._producers.ends_phase(producer, version)
+            self._producers.ends(producer, version)
             self._note_word(producer)
             self._ask(version, force=force)
 
     def end_stream(self, producer: str, *, force: bool) -> None:
         """A producer pushes nothing more; with `force` nobody does."""
         if not self._lifecycle.ended:
-            self._producers.ends_stream(producer)
+            self._producers.ends(producer, None)
             self._note_word(producer)
             self._ask(None, force=force)
 
@@ -217,17 +217,7 @@ class Ends:
             self._eligibility.closed = STREAM_ENDED
         else:
             self._note(PhaseEnded(end))
-            self._bar(end)
-
-    def _bar(self, version: int) -> None:
-        self._eligibility.oldest_version = max(self._eligibility.oldest_version, version)
-
-    def _ended(self, end: End) -> None:
-        """What belongs before this end is here, as far as it will ever be."""
-        if end is None:
-            self.stream_over()
-        else:
-            self._end_phase(end, untracked=True)
+            self._eligibility.bar(end)
 
     def _end_phase(self, version: int, *, untracked: bool) -> None:
         """Groups that it leaves behind are given up; untracked: those without a version, too."""
@@ -272,8 +262,7 @@ class Ends:
 
     def waits_for(self, end: End) -> list[str]:
         """Producers that have not said so; looks at all of them, for words."""
-        found = self._producers.before_end() if end is None else self._producers.before_phase(end)
-        return list(found)
+        return self._producers.before(end)
 
     def pending_waits(self, end: End) -> list[str]:
         """The same of an end that was asked for and is not decided; nobody otherwise."""
@@ -285,7 +274,7 @@ class Ends:
         while self._asked:
             end = self._first
             if self._asked[end] is _Stage.ASKED:
-                if end not in self._forced and self._is_waited_for(end):
+                if end not in self._forced and self._producers.is_waited_for(end):
                     return
                 self._asked[end] = _Stage.DECIDED
                 self._admission.held.excuse()
@@ -293,16 +282,16 @@ class Ends:
             if self._admission.held.waits(end):
                 return
             self._forget(end)
-            self._ended(end)
+            # What belongs before this end is here, as far as it will ever be.
+            if end is None:
+                self.stream_over()
+            else:
+                self._end_phase(end, untracked=True)
 
     @property
     def _first(self) -> End:
         """The end that comes first, of those that were asked for; there has to be one."""
         return self._phases_asked[0] if self._phases_asked else None
-
-    def _is_waited_for(self, end: End) -> bool:
-        producers = self._producers
-        return producers.end_is_waited_for() if end is None else producers.phase_is_waited_for(end)
 
     def _forget(self, first: End) -> None:
         del self._asked[first]

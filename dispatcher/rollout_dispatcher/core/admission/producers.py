@@ -29,7 +29,7 @@ Two memories, both bounded:
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from itertools import islice
@@ -253,6 +253,10 @@ class _Producer:
         return None if self.ended or not self.contributed else self.phase
 
 
+#: Who is not known.
+_NOBODY = _Producer()
+
+
 class Producers:
     """Those who are there or may come back. timeout: seconds until who is away counts as gone."""
 
@@ -267,12 +271,7 @@ class Producers:
         #: Who speaks without a connection, as over HTTP: it may be anybody, and binds nobody.
         self._nameless = _Producer()
         #: Whether anybody has contributed anything.
-        self._begun = False
-
-    @property
-    def begun(self) -> bool:
-        """Whether anybody has contributed anything."""
-        return self._begun
+        self.begun = False
 
     @property
     def num_there(self) -> int:
@@ -320,7 +319,7 @@ class Producers:
         self, words: Mapping[str, tuple[int, bool]], now: float, *, contributed: Collection[str]
     ) -> None:
         """Who contributed to an earlier process may come back; what was said is still so."""
-        self._begun = len(contributed) > 0
+        self.begun = len(contributed) > 0
         for producer, (phase, ended) in words.items():
             if not producer:
                 self._nameless.phase, self._nameless.ended = phase, ended
@@ -372,7 +371,7 @@ class Producers:
 
     def contributed(self, producer: str) -> None:
         """Samples of it were accepted, or wait for room."""
-        self._begun = True
+        self.begun = True
         if not producer:
             return
         known = self._known.get(producer)
@@ -383,67 +382,48 @@ class Producers:
             known.contributed = True
             self._know(producer, known)
 
-    def ends_phase(self, producer: str, version: int) -> None:
-        """It will push nothing older than `version` any more."""
-        known = self._speaker(producer)
-        known.phase = max(known.phase, version)
+    def ends(self, producer: str, end: int | None) -> None:
+        """It will push nothing older than this policy version any more; None: nothing at all."""
+        known = self._nameless
         if producer:
-            self._know(producer, known)
-
-    def ends_stream(self, producer: str) -> None:
-        """It will push nothing any more."""
-        known = self._speaker(producer)
-        known.ended = True
+            self.connected(producer)
+            known = self._known[producer]
+        known.phase, known.ended = max(known.phase, end or 0), known.ended or end is None
         if producer:
             self._know(producer, known)
 
     def word(self, producer: str) -> tuple[int, bool]:
         """The newest phase that it has ended, 0 for none, and whether it has ended its stream."""
-        known = self._known.get(producer) if producer else self._nameless
-        return (0, False) if known is None else (known.phase, known.ended)
+        known = self._known.get(producer, _NOBODY) if producer else self._nameless
+        return known.phase, known.ended
 
     def phase(self, producer: str) -> int:
         """The newest phase that it has ended, which binds it; 0 for none."""
-        known = self._known.get(producer)
-        return 0 if known is None else known.phase
+        return self._known.get(producer, _NOBODY).phase
 
     def has_ended(self, producer: str) -> bool:
         """Whether it has said that it will push nothing any more, which binds it."""
-        known = self._known.get(producer)
-        return known is not None and known.ended
-
-    def _speaker(self, producer: str) -> _Producer:
-        if not producer:
-            return self._nameless
-        self.connected(producer)
-        return self._known[producer]
+        return self._known.get(producer, _NOBODY).ended
 
     # -- who is waited for --------------------------------------------------------------------
 
-    def phase_is_waited_for(self, version: int) -> bool:
-        """Whether there is anybody in `before_phase`."""
+    def is_waited_for(self, end: int | None) -> bool:
+        """Whether there is anybody in `before`."""
+        if end is None:
+            return bool(self._owes_end if self.begun else self._not_ended)
         after = self._owes_phases.lowest
-        return after is not None and after < version
+        return after is not None and after < end
 
-    def end_is_waited_for(self) -> bool:
-        """Whether there is anybody in `before_end`."""
-        return bool(self._owes_end if self._begun else self._not_ended)
+    def before(self, end: int | None) -> list[str]:
+        """Who has contributed, and may still push what is older than this version.
 
-    def before_phase(self, version: int) -> Iterator[str]:
-        """Who has contributed, and may still push what is older than `version`."""
-        return (
-            producer
-            for producer, known in self._known.items()
-            if (after := known.owes_after) is not None and after < version
-        )
-
-    def before_end(self) -> Iterator[str]:
-        """Who has contributed, and has not said that it is done; before anybody has, who is there.
-
-        A worker with nothing to do does not end a run that others have not begun yet.
+        None: who has not said that it is done; before anybody has contributed, who is there. A
+        worker with nothing to do does not end a run that others have not begun yet.
         """
-        return (
+        if end is None and not self.begun:
+            return [producer for producer, known in self._known.items() if not known.ended]
+        return [
             producer
             for producer, known in self._known.items()
-            if (known.contributed or not self._begun) and not known.ended
-        )
+            if (after := known.owes_after) is not None and (end is None or after < end)
+        ]

@@ -7,7 +7,7 @@ counted in *units*: as they are, or by groups where a batch is counted so.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from operator import lt
 
 from rollout_dispatcher.core.buffer.entry import (
@@ -51,7 +51,8 @@ class SampleBuffer:
         self.set_by = ""
         #: Of ready samples.
         self.ages = Ages(too_long, limits.micro_batch)
-        self._held = Amount()
+        #: Of all samples that are here, ready or not.
+        self.held = Amount()
         self._ready: dict[int, Entry] = {}  # by ticket, oldest first
         self._ready_tokens = 0
         #: Samples or groups that a plan may choose from.
@@ -64,27 +65,12 @@ class SampleBuffer:
     # -- what is held -----------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._held.samples
+        return self.held.samples
 
     @property
     def units(self) -> str:
         """What is counted: samples or groups."""
         return "groups" if self._by_groups else "samples"
-
-    @property
-    def held_tokens(self) -> int:
-        """Tokens of all held samples."""
-        return self._held.tokens
-
-    @property
-    def held_bytes(self) -> int:
-        """Payload bytes in memory."""
-        return self._held.nbytes
-
-    @property
-    def referenced_bytes(self) -> int:
-        """Payload bytes in payload stores."""
-        return self._held.referenced
 
     @property
     def num_ready(self) -> int:
@@ -100,11 +86,6 @@ class SampleBuffer:
     def entries(self) -> Iterable[Entry]:
         """Every sample that a plan may choose from, oldest first."""
         return self._ready.values()
-
-    def all_entries(self) -> Iterator[Entry]:
-        """Every sample that is held now; those of open groups last."""
-        open_groups = [list(group.entries) for group in self.groups]
-        return chain.from_iterable([list(self._ready.values()), *open_groups])
 
     def ready(self, limit: int, keep: Callable[[Entry], bool] | None = None) -> list[Entry]:
         """What a plan may choose from, of the first `limit` units, no group cut in two."""
@@ -272,7 +253,7 @@ class SampleBuffer:
 
     def hard_cap(self, nbytes: int, referenced: int = 0) -> BufferFull | None:
         """The hard cap that so many bytes more, here and in stores, would exceed, if any."""
-        held, limits = self._held, self.limits
+        held, limits = self.held, self.limits
         if held.nbytes + nbytes > limits.nbytes:
             return BufferFull(MEMORY_CAP, held.nbytes, limits.nbytes)
         if referenced and held.referenced + referenced > limits.referenced_bytes:
@@ -325,7 +306,7 @@ class SampleBuffer:
         self._ready.update(zip(tickets, entries, strict=True))
         self.ready_units += amount.samples
         self._ready_tokens += amount.tokens
-        self._held += amount
+        self.held += amount
         if self.ages.watches:
             self.ages.add(entries)
         return entries
@@ -364,7 +345,7 @@ class SampleBuffer:
 
     def _hold(self, entry: Entry, now: float) -> None:
         sample = entry.sample
-        self._held.add(sample)
+        self.held.add(sample)
         if not self.is_grouped(sample):
             self._make_ready([entry])
             return
@@ -397,7 +378,7 @@ class SampleBuffer:
         if self.ages.watches:
             self.ages.remove(entries)
         amount = Amount.of_entries(entries)
-        self._held -= amount
+        self.held -= amount
         self.ready_units -= self.units_of(entries)
         self._ready_tokens -= amount.tokens
         self.departures += 1
@@ -406,14 +387,14 @@ class SampleBuffer:
         """Remove an open group whole, see `OpenGroups.remove`; returns what was dropped."""
         self.groups.remove(group, why)
         if group.entries:
-            self._held -= Amount.of_entries(group.entries)
+            self.held -= Amount.of_entries(group.entries)
             self.departures += 1
         return group.entries
 
     def let_go(self, entries: Iterable[Entry]) -> None:
         """The payloads of these samples are in the journal: they leave memory, if still here."""
         for entry in filter(self.holds, entries):
-            self._held.nbytes -= entry.sample.memory_bytes
+            self.held.nbytes -= entry.sample.memory_bytes
             entry.sample = entry.sample.in_journal()
         self.departures += 1
 

@@ -194,14 +194,18 @@ class Objects:
                 needed.samples -= 1
                 self._check(needed)
 
-    def producer_gone(self, producer: str) -> None:
-        """It sends nothing again."""
-        self._await_nothing(producer)
+    def producer_gone(self, producer: str, *, theirs: bool = False) -> None:
+        """It sends nothing again; theirs: it may, though too much of it is awaited."""
+        awaited = self._awaited.get(producer)
+        for name in () if awaited is None else list(awaited.objects):
+            needed = self._needed[name]
+            for number in list(needed.awaited[producer]):
+                self._decided(needed, producer, number, theirs=theirs)
 
     def producer_away(self, producer: str) -> None:
         """It may come back, and what it has pushed is awaited, unless that is too much by now."""
         if self._num_awaited > MOST:
-            self._await_nothing(producer, theirs=True)
+            self.producer_gone(producer, theirs=True)
 
     def take_unneeded(self) -> tuple[StoredObject, ...]:
         """Those that nobody was told of, once."""
@@ -244,13 +248,6 @@ class Objects:
                 for number in self._needed[name].awaited[producer]
             ]
             heapify(awaited.lowest)
-
-    def _await_nothing(self, producer: str, *, theirs: bool = False) -> None:
-        awaited = self._awaited.get(producer)
-        for name in () if awaited is None else list(awaited.objects):
-            needed = self._needed[name]
-            for number in list(needed.awaited[producer]):
-                self._decided(needed, producer, number, theirs=theirs)
 
     def _decided(
         self, needed: _Needed, producer: str, number: int, *, theirs: bool = False

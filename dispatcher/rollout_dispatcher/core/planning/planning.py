@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollout_dispatcher.core.buffer.entry import MEMORY_CAP, Entry
+from rollout_dispatcher.core.buffer.entry import MEMORY_CAP, STORES_CAP, Entry
 from rollout_dispatcher.core.buffer.phases import NextStep
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import (
@@ -190,7 +190,13 @@ class Planning:
 
     def _situation(self, ready: int, now: float) -> Situation:
         capacity, hungry, helped = self._capacity, self.hungry_since, self._capacity.helped_since
-        full = capacity.pressed is not None
+        full, waits = capacity.pressed is not None, len(self._admission.held) > 0
+        # Payloads leave memory for a journal that takes them.
+        is_helped = (
+            helped is not None
+            and capacity.pressed is not None
+            and (capacity.pressed.cap == MEMORY_CAP)
+        )
         return Situation(
             ready=ready,
             full=full,
@@ -198,7 +204,7 @@ class Planning:
             flush=self._phases.flushing or self._lifecycle.flushes(ready),
             hungry_for=None if hungry is None else now - hungry,
             tried=self._tried,
-            stuck=full and self._admission.is_stuck(now) and (ready > 0 or not capacity.is_helped),
+            stuck=capacity.is_stuck(now, waits=waits) and (ready > 0 or not is_helped),
             quiet_for=now - capacity.last_moved,
             helped_for=math.inf if helped is None else now - helped,
         )
@@ -360,14 +366,14 @@ class Planning:
         cap = self._capacity.pressed
         # Freed capacity becomes visible after this; the full wait is not waited again.
         self._capacity.last_moved = now - self.trigger.max_wait * (1 - RELIEF_SHOWS_AFTER)
-        in_stores = self._capacity.at_stores_cap
+        assert cap is not None
+        in_stores = cap.cap == STORES_CAP
         youngest = self._buffer.groups.youngest(in_stores=in_stores)
         given_up = len(youngest.entries)
         remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
         why = f"there was no room for all open groups; raise {remedy}"
         self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
         self.mark_dirty()
-        assert cap is not None
         return [GroupGivenUp(youngest.group_id, given_up, cap)]
 
 
