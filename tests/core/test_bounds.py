@@ -6,7 +6,8 @@ from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED
 from rollout_dispatcher.core.admission.ends import MAX_ENDS
 from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.admission.producers import MAX_NUMBERS, DuplicateMemory
-from rollout_dispatcher.core.buffer.open_groups import DESERTED_SLACK, ClosedGroups, OpenGroups
+from rollout_dispatcher.core.buffer.entry import SPARE
+from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroups
 from rollout_dispatcher.core.buffer.phases import MAX_PHASES
 from rollout_dispatcher.errors import ProtocolError
 from tests.support.core.cores import Bench
@@ -62,7 +63,7 @@ def test_phases_that_are_forced_while_nothing_is_trained_are_kept_apart_up_to_a_
 def test_groups_that_come_and_go_leave_nothing_behind() -> None:
     groups = OpenGroups(lambda _: False, 600.0, ClosedGroups(100, print))
     stays = groups.open("stays", 2, 0.0)
-    for number in range(10 * DESERTED_SLACK):
+    for number in range(10 * SPARE):
         groups.remove(groups.open(str(number), 2, 1.0), None)
-    assert len(groups._deserted) <= DESERTED_SLACK + 2
+    assert len(groups._deserted._heap) <= SPARE + 4
     assert groups.overdue(600.0) == [stays]

@@ -170,8 +170,8 @@ class Lowest(Generic[T]):
     """Numbers of things, which stay in memory for a while after `remove`: names, not samples."""
 
     def __init__(self) -> None:
-        self._numbers: dict[T, int] = {}
-        self._heap: list[tuple[int, int, T]] = []
+        self._numbers: dict[T, float] = {}
+        self._heap: list[tuple[float, int, T]] = []
         self._pushed = 0
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class Lowest(Generic[T]):
     def __contains__(self, thing: object) -> bool:
         return thing in self._numbers
 
-    def set(self, thing: T, number: int) -> None:
+    def set(self, thing: T, number: float) -> None:
         """It has this number from now on."""
         if self._numbers.get(thing) == number:
             return
@@ -196,14 +196,14 @@ class Lowest(Generic[T]):
         self._numbers.pop(thing, None)
 
     @property
-    def lowest(self) -> int | None:
+    def lowest(self) -> float | None:
         """The lowest number; None if there is nothing."""
         heap, numbers = self._heap, self._numbers
         while heap and numbers.get(heap[0][2]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
-    def take_below(self, number: int) -> list[T]:
+    def take_below(self, number: float) -> list[T]:
         """Remove what has a lower number than this, and return it, lowest first."""
         found = []
         while (lowest := self.lowest) is not None and lowest < number:

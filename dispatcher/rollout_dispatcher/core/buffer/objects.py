@@ -37,13 +37,13 @@ leaves what nobody knows of. Each of its processes is an *incarnation*, whose na
 with: once that has ended, what is there of it and not known is needed by nobody.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 
 from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.buffer.entry import Entry, Lowest
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome
 
@@ -51,8 +51,6 @@ from rollout_dispatcher.sample import Outcome
 #: allow, and of all together; what is answered `full` beyond that is not.
 MOST_OF_ONE = 1 << 16
 MOST = 1 << 20
-#: Decided numbers that a heap may have beside as many as are awaited.
-MANY_DECIDED = 1024
 
 #: An object's store and key: whatever else is said of it, there is one object of that name.
 Name = tuple[str, str]
@@ -65,26 +63,11 @@ def name_of(stored: StoredObject) -> Name:
 
 @dataclass(slots=True)
 class _Needed:
-    """samples: accepted ones in it that live.
-
-    awaited: the numbers of those that may still come in, by producer.
-    """
+    """samples: accepted ones in it that live. awaited: how many may still come in."""
 
     stored: StoredObject
     samples: int = 0
-    awaited: dict[str, set[int]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Awaited:
-    """What is awaited of one producer: so many samples, in these objects.
-
-    lowest: a heap of their numbers, and of such as are decided meanwhile.
-    """
-
-    samples: int = 0
-    objects: dict[Name, None] = field(default_factory=dict)
-    lowest: list[tuple[int, Name]] = field(default_factory=list)
+    awaited: int = 0
 
 
 class Objects:
@@ -99,7 +82,8 @@ class Objects:
         self.unneeded: dict[Name, StoredObject] = {}
         self.nbytes = 0
         self._needed: dict[Name, _Needed] = {}
-        self._awaited: dict[str, _Awaited] = {}  # by producer
+        # By producer: numbers of samples, with the objects that they are in.
+        self._awaited: dict[str, Lowest[tuple[int, Name]]] = {}
         self._num_awaited = 0
 
     def __len__(self) -> int:
@@ -149,13 +133,7 @@ class Objects:
                 payload = sample.payload
                 if isinstance(payload, Reference) and payload.stored.store in self._stores:
                     self._await(self._need(payload.stored), push.producer, number)
-        if (awaited := self._awaited.get(push.producer)) is None:
-            return
-        lowest = awaited.lowest
-        while lowest and lowest[0][0] < push.floor:
-            number, name = heappop(lowest)
-            if (needed := self._needed.get(name)) is not None:
-                self._decided(needed, push.producer, number)
+        self._await_none_below(push.producer, push.floor)
 
     def accepted(self, push: Push, entries: Iterable[Entry], numbers: range) -> None:
         """These samples of a push have come in, under these numbers."""
@@ -196,11 +174,7 @@ class Objects:
 
     def producer_gone(self, producer: str, *, theirs: bool = False) -> None:
         """It sends nothing again; theirs: it may, though too much of it is awaited."""
-        awaited = self._awaited.get(producer)
-        for name in () if awaited is None else list(awaited.objects):
-            needed = self._needed[name]
-            for number in list(needed.awaited[producer]):
-                self._decided(needed, producer, number, theirs=theirs)
+        self._await_none_below(producer, sys.maxsize, theirs=theirs)
 
     def producer_away(self, producer: str) -> None:
         """It may come back, and what it has pushed is awaited, unless that is too much by now."""
@@ -226,44 +200,39 @@ class Objects:
 
     def _is_much(self, producer: str) -> bool:
         """Whether more is awaited than may be of what was answered `full`."""
-        awaited = self._awaited.get(producer)
-        of_one = 0 if awaited is None else awaited.samples
-        return of_one > MOST_OF_ONE or self._num_awaited > MOST
+        return len(self._awaited.get(producer, ())) > MOST_OF_ONE or self._num_awaited > MOST
 
     def _await(self, needed: _Needed, producer: str, number: int) -> None:
-        numbers = needed.awaited.setdefault(producer, set())
-        if number in numbers:
-            return
-        numbers.add(number)
-        self._num_awaited += 1
-        awaited = self._awaited.setdefault(producer, _Awaited())
-        awaited.samples += 1
-        name = name_of(needed.stored)
-        awaited.objects[name] = None
-        heappush(awaited.lowest, (number, name))
-        if len(awaited.lowest) > 2 * awaited.samples + MANY_DECIDED:
-            awaited.lowest = [
-                (number, name)
-                for name in awaited.objects
-                for number in self._needed[name].awaited[producer]
-            ]
-            heapify(awaited.lowest)
+        awaited = self._awaited.setdefault(producer, Lowest())
+        sample = number, name_of(needed.stored)
+        if sample not in awaited:
+            awaited.set(sample, number)
+            needed.awaited += 1
+            self._num_awaited += 1
+
+    def _await_none_below(self, producer: str, floor: int, *, theirs: bool = False) -> None:
+        """No sample of a lower number is awaited any more; theirs: it may come all the same."""
+        if (awaited := self._awaited.get(producer)) is not None:
+            for _, name in awaited.take_below(floor):
+                self._await_no_more(producer, self._needed[name], theirs=theirs)
+
+    def _await_no_more(self, producer: str, needed: _Needed, *, theirs: bool = False) -> None:
+        needed.awaited -= 1
+        self._num_awaited -= 1
+        if not self._awaited.get(producer):
+            self._awaited.pop(producer, None)
+        self._check(needed, theirs=theirs)
 
     def _decided(
         self, needed: _Needed, producer: str, number: int, *, theirs: bool = False
     ) -> None:
         """It is not awaited any more. theirs: it may come all the same, its producer's still."""
-        numbers = needed.awaited.get(producer, set())
-        if number in numbers:
-            numbers.remove(number)
-            self._num_awaited -= 1
-            awaited = self._awaited[producer]
-            awaited.samples -= 1
-            if not numbers:
-                del needed.awaited[producer], awaited.objects[name_of(needed.stored)]
-            if not awaited.samples:
-                del self._awaited[producer]
-        self._check(needed, theirs=theirs)
+        awaited, sample = self._awaited.get(producer), (number, name_of(needed.stored))
+        if awaited is not None and sample in awaited:
+            awaited.remove(sample)
+            self._await_no_more(producer, needed, theirs=theirs)
+        else:
+            self._check(needed, theirs=theirs)
 
     def _check(self, needed: _Needed, *, theirs: bool = False) -> None:
         name = name_of(needed.stored)

@@ -23,8 +23,8 @@ forgotten; each is a fact, so a restart refuses the same.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
 from itertools import count
+from math import inf, nextafter
 
 from rollout_dispatcher.core.buffer.entry import Entry, Lowest
 from rollout_dispatcher.core.facts import GroupEnded, Note
@@ -106,8 +106,6 @@ def _ignore(group_id: str) -> None:
 
 #: Groups that were told of before their first member.
 MAX_EMPTY = 65_536
-#: Groups that may be queued and open no more, beside as many as are open; then they are forgotten.
-DESERTED_SLACK = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -119,8 +117,7 @@ class OpenGroup:
     none. oldest: the oldest policy version in it, None if none is tracked. grown: when the last
     member came.
     left: contributors that said goodbye. replaced: those under whose name another process is there.
-    queued: whether it is looked at when it may be overdue. restored: from an earlier process, which
-    may have known of members that were lost.
+    restored: from an earlier process, which may have known of members that were lost.
     """
 
     group_id: str
@@ -134,7 +131,6 @@ class OpenGroup:
     contributors: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
     replaced: set[str] = field(default_factory=set)
-    queued: bool = False
     restored: bool = False
 
     @property
@@ -180,8 +176,8 @@ class OpenGroups:
         self._is_there, self.timeout, self.closed = is_there, timeout, closed
         self._groups: dict[str, OpenGroup] = {}
         self._of_producer: dict[str, dict[OpenGroup, None]] = {}
-        #: When to look at which group, by serial and id: a group itself would keep its samples.
-        self._deserted: list[tuple[float, int, str]] = []
+        #: When to look at which group.
+        self._deserted: Lowest[str] = Lowest()
         self._serials = count()
         self._versions: Lowest[str] = Lowest()
         self._untracked: dict[OpenGroup, None] = {}  # with members, none of which has a version
@@ -261,6 +257,7 @@ class OpenGroups:
             self.closed.lack(group.group_id, why, group.missing)
         self.on_change(group.group_id)
         self._versions.remove(group.group_id)
+        self._deserted.remove(group.group_id)
         self._untracked.pop(group, None)
         self._in_memory.pop(group, None)
         self.samples -= len(group.entries)
@@ -336,12 +333,8 @@ class OpenGroups:
     def overdue(self, now: float) -> list[OpenGroup]:
         """Groups that nothing has come of for too long, and whose contributors are gone."""
         found = []
-        while self._deserted and self._deserted[0][0] <= now:
-            _, serial, group_id = heappop(self._deserted)
-            group = self._groups.get(group_id)
-            if group is None or group.serial != serial:
-                continue
-            group.queued = False
+        for group_id in self._deserted.take_below(nextafter(now, inf)):
+            group = self._groups[group_id]
             if group.grown + self.timeout > now:
                 self._await(group)
             elif not self._has_contributor(group):
@@ -350,22 +343,12 @@ class OpenGroups:
 
     def next_deadline(self) -> float | None:
         """When `overdue` may have something to say; None if nothing is waited for."""
-        return self._deserted[0][0] if self._deserted else None
+        return self._deserted.lowest
 
     def _await(self, group: OpenGroup) -> None:
         """See when it is overdue, if nobody is left who contributes to it."""
-        if not group.queued and not self._has_contributor(group):
-            group.queued = True
-            due = group.grown + self.timeout
-            heappush(self._deserted, (due, group.serial, group.group_id))
-            if len(self._deserted) > 2 * len(self._groups) + DESERTED_SLACK:
-                self._forget_deserted()
-
-    def _forget_deserted(self) -> None:
-        """Most of those that are queued were whole or given up before they were looked at."""
-        open_ = {group.serial for group in self._groups.values() if group.queued}
-        self._deserted = [queued for queued in self._deserted if queued[1] in open_]
-        heapify(self._deserted)
+        if group.group_id not in self._deserted and not self._has_contributor(group):
+            self._deserted.set(group.group_id, group.grown + self.timeout)
 
     def _has_contributor(self, group: OpenGroup) -> bool:
         return any(map(self._is_there, group.contributors))
