@@ -6,6 +6,7 @@ Each is as the index stores it. Invariant: the payload is not among it, only whe
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Self
 
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -56,13 +57,10 @@ class LiveSample:
     def row(self) -> Row:
         """As the index stores it."""
         return [
-            self.ticket, self.nbytes, self.checksum, self.tokens, self.loss_tokens, self.sample_id,
-            self.group_id, self.group_size, self.policy_version, self.staleness_exempt,
-            self.arrived, self.schema, self.group, self.skips, self.producer, self.segment,
-            self.offset,
+            *_STORED_ALWAYS(self),
             *([self.rows] if self.rows or self.stored else ()),
             *([astuple(self.stored)] if self.stored else ()),
-        ]  # fmt: skip
+        ]
 
     @property
     def reference(self) -> Reference | None:
@@ -76,6 +74,10 @@ class LiveSample:
             self.group_size, self.policy_version, tuple(self.rows), self.staleness_exempt,
         )  # fmt: skip
         return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
+
+
+#: The values that each row has; those behind them are few samples' own.
+_STORED_ALWAYS = attrgetter(*LiveSample.__slots__[: LiveSample.__slots__.index("rows")])
 
 
 class Stage(StrEnum):

@@ -17,7 +17,6 @@ first. Invariant: an end is decided once and ended once, phases in the order of 
 """
 
 from collections.abc import Iterable
-from enum import IntEnum
 from heapq import heappop, heappush, nsmallest
 from typing import TYPE_CHECKING
 
@@ -131,12 +130,6 @@ class Presence:
                 self._dropping.lost_member(group_id, size, why, now)
 
 
-class _Stage(IntEnum):
-    """How far an end has come."""
-
-    ASKED, DECIDED = 1, 2
-
-
 #: Ends that may be asked for and not have come: a trainer is a few versions behind at the most.
 MAX_ENDS = 1024
 
@@ -152,7 +145,8 @@ class Ends:
         self._eligibility, self._producers = parts.eligibility, parts.producers
         self._dropping, self._phases = parts.dropping, parts.phases
         self._lifecycle, self._note = parts.lifecycle, parts.note
-        self._asked: dict[End, _Stage] = {}
+        #: Which were asked for, and whether each is decided.
+        self._asked: dict[End, bool] = {}
         self._forced: set[End] = set()
         # Phases that were asked for, and those of them that are not forced, as heaps: lowest first.
         self._phases_asked: list[int] = []
@@ -238,7 +232,7 @@ class Ends:
 
     def is_decided(self, end: End) -> bool:
         """Whether it is decided, or forced, and waits for what was held back before."""
-        return end in self._forced or self._asked.get(end) is _Stage.DECIDED
+        return end in self._forced or self._asked.get(end, False)
 
     def _check(self, end: End) -> None:
         """Raise ProtocolError if no more ends may be asked for."""
@@ -251,7 +245,7 @@ class Ends:
     def _ask(self, end: End, *, force: bool = False) -> None:
         """A producer has said so; with `force` it speaks for all, and of what comes before."""
         if end not in self._asked:
-            self._asked[end] = _Stage.ASKED
+            self._asked[end] = False
             if end is not None:
                 heappush(self._phases_asked, end)
                 heappush(self._unforced, end)
@@ -272,11 +266,11 @@ class Ends:
     def _settle(self) -> None:
         """Decide what everybody has agreed to, and end what is decided and has come in."""
         while self._asked:
-            end = self._first
-            if self._asked[end] is _Stage.ASKED:
+            end = self._phases_asked[0] if self._phases_asked else None
+            if not self._asked[end]:
                 if end not in self._forced and self._producers.is_waited_for(end):
                     return
-                self._asked[end] = _Stage.DECIDED
+                self._asked[end] = True
                 self._admission.held.excuse()
                 self._decided(end)
             if self._admission.held.waits(end):
@@ -287,11 +281,6 @@ class Ends:
                 self.stream_over()
             else:
                 self._end_phase(end, untracked=True)
-
-    @property
-    def _first(self) -> End:
-        """The end that comes first, of those that were asked for; there has to be one."""
-        return self._phases_asked[0] if self._phases_asked else None
 
     def _forget(self, first: End) -> None:
         del self._asked[first]

@@ -7,17 +7,15 @@ beginning, so that naming a segment takes no room.
 """
 
 import os
-from hashlib import blake2b
 from pathlib import Path
-from struct import Struct
 from typing import Self
 
 from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory, write_new
+from rollout_dispatcher.journal.files.segment_header import SECTOR, mark, marked
 
-_SECTOR = 512
-_RECORD = Struct("<8sQ16s")
-_MAGIC = b"rdnewest"
+#: That of no segment.
+_OF = 0
 
 
 class NewestSegment:
@@ -30,12 +28,11 @@ class NewestSegment:
         self.path = directory / "newest"
         with disk_errors("read", self.path):
             data = self.path.read_bytes()
-        numbers = [_number(data[at : at + _RECORD.size]) for at in (0, _SECTOR)]
-        known = [number for number in numbers if number is not None]
-        if not known:
+        number = marked(data, (0, SECTOR), _OF)
+        if number is None:
             raise JournalCorrupt(self.path, 0, "it does not say which segment is the newest")
-        self.number = max(known)
-        self._turn = 1 - numbers.index(self.number)
+        self.number = number
+        self._turn = int(data.startswith(mark(number, _OF)))
 
     @classmethod
     def find(cls, directory: Path, *, begun: bool) -> Self:
@@ -54,7 +51,7 @@ class NewestSegment:
         draft = path.with_suffix(".new")
         with disk_errors("write", draft):
             draft.unlink(missing_ok=True)  # of a process that was killed meanwhile
-            write_new(draft, _record(0).ljust(_SECTOR, b"\0") * 2)
+            write_new(draft, mark(0, _OF).ljust(SECTOR, b"\0") * 2)
             draft.rename(path)
             sync_directory(directory)
 
@@ -63,21 +60,9 @@ class NewestSegment:
         with disk_errors("write", self.path):
             handle = open_ours(self.path)
             try:
-                os.pwrite(handle, _record(number), self._turn * _SECTOR)
+                os.pwrite(handle, mark(number, _OF), self._turn * SECTOR)
                 os.fdatasync(handle)
             finally:
                 os.close(handle)
         self.number = number
         self._turn = 1 - self._turn
-
-
-def _record(number: int) -> bytes:
-    digest = blake2b(_MAGIC + number.to_bytes(8, "little"), digest_size=16).digest()
-    return _RECORD.pack(_MAGIC, number, digest)
-
-
-def _number(record: bytes) -> int | None:
-    if len(record) < _RECORD.size:
-        return None
-    _, number, _ = _RECORD.unpack(record)
-    return number if record == _record(number) else None

@@ -13,20 +13,38 @@ own, since a disk writes a sector whole or not at all.
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from struct import Struct
 from typing import Self
 
-_SECTOR = 512
+SECTOR = 512
 _HEADER = Struct("<8sIIQQQ16s8s")
 _MAGIC = b"rdsegmnt"
 _FORMAT = 3
-_MARK = Struct("<Q16s")
+#: A number and its digest.
+MARK_BYTES = 24
 #: Where the marks are.
-MARKS = (_SECTOR, 2 * _SECTOR)
+MARKS = (SECTOR, 2 * SECTOR)
 #: Where a segment's first block begins.
-FIRST_BLOCK = 3 * _SECTOR
+FIRST_BLOCK = 3 * SECTOR
+
+
+def mark(number: int, of: int) -> bytes:
+    """A number that is there as a whole or not at all; of: what it is a mark of."""
+    text = number.to_bytes(8, "little")
+    return text + blake2b(text, salt=of.to_bytes(8, "little"), digest_size=16).digest()
+
+
+def marked(data: bytes, places: Iterable[int], of: int) -> int | None:
+    """The largest number of which there is a mark at one of these places; None if none is whole."""
+    found = []
+    for at in places:
+        number = int.from_bytes(data[at : at + 8], "little")
+        if data[at : at + MARK_BYTES] == mark(number, of):
+            found.append(number)
+    return max(found, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +68,17 @@ class SegmentHeader:
     def pack(self) -> bytes:
         """Everything before the first block."""
         header = self.header()
-        parts = [header.ljust(_SECTOR, b"\0")]
-        parts += [self.mark(self.after).ljust(_SECTOR, b"\0")] * len(MARKS)
+        parts = [header.ljust(SECTOR, b"\0")]
+        parts += [self.mark(self.after).ljust(SECTOR, b"\0")] * len(MARKS)
         return b"".join(parts)
 
     def mark(self, sequence: int) -> bytes:
         """What says that everything up to this sequence is on the disk."""
-        text = sequence.to_bytes(8, "little")
-        digest = blake2b(text, salt=self.number.to_bytes(8, "little"), digest_size=16).digest()
-        return text + digest
+        return mark(sequence, self.number)
 
     def marked(self, data: bytes) -> int | None:
         """The last sequence that a mark in the front says is on the disk; None if none is whole."""
-        found = []
-        for at in MARKS:
-            sequence, _ = _MARK.unpack_from(data, at)
-            if data[at : at + _MARK.size] == self.mark(sequence):
-                found.append(sequence)
-        return max(found, default=None)
+        return marked(data, MARKS, self.number)
 
     def digest(self, offset: int, *parts: bytes | memoryview) -> bytes:
         """16 bytes that nobody can make without the salt, of what must stay at this offset."""
