@@ -99,7 +99,7 @@ def main() -> None:
         wheel = wheel or build(python)
         attempt(python, wheel, trial)
         versions = ", ".join(trial.pinned) or "the newest of everything"
-        print(f"smoke: {wheel.name}{trial.extras} works with {versions}", flush=True)
+        print(f"smoke: {wheel.name} works with {versions}", flush=True)
 
 
 if __name__ == "__main__":
