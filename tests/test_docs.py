@@ -54,13 +54,18 @@ def test_a_figure_by_hand_is_found(table: str) -> None:
     assert list(figures_by_hand(f"Text.\n\n{table}\n\nMore.\n"))
 
 
-@pytest.mark.parametrize("text", ["```sh\nrun --rate 1.5\n```", "| a | b |\n|---|---|", "Of 12."])
+@pytest.mark.parametrize(
+    "text", ["```sh\nrun --rate 1.5\n```", "| a | b |\n|---|---|", "Of 12.", "| FSDP2 |"]
+)
 def test_what_is_no_figure_in_a_table_is_let_be(text: str) -> None:
     assert list(figures_by_hand(text)) == []
 
 
 def figures_by_hand(text: str) -> Iterator[str]:
-    """Rows of tables, and lines of printed output (not commands, files or code), with digits."""
+    """Rows of tables, and lines of printed output (not commands, files or code), with digits.
+
+    Those of a name (FSDP2) are none.
+    """
     fence: str | None = None
     typed = False
     for line in text.splitlines():
@@ -69,7 +74,7 @@ def figures_by_hand(text: str) -> Iterator[str]:
             continue
         typed = fence is not None and (line.startswith("$ ") or typed)  # a command, or more of it
         shown = line.startswith("|") if fence is None else fence in {"", "text", "console"}
-        if shown and not typed and re.search(r"\d", line):
+        if shown and not typed and re.search(r"(?<![A-Za-z\d])\d", line):
             yield line
         typed = typed and line.endswith("\\")
 

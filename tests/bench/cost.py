@@ -71,7 +71,7 @@ AFTER = (5, 20, 95)
 @dataclass(frozen=True, slots=True)
 class Row:
     """Mean excess in percent after `AFTER` steps. fits: taken, mean of seeds. ratio: b over a of
-    the first seed's last, and of the default.
+    the first seed's last. error: standard error over seeds of what adapting adds.
     """
 
     lengths: str
@@ -81,6 +81,7 @@ class Row:
     known: tuple[float, ...]
     fits: float
     ratio: float
+    error: tuple[float, ...]
 
 
 class Run:
@@ -121,7 +122,7 @@ class Run:
         noisy = took * np.exp(NOISE * self._noise.standard_normal(took.shape))
         noisy *= np.where(self._noise.random(took.shape) < FAR, 5, 1)
         ones = np.ones(RANKS)
-        step = Timing(tokens, counts, planned, noisy, ones, ones, Sync.MICRO_STEP)
+        step = Timing(self.cost.work(tokens, counts), planned, noisy, ones, ones, Sync.MICRO_STEP)
         self.cost.measured(step, number + 1)
 
 
@@ -147,12 +148,15 @@ def measure(steps: int, seeds: int, traces: list[str]) -> Iterator[Row]:
                     )
                 fitted[seed] = runs[1].cost
             after = [at for at in AFTER if at < steps]
-            means = [[float(arm[:, at : at + 5].mean()) for at in after] for arm in excess]
+            of_seeds = np.array([excess[:, :, at : at + 5].mean(axis=2) for at in after])
+            means = of_seeds.mean(axis=2).T.tolist()
+            error = (of_seeds[:, 1] - of_seeds[:, 0]).std(axis=1) / max(seeds - 1, 1) ** 0.5
             last = fitted[0].fitted_cost or Quadratic()
             taken = [0 if one.fitted is None else one.fitted.version for one in fitted]
             believed, adapting, known = map(tuple, means)
             ratio = last.b / max(last.a, 1e-300)
-            yield Row(name, model, believed, adapting, known, float(np.mean(taken)), ratio)
+            fits = float(np.mean(taken))
+            yield Row(name, model, believed, adapting, known, fits, ratio, tuple(error.tolist()))
 
 
 def main() -> None:

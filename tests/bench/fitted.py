@@ -1,6 +1,6 @@
 """A real run from a wrong cost: whether fitting it while it runs brings the waiting down.
 
-    python -m tests.bench.fitted [--seconds 30] [--rounds 3] [--json FILE]
+    python -m tests.bench.fitted [--steps 60] [--rounds 2] [--json FILE]
 
 The demo's trainer on two torchrun ranks, the same samples with each cost: the default for good, the
 default until a fit is better, and what the demo has measured of single samples beforehand. Beside
@@ -31,6 +31,8 @@ from tests.bench.rows import report
 DEFAULT = "quadratic:1,24576,0"
 #: Steps that are left out: until then a fit is found.
 LEARNT = 20
+#: Seconds: for as many steps as a demo may have.
+LONG = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,14 @@ class Row:
     rounds: tuple[float, ...]
 
 
-def measure(seconds: float, rounds: int) -> Iterator[Row]:
+def measure(steps: int, rounds: int) -> Iterator[Row]:
     """A row a cost."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         environ = child_environment()
         timings = calibrate(folder, environ)
-        load = make_load("lineage", 0, seconds, timings)
+        load = make_load("lineage", 0, LONG, timings)
+        load = replace(load, lengths=load.lengths[: steps * load.batch])
         even = [round(fmean(load.lengths))] * len(load.lengths)
         arms = {
             f"{DEFAULT} for good": replace(load, cost=DEFAULT),
@@ -83,11 +86,11 @@ def _imbalance(load: Load, folder: Path, environ: dict[str, str]) -> tuple[float
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
-    report(measure(given.seconds, given.rounds), line, given.json)
+    report(measure(given.steps, given.rounds), line, given.json)
 
 
 def line(row: Row) -> str:

@@ -4,12 +4,14 @@
 
 Real torchrun ranks that sleep what their tokens cost, as four do not compute on two cores: DDP,
 where they meet once a step, and FSDP2, where they meet at every micro-batch. Beside each other: a
-cost that was asked for, by which ranks count as alike, and the default, which measures their speed.
-Waiting is the share of the ranks' time by clocks round their work, of the last ten steps before the
-change and of the run. "known" is what plans of the same lengths wait that are told the speeds.
+cost that was asked for, by which ranks count as alike; the default, which measures their speed; and
+the noise of the machine, the same work on ranks that are alike. Waiting is the share of the ranks'
+time by clocks round their work, of the last ten steps before the change and of the run.
+"known" is what plans of the same lengths wait that are told the speeds.
 """
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,30 +34,40 @@ LAST = 10
 class Row:
     """Shares of the ranks' time that are lost to waiting, in percent, medians of the rounds.
 
-    known: of plans that know the speeds.
+    known: of plans that know the speeds. load: of the machine, processes that want to run, mean.
     """
 
     model: str
-    cost: str
+    arm: str
     first_steps: float
     before_change: float
     after_change: float
     known: float
+    load: float
+
+
+#: Name -> cost, and what is not as in the others.
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "speeds not asked for": ("tokens", {}),
+    "measured": ("auto", {}),
+    "noise: the same work": ("tokens", {"slow": 1.0, "alike": True}),
+}
 
 
 def measure(rounds: int) -> Iterator[Row]:
-    """A row a model and cost."""
+    """A row a model and arm."""
     for model in ("ddp", "fsdp2"):
-        found: dict[str, list[tuple[float, ...]]] = {"tokens": [], "auto": []}
+        found = {name: list[tuple[float, ...]]() for name in ARMS}
         for _ in range(rounds):
-            for cost, each in found.items():
+            for name, (cost, options) in ARMS.items():
                 with tempfile.TemporaryDirectory() as folder:
-                    steps = run(Path(folder), model, cost)
+                    steps = run(Path(folder), model, cost, **options)
                 spans = steps[:5], steps[CHANGE - LAST : CHANGE], steps[STEPS - LAST :]
-                each.append(tuple(100 * lost(span, model) for span in spans))
-        for cost, each in found.items():
-            first, before, after = map(median, zip(*each, strict=True))
-            yield Row(model, cost, first, before, after, _known(model))
+                lost_of = (100 * lost(span, model) for span in spans)
+                found[name].append((*lost_of, os.getloadavg()[0]))
+        for name, each in found.items():
+            first, before, after, load = map(median, zip(*each, strict=True))
+            yield Row(model, name, first, before, after, _known(model), load)
 
 
 def _known(model: str) -> float:
@@ -88,9 +100,9 @@ def main() -> None:
 def line(row: Row) -> str:
     """As it is printed."""
     return (
-        f"{row.model:6}{row.cost:8} first five steps {row.first_steps:5.1f} %, before the change "
-        f"{row.before_change:5.1f} %, behind it {row.after_change:5.1f} %; speeds known "
-        f"{row.known:.1f} %"
+        f"{row.model:6}{row.arm:21} first five steps {row.first_steps:5.2f} %, before the change "
+        f"{row.before_change:5.2f} %, behind it {row.after_change:5.2f} %; speeds known "
+        f"{row.known:.2f} %, load {row.load:.1f}"
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan
 from rollout_planner.split.uneven import first_done
-from rollout_planner.types import Grouping, Layout, PlanConfig, Sync
+from rollout_planner.types import Grouping, Layout, PlanConfig, Sync, straggler_excess
 from tests.support.windows import window_of
 
 CONFIG = PlanConfig(
@@ -36,6 +36,34 @@ def test_a_slow_rank_gets_so_much_less_that_nobody_waits_for_it(sync: Sync) -> N
         assert (blind.cost * np.array(SLOW)[:, None]).sum(axis=1).max() > 1.3 * proportional
         assert found.lower_bound <= found.time
         assert found.excess < 0.04
+
+
+#: A fixed number of samples leaves only which they are; padding, how many go together.
+LIMITS: list[dict[str, Any]] = [
+    {"micro_batch_tokens": 65536},
+    {"micro_batch_size": 1},
+    {"micro_batch_size": 4},
+]
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda each: "=".join(map(str, *each.items())))
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("sync", Sync)
+def test_most_of_what_others_wait_for_it_is_saved_under_every_limit(
+    sync: Sync, layout: Layout, limit: dict[str, Any]
+) -> None:
+    """Beside what the same limit costs ranks that are alike."""
+    alike = PlanConfig(
+        4, 128, Quadratic(), grouping=Grouping.IGNORE, sync=sync, layout=layout, **limit
+    )
+    waits, blind, even = [], [], []
+    for seed in range(5):
+        window = window_of(lengths(128, seed))
+        found, told = plan(window, alike), plan(window, replace(alike, slowness=SLOW))
+        waits.append(told.excess)
+        even.append(found.excess)
+        blind.append(straggler_excess(found.cost * np.array(SLOW)[:, None], sync))
+    assert np.mean(waits) - np.mean(even) < 0.25 * (np.mean(blind) - np.mean(even))
 
 
 def test_a_sample_goes_to_whoever_is_done_with_it_first() -> None:

@@ -1,6 +1,6 @@
 """Measures again what docs/results holds, and writes the tables of docs/ from it.
 
-    python -m tests.results.measure [NAME ...]     # all: about 55 minutes on two idle cores
+    python -m tests.results.measure [NAME ...]     # all: about 70 minutes on two idle cores
 
 It needs the real traces beside the checkout, and the peers that `make results` installs. Times are
 worth something only if the machine does nothing else.
@@ -34,6 +34,9 @@ COMMANDS = {
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",
     "orders": "python -m tests.bench.orders --json FILE",
+    "cost": "python -m tests.bench.cost --json FILE",
+    "fitted": "python -m tests.bench.fitted --json FILE",
+    "uneven": "python -m tests.bench.uneven --json FILE",
     "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
     "watched": "python -m tests.bench.plane.watched --pairs 40 --json FILE",

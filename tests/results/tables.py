@@ -7,11 +7,12 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from json import dumps
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
-from tests.bench import approaches, groups, orders, plain, planner
+from tests.bench import approaches, cost, groups, orders, plain, planner
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
@@ -106,6 +107,71 @@ def orders_table() -> str:
     first, second = orders.HEADINGS
     lines = [first, *map(orders.line, memory), "", second, *map(orders.line, pipelines)]
     return _printed(lines, found)
+
+
+def cost_table() -> str:
+    """docs/measured.md: plans while their cost is fitted."""
+    found = load("cost")
+    models = list(dict.fromkeys(row["model"] for row in found.figures))
+    traces = list(dict.fromkeys(row["lengths"] for row in found.figures))
+
+    def cells(at: int, lengths: list[str]) -> list[str]:
+        means = [
+            [
+                fmean(row[arm][at] for row in found.figures if _is_of(row, model, lengths))
+                for arm in ("believed", "adapting", "known")
+            ]
+            for model in models
+        ]
+        return [" / ".join(f"{each:.2f}" for each in arms) for arms in means]
+
+    rows = [(f"all, after {steps}", *cells(at, traces)) for at, steps in enumerate(cost.AFTER)]
+    rows += [
+        (f"{SHORT.get(name, name)}, after {cost.AFTER[-1]}", *cells(-1, [name])) for name in traces
+    ]
+    return _table(" | ".join(["lengths, steps", *models]), rows, found)
+
+
+def _is_of(row: dict[str, Any], model: str, lengths: list[str]) -> bool:
+    return row["model"] == model and row["lengths"] in lengths
+
+
+def fitted_table() -> str:
+    """docs/measured.md: a real run from a wrong cost."""
+    found = load("fitted")
+    rows = [
+        (
+            row["cost"],
+            f"{row['early']:.2f} %",
+            f"{row['imbalance']:.2f} %",
+            ", ".join(f"{each:.2f}" for each in row["rounds"]),
+        )
+        for row in found.figures
+    ]
+    return _table("cost | first twenty steps | the others | of each round", rows, found)
+
+
+def uneven_table() -> str:
+    """docs/measured.md: one of four ranks is slow, and then another."""
+    found = load("uneven")
+    rows = [
+        (
+            row["model"],
+            row["arm"],
+            f"{row['first_steps']:.1f} %",
+            f"{row['before_change']:.1f} %",
+            f"{row['after_change']:.1f} %",
+            f"{row['known']:.2f} %",
+            f"{row['load']:.0f}",
+        )
+        for row in found.figures
+    ]
+    return _table(
+        "model | speeds | first five steps | steps 20 to 30 | the last ten | "
+        "planned, speeds known | load of the machine",
+        rows,
+        found,
+    )
 
 
 def peers_table() -> str:
@@ -501,6 +567,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "prefetch": prefetch_table,
     },
     "planner.md": {"seams": seams_table},
+    "measured.md": {"cost": cost_table, "fitted": fitted_table, "uneven": uneven_table},
     "performance.md": {"plane": plane_table, "watched": watched_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")

@@ -129,7 +129,9 @@ def test_a_cost_that_was_fitted_as_it_ran_is_simulated_as_it_was_measured(
     asked: tuple[tuple[list[str], str], ...] = (([], fitted), (["--cost", "tokens"], "tokens"))
     for flags, expected in asked:
         assert main(["simulate", str(tmp_path), "--steps", "12", "--json", *flags]) == 0
-        assert Result.from_json(capsys.readouterr().out).options["cost"] == expected
+        said = capsys.readouterr()
+        assert Result.from_json(said.out).options["cost"] == expected
+        assert ("without --cost" in said.err) == (not flags), "what is given is not fitted"
 
 
 def test_calibrate_says_of_a_record_without_times_that_it_has_none(

@@ -14,14 +14,17 @@ from tests.support.torchrun import torchrun_command
 from tests.workers.support.tiny_model import VOCABULARY
 
 TRAINER = ROOT / "tests" / "e2e" / "uneven_trainer.py"
-RANKS, BATCH, BUDGET, SLOW = 4, 32, 1024, 1.5
+#: Two or three micro-batches a rank.
+RANKS, BATCH, BUDGET, SLOW = 4, 64, 512, 1.5
 STEPS, CHANGE = 60, 30
 
 
-def samples(steps: int = STEPS) -> dict[str, RolloutSample]:
-    """Lengths of a lognormal distribution, some sixty tokens in the mean."""
+def samples(steps: int = STEPS, *, alike: bool = False) -> dict[str, RolloutSample]:
+    """Lengths of a lognormal distribution, some sixty tokens in the mean; alike: all of them."""
     rng = np.random.default_rng(3)
     lengths = np.clip(rng.lognormal(4.0, 0.6, steps * BATCH), 4, 400).astype(int)
+    if alike:
+        lengths[:] = lengths.mean()
     return {
         f"s{at}": RolloutSample({"input_ids": rng.integers(0, VOCABULARY, length)}, f"s{at}")
         for at, length in enumerate(lengths.tolist())
@@ -36,8 +39,9 @@ def run(
     steps: int = STEPS,
     change: int = CHANGE,
     slow: float = SLOW,
+    alike: bool = False,
 ) -> list[Any]:
-    """Trains; seconds and tokens of each step, float64[2, R, M], and what was logged."""
+    """Trains; seconds and tokens of each step, float64[2, R, M]. alike: the samples are."""
     sync = "step" if model == "ddp" else "micro-step"
     options: dict[str, Any] = {"micro_batch_tokens": BUDGET, "sync": sync, "cost": cost}
     with ServeProcess(folder, dp_size=RANKS, dispatch_batch_size=BATCH, **options) as server:
@@ -47,7 +51,7 @@ def run(
             "--out", str(folder), "--linger-until", str(folder / "seen"),
         ) as training:  # fmt: skip
             with RolloutProducer(server.endpoint, reconnect_timeout=5) as producer:
-                for sample in samples(steps).values():
+                for sample in samples(steps, alike=alike).values():
                     producer.push(sample.fields, sample_id=sample.sample_id)
                 producer.end_stream()
             eventually(lambda: server.scrape()["steps_committed_total"] >= steps, "training", 200)

@@ -8,17 +8,18 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from rollout_dispatcher.cli.options import NO_DEFAULTS, load_config
+from rollout_dispatcher.cli.options import load_config
 from rollout_dispatcher.cli.simulate_options import (
     Arrivals,
     Format,
     SimulateOptions,
     defaults_of,
+    measured_defaults,
     own_environment,
     own_setting,
     setting_of,
@@ -34,6 +35,7 @@ from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import DEFAULT_STEPS, Scenario, simulate
 from rollout_dispatcher.simulate.table import recommend, table
 from rollout_dispatcher.simulate.trace import load_trace
+from rollout_planner.cost import AUTO
 
 PROG = "dispatcher simulate TRACE|DIR"
 DESCRIPTION = """\
@@ -64,7 +66,8 @@ def run(argv: Sequence[str]) -> int:
     """Simulate and report."""
     source, flags = split_arguments(argv)
     recording = _recording(source, None)
-    options = _options(flags, source, recording, pace=False)
+    defaults = {} if recording is None else defaults_of(recording)
+    options, places = _options(flags, source, defaults)
     if source is None:
         raise ConfigError(
             "name a trace first, a CSV file or a built-in profile: "
@@ -72,6 +75,7 @@ def run(argv: Sequence[str]) -> int:
         )
     if options.run is not None and recording is not None:
         recording = _recording(source, options.run)
+    own = None
     if recording is not None:  # options are those of its run, at the pace of its last steps
         count = options.steps or DEFAULT_STEPS
         if before := recording.keep_last(count):
@@ -79,8 +83,11 @@ def run(argv: Sequence[str]) -> int:
                 f"of {before + count:,} recorded steps the last {count} are replayed; --steps N "
                 "replays the last N"
             )
-        options = _options(flags, source, recording, pace=True)
-    result = _simulate(source, options, recording)
+        own, defaults = own_setting(recording), defaults_of(recording)
+        fits = places.get("cost") == source and options.cost.startswith(AUTO)
+        defaults |= measured_defaults(recording, own, fits=fits)
+        options, _ = _options(flags, source, defaults)
+    result = _simulate(source, options, recording, own)
     if options.html is not None:
         options.html.write_text(page(result), encoding="utf-8")
     if options.format is Format.JSON:
@@ -93,20 +100,19 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _options(
-    flags: Sequence[str], source: str | None, recording: Recording | None, *, pace: bool
-) -> SimulateOptions:
-    """What was asked for, and for the rest what the recorded run had, if it is one."""
-    return load_config(
+    flags: Sequence[str], source: str | None, defaults: Mapping[str, Any]
+) -> tuple[SimulateOptions, Mapping[str, str]]:
+    """What was asked for, and for the rest what the recorded run had; where each is from."""
+    loaded = load_config(
         SimulateOptions,
         flags,
         own_environment(os.environ),
         prog=PROG,
         description=DESCRIPTION,
         epilog=EPILOG,
-        defaults=NO_DEFAULTS
-        if recording is None
-        else (str(source), defaults_of(recording, pace=pace)),
-    ).config
+        defaults=(str(source), defaults),
+    )
+    return loaded.config, loaded.sources
 
 
 def _recording(source: str | None, run: str | None) -> Recording | None:
@@ -117,7 +123,10 @@ def _recording(source: str | None, run: str | None) -> Recording | None:
     return load_recording(Path(source), run)
 
 
-def _simulate(source: str, options: SimulateOptions, recording: Recording | None) -> Result:
+def _simulate(
+    source: str, options: SimulateOptions, recording: Recording | None, own: Setting | None
+) -> Result:
+    """own: what the recording was planned with."""
     settings = [setting_of(options, *each) for each in options.combinations]
     if recording is None:
         trace = load_trace(source, options.run, options.seed)
@@ -139,7 +148,7 @@ def _simulate(source: str, options: SimulateOptions, recording: Recording | None
         options={"trace": source} | options.written(),
         runs=runs,
         recommendation=recommend(runs) if options.recommend else None,
-        recorded=None if recording is None else as_it_ran(recording, own_setting(recording)),
+        recorded=None if recording is None or own is None else as_it_ran(recording, own),
     )
 
 

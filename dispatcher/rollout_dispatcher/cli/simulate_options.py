@@ -26,7 +26,6 @@ from rollout_dispatcher.service.config.values import (
 )
 from rollout_dispatcher.simulate.recorded import fitted_cost, trainer_load
 from rollout_dispatcher.simulate.replay import Setting
-from rollout_planner.cost import AUTO
 from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Grouping, Oversize, Strategy
 
@@ -183,27 +182,28 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 # -- a recorded run as defaults ---------------------------------------------------------------
 
 
-def defaults_of(recording: Recording, *, pace: bool) -> dict[str, Any]:
-    """What a simulation of this run is to be told, unless the user says otherwise.
-
-    pace: what the trainer's steps took as well: how fast it was, and what samples cost where that
-        was fitted as it ran. All of its steps are gone through for that.
-    """
+def defaults_of(recording: Recording) -> dict[str, Any]:
+    """What a simulation of this run is to be told, unless the user says otherwise."""
     usual = SimulateOptions.model_fields["window_multiple"].default
-    found = {
+    return {
         **_options(recording),
         "arrivals": Arrivals.TRACE,
         "window_multiple": tuple(sorted({*usual, _window(recording)})),
     }
-    if not pace:
-        return found
-    setting = own_setting(recording)
-    if str(found["cost"]).startswith(AUTO):
-        cost, steps = fitted_cost(recording, setting.core.cost)
+
+
+def measured_defaults(recording: Recording, own: Setting, *, fits: bool) -> dict[str, Any]:
+    """Of that what the steps took: how fast the trainer was and, if that `fits`, what samples cost.
+
+    own: what the run was planned with. All of its steps are gone through.
+    """
+    found: dict[str, Any] = {}
+    if fits:
+        cost, steps = fitted_cost(recording, own.core.cost)
         if cost.newest is not None:
             found["cost"] = str(cost.newest)
             recording.notes.append(f"without --cost: {cost.newest}, fitted to {steps} of the steps")
-    load = trainer_load(recording, setting)
+    load = trainer_load(recording, own)
     if load is not None:
         found["trainer_load"] = round(min(max(load, _LEAST_LOAD), _MOST_LOAD), 4)
     return found

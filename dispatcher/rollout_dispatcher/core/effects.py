@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import CostFitted, DropReason, Fact, SpeedsMeasured
-from rollout_dispatcher.core.measuring.times import Split, measured_excess
+from rollout_dispatcher.core.measuring.times import Split
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.ends import EndReason
@@ -34,6 +34,7 @@ from rollout_planner.types import (
     Plan,
     Sync,
     Window,
+    straggler_excess,
 )
 
 
@@ -373,10 +374,13 @@ class StepMeasured(Effect):
 
     @property
     def excess(self) -> float:
-        """Straggler excess, of what was computed."""
+        """Straggler excess, of what was computed.
+
+        A plan adds what it takes to fill and drain a pipeline; clocks have run meanwhile.
+        """
         if self.sync is Sync.STEP:  # only their sums count, which are known
             return self.imbalance
-        return measured_excess(self.split.compute, self.sync)
+        return straggler_excess(self.split.compute, self.sync)
 
     @property
     def imbalance(self) -> float:

@@ -17,7 +17,7 @@ from rollout_dispatcher.core.measuring.cost_in_use import (
     Timing,
 )
 from rollout_dispatcher.core.measuring.speeds import lower_median
-from rollout_dispatcher.core.measuring.times import Pass, measured_excess
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import RecordedStep, Recording
@@ -26,7 +26,7 @@ from rollout_dispatcher.simulate.figures import Figures
 from rollout_dispatcher.simulate.replay import Clockwork, Setting, VirtualStep
 from rollout_dispatcher.simulate.result import Recorded
 from rollout_dispatcher.simulate.trace import Trace
-from rollout_planner.types import FloatArray, Plan, Sync
+from rollout_planner.types import FloatArray, Plan, Sync, straggler_excess
 
 #: The pass that a step is planned for; of others the one that takes longest stands for it.
 PLANNED_FOR = "update"
@@ -126,7 +126,7 @@ def excess_of(step: RecordedStep, setting: Setting) -> float | None:
     compute = main_pass(step)
     if compute is None:
         return None
-    return measured_excess(compute, setting.plan.sync)
+    return straggler_excess(compute, setting.plan.sync)
 
 
 def trainer_load(recording: Recording, setting: Setting) -> float | None:
@@ -410,20 +410,22 @@ def fitted_cost(recording: Recording, config: CostConfig) -> tuple[CostStatistic
     """
     cost, steps = CostInUse(config), recording.trained()
     slow = slowness(steps)
-    timings = [(step.number, _timing(recording, step, slow)) for step in steps]
+    timings = [(step.number, _timing(recording, step, cost, slow)) for step in steps]
     measured = [(number, timing) for number, timing in timings if timing is not None]
     for number, timing in measured:
         cost.measured(timing, number + 1)
     return cost.statistics(), len(measured)
 
 
-def _timing(recording: Recording, step: RecordedStep, slow: FloatArray | None) -> Timing | None:
+def _timing(
+    recording: Recording, step: RecordedStep, cost: CostInUse, slow: FloatArray | None
+) -> Timing | None:
     compute = main_pass(step)
     if compute is None:
         return None
     tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
     counts = [[len(part) for part in rank] for rank in step.micro_batches]
     return Timing(
-        np.array(tokens), np.array(counts), step.cost, compute, step.slowness,
+        cost.work(np.array(tokens), np.array(counts)), step.cost, compute, step.slowness,
         np.ones(step.dp_size) if slow is None else slow, step.sync,
     )  # fmt: skip

@@ -60,8 +60,7 @@ class Trainer:
             if waited:
                 told = np.repeat(told.max(axis=0, keepdims=True), RANKS, axis=0)
             step = Timing(
-                tokens,
-                found.counts,
+                self.cost.work(tokens, found.counts),
                 found.cost,
                 told,
                 np.ones(RANKS),
@@ -135,10 +134,11 @@ def test_waits_that_cannot_be_told_apart_are_those_for_the_slowest_rank(
 def test_steps_of_which_no_time_is_known_leave_nothing_behind() -> None:
     cost = CostInUse(CostConfig(DEFAULT, adapts=True))
     nothing = np.zeros((RANKS, 1))
+    work = cost.work(np.arange(1, 1 + RANKS), np.ones((RANKS, 1), np.int64))
     for step in range(20):
         timing = Timing(
-            np.arange(1, 1 + RANKS), np.ones((RANKS, 1), np.int64), np.ones((RANKS, 1)), nothing,
-            np.ones(RANKS), np.ones(RANKS), Sync.MICRO_STEP, waited=step % 2 == 0,
+            work, np.ones((RANKS, 1)), nothing, np.ones(RANKS), np.ones(RANKS), Sync.MICRO_STEP,
+            waited=step % 2 == 0,
         )  # fmt: skip
         assert cost.measured(timing, step + 1) is None
     assert cost._unseen == []
@@ -268,6 +268,15 @@ def test_a_slow_rank_gets_less_work_and_as_much_as_others_once_it_is_slow_no_mor
     after.restore(bench.memory.remembered(), bench.now)
     generation = bench.core._ledger.generation.number
     assert after._parts.cost.slowness(generation) == bench.core._parts.cost.slowness(generation)
+
+
+def test_without_evidence_ranks_count_as_equally_fast_and_that_is_said() -> None:
+    bench = Timed()
+    for step in range(30):
+        bench.train_one(step)
+    assert not [fact for fact in bench.facts if isinstance(fact, SpeedsMeasured)]
+    said = bench.core._parts.measuring.statistics().as_json()
+    assert said["slowness_in_plans"] == "no rank is surely slower than others"
 
 
 def test_another_generation_begins_with_ranks_that_are_alike() -> None:

@@ -96,6 +96,24 @@ def test_a_speed_that_no_longer_holds_is_given_up() -> None:
     assert revised([1.0] * 4, 60, used=(1, 1, 1.5, 1)) == pytest.approx((1,) * 4, rel=0.03)
 
 
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_ranks_wait_hardly_longer_than_by_shares_that_are_right(noise: float) -> None:
+    """One of four is 1.5 times as slow, from step to step all of them somewhat more or less."""
+    factors, waits = np.array([1.0, 1.5, 1.0, 1.0]), np.zeros(2)
+    for seed in range(20):
+        rng, speeds, used = np.random.default_rng(seed), RankSpeeds(4), tuple([1.0] * 4)
+        for step in range(50):
+            took = factors * np.exp(noise * rng.standard_normal(4))
+            work = np.array([1 / np.array(used), 1 / factors])
+            work /= work.sum(axis=1, keepdims=True)
+            if step >= 10:
+                seconds = work * took
+                waits += 1 - seconds.mean(axis=1) / seconds.max(axis=1)
+            speeds.note(work[0] * took, work[0][:, None])
+            used = speeds.revised(used)
+    assert waits[0] < 1.1 * waits[1]
+
+
 def test_a_speed_is_bounded() -> None:
     assert revised([1, 1, 20, 1], 20)[2] == 4
 

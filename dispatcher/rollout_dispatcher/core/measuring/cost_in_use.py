@@ -102,17 +102,25 @@ class CostStatistics:
         }
 
 
+class Work(NamedTuple):
+    """What there is to do: float64[R, M, 4] terms of each micro-batch, and float64[R, M] what the
+    prior says of it.
+    """
+
+    terms: FloatArray
+    prior: FloatArray
+
+
 class Timing(NamedTuple):
-    """A step that ranks have timed: int64[n] tokens of its samples, rank by rank, and int64[R, M]
-    counts; float64[R, M] time as planned, and seconds computed; float64[R] slowness of ranks in the
-    plan, and as measured, nan where it is not known; and where they meet.
+    """A step that ranks have timed: its work; float64[R, M] time as planned, and seconds computed;
+    float64[R] slowness of ranks in the plan, and as measured, nan where it is not known; and where
+    they meet.
 
     waited: seconds have waits for other ranks in them, so that a micro-step takes them all what it
     takes the slowest.
     """
 
-    tokens: IntArray
-    counts: IntArray
+    work: Work
     planned: FloatArray
     compute: FloatArray
     planned_slowness: FloatArray
@@ -178,9 +186,10 @@ class CostInUse:
 
     def measured(self, step: Timing, next_step: int) -> CostChanged | None:
         """What a step took; returns what is in use from `next_step` on, if that is news."""
-        seen, terms = self._look_at(step)
         slow = step.planned_slowness[:, None, None]
-        self._plans.append((terms * slow, straggler_excess(step.planned, step.sync), step.sync))
+        promised = straggler_excess(step.planned, step.sync)
+        self._plans.append((step.work.terms * slow, promised, step.sync))
+        seen = _look_at(step)
         if not len(seen.seconds):
             return None
         self._unseen.append(seen)
@@ -201,40 +210,18 @@ class CostInUse:
             self._fit()
         return news
 
-    def work_of(self, tokens: IntArray, counts: IntArray) -> FloatArray | None:
-        """Seconds of each micro-batch, float64[R, M], by the newest fit, if there is one."""
-        if self._newest is None:
-            return None
-        found: FloatArray = self._terms(tokens, counts)[1] @ self._newest.coefficients
-        return found
-
-    def _terms(self, tokens: IntArray, counts: IntArray) -> tuple[IntArray, FloatArray]:
-        """Tokens that are computed for each sample, and float64[R, M, 4]."""
+    def work(self, tokens: IntArray, counts: IntArray) -> Work:
+        """Of int64[n] samples, rank by rank, of which int64[R, M] are in each micro-batch."""
         config = self._config
         s = computed_lengths(tokens, counts, padded=config.padded, multiple=config.multiple)
-        return s, terms_of(s, counts)
+        return Work(terms_of(s, counts), summed(config.prior(s), counts))
 
-    def _look_at(self, step: Timing) -> tuple[_Seen, FloatArray]:
-        """What of it was timed, and its terms, float64[R, M, 4].
-
-        Ranks that take a step's micro-batches at once tell its time with the first of them.
-        """
-        counts = step.counts
-        s, terms = self._terms(step.tokens, counts)
-        prior = summed(self._config.prior(s), counts)
-        seconds = step.compute / np.where(step.slowness > SLOW, step.slowness, 1.0)[:, None]
-        observed = terms
-        if bool(np.any((seconds == 0) & (counts > 0))):
-            observed = terms.sum(axis=1, keepdims=True)
-            prior, seconds = (each.sum(axis=1, keepdims=True) for each in (prior, seconds))
-        if step.waited:
-            observed, prior = observed.swapaxes(0, 1), prior.T
-            seconds = np.where(seconds.min(axis=0) > 0, np.median(seconds, axis=0), 0.0)
-        else:
-            observed, prior = observed.reshape(-1, 1, TERMS), prior.reshape(-1, 1)
-            seconds = seconds.ravel()
-        known = (seconds > 0) & (observed[..., 1].max(axis=1) > 0)
-        return _Seen(observed[known], prior[known], seconds[known]), terms
+    def seconds(self, work: Work) -> FloatArray | None:
+        """What it takes, float64[R, M], by the newest fit, if there is one."""
+        if self._newest is None:
+            return None
+        found: FloatArray = work.terms @ self._newest.coefficients
+        return found
 
     def _compare(self, unseen: list[_Seen]) -> None:
         """By micro-batches that neither the newest fit nor the cost in use has seen.
@@ -304,6 +291,27 @@ class CostInUse:
         unit = fit.coefficients[0] or fit.coefficients[1]
         newest = Quadratic(*(fit.coefficients / unit).tolist())
         return CostStatistics(self.fitted, newest, fit.error, promised, loss)
+
+
+def _look_at(step: Timing) -> _Seen:
+    """What of it was timed.
+
+    Ranks that take a step's micro-batches at once tell its time with the first of them.
+    """
+    terms, prior = step.work
+    seconds = step.compute / np.where(step.slowness > SLOW, step.slowness, 1.0)[:, None]
+    if bool(np.any((seconds == 0) & (terms[..., 2] > 0))):
+        terms, prior, seconds = (
+            each.sum(axis=1, keepdims=True) for each in (terms, prior, seconds)
+        )
+    if step.waited:
+        terms, prior = terms.swapaxes(0, 1), prior.T
+        seconds = np.where(seconds.min(axis=0) > 0, np.median(seconds, axis=0), 0.0)
+    else:
+        terms, prior = terms.reshape(-1, 1, TERMS), prior.reshape(-1, 1)
+        seconds = seconds.ravel()
+    known = (seconds > 0) & (terms[..., 1].max(axis=1) > 0)
+    return _Seen(terms[known], prior[known], seconds[known])
 
 
 def _pace(cost: FloatArray, seconds: FloatArray) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rollout_dispatcher.core.effects import Effect, SpeedsChanged, StepMeasured
 from rollout_dispatcher.core.facts import Note, SpeedsMeasured
-from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing
+from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing, Work
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.speeds import RankSpeeds
 from rollout_dispatcher.core.measuring.times import Flaw, Pass, RankTimes, TimedStep, Unmeasured
@@ -135,29 +135,32 @@ class Measuring:
             if not waited or timed.planned is None or not self._leads(cost_key, timed.number):
                 return []
             busy = np.array([known.busy[rank] for rank in range(self._dp_size)])
-            return [*self._learn_cost(self._timing(timed, timed.planned, busy, waited=True))]
+            work = self._cost.work(timed.tokens, timed.counts)
+            return [*self._learn_cost(timed, work, busy, waited=True)]
         timed.settled.add(cost_key)
         del timed.passes[cost_key]
         found = StepMeasured(
             timed.number, cost_key, self._leads(cost_key, timed.number), self._sync, split,
             timed.planned,
         )  # fmt: skip
-        self._add(found, timed)
+        self._add(found)
         if not found.leads or found.planned is None:
             return [found]
-        step = self._timing(timed, found.planned, split.compute)
-        return [found, *self._learn_cost(step), *self._learn_speeds()]
+        work = self._cost.work(timed.tokens, timed.counts)
+        estimated = self._cost.seconds(work)
+        if estimated is None:
+            estimated = found.planned / timed.slowness[:, None]
+        self._speeds.note(split.of_ranks[0], estimated)
+        return [found, *self._learn_cost(timed, work, split.compute), *self._learn_speeds()]
 
-    def _timing(
-        self, timed: TimedStep, planned: FloatArray, seconds: FloatArray, *, waited: bool = False
-    ) -> Timing:
-        return Timing(
-            timed.tokens, timed.counts, planned, seconds, timed.slowness, self._speeds.slowness,
-            self._sync, waited,
-        )  # fmt: skip
-
-    def _learn_cost(self, step: Timing) -> Iterator[Effect]:
+    def _learn_cost(
+        self, timed: TimedStep, work: Work, seconds: FloatArray, *, waited: bool = False
+    ) -> Iterator[Effect]:
         """The cost that plans are made with from now on, if that is news."""
+        assert timed.planned is not None, "of other steps nothing is learnt"
+        step = Timing(
+            work, timed.planned, seconds, timed.slowness, self._speeds.slowness, self._sync, waited
+        )
         if (cost := self._cost.measured(step, self._ledger.steps.next_step)) is not None:
             self._note(cost.fitted)
             yield cost
@@ -174,19 +177,13 @@ class Measuring:
             self._note(speeds)
             yield SpeedsChanged(speeds)
 
-    def _add(self, found: StepMeasured, timed: TimedStep) -> None:
+    def _add(self, found: StepMeasured) -> None:
         self._measured += 1
         split, before = found.split, self._totals.get(found.cost_key, 0.0)
         self._totals[found.cost_key] = before + split.of_ranks
         self._transport[found.cost_key] += split.transport_s
-        if not found.leads:
-            return
-        self._last, self._why, self._in_a_row = found, "", 0
-        if found.planned is not None:
-            work = self._cost.work_of(timed.tokens, timed.counts)
-            if work is None:
-                work = found.planned / timed.slowness[:, None]
-            self._speeds.note(split.of_ranks[0], work)
+        if found.leads:
+            self._last, self._why, self._in_a_row = found, "", 0
 
     def _leads(self, cost_key: str, step: int) -> bool:
         """Whether a step is judged by this pass: training, else what ranks spend most time on.

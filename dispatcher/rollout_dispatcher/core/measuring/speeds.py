@@ -2,7 +2,7 @@
 
 What ranks took is compared with what their work was estimated to take, so unequal shares are no
 fault of a rank's. A single long step (garbage collection, a checkpoint, a first kernel) has no say:
-of a rank's last steps the median counts, and that is smoothed.
+of a rank's last steps the median counts.
 """
 
 from collections import deque
@@ -12,15 +12,12 @@ import numpy as np
 from rollout_planner.types import FloatArray
 
 #: Steps of which the median counts; as many long ones as are left of it on one side are ignored.
-RECENT = 5
+RECENT, REMEMBERED = 8, 32
 #: Measured steps before anything is said: the median of fewer has no outliers.
 FEWEST = 3
-#: Weight of the newest step, and steps before it that have any.
-SMOOTHING = 1 / 8
-REMEMBERED = 32
 #: Plans go by a speed once the median of so many steps is that far off what they are made with:
 #: few show what is much, more show what is less. And so many of its standard errors.
-JUDGED = ((8, 0.05), (REMEMBERED, 0.02))
+JUDGED = ((RECENT, 0.05), (REMEMBERED, 0.02))
 SURE = 5.0
 #: A rank that is so much off the median one is no longer a matter of how much work it has.
 FASTEST, SLOWEST = 0.25, 4.0
@@ -49,7 +46,6 @@ class RankSpeeds:
         self._recent: deque[FloatArray] = deque(maxlen=REMEMBERED)
         #: float64[R], 1 for a rank as fast as the median one; nan where nothing can be told.
         self.slowness = np.full(dp_size, np.nan)
-        self._steps = np.zeros(dp_size, np.int64)
 
     def note(self, seconds: FloatArray, work: FloatArray) -> None:
         """A step was measured: seconds, float64[R], and work as estimated, float64[R, M]."""
@@ -57,14 +53,9 @@ class RankSpeeds:
         pace = np.full(len(of_ranks), np.nan)
         np.divide(seconds, of_ranks, out=pace, where=(of_ranks > 0) & (seconds > 0))
         self._recent.append(pace / lower_median(pace))
-        if len(self._recent) < FEWEST:
-            return
-        typical = lower_median(np.array(self._recent)[-RECENT:])
-        known = ~np.isnan(typical)
-        self._steps += known
-        weight = np.maximum(SMOOTHING, 1 / np.maximum(self._steps, 1))
-        before = np.where(np.isnan(self.slowness), typical, self.slowness)
-        self.slowness = np.where(known, before + weight * (typical - before), before)
+        if len(self._recent) >= FEWEST:
+            typical = lower_median(np.array(self._recent)[-RECENT:])
+            self.slowness = np.where(np.isnan(typical), self.slowness, typical)
 
     def revised(self, used: tuple[float, ...]) -> tuple[float, ...]:
         """What plans should be made with: `used`, but where steps since have surely shown another.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollout_planner.types import FloatArray, IntArray, Sync, straggler_excess
+from rollout_planner.types import FloatArray, IntArray
 
 #: Clocks of a device and of its host differ a little; by more, times cannot be.
 CLOCKS_DIFFER = 0.02
@@ -89,17 +89,6 @@ class Split:
         """float64[R, M], outside collectives."""
         return np.subtract(self.busy, self.collective)
 
-    @property
-    def transport(self) -> FloatArray:
-        """float64[M], inside collectives whoever waits."""
-        least: FloatArray = np.min(self.collective, axis=0)
-        return least
-
-    @property
-    def wait(self) -> FloatArray:
-        """float64[R, M], inside collectives for slower ranks."""
-        return np.subtract(self.collective, self.transport)
-
 
 @dataclass(slots=True, eq=False)
 class Pass:
@@ -157,14 +146,6 @@ class Pass:
         """float64[R, M], seconds outside collectives; None where `split` has a flaw."""
         found = self.split(dp_size)
         return None if isinstance(found, Flaw) else found.compute
-
-
-def measured_excess(compute: FloatArray, sync: Sync) -> float:
-    """Straggler excess of what ranks computed, float64[R, M].
-
-    A plan adds what it takes to fill and drain a pipeline; clocks have run meanwhile.
-    """
-    return straggler_excess(compute, sync)
 
 
 def _contradiction(busy: FloatArray, collective: FloatArray) -> Flaw | None:

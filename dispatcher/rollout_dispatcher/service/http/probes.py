@@ -24,7 +24,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.measuring.times import Pass, measured_excess
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.config.values import RUN_HEADER, VERSION_HEADER
@@ -140,7 +140,7 @@ def _measured(times: Pass, ranks: int, sync: Sync) -> dict[str, Any]:
     return {
         "busy_s": {str(rank): times.busy[rank] for rank in sorted(times.busy)},
         "collective_s": {str(rank): times.collective[rank] for rank in sorted(times.collective)},
-        "excess": None if compute is None else round(measured_excess(compute, sync), 6),
+        "excess": None if compute is None else round(straggler_excess(compute, sync), 6),
         "why": times.why,
     }
 
