@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +37,7 @@ from rollout_planner.types import (
     step_time,
 )
 from tests.bench.cells import TRACES
-from tests.bench.mix import SIZES, runs_of
+from tests.bench.mix import runs_of
 from tests.support.traces import HEADER
 from tests.support.windows import window_of
 
@@ -46,13 +47,18 @@ COST = Quadratic()
 MORE, CAP = 1.25, 1.03
 
 
-#: Where ranks meet once a step: trace, dispatch batch, DP ranks, tokens of a micro-batch's budget.
-ONCE_A_STEP = (
-    ("lineage_open_reasoning", 512, 64, 131072),
-    ("reasoning_gym_rlvr_g3", 512, 32, 16384),
-)
 #: Lengths of which a fifth are long, and two of these fill a budget.
-TWO_KINDS = ("two kinds", 1024, 64, 65536)
+TWO_KINDS = "two_kinds"
+#: Trace, dispatch batch, DP ranks, tokens of a micro-batch's budget, and where ranks meet.
+ASKED = (
+    ("lineage_open_reasoning", 512, 64, 131072, Sync.MICRO_STEP),
+    ("lineage_open_reasoning", 1024, 64, 131072, Sync.MICRO_STEP),
+    ("reasoning_gym_rlvr_g3", 256, 16, 16384, Sync.MICRO_STEP),
+    ("reasoning_gym_rlvr_g3", 1024, 64, 16384, Sync.MICRO_STEP),
+    (TWO_KINDS, 1024, 64, 65536, Sync.MICRO_STEP),
+    ("lineage_open_reasoning", 512, 64, 131072, Sync.STEP),
+    ("reasoning_gym_rlvr_g3", 512, 32, 16384, Sync.STEP),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +111,17 @@ def windows(steps: int, seeds: int) -> Iterator[Windows]:
     with TemporaryDirectory() as folder:
         made = Path(folder, "two-kinds.csv.gz")
         write_two_kinds(made)
-        for asked in ((*SIZES, TWO_KINDS), Sync.MICRO_STEP), (ONCE_A_STEP, Sync.STEP):
-            for trace, batch, ranks, budget in asked[0]:
-                path = made if trace == TWO_KINDS[0] else TRACES / f"{trace}.csv.gz"
-                if not path.exists():
-                    print(f"{trace} skipped: the trace is not here")
-                    continue
-                for bound in ("off", "0.25"):
-                    excess = [
-                        [
-                            100 * run.excess
-                            for run in runs_of(
-                                path, batch, ranks, budget, window=window, bound=bound,
-                                steps=steps, seeds=seeds, sync=asked[1],
-                            )
-                        ]
-                        for window in WINDOWS
-                    ]  # fmt: skip
-                    yield of_windows(f"{trace} {batch}/{ranks}", asked[1], bound, excess)
+        for trace, batch, ranks, budget, sync in ASKED:
+            path = made if trace == TWO_KINDS else TRACES / f"{trace}.csv.gz"
+            if not path.exists():
+                print(f"{trace} skipped: the trace is not here")
+                continue
+            runs = partial(runs_of, path, batch, ranks, budget, steps=steps, seeds=seeds, sync=sync)
+            narrowest = runs(window=1, bound="off")  # which leaves no choice
+            for bound in ("off", "0.25"):
+                found = [narrowest, *(runs(window=each, bound=bound) for each in WINDOWS[1:])]
+                excess = [[100 * run.excess for run in each] for each in found]
+                yield of_windows(f"{trace} {batch}/{ranks}", sync, bound, excess)
 
 
 def of_windows(lengths: str, sync: Sync, bound: str, excess: list[list[float]]) -> Windows:

@@ -27,6 +27,7 @@ _SPLIT = "--dp-size 4 --dispatch-batch-size 32 --micro-batch-size 2"
 COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
     "approaches": "python -m tests.bench.approaches --json FILE",
+    "properties": "python -m tests.bench.properties --json FILE",
     "groups": "python -m tests.bench.groups --json FILE",
     "mix": "python -m tests.bench.mix --json FILE",
     "seams": "python -m tests.bench.seams --json FILE",
