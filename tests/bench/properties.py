@@ -2,8 +2,9 @@
 
     python -m tests.bench.properties [--steps 100] [--seeds 5] [--cases 2500] [--json FILE]
 
-Windows: `dispatcher simulate` on real traces and on lengths of which a fifth are near half the
-budget, each window beside the next narrower one, the same seeds for both. Random steps: the same
+Windows: `dispatcher simulate` with --max-step-variation off on real traces and on lengths of which
+a fifth are near half the budget, each window beside the next narrower one, the same seeds for both
+(`tests.bench.mix` has them with the bound). Random steps: the same
 samples with a larger budget, with a looser cap on a rank's tokens, and beside two textbook splits,
 Karmarkar-Karp of equal counts and LPT under the budget; and how long the slowest plan takes. Small
 steps: beside the best of all splits. Times are in percent of an even share of the work; what a
@@ -82,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Excess at each of `WINDOWS`, means of the seeds, in percent; bound: as the option has it.
+    """Excess at each of `WINDOWS`, means of the seeds, in percent.
 
     mean_rise, worst_rise: the most that a wider window is worse than the next narrower one, in
     points, in the mean of the seeds and of any one.
@@ -90,7 +91,6 @@ class Windows:
 
     lengths: str
     sync: Sync
-    bound: str
     excess: list[float]
     mean_rise: float
     worst_rise: float
@@ -107,7 +107,7 @@ class Times:
 
 
 def windows(steps: int, seeds: int) -> Iterator[Windows]:
-    """A row a trace, barrier and bound."""
+    """A row a trace and barrier."""
     with TemporaryDirectory() as folder:
         made = Path(folder, "two-kinds.csv.gz")
         write_two_kinds(made)
@@ -117,20 +117,19 @@ def windows(steps: int, seeds: int) -> Iterator[Windows]:
                 print(f"{trace} skipped: the trace is not here")
                 continue
             runs = partial(runs_of, path, batch, ranks, budget, steps=steps, seeds=seeds, sync=sync)
-            narrowest = runs(window=1, bound="off")  # which leaves no choice
-            for bound in ("off", "0.25"):
-                found = [narrowest, *(runs(window=each, bound=bound) for each in WINDOWS[1:])]
-                excess = [[100 * run.excess for run in each] for each in found]
-                yield of_windows(f"{trace} {batch}/{ranks}", sync, bound, excess)
+            excess = [
+                [100 * run.excess for run in runs(window=window, bound="off")] for window in WINDOWS
+            ]
+            yield of_windows(f"{trace} {batch}/{ranks}", sync, excess)
 
 
-def of_windows(lengths: str, sync: Sync, bound: str, excess: list[list[float]]) -> Windows:
+def of_windows(lengths: str, sync: Sync, excess: list[list[float]]) -> Windows:
     """excess: of each window and seed."""
     rises = [
         [b - a for a, b in zip(narrow, wide, strict=True)] for narrow, wide in pairwise(excess)
     ]
     return Windows(
-        lengths, sync, bound, list(map(fmean, excess)),
+        lengths, sync, list(map(fmean, excess)),
         max(map(fmean, rises)), max(map(max, rises)),
     )  # fmt: skip
 
@@ -347,7 +346,7 @@ def line(row: Row | Windows) -> str:
         )
     excess = " / ".join(f"{each:.2f}" for each in row.excess)
     return (
-        f"{row.lengths:32} {row.sync:10} bound {row.bound:5} {excess} %  "
+        f"{row.lengths:32} {row.sync:10} {excess} %  "
         f"rises by {row.mean_rise:+.2f}, {row.worst_rise:+.2f} at worst"
     )
 
