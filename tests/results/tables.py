@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
-from tests.bench import approaches, groups, orders, plain, planner
+from tests.bench import groups, orders, plain, planner, properties
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
@@ -27,6 +27,7 @@ SHORT = {
     "azure2023_conv": "azure_conv",
     "deepseek_r1_arc_g2": "deepseek_r1",
     "tau_airline_agent_g4": "tau_airline",
+    properties.TWO_KINDS: "two kinds",
 }
 #: Of the planner's cells those of real lengths, as the README has them.
 GAINS = {
@@ -35,6 +36,8 @@ GAINS = {
     "azure-conv": "chat (azure-conv)",
 }
 MEET = ("token budget", "step", "micro-step")
+#: Of the pipelines those with so many stages are shown.
+STAGES = 8
 Rows = Iterable[Sequence[str]]
 
 
@@ -47,8 +50,9 @@ def planner_table() -> str:
     """docs/balance.md: times and plans beside verl's."""
     found = load("planner")
     lines = [planner.line(planner.Row(**row)) for row in found.figures["cells"]]
-    last = planner.unequal_line(planner.Unequal(**found.figures["unequal"]))
-    return _printed([planner.HEADING, *lines, last], found)
+    if found.figures["unequal"] is not None:
+        lines.append(planner.unequal_line(planner.Unequal(**found.figures["unequal"])))
+    return _printed([planner.HEADING, *lines], found)
 
 
 def gain_table() -> str:
@@ -71,11 +75,59 @@ def gain_table() -> str:
     )
 
 
+def properties_table() -> str:
+    """docs/balance.md: whether more room makes plans worse."""
+    found = load("properties")
+    rows = [
+        (
+            row["what"],
+            f"{row['cases']:,}",
+            f"{row['mean']:+.2f}",
+            f"{row['worst']:+.2f}",
+            f"{row['worse']:,}",
+        )
+        for row in found.figures["steps"]
+    ]
+    times = found.figures["times"]
+    table = _table("plans | cases | mean | worst | worse by over 0.1", rows, found)
+    return (
+        f"{table}\nOf {times['plans']:,} plans of random steps the slowest takes "
+        f"{times['worst']:.0f} ms of one core, the mean plan {times['mean']:.1f}."
+    )
+
+
+def widening_table() -> str:
+    """docs/balance.md: straggler excess of wider and wider windows."""
+    found = load("properties")
+    rows = [
+        (
+            _short(row["lengths"]),
+            row["sync"],
+            " / ".join(f"{each:.2f}" for each in row["excess"]),
+            f"{row['mean_rise']:+.2f}",
+            f"{row['worst_rise']:+.2f}",
+        )
+        for row in found.figures["windows"]
+    ]
+    windows = " / ".join(f"{each:g}" for each in properties.WINDOWS)
+    return _table(
+        f"lengths, batch/ranks | ranks meet at | excess % at {windows} | "
+        "largest rise of the means, points | of any seed",
+        rows,
+        found,
+    )
+
+
 def approaches_table() -> str:
-    """docs/balance.md: three ways to balance."""
+    """docs/balance.md: four ways to balance, those of all lengths in one row."""
     found = load("approaches")
-    lines = [approaches.line(approaches.Row(**row)) for row in found.figures]
-    return _printed([approaches.HEADING, *lines], found)
+    by_way: dict[str, list[str]] = {}
+    for row in found.figures:
+        step, micro_step = 100 * row["step_excess"], 100 * row["micro_step_excess"]
+        cell = f"{step:.2f} / {micro_step:.2f} ({row['distance']:.2f})"
+        by_way.setdefault(row["approach"], []).append(cell)
+    heading = " | ".join(dict.fromkeys(row["lengths"] for row in found.figures))
+    return _table(f"way | {heading}", [(way, *cells) for way, cells in by_way.items()], found)
 
 
 def groups_table() -> str:
@@ -102,7 +154,9 @@ def orders_table() -> str:
     """docs/balance.md: what the order of micro-batches saves."""
     found = load("orders")
     memory = [orders.Memory(**row) for row in found.figures["memory"]]
+    memory = [row for row in memory if row.strategy == "window"]
     pipelines = [orders.Pipeline(**row) for row in found.figures["pipelines"]]
+    pipelines = [row for row in pipelines if row.stages == STAGES]
     first, second = orders.HEADINGS
     lines = [first, *map(orders.line, memory), "", second, *map(orders.line, pipelines)]
     return _printed(lines, found)
@@ -121,10 +175,12 @@ def peers_table() -> str:
 
 
 def random_table() -> str:
-    """docs/balance.md: random cases beside other projects' planners."""
+    """docs/balance.md: random cases beside other projects' planners, a row a corner."""
     found = load("peers")
-    rows = [peers.random_cells(row) for row in found.figures["random"]]
-    return _table(peers.RANDOM_CELLS, rows, found)
+    corners: dict[str, list[dict[str, Any]]] = {}
+    for row in found.figures["random"]:
+        corners.setdefault(row["corner"], []).append(row)
+    return _table(peers.RANDOM_CELLS, map(peers.random_cells, corners.values()), found)
 
 
 def mix_table() -> str:
@@ -177,8 +233,12 @@ def seams_table() -> str:
 
 
 def windows_table() -> str:
-    """docs/balance.md: excess of windows of 1, 1.25 and 2."""
-    found = load("windows")
+    """docs/balance.md: excess of windows of 1, 1.25 and 2, and what a perfect rhythm would wait."""
+    found, rhythm = load("windows"), load("rhythm")
+    rhythms = {
+        _short(row["lengths"]): " / ".join(f"{100 * each:.1f}" for each in row["excess"])
+        for row in rhythm.figures
+    }
     rows = []
     for lengths, by_way in _by_lengths(found).items():
         cells = []
@@ -187,33 +247,9 @@ def windows_table() -> str:
             excess = " / ".join(f"{100 * run['excess']:.2f}" for run in runs)
             ratios = ", ".join(f"{run['ks_ratio']:.2f}" for run in runs[1:])
             cells.append(f"{excess} ({ratios})")
-        rows.append((lengths, *cells))
-    return _table(f"lengths, batch/ranks | {' | '.join(MEET)}", rows, found)
-
-
-def lengths_table() -> str:
-    """docs/balance.md: the distances behind the ratios."""
-    found = load("windows")
-    drawn = {_short(lengths): ks for lengths, ks in found.figures["drawn"].items()}
-    rows = []
-    for lengths, by_way in _by_lengths(found).items():
-        fifo = by_way["token budget"][1]["ks_fifo"]
-        cells = [" / ".join(f"{1e4 * run['ks']:.0f}" for run in by_way[meet][1:]) for meet in MEET]
-        rows.append((lengths, f"{1e4 * fifo:.0f}", f"{1e4 * drawn[lengths]:.0f}", *cells))
-    return _table(f"lengths, batch/ranks | FIFO | drawn | {' | '.join(MEET)}", rows, found)
-
-
-def rhythm_table() -> str:
-    """docs/balance.md: what a perfect rhythm would wait, and what ours does."""
-    found = load("rhythm")
-    ours = _by_lengths(load("windows"))
-    rows = []
-    for row in found.figures:
-        lengths = _short(row["lengths"])
-        estimate = " / ".join(f"{100 * excess:.1f}" for excess in row["excess"])
-        real = " / ".join(f"{100 * run['excess']:.1f}" for run in ours[lengths]["micro-step"])
-        rows.append((lengths, estimate, real))
-    return _table("lengths, batch/ranks | estimate | ours", rows, found)
+        rows.append((lengths, *cells, rhythms[lengths]))
+    heading = f"lengths, batch/ranks | {' | '.join(MEET)} | a perfect rhythm"
+    return f"{_table(heading, rows, found)}\nThe last column: {_from(rhythm)}"
 
 
 def _with_interval(mean: float, interval: Sequence[float]) -> str:
@@ -471,14 +507,14 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gain": gain_table},
     "balance.md": {
         "planner": planner_table,
+        "properties": properties_table,
+        "widening": widening_table,
         "peers": peers_table,
         "random": random_table,
         "approaches": approaches_table,
         "groups": groups_table,
         "windows": windows_table,
-        "lengths": lengths_table,
         "plain": plain_table,
-        "rhythm": rhythm_table,
         "orders": orders_table,
     },
     "effects.md": {
@@ -517,10 +553,9 @@ def write_all() -> None:
 def _by_lengths(windows: Measured) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """Trace and size -> how ranks meet -> a row for each window, ascending."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in sorted(windows.figures["rows"], key=lambda row: float(row["window"])):
+    for row in windows.figures:
         found.setdefault(_short(row["lengths"]), {}).setdefault(row["meet"], []).append(row)
-    drawn = [_short(lengths) for lengths in windows.figures["drawn"]]
-    return {lengths: found[lengths] for lengths in drawn}
+    return found
 
 
 def _by_step(of: dict[str, Any]) -> tuple[int, int]:
