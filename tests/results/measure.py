@@ -31,7 +31,6 @@ COMMANDS = {
     "groups": "python -m tests.bench.groups --json FILE",
     "mix": "python -m tests.bench.mix --json FILE",
     "seams": "python -m tests.bench.seams --json FILE",
-    "windows": "python -m tests.bench.windows --json FILE",
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",
     "orders": "python -m tests.bench.orders --json FILE",

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
-from tests.bench import groups, orders, plain, planner, properties
+from tests.bench import groups, orders, planner, properties
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
@@ -35,7 +35,6 @@ GAINS = {
     "reasoning-gym": "RLVR (reasoning-gym)",
     "azure-conv": "chat (azure-conv)",
 }
-MEET = ("token budget", "step", "micro-step")
 #: Of the pipelines those with so many stages are shown.
 STAGES = 8
 Rows = Iterable[Sequence[str]]
@@ -139,15 +138,27 @@ def groups_table() -> str:
 
 
 def plain_table() -> str:
-    """docs/balance.md: beside the plain column DP."""
-    found = load("plain")
+    """docs/balance.md: beside the plain column DP, and what a perfect rhythm would wait."""
+    found, rhythm = load("plain"), load("rhythm")
+    rhythms = {
+        _short(row["lengths"]): " / ".join(f"{100 * each:.1f}" for each in row["excess"][1:])
+        for row in rhythm.figures
+    }
+    by_lengths: dict[str, list[dict[str, Any]]] = {}
+    for row in found.figures:
+        by_lengths.setdefault(row["lengths"], []).append(row)
     rows = [
-        plain.Row(
-            **row | {side: plain.Choice(**row[side]) for side in ("plain", "ours")},
-        )
-        for row in found.figures
-    ]
-    return _printed([plain.HEADING, *map(plain.line, rows)], found)
+        (lengths, *(_of_windows(runs, side) for side in ("plain", "ours")),
+         rhythms.get(lengths, ""))
+        for lengths, runs in by_lengths.items()
+    ]  # fmt: skip
+    heading = "lengths, batch/ranks | plain column DP | ours | a perfect rhythm"
+    return f"{_table(heading, rows, found)}\nThe last column:\n{_from(rhythm)}"
+
+
+def _of_windows(runs: Iterable[dict[str, Any]], side: str) -> str:
+    excess = " / ".join(f"{100 * run[side]['excess']:.2f}" for run in runs)
+    return f"{excess} ({', '.join(format(run[side]['distance'], '.2f') for run in runs)})"
 
 
 def orders_table() -> str:
@@ -230,26 +241,6 @@ def seams_table() -> str:
         "seam | lengths | theirs % | ours % | furthest behind, points | lost", rows, found
     )
     return f"{table}\nWith {', '.join(versions)}."
-
-
-def windows_table() -> str:
-    """docs/balance.md: excess of windows of 1, 1.25 and 2, and what a perfect rhythm would wait."""
-    found, rhythm = load("windows"), load("rhythm")
-    rhythms = {
-        _short(row["lengths"]): " / ".join(f"{100 * each:.1f}" for each in row["excess"])
-        for row in rhythm.figures
-    }
-    rows = []
-    for lengths, by_way in _by_lengths(found).items():
-        cells = []
-        for meet in MEET:
-            runs = by_way[meet]
-            excess = " / ".join(f"{100 * run['excess']:.2f}" for run in runs)
-            ratios = ", ".join(f"{run['ks_ratio']:.2f}" for run in runs[1:])
-            cells.append(f"{excess} ({ratios})")
-        rows.append((lengths, *cells, rhythms[lengths]))
-    heading = f"lengths, batch/ranks | {' | '.join(MEET)} | a perfect rhythm"
-    return f"{_table(heading, rows, found)}\nThe last column: {_from(rhythm)}"
 
 
 def _with_interval(mean: float, interval: Sequence[float]) -> str:
@@ -513,7 +504,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "random": random_table,
         "approaches": approaches_table,
         "groups": groups_table,
-        "windows": windows_table,
         "plain": plain_table,
         "orders": orders_table,
     },
@@ -548,14 +538,6 @@ def write_all() -> None:
     """Write the generated parts of the documents again."""
     for document, parts in TABLES.items():
         rewrite(place(document), parts)
-
-
-def _by_lengths(windows: Measured) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Trace and size -> how ranks meet -> a row for each window, ascending."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in windows.figures:
-        found.setdefault(_short(row["lengths"]), {}).setdefault(row["meet"], []).append(row)
-    return found
 
 
 def _by_step(of: dict[str, Any]) -> tuple[int, int]:
