@@ -35,6 +35,8 @@ GAINS = {
     "reasoning-gym": "RLVR (reasoning-gym)",
     "azure-conv": "chat (azure-conv)",
 }
+#: Window and --max-step-variation, as they are unless asked otherwise.
+DEFAULT = (1.5, "0.25")
 #: Of the pipelines those with so many stages are shown.
 STAGES = 8
 Rows = Iterable[Sequence[str]]
@@ -55,23 +57,30 @@ def planner_table() -> str:
 
 
 def gain_table() -> str:
-    """README.md: what ranks wait for each other on real lengths."""
-    found = load("planner")
+    """README.md: what ranks wait for each other on real lengths, and with the default options."""
+    found, mixes = load("planner"), load("mix")
+    by_default = {
+        _short(row["lengths"]): row["excess"]
+        for row in mixes.figures
+        if (row["window"], row["bound"]) == DEFAULT
+    }
     rows = []
     for row in found.figures["cells"]:
         trace, sizes, window = row["cell"].rsplit("-", 2)
         if trace not in GAINS:
             continue
         batch, ranks = sizes.split("x")
-        shown = (row[f"{way}_excess"] for way in ("fifo", "greedy", "window", "bound"))
+        shown = [row[f"{way}_excess"] for way in ("fifo", "greedy", "window", "bound")]
+        shown.append(by_default[f"{trace.replace('-', '_')} {batch}/{ranks}"])
         rows.append((GAINS[trace], batch, ranks, *(f"{percent(each)} %" for each in shown)))
         assert window == "w1.25", "as the heading says"
-    return _table(
+    table = _table(
         "lengths | samples a step | DP ranks | as they come | longest first, onto the least loaded "
-        "rank | window of 1.25 batches | bound",
+        "rank | window of 1.25 batches | bound | default: 1.5, a step's loss tokens limited",
         rows,
         found,
     )
+    return f"{table}\nThe last column:\n{_from(mixes)}"
 
 
 def properties_table() -> str:
