@@ -258,8 +258,9 @@ def small_steps(cases: int) -> Iterator[Row]:
         points = []
         for seed in range(cases):
             rng = np.random.default_rng(seed)
-            tokens = np.clip(rng.lognormal(8, 0.8, int(rng.integers(5, 9))), 16, 65536)
-            tokens, ranks = tokens.astype(np.int64), int(rng.integers(2, 4))
+            drawn = rng.lognormal(8, 0.8, int(rng.integers(5, 9)))
+            tokens = np.clip(drawn, 16, 65536).astype(np.int64)
+            ranks = int(rng.integers(2, 4))
             most = int(tokens.max() * rng.uniform(1, 3)) if limit == "budget" else 0
             size = 0 if limit == "budget" else int(rng.integers(1, 4))
             config = PlanConfig(
