@@ -35,7 +35,8 @@ HEADING = "sync       micro-batches   ours %  worst   kk %  worst  behind  fewer
 @dataclass(frozen=True, slots=True)
 class Row:
     """Excess in % over the cases. behind: cases in which KK waits less with as many micro-batches;
-    fewer, more: those in which ours has another number of them. ms: of the processor, a plan.
+    fewer, more: those in which ours has another number of them. ms: of the processor, a plan; None
+    if not measured.
     """
 
     sync: str
@@ -47,14 +48,15 @@ class Row:
     behind: int
     fewer: int
     more: int
-    ms: float
+    ms: float | None
 
 
 def line(row: Row) -> str:
     """A row of the table."""
+    ms = "-" if row.ms is None else f"{row.ms:.1f}"
     return (
         f"{row.sync:11}{row.micro_batches:14}{row.ours:8.2f}{row.worst:7.1f}{row.kk:7.2f}"
-        f"{row.kk_worst:7.1f}{row.behind:8d}{row.fewer:7d}{row.more:6d}{row.ms:6.1f}"
+        f"{row.kk_worst:7.1f}{row.behind:8d}{row.fewer:7d}{row.more:6d}{ms:>6}"
     )
 
 

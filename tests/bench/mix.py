@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rollout_dispatcher.simulate.result import Run
+from rollout_planner.types import Sync
 from tests.bench.cells import TRACES
 from tests.bench.rows import report
 from tests.bench.windows import MAX_SKIPS, simulated
@@ -73,6 +74,7 @@ def runs_of(
     bound: str,
     steps: int,
     seeds: int,
+    sync: Sync = Sync.MICRO_STEP,
 ) -> list[Run]:
     """`dispatcher simulate` on a trace with one window and bound, a run a seed."""
     return [
@@ -80,7 +82,7 @@ def runs_of(
             path, "--dp-size", ranks, "--dispatch-batch-size", batch,
             "--micro-batch-tokens", budget, "--strategy", "window",
             "--window-multiple", window, "--max-step-variation", bound,
-            "--max-skips", MAX_SKIPS, "--steps", steps, "--seed", seed,
+            "--max-skips", MAX_SKIPS, "--steps", steps, "--seed", seed, "--sync", sync,
         ).runs[0]
         for seed in range(1, seeds + 1)
     ]  # fmt: skip

@@ -47,7 +47,7 @@ class Row:
     """One line of the table; excess as a ratio, times in milliseconds, None if not measured."""
 
     cell: str
-    window_ms: float
+    window_ms: float | None
     verl_kk_ms: float | None
     window_excess: float
     verl_kk_excess: float | None
@@ -247,10 +247,11 @@ def unequal_line(found: Unequal) -> str:
 
 def line(row: Row) -> str:
     """A row as it is printed."""
+    ms = "-" if row.window_ms is None else f"{row.window_ms:.2f}"
     verl_ms = "-" if row.verl_kk_ms is None else f"{row.verl_kk_ms:.1f}"
     verl = "-" if row.verl_kk_excess is None else f"{100 * row.verl_kk_excess:.2f}"
     return (
-        f"{row.cell:30} {row.window_ms:7.2f} {verl_ms:>9} |          "
+        f"{row.cell:30} {ms:>7} {verl_ms:>9} |          "
         f"{100 * row.window_excess:6.2f} {verl:>7} {100 * row.greedy_excess:7.2f} "
         f"{100 * row.fifo_excess:7.2f} {100 * row.bound_excess:7.2f}"
     )

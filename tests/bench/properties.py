@@ -1,21 +1,27 @@
 """What everybody takes for granted of plans, measured where no construction promises it.
 
-    python -m tests.bench.properties [--steps 100] [--seeds 5] [--cases 2000] [--json FILE]
+    python -m tests.bench.properties [--steps 100] [--seeds 5] [--cases 2500] [--json FILE]
 
-Windows: `dispatcher simulate` on real traces, each window beside the next narrower one, the same
-seeds for both. Random steps: the same samples with a larger budget, with a looser cap on a rank's
-tokens, and beside two textbook splits, Karmarkar-Karp of equal counts and LPT under the budget;
-and how long the slowest plan takes. Times are in percent of an even share of the work; what a
+Windows: `dispatcher simulate` with --max-step-variation off on real traces and on lengths of which
+a fifth are near half the budget, each window beside the next narrower one, the same seeds for both
+(`tests.bench.mix` has them with the bound). Random steps: the same
+samples with a larger budget, with a looser cap on a rank's tokens, and beside two textbook splits,
+Karmarkar-Karp of equal counts and LPT under the budget; and how long the slowest plan takes. Small
+steps: beside the best of all splits. Times are in percent of an even share of the work; what a
 micro-step costs to begin is in them where a budget decides how many there are.
 """
 
 import argparse
+import gzip
+import json
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from time import process_time
 
 import numpy as np
@@ -32,8 +38,8 @@ from rollout_planner.types import (
     step_time,
 )
 from tests.bench.cells import TRACES
-from tests.bench.mix import SIZES, runs_of
-from tests.bench.rows import report
+from tests.bench.mix import runs_of
+from tests.support.traces import HEADER
 from tests.support.windows import window_of
 
 WINDOWS = (1, 1.1, 1.25, 1.5, 2)
@@ -42,12 +48,25 @@ COST = Quadratic()
 MORE, CAP = 1.25, 1.03
 
 
+#: Lengths of which a fifth are long, and two of these fill a budget.
+TWO_KINDS = "two_kinds"
+#: Trace, dispatch batch, DP ranks, tokens of a micro-batch's budget, and where ranks meet.
+ASKED = (
+    ("lineage_open_reasoning", 512, 64, 131072, Sync.MICRO_STEP),
+    ("lineage_open_reasoning", 1024, 64, 131072, Sync.MICRO_STEP),
+    ("reasoning_gym_rlvr_g3", 256, 16, 16384, Sync.MICRO_STEP),
+    ("reasoning_gym_rlvr_g3", 1024, 64, 16384, Sync.MICRO_STEP),
+    (TWO_KINDS, 1024, 64, 65536, Sync.MICRO_STEP),
+    ("lineage_open_reasoning", 512, 64, 131072, Sync.STEP),
+    ("reasoning_gym_rlvr_g3", 512, 32, 16384, Sync.STEP),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """How much worse what should be better is: in the mean and at worst, in points.
 
-    cases: compared. worse: of them by more than a tenth of a point. Of times: the mean, the slowest
-        and how many are above half a second.
+    cases: compared. worse: of them by more than a tenth of a point.
     """
 
     what: str
@@ -62,34 +81,66 @@ class Row:
         return cls(what, len(points), fmean(points), max(points), sum(one > 0.1 for one in points))
 
 
-def windows(steps: int, seeds: int) -> Iterator[Row]:
-    """A row a trace, bound and step to a wider window."""
-    for trace, batch, ranks, budget in SIZES:
-        path = TRACES / f"{trace}.csv.gz"
-        if not path.exists():
-            print(f"{trace} skipped: the trace is not here")
-            continue
-        for bound in ("off", "0.25"):
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Excess at each of `WINDOWS`, means of the seeds, in percent.
+
+    mean_rise, worst_rise: the most that a wider window is worse than the next narrower one, in
+    points, in the mean of the seeds and of any one.
+    """
+
+    lengths: str
+    sync: Sync
+    excess: list[float]
+    mean_rise: float
+    worst_rise: float
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of the processor, in milliseconds, for plans of random steps. slowest: which that was."""
+
+    plans: int
+    mean: float
+    worst: float
+    slowest: str
+
+
+def windows(steps: int, seeds: int) -> Iterator[Windows]:
+    """A row a trace and barrier."""
+    with TemporaryDirectory() as folder:
+        made = Path(folder, "two-kinds.csv.gz")
+        write_two_kinds(made)
+        for trace, batch, ranks, budget, sync in ASKED:
+            path = made if trace == TWO_KINDS else TRACES / f"{trace}.csv.gz"
+            if not path.exists():
+                print(f"{trace} skipped: the trace is not here")
+                continue
+            runs = partial(runs_of, path, batch, ranks, budget, steps=steps, seeds=seeds, sync=sync)
             excess = [
-                [
-                    run.excess
-                    for run in runs_of(
-                        path,
-                        batch,
-                        ranks,
-                        budget,
-                        window=window,
-                        bound=bound,
-                        steps=steps,
-                        seeds=seeds,
-                    )
-                ]
-                for window in WINDOWS
+                [100 * run.excess for run in runs(window=window, bound="off")] for window in WINDOWS
             ]
-            for (narrow, before), (wide, after) in pairwise(zip(WINDOWS, excess, strict=True)):
-                points = [100 * (b - a) for a, b in zip(before, after, strict=True)]
-                name = f"{trace} {batch}/{ranks}, bound {bound}: window {narrow} to {wide}"
-                yield Row.of(name, points)
+            yield of_windows(f"{trace} {batch}/{ranks}", sync, excess)
+
+
+def of_windows(lengths: str, sync: Sync, excess: list[list[float]]) -> Windows:
+    """excess: of each window and seed."""
+    rises = [
+        [b - a for a, b in zip(narrow, wide, strict=True)] for narrow, wide in pairwise(excess)
+    ]
+    return Windows(
+        lengths, sync, list(map(fmean, excess)),
+        max(map(fmean, rises)), max(map(max, rises)),
+    )  # fmt: skip
+
+
+def write_two_kinds(path: Path) -> None:
+    """A trace of 20,000 samples, a fifth of them long."""
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(500, 3300, 20_000)
+    tokens[rng.permutation(len(tokens))[: len(tokens) // 5]] = rng.integers(30_500, 32_600, 4_000)
+    rows = [f"{at},{at},0,1,{length - 1},0" for at, length in enumerate(tokens.tolist())]
+    path.write_bytes(gzip.compress("\n".join([HEADER, *rows]).encode()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +215,24 @@ class Step:
         return cost
 
 
-def random_steps(cases: int) -> Iterator[Row]:
-    """A row a property, and what plans take, in milliseconds."""
-    milliseconds, points = list[float](), dict[str, list[float]]()
+def random_steps(cases: int) -> tuple[list[Row], Times]:
+    """A row a property, and what the plans took."""
+    took, points = dict[str, float](), dict[str, list[float]]()
     for seed in range(cases):
         step = Step.drawn(np.random.default_rng(seed))
         budget, share = step.config.micro_batch_tokens or 1, step.tokens.sum() / step.config.dp_size
         cap = max(int(CAP * share), int(step.tokens.max()))
-        plans = [
-            step.planned(),
-            step.planned(micro_batch_tokens=int(MORE * budget)),
-            step.planned(rank_tokens=cap),
-            step.planned(rank_tokens=int(MORE * cap)),
-        ]
-        milliseconds += [1000 * took for _, took in plans]
-        time, larger, capped, looser = (time for time, _ in plans)
+        limits: dict[str, dict[str, object]] = {
+            "as drawn": {},
+            "a larger budget": {"micro_batch_tokens": int(MORE * budget)},
+            "a cap": {"rank_tokens": cap},
+            "a looser cap": {"rank_tokens": int(MORE * cap)},
+        }
+        times = []
+        for name, limit in limits.items():
+            time, took[f"seed {seed}, {name}"] = step.planned(**limit)
+            times.append(time)
+        time, larger, capped, looser = times
         worse = {
             "a budget larger by a quarter": larger - time,
             "a cap on a rank's tokens looser by a quarter": looser - capped,
@@ -188,18 +242,79 @@ def random_steps(cases: int) -> Iterator[Row]:
         for name, by in worse.items():
             if math.isfinite(by):
                 points.setdefault(name, []).append(by)
-    for name, found in points.items():
-        yield Row.of(name, found)
-    slow = sum(took > 500 for took in milliseconds)
-    yield Row(
-        "milliseconds a plan", len(milliseconds), fmean(milliseconds), max(milliseconds), slow
-    )
+    slowest = max(took, key=lambda name: took[name])
+    times_of = Times(len(took), 1e3 * fmean(took.values()), 1e3 * took[slowest], slowest)
+    return [Row.of(name, found) for name, found in points.items()], times_of
 
 
-def measure(steps: int, seeds: int, cases: int) -> Iterator[Row]:
-    """All of it."""
-    yield from random_steps(cases)
-    yield from windows(steps, seeds)
+def small_steps(cases: int) -> Iterator[Row]:
+    """Five to eight samples beside the best of all splits into as many micro-batches."""
+    limits = {
+        "beside the best split under a budget": ("budget", Sync.MICRO_STEP),
+        "beside the best split of a fixed size": ("size", Sync.MICRO_STEP),
+        "beside the best split once a step": ("size", Sync.STEP),
+    }
+    for name, (limit, sync) in limits.items():
+        points = []
+        for seed in range(cases):
+            rng = np.random.default_rng(seed)
+            drawn = rng.lognormal(8, 0.8, int(rng.integers(5, 9)))
+            tokens = np.clip(drawn, 16, 65536).astype(np.int64)
+            ranks = int(rng.integers(2, 4))
+            most = int(tokens.max() * rng.uniform(1, 3)) if limit == "budget" else 0
+            size = 0 if limit == "budget" else int(rng.integers(1, 4))
+            config = PlanConfig(
+                dp_size=ranks, dispatch_batch_size=len(tokens), cost=COST, sync=sync,
+                grouping=Grouping.IGNORE, micro_batch_size=size or None,
+                micro_batch_tokens=most or None,
+            )  # fmt: skip
+            found = plan(window_of(tokens), config, len(tokens))
+            step = Step(tokens, config)
+            best = min(map(step.time, all_splits(tokens, found.num_micro_batches, config)))
+            points.append(step.time(found.cost) - best)
+        yield Row.of(name, points)
+
+
+def all_splits(tokens: IntArray, M: int, config: PlanConfig) -> Iterator[FloatArray]:  # noqa: N803
+    """Costs [R, M] of every legal split: as in plans, no micro-batch is empty if none has to be.
+
+    Where ranks meet once a step a rank is one micro-batch of M times the samples.
+    """
+    bins, each = config.dp_size * M, 1
+    if config.sync is Sync.STEP:
+        bins, each = config.dp_size, M
+    least = each if len(tokens) >= config.dp_size * M else 0
+    room = each * (config.micro_batch_size or len(tokens))
+    budget = config.micro_batch_tokens or int(tokens.sum())
+    work = COST(tokens)
+    cost, held, count = np.zeros(bins), np.zeros(bins), np.zeros(bins)
+
+    def place(at: int, used: int) -> Iterator[FloatArray]:
+        if at == len(tokens):
+            if count.min() >= least:
+                even = -np.sort(-cost).reshape(-1, config.dp_size).T
+                yield np.pad(even, ((0, 0), (0, M - even.shape[1])))
+            return
+        for into in range(min(used + 1, bins)):
+            if held[into] + tokens[at] > budget or count[into] == room:
+                continue
+            change = (work[at], tokens[at], 1)
+            for what, by in zip((cost, held, count), change, strict=True):
+                what[into] += by
+            yield from place(at + 1, max(used, into + 1))
+            for what, by in zip((cost, held, count), change, strict=True):
+                what[into] -= by
+
+    return place(0, 0)
+
+
+def printed(rows: "Iterable[Row | Windows]") -> list[dict[str, object]]:
+    """Each as it comes, and as it is written."""
+    found = []
+    for row in rows:
+        print(line(row), flush=True)
+        found.append(asdict(row))
+    return found
 
 
 def main() -> None:
@@ -207,17 +322,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--cases", type=int, default=2500, help="random steps, of four plans each")
+    parser.add_argument("--small", type=int, default=200, help="small steps of each limit")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     given = parser.parse_args()
-    report(measure(given.steps, given.seeds, given.cases), line, given.json)
+    rows, times = random_steps(given.cases)
+    found = {"steps": printed(rows) + printed(small_steps(given.small)), "times": asdict(times)}
+    print(
+        f"{times.plans} plans: {times.mean:.1f} ms in the mean, {times.worst:.0f} the slowest, "
+        f"of {times.slowest}",
+        flush=True,
+    )
+    found["windows"] = printed(windows(given.steps, given.seeds))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def line(row: Row) -> str:
+def line(row: Row | Windows) -> str:
     """As it is printed."""
+    if isinstance(row, Row):
+        return (
+            f"{row.what:48} {row.cases:5} cases  mean {row.mean:+7.3f}  worst {row.worst:+7.2f}  "
+            f"{row.worse:4} worse"
+        )
+    excess = " / ".join(f"{each:.2f}" for each in row.excess)
     return (
-        f"{row.what:75} {row.cases:5} cases  mean {row.mean:+7.3f}  worst {row.worst:+7.2f}  "
-        f"{row.worse:4} worse"
+        f"{row.lengths:32} {row.sync:10} {excess} %  "
+        f"rises by {row.mean_rise:+.2f}, {row.worst_rise:+.2f} at worst"
     )
 
 

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.bench.windows import drawn, simulated
+from tests.bench.windows import simulated
 from tests.support.traces import write_example_trace
 
 SIZES = ("--dp-size", 4, "--dispatch-batch-size", 32, "--micro-batch-size", 1, "--steps", 2)
@@ -23,9 +22,3 @@ def test_what_is_simulated_is_what_the_command_finds(tmp_path: Path) -> None:
 def test_a_command_that_fails_is_no_result() -> None:
     with pytest.raises(AssertionError, match="ended with 2"):
         simulated("no-such-trace", *SIZES)
-
-
-def test_independent_draws_stray_half_as_far_if_there_are_four_times_as_many() -> None:
-    tokens = np.random.default_rng(2).lognormal(8, 1, 3000).astype(np.int64)
-    few, many = drawn(tokens, 64, 20), drawn(tokens, 256, 20)
-    assert many == pytest.approx(few / 2, rel=0.25)

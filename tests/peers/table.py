@@ -35,8 +35,8 @@ def shown(row: dict[str, Any], side: str) -> str:
 
 CELLS = "case | ours | best peer | ratio | ahead of us in"
 RANDOM_CELLS = (
-    "random | peer | cases | 95 % of them | worst | with as many | with their price |"
-    " we need more, fewer | over the cap: we, they"
+    "random | peers | cases | 95 % of them | worst | with as many micro-batches | "
+    "with their price | over the cap: we, they"
 )
 
 
@@ -56,17 +56,17 @@ def worst_window(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     return (*cells(worst | {"case": f"{worst['case']}, the worst"})[:4], f"{behind} of {len(rows)}")
 
 
-def random_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of random cases in a document."""
-    if not row["cases"]:
-        return row["corner"], row["peer"], "refused", *[""] * 6
+def random_cells(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """A corner's random cases in a document: of all peers the figures of the worst for us."""
+    answered = [row for row in rows if row["cases"]]
+    each = zip(*map(differences, answered), strict=True)
+    worst = [max((one for one in found if one is not None), default=None) for found in each]
     return (
-        row["corner"],
-        row["peer"],
-        f"{row['cases']} of {row['drawn']}",
-        *map(points, differences(row)),
-        f"{row['more_micro_batches']}, {row['fewer_micro_batches']}",
-        f"{row['ours_over_cap']}, {row['peer_over_cap']}",
+        rows[0]["corner"],
+        str(len(answered)),
+        f"{max(row['cases'] for row in rows)} of {rows[0]['drawn']}",
+        *map(points, worst),
+        f"{max(row['ours_over_cap'] for row in rows)}, {max(row['peer_over_cap'] for row in rows)}",
     )
 
 

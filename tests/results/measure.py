@@ -27,10 +27,10 @@ _SPLIT = "--dp-size 4 --dispatch-batch-size 32 --micro-batch-size 2"
 COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
     "approaches": "python -m tests.bench.approaches --json FILE",
+    "properties": "python -m tests.bench.properties --json FILE",
     "groups": "python -m tests.bench.groups --json FILE",
     "mix": "python -m tests.bench.mix --json FILE",
     "seams": "python -m tests.bench.seams --json FILE",
-    "windows": "python -m tests.bench.windows --json FILE",
     "plain": "python -m tests.bench.plain --json FILE",
     "rhythm": "python -m tests.bench.rhythm --json FILE",
     "orders": "python -m tests.bench.orders --json FILE",

@@ -12,7 +12,7 @@ from typing import Any
 
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.table import percent, table
-from tests.bench import approaches, cost, groups, orders, plain, planner
+from tests.bench import cost, groups, orders, planner, properties
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
@@ -28,6 +28,7 @@ SHORT = {
     "azure2023_conv": "azure_conv",
     "deepseek_r1_arc_g2": "deepseek_r1",
     "tau_airline_agent_g4": "tau_airline",
+    properties.TWO_KINDS: "two kinds",
 }
 #: Of the planner's cells those of real lengths, as the README has them.
 GAINS = {
@@ -35,7 +36,10 @@ GAINS = {
     "reasoning-gym": "RLVR (reasoning-gym)",
     "azure-conv": "chat (azure-conv)",
 }
-MEET = ("token budget", "step", "micro-step")
+#: Window and --max-step-variation, as they are unless asked otherwise.
+DEFAULT = (1.5, "0.25")
+#: Of the pipelines those with so many stages are shown.
+STAGES = 8
 Rows = Iterable[Sequence[str]]
 
 
@@ -48,35 +52,91 @@ def planner_table() -> str:
     """docs/balance.md: times and plans beside verl's."""
     found = load("planner")
     lines = [planner.line(planner.Row(**row)) for row in found.figures["cells"]]
-    last = planner.unequal_line(planner.Unequal(**found.figures["unequal"]))
-    return _printed([planner.HEADING, *lines, last], found)
+    if found.figures["unequal"] is not None:
+        lines.append(planner.unequal_line(planner.Unequal(**found.figures["unequal"])))
+    return _printed([planner.HEADING, *lines], found)
 
 
 def gain_table() -> str:
-    """README.md: what ranks wait for each other on real lengths."""
-    found = load("planner")
+    """README.md: what ranks wait for each other on real lengths, and with the default options."""
+    found, mixes = load("planner"), load("mix")
+    by_default = {
+        _short(row["lengths"]): row["excess"]
+        for row in mixes.figures
+        if (row["window"], row["bound"]) == DEFAULT
+    }
     rows = []
     for row in found.figures["cells"]:
         trace, sizes, window = row["cell"].rsplit("-", 2)
         if trace not in GAINS:
             continue
         batch, ranks = sizes.split("x")
-        shown = (row[f"{way}_excess"] for way in ("fifo", "greedy", "window", "bound"))
+        shown = [row[f"{way}_excess"] for way in ("fifo", "greedy", "window", "bound")]
+        shown.append(by_default[f"{trace.replace('-', '_')} {batch}/{ranks}"])
         rows.append((GAINS[trace], batch, ranks, *(f"{percent(each)} %" for each in shown)))
         assert window == "w1.25", "as the heading says"
-    return _table(
+    table = _table(
         "lengths | samples a step | DP ranks | as they come | longest first, onto the least loaded "
-        "rank | window of 1.25 batches | bound",
+        "rank | window of 1.25 batches | bound | default: 1.5, a step's loss tokens limited",
+        rows,
+        found,
+    )
+    return f"{table}\nThe last column:\n{_from(mixes)}"
+
+
+def properties_table() -> str:
+    """docs/balance.md: whether more room makes plans worse."""
+    found = load("properties")
+    rows = [
+        (
+            row["what"],
+            f"{row['cases']:,}",
+            f"{row['mean']:+.2f}",
+            f"{row['worst']:+.2f}",
+            f"{row['worse']:,}",
+        )
+        for row in found.figures["steps"]
+    ]
+    times = found.figures["times"]
+    table = _table("plans | cases | mean | worst | worse by over 0.1", rows, found)
+    return (
+        f"{table}\nOf {times['plans']:,} plans of random steps the slowest takes "
+        f"{times['worst']:.0f} ms of one core, the mean plan {times['mean']:.1f}."
+    )
+
+
+def widening_table() -> str:
+    """docs/balance.md: straggler excess of wider and wider windows."""
+    found = load("properties")
+    rows = [
+        (
+            _short(row["lengths"]),
+            row["sync"],
+            " / ".join(f"{each:.2f}" for each in row["excess"]),
+            f"{row['mean_rise']:+.2f}",
+            f"{row['worst_rise']:+.2f}",
+        )
+        for row in found.figures["windows"]
+    ]
+    windows = " / ".join(f"{each:g}" for each in properties.WINDOWS)
+    return _table(
+        f"lengths, batch/ranks | ranks meet at | excess % at {windows} | "
+        "largest rise of the means, points | of any seed",
         rows,
         found,
     )
 
 
 def approaches_table() -> str:
-    """docs/balance.md: three ways to balance."""
+    """docs/balance.md: four ways to balance, those of all lengths in one row."""
     found = load("approaches")
-    lines = [approaches.line(approaches.Row(**row)) for row in found.figures]
-    return _printed([approaches.HEADING, *lines], found)
+    by_way: dict[str, list[str]] = {}
+    for row in found.figures:
+        step, micro_step = 100 * row["step_excess"], 100 * row["micro_step_excess"]
+        cell = f"{step:.2f} / {micro_step:.2f} ({row['distance']:.2f})"
+        by_way.setdefault(row["approach"], []).append(cell)
+    heading = " | ".join(dict.fromkeys(row["lengths"] for row in found.figures))
+    return _table(f"way | {heading}", [(way, *cells) for way, cells in by_way.items()], found)
 
 
 def groups_table() -> str:
@@ -88,22 +148,36 @@ def groups_table() -> str:
 
 
 def plain_table() -> str:
-    """docs/balance.md: beside the plain column DP."""
-    found = load("plain")
+    """docs/balance.md: beside the plain column DP, and what a perfect rhythm would wait."""
+    found, rhythm = load("plain"), load("rhythm")
+    rhythms = {
+        _short(row["lengths"]): " / ".join(f"{100 * each:.1f}" for each in row["excess"][1:])
+        for row in rhythm.figures
+    }
+    by_lengths: dict[str, list[dict[str, Any]]] = {}
+    for row in found.figures:
+        by_lengths.setdefault(row["lengths"], []).append(row)
     rows = [
-        plain.Row(
-            **row | {side: plain.Choice(**row[side]) for side in ("plain", "ours")},
-        )
-        for row in found.figures
-    ]
-    return _printed([plain.HEADING, *map(plain.line, rows)], found)
+        (lengths, *(_of_windows(runs, side) for side in ("plain", "ours")),
+         rhythms.get(lengths, ""))
+        for lengths, runs in by_lengths.items()
+    ]  # fmt: skip
+    heading = "lengths, batch/ranks | plain column DP | ours | a perfect rhythm"
+    return f"{_table(heading, rows, found)}\nThe last column:\n{_from(rhythm)}"
+
+
+def _of_windows(runs: Iterable[dict[str, Any]], side: str) -> str:
+    excess = " / ".join(f"{100 * run[side]['excess']:.2f}" for run in runs)
+    return f"{excess} ({', '.join(format(run[side]['distance'], '.2f') for run in runs)})"
 
 
 def orders_table() -> str:
     """docs/balance.md: what the order of micro-batches saves."""
     found = load("orders")
     memory = [orders.Memory(**row) for row in found.figures["memory"]]
+    memory = [row for row in memory if row.strategy == "window"]
     pipelines = [orders.Pipeline(**row) for row in found.figures["pipelines"]]
+    pipelines = [row for row in pipelines if row.stages == STAGES]
     first, second = orders.HEADINGS
     lines = [first, *map(orders.line, memory), "", second, *map(orders.line, pipelines)]
     return _printed(lines, found)
@@ -187,10 +261,12 @@ def peers_table() -> str:
 
 
 def random_table() -> str:
-    """docs/balance.md: random cases beside other projects' planners."""
+    """docs/balance.md: random cases beside other projects' planners, a row a corner."""
     found = load("peers")
-    rows = [peers.random_cells(row) for row in found.figures["random"]]
-    return _table(peers.RANDOM_CELLS, rows, found)
+    corners: dict[str, list[dict[str, Any]]] = {}
+    for row in found.figures["random"]:
+        corners.setdefault(row["corner"], []).append(row)
+    return _table(peers.RANDOM_CELLS, map(peers.random_cells, corners.values()), found)
 
 
 def mix_table() -> str:
@@ -240,46 +316,6 @@ def seams_table() -> str:
         "seam | lengths | theirs % | ours % | furthest behind, points | lost", rows, found
     )
     return f"{table}\nWith {', '.join(versions)}."
-
-
-def windows_table() -> str:
-    """docs/balance.md: excess of windows of 1, 1.25 and 2."""
-    found = load("windows")
-    rows = []
-    for lengths, by_way in _by_lengths(found).items():
-        cells = []
-        for meet in MEET:
-            runs = by_way[meet]
-            excess = " / ".join(f"{100 * run['excess']:.2f}" for run in runs)
-            ratios = ", ".join(f"{run['ks_ratio']:.2f}" for run in runs[1:])
-            cells.append(f"{excess} ({ratios})")
-        rows.append((lengths, *cells))
-    return _table(f"lengths, batch/ranks | {' | '.join(MEET)}", rows, found)
-
-
-def lengths_table() -> str:
-    """docs/balance.md: the distances behind the ratios."""
-    found = load("windows")
-    drawn = {_short(lengths): ks for lengths, ks in found.figures["drawn"].items()}
-    rows = []
-    for lengths, by_way in _by_lengths(found).items():
-        fifo = by_way["token budget"][1]["ks_fifo"]
-        cells = [" / ".join(f"{1e4 * run['ks']:.0f}" for run in by_way[meet][1:]) for meet in MEET]
-        rows.append((lengths, f"{1e4 * fifo:.0f}", f"{1e4 * drawn[lengths]:.0f}", *cells))
-    return _table(f"lengths, batch/ranks | FIFO | drawn | {' | '.join(MEET)}", rows, found)
-
-
-def rhythm_table() -> str:
-    """docs/balance.md: what a perfect rhythm would wait, and what ours does."""
-    found = load("rhythm")
-    ours = _by_lengths(load("windows"))
-    rows = []
-    for row in found.figures:
-        lengths = _short(row["lengths"])
-        estimate = " / ".join(f"{100 * excess:.1f}" for excess in row["excess"])
-        real = " / ".join(f"{100 * run['excess']:.1f}" for run in ours[lengths]["micro-step"])
-        rows.append((lengths, estimate, real))
-    return _table("lengths, batch/ranks | estimate | ours", rows, found)
 
 
 def _with_interval(mean: float, interval: Sequence[float]) -> str:
@@ -537,14 +573,13 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gain": gain_table},
     "balance.md": {
         "planner": planner_table,
+        "properties": properties_table,
+        "widening": widening_table,
         "peers": peers_table,
         "random": random_table,
         "approaches": approaches_table,
         "groups": groups_table,
-        "windows": windows_table,
-        "lengths": lengths_table,
         "plain": plain_table,
-        "rhythm": rhythm_table,
         "orders": orders_table,
     },
     "effects.md": {
@@ -579,15 +614,6 @@ def write_all() -> None:
     """Write the generated parts of the documents again."""
     for document, parts in TABLES.items():
         rewrite(place(document), parts)
-
-
-def _by_lengths(windows: Measured) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Trace and size -> how ranks meet -> a row for each window, ascending."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in sorted(windows.figures["rows"], key=lambda row: float(row["window"])):
-        found.setdefault(_short(row["lengths"]), {}).setdefault(row["meet"], []).append(row)
-    drawn = [_short(lengths) for lengths in windows.figures["drawn"]]
-    return {lengths: found[lengths] for lengths in drawn}
 
 
 def _by_step(of: dict[str, Any]) -> tuple[int, int]:
