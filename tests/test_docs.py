@@ -175,11 +175,13 @@ def _dispatcher(words: list[str]) -> None:
     name, *argv = words
     assert name in COMMANDS
     if name == "serve":
-        load_config(ServeConfig, argv, {}, prog="dispatcher serve")
+        assert load_config(ServeConfig, argv, {}, prog="dispatcher serve").notes == []
     if name == "simulate":
         source, flags = split_arguments(argv)
         defaults = ("a record", OF_A_RECORD) if source == "DIR" else NO_DEFAULTS
-        load_config(SimulateOptions, flags, {}, prog="dispatcher simulate", defaults=defaults)
+        prog = "dispatcher simulate"
+        found = load_config(SimulateOptions, flags, {}, prog=prog, defaults=defaults)
+        assert found.notes == []
 
 
 def _make(words: list[str]) -> None:

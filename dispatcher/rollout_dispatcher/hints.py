@@ -9,6 +9,12 @@ MAX_CHARACTERS = 4096
 REMOVED = {
     "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
     "--payload-stores file:///dev/shm/rollouts",
+    "max-waiting-bodies": "64 request bodies wait at most, of whatever size",
+    "max-pending-connections": "512 connections are pending at most, on each plane",
+    "handshake-timeout": "clients introduce themselves within 10s",
+    "write-timeout": "a peer that reads nothing for 1m is left",
+    "progress-interval": "the line on how the run gets on comes every 10s; --log-level warning has "
+    "none",
 }
 
 

@@ -1,4 +1,4 @@
-"""From which size on a payload had better go by reference: `--inline-limit`, and its default.
+"""From which size on a payload had better go by reference: `inline_limit`, and its default.
 
     python -m tests.bench.inline_limit [--stores file ray mooncake] [--kib 64 1024 ...]
                                        [--sockets tcp unix] [--pushes 1 8] [--pairs 5]

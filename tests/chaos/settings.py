@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.options import arguments
+
 #: Ranks that a later process group may have.
 MOST_RANKS = 4
 
@@ -70,4 +72,4 @@ class Settings:
             "journal-dir": journal,
             "retain": "checkpoint" if self.retain else "commit",
         }
-        return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return arguments(options)

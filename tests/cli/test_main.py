@@ -10,8 +10,9 @@ import pytest
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.cli.main import COMMANDS, main
+from rollout_dispatcher.cli.options import is_advanced, metavar
 from rollout_dispatcher.cli.problems import flag_of, show_problems
-from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import FIXED, OPTIONS
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
 
@@ -53,21 +54,30 @@ def test_the_help_of_serve_shows_what_most_runs_need(
         main(["serve", "--help"])
     shown = capsys.readouterr().out
     flags = re.findall(r"^  (--[\w-]+) [A-Za-z]", shown, re.MULTILINE)
-    assert flags[:4] == [
-        "--config", "--dp-size", "--dispatch-batch-size", "--micro-batch-tokens",
+    assert flags[:5] == [
+        "--config", "--set", "--dp-size", "--dispatch-batch-size", "--micro-batch-tokens",
     ]  # fmt: skip
-    assert len(flags) == 1 + 30
+    assert len(flags) == 2 + 30
     assert len(shown.splitlines()) <= 130
     assert "[2s]" in shown
-    assert "--max-frame-bytes" not in shown
+    assert "max-frame-bytes" not in shown
 
 
 def test_every_option_and_its_default_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(f"{flag_of(name)}" in shown for name in ServeConfig.model_fields)
+    for name, field in OPTIONS.items():
+        flag = flag_of(name)
+        assert (
+            f"{flag[2:]}={metavar(name, field)}: " in shown if is_advanced(field) else flag in shown
+        )
     assert "[256MiB]" in shown
+    assert not any(flag_of(name) in shown for name in FIXED)
+
+
+def test_there_are_45_flags_at_most() -> None:
+    assert 2 + len([field for field in OPTIONS.values() if not is_advanced(field)]) <= 45
 
 
 @pytest.mark.parametrize(
@@ -108,11 +118,12 @@ def test_on_a_terminal_mistakes_are_wrapped_and_coloured() -> None:
 def test_a_checked_config_can_be_given_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = ["--max-wait", "100ms", "--listen", "unix:/a.sock", "--no-per-rank-metrics"]
+    changed = ["--max-wait", "100ms", "--listen", "unix:/a.sock", "--set", "rank-tokens=5000"]
     assert main(["check-config", *NEEDED, *changed]) == 0
     first = capsys.readouterr().out
     assert 'max_wait = "100ms"  # --max-wait\n' in first
     assert "window_multiple = 1.5  # default\n" in first
+    assert "rank_tokens = 5000  # --set rank-tokens\n" in first.partition("\n[advanced]\n")[2]
     (tmp_path / "serve.toml").write_text(first)
     assert main(["check-config", "--config", str(tmp_path / "serve.toml")]) == 0
     second = capsys.readouterr().out

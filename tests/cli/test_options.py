@@ -9,8 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rollout_dispatcher.cli.options import Loaded, load_config
 from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import REMOVED
 from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS, HelloRank
 from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import FIXED
 
 NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
 
@@ -32,14 +34,15 @@ def toml(tmp_path: Path, text: str) -> list[str]:
 
 
 def test_flags_beat_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
-    file = toml(tmp_path, "max_skips = 7\nmax_open_steps = 7\nproducer_credits = 7")
+    text = "max_skips = 7\nmax_open_steps = 7\n[advanced]\nproducer_credits = 7"
+    file = toml(tmp_path, text)
     environ = {"DISPATCHER_MAX_SKIPS": "8", "DISPATCHER_MAX_OPEN_STEPS": "8"}
     loaded = load([*NEEDED, *file, "--max-skips", "9"], environ)
     config = loaded.config
     assert (config.max_skips, config.max_open_steps, config.producer_credits) == (9, 8, 7)
     assert loaded.sources["max_skips"] == "--max-skips"
     assert loaded.sources["max_open_steps"] == "DISPATCHER_MAX_OPEN_STEPS"
-    assert loaded.sources["producer_credits"] == f"{file[1]}:3"
+    assert loaded.sources["producer_credits"] == f"{file[1]}:4"
     assert "max_wait" not in loaded.sources
     assert config.max_wait == 2.0
 
@@ -76,7 +79,78 @@ def test_none_unsets_what_a_weaker_source_set(tmp_path: Path) -> None:
 
 
 def test_a_switch_can_be_turned_off() -> None:
-    assert load([*NEEDED, "--no-per-rank-metrics"]).config.per_rank_metrics is False
+    environ = {"DISPATCHER_INSECURE": "on"}
+    assert load([*NEEDED, "--no-insecure"], environ).config.insecure is False
+    assert load([*NEEDED, "--set", "per-rank-metrics=off"]).config.per_rank_metrics is False
+
+
+def test_an_advanced_option_is_set_by_name(tmp_path: Path) -> None:
+    file = toml(tmp_path, '[advanced]\nrank_tokens = 7\ngroup_timeout = "7s"')
+    environ = {"DISPATCHER_GROUP_TIMEOUT": "8s", "DISPATCHER_HELD_BYTES": "8MiB"}
+    loaded = load(
+        [*NEEDED, *file, "--set", "held-bytes=9MiB", "--set", "rank_tokens=none"], environ
+    )
+    config = loaded.config
+    assert (config.rank_tokens, config.group_timeout, config.held_bytes) == (None, 8.0, 9 * 2**20)
+    assert loaded.sources["held_bytes"] == "--set held-bytes"
+    assert loaded.notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("rank-token=5", "--set rank-token: unknown setting (did you mean rank-tokens?)"),
+        ("rank-tokens", "--set rank-tokens: write --set rank-tokens=VALUE"),
+        ("max-skips=5", "--set max-skips: this option has a flag of its own; write --max-skips"),
+        ("rank-tokens=many", "--set rank-tokens=many: write a whole number"),
+        ("write-timeout=5s", "--set write-timeout: unknown setting (it was removed: a peer"),
+    ],
+)
+def test_what_is_set_wrongly_is_told_with_what_to_write(text: str, fact: str) -> None:
+    assert refusal([*NEEDED, "--set", text]).startswith(fact)
+
+
+@pytest.mark.parametrize(
+    ("key", "fact"),
+    [
+        ("max_skips = 5", ":2: max_skips stands by itself, above the table [advanced]"),
+        ("rank_token = 5", ":2: unknown key rank_token (did you mean rank_tokens?)"),
+        ("rank_tokens = -5", ":2: rank_tokens = -5: it must be at least 1"),
+        ("write_timeout = 5", ":2: unknown key write_timeout (it was removed: a peer that reads"),
+    ],
+)
+def test_what_stands_wrongly_in_the_table_is_told_with_its_line(
+    tmp_path: Path, key: str, fact: str
+) -> None:
+    file = toml(tmp_path, f"[advanced]\n{key}")
+    assert refusal([*NEEDED, *file]).startswith(f"{file[1]}{fact}")
+
+
+def test_a_table_that_is_written_with_a_dot_is_found(tmp_path: Path) -> None:
+    file = toml(tmp_path, "max_skips = 9\nadvanced.rank_tokens = -5")
+    assert f"{file[1]}:2: rank_tokens" in refusal([*NEEDED, *file])
+
+
+def test_advanced_options_are_still_taken_as_they_were_written(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'group_timeout = "7s"')
+    loaded = load([*NEEDED, *file, "--rank-tokens", "5000", "--no-per-rank-metrics"])
+    config = loaded.config
+    found = (config.rank_tokens, config.group_timeout, config.per_rank_metrics)
+    assert found == (5000, 7.0, False)
+    assert loaded.notes == [
+        f"group_timeout in {file[1]}:1 is taken until 0.2.0; write it in the table [advanced]",
+        "--rank-tokens is taken until 0.2.0; write --set rank-tokens=5000",
+        "--no-per-rank-metrics is taken until 0.2.0; write --set per-rank-metrics=off",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_what_is_no_option_any_more_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    file = toml(tmp_path, f"{name} = 5")
+    argv = [*NEEDED, flag_of(name), "5", *file]
+    told = problems(argv, {f"DISPATCHER_{name.upper()}": "5"})
+    assert len(told) == 3
+    assert all(f"(it was removed: {REMOVED[flag_of(name)[2:]]})" in text for text in told)
 
 
 def test_a_misspelt_flag_names_the_nearest() -> None:
@@ -191,7 +265,7 @@ def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:
         ("--buffer-bytes", "4Gi", "4GiB"),
         ("--buffer-bytes", "100", "100MiB or 100GiB"),
         ("--max-skips", "1e3", "1000"),
-        ("--max-sample-tokens", "64k", "64000"),
+        ("--set", "max-sample-tokens=64k", "64000"),
         ("--groups", "Step", "step"),
         ("--journal-sync", "bach", "batch"),
     ],

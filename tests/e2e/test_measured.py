@@ -310,7 +310,7 @@ def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None
         found = server.scrape()
         assert found["measured_steps_total"] == 1
         assert found["step_imbalance_ratio_sum{stage=measured}"] == pytest.approx(1.4 / 1.2 - 1)
-        assert not [name for name in found if "dp_rank" in name], "--no-per-rank-metrics"
+        assert not [name for name in found if "dp_rank" in name], "--set per-rank-metrics=off"
 
 
 def hostile(header: bytes) -> bytes:

@@ -16,6 +16,7 @@ from rollout_dispatcher.protocol.sessions import Session, Side
 from tests.chaos.cluster.processes import Process
 from tests.fuzz.session import welcome
 from tests.support.client import Producer, Trainer
+from tests.support.options import arguments
 from tests.support.references import STORE, make_references
 from tests.support.server import eventually
 
@@ -55,9 +56,8 @@ class Arena:
                 "journal-dir": folder / "journal",
                 "retain": "commit",
             }
-        flags = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         self._process = Process(
-            ["tests.fuzz.planted", bug, "serve", *flags], folder / "dispatcher.log"
+            ["tests.fuzz.planted", bug, "serve", *arguments(options)], folder / "dispatcher.log"
         )
         self.attacks = 0
         self.codes: dict[str, int] = {}

@@ -200,7 +200,7 @@ def test_a_larger_sample_than_payload_stores_may_hold_is_refused(start: Serve) -
     server = start(referenced_bytes="64B")
     pushed = push(server, [4, 400], (0,))
     assert pushed.outcomes == [Outcome.ACCEPTED, Outcome.REFUSED]
-    assert "raise --referenced-bytes" in pushed.errors["1"]
+    assert "raise --set referenced-bytes" in pushed.errors["1"]
 
 
 def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from tests.chaos.cluster.processes import Process
+from tests.support.options import arguments
 from tests.support.server import eventually, series
 
 DP_SIZE = 2
@@ -94,7 +95,7 @@ def soak(folder: Path, load: Load, report: Callable[[Look], None] = lambda _: No
     return looks
 
 
-def _flags(folder: Path, load: Load) -> list[object]:
+def _flags(folder: Path, load: Load) -> list[str]:
     options: dict[str, object] = {
         "listen": "127.0.0.1:0",
         "http": "127.0.0.1:0",
@@ -108,7 +109,7 @@ def _flags(folder: Path, load: Load) -> list[object]:
     }
     if load.journal:
         options |= {"journal-dir": folder / "journal", "retain": "commit"}
-    return [word for name, value in options.items() for word in (f"--{name}", value)]
+    return arguments(options)
 
 
 def _look(dispatcher: Process, plane: Endpoint, began: float) -> Look:

@@ -33,6 +33,11 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def set_flag_of(name: str) -> str:
+    """`rank_tokens` -> `--set rank-tokens`, which `=` and the value follow."""
+    return "--set " + name.replace("_", "-")
+
+
 def variable_of(name: str) -> str:
     """`window_multiple` -> `DISPATCHER_WINDOW_MULTIPLE`."""
     return ENV_PREFIX + name.upper()
@@ -45,6 +50,8 @@ class Written:
     model: type[BaseModel]
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    #: What is still taken as it was written in 0.1, and how to write it.
+    notes: list[str] = field(default_factory=list)
 
     def wrong_values(self, error: ValidationError) -> dict[str, list[str]]:
         """Of each option that cannot be read, by name, why; the name is empty where it is none."""
@@ -65,7 +72,7 @@ class Written:
         places = [
             place if place == variable_of(name) else f"{name} in {place}"
             for name, place in self.sources.items()
-            if place != flag_of(name) and words & {name, flag_of(name)[2:]}
+            if place not in {flag_of(name), set_flag_of(name)} and words & {name, flag_of(name)[2:]}
         ]
         return f"{problem} [{', '.join(places)}]" if places else problem
 
@@ -89,7 +96,7 @@ class Written:
         place = self.sources[name]
         if place == flag_of(name):
             return f"{place} {value}"
-        if place == variable_of(name):
+        if place in {variable_of(name), set_flag_of(name)}:
             return f"{place}={value}"
         return f"{place}: {name} = {_as_toml(value)}"
 

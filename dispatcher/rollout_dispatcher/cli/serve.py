@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from rollout_dispatcher.cli.options import Loaded, load_config, toml_value
+from rollout_dispatcher.cli.options import ADVANCED, Loaded, load_config, themes, toml_value
 from rollout_dispatcher.service.config.checks import notes
 from rollout_dispatcher.service.config.serve import ServeConfig
 
@@ -12,8 +12,9 @@ DESCRIPTION = "Run the dispatcher. It serves until SIGTERM (drain, then stop) or
 
 EPILOG = """\
 Every option can also be set as DISPATCHER_<NAME> in the environment (commas separate lists) or as
-<name> in the --config file (TOML): flags win over the environment, that over the file. Write none
-to unset an option. Durations: 100ms, 2s, 5m. Sizes: 512KiB, 64MiB, 4GiB.
+<name> in the --config file (TOML; advanced ones in its table [advanced]): flags win over the
+environment, that over the file. Write none to unset an option. Durations: 100ms, 2s, 5m. Sizes:
+512KiB, 64MiB, 4GiB.
 
 examples:
   packed micro-batches of 32768 tokens for 8 FSDP ranks:
@@ -75,16 +76,21 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
         "max_skips": loaded.config.skips_bound,
         "outlier_max_skips": loaded.config.skips_bound,
     }
-    heading = ""
-    for name, field in ServeConfig.model_fields.items():
-        if name in ServeConfig.HEADINGS:
-            yield f"{heading}# {ServeConfig.HEADINGS[name]}"
-            heading = "\n"
-        value = getattr(loaded.config, name)
-        if value is None:  # a comment: written out, it would stay when what it follows from moves
-            shown = derived.get(name, "none")
-            yield f"# {name} = {shown}" + ("  # derived" if name in derived else "")
-        else:
-            yield f"{name} = {toml_value(field, value)}  # {loaded.sources.get(name, 'default')}"
-    for note in notes(loaded.config):
+    gap = ""
+    for advanced in (False, True):
+        if advanced:
+            yield f"\n[{ADVANCED}]"
+            gap = ""
+        for theme, fields in themes(ServeConfig, advanced=advanced).items():
+            yield f"{gap}# {theme}"
+            gap = "\n"
+            for name, field in fields.items():
+                value = getattr(loaded.config, name)
+                if value is None:  # a comment: written out, it would not follow what it follows now
+                    shown = derived.get(name, "none")
+                    yield f"# {name} = {shown}" + ("  # derived" if name in derived else "")
+                else:
+                    source = loaded.sources.get(name, "default")
+                    yield f"{name} = {toml_value(field, value)}  # {source}"
+    for note in (*notes(loaded.config), *loaded.notes):
         yield f"\n# note: {note}"

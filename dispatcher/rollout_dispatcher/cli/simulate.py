@@ -96,7 +96,7 @@ def _options(
     flags: Sequence[str], source: str | None, recording: Recording | None, *, pace: bool
 ) -> SimulateOptions:
     """What was asked for, and for the rest what the recorded run had, if it is one."""
-    return load_config(
+    found = load_config(
         SimulateOptions,
         flags,
         own_environment(os.environ),
@@ -106,7 +106,10 @@ def _options(
         defaults=NO_DEFAULTS
         if recording is None
         else (str(source), defaults_of(recording, pace=pace)),
-    ).config
+    )
+    for note in () if pace else found.notes:  # told once
+        print(f"dispatcher simulate: {note}", file=sys.stderr)
+    return found.config
 
 
 def _recording(source: str | None, run: str | None) -> Recording | None:

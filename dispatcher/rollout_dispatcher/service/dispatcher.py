@@ -181,7 +181,7 @@ class Dispatcher:
             async with asyncio.timeout(self.config.drain_timeout):
                 return await self.drained()
         except TimeoutError:
-            log.error("not drained within %g s (--drain-timeout)", self.config.drain_timeout)
+            log.error("not drained within %g s (--set drain-timeout)", self.config.drain_timeout)
             return False
 
     async def stop(self) -> bool:
@@ -349,7 +349,7 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
     if config.dp_size > limits.sample:
         raise ConfigError(
             f"{config.dp_size} DP ranks need as many connections, and {limits.sample} are allowed; "
-            f"raise --max-connections, and the limit on open files (ulimit -n) from {limit}"
+            f"raise --set max-connections, and the limit on open files (ulimit -n) from {limit}"
         )
     return limits
 

@@ -7,7 +7,7 @@ error from the planner, or wait for ever. So settings that do not fit what an ea
 are refused at once, with what to change. What a setting itself decides of (`--oversize drop`,
 `--groups ignore`) is no reason to refuse: groups that are ignored now are none any more.
 
-Of committed steps the journal keeps `--retain-bytes` until a checkpoint covers them, by default a
+Of committed steps the journal keeps `retain_bytes` until a checkpoint covers them, by default a
 tenth of the volume and at most 50 GiB, and never more than half of what the volume has for the
 journal: retained steps give way before a disk is full, and where it is full all the same (a quota,
 others' files) half of them go with each look.

@@ -11,7 +11,7 @@ together, by the same rules as at start; of a change all or nothing is put in fo
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -239,6 +239,10 @@ class Read(Protocol):
     @property
     def sources(self) -> Mapping[str, str]:
         """Flag, variable, or file and line of each option that was set."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was written as in 0.1, and how to write it."""
 
 
 class Rereading:

@@ -61,7 +61,7 @@ def trained_steps(recording: Recording) -> list[RecordedStep]:
     if not steps:
         raise ConfigError(
             f"{recording.name}: no step was committed whose samples are all on record; let the "
-            "run go on, or give it more --record-bytes"
+            "run go on, or give it more --set record-bytes"
         )
     return steps
 

@@ -23,13 +23,13 @@ def config(**changes: Any) -> ServeConfig:
         (
             {"oversize": "alone", "max_sample_tokens": 130, "sample_length_multiple": 16},
             144,
-            "--oversize alone and --max-sample-tokens 130",
+            "--oversize alone and --set max-sample-tokens=130",
         ),
         ({"oversize": "alone", "max_sample_tokens": 90}, 100, "--micro-batch-tokens 100"),
         (
             {"micro_batch_tokens": None, "micro_batch_size": 2, "max_sample_tokens": 50},
             100,
-            "--micro-batch-size 2 and --max-sample-tokens 50",
+            "--micro-batch-size 2 and --set max-sample-tokens=50",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def test_connections_beyond_the_limit_are_told_so_and_may_retry(serve: Serve) ->
     with WireClient(server.endpoint) as fourth:
         error = fourth.expect_error("connection-limit")
         assert error.retriable
-        assert "serves 3 connections; raise --max-connections" in error.message
+        assert "serves 3 connections; raise --set max-connections" in error.message
     server.await_scrape(lambda found: found.get(refusals) == 1, "the refused connection is gone")
     train_a_step(server, producer, trainer)
     producer.bye()

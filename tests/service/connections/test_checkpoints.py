@@ -212,7 +212,7 @@ def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
         kept = now["steps_retained"]
         with (
             RankClient(server.endpoint, dp_rank=0, dp_size=RANKS) as rank,
-            pytest.raises(CheckpointRefused, match=r"cannot be given again, .*--retain-bytes"),
+            pytest.raises(CheckpointRefused, match=r"cannot be given again, .*--set retain-bytes"),
         ):
             rank.resume(m.CheckpointPosition(run_id=rank.run_id, step=0))
         trainer = Trainer(server)

@@ -57,5 +57,5 @@ def test_what_is_lowered_is_named_with_its_flags(caplog: pytest.LogCaptureFixtur
     assert not caplog.messages
     warn_if_lowered(ASKED, fit(ASKED, 1024), 1024)
     (said,) = caplog.messages
-    assert "at most 540 connections are served on the sample plane (--max-connections 4096)" in said
+    assert "540 connections are served on the sample plane (--set max-connections=4096)" in said
     assert said.endswith("to 9280")

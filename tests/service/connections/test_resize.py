@@ -144,7 +144,7 @@ def test_a_size_that_the_batch_does_not_divide_over_is_refused_and_training_goes
 def test_more_ranks_than_connections_are_refused(serve: Serve) -> None:
     server = serve(max_connections=8)
     Rank(server.endpoint, 0, 2)
-    assert "--max-connections is 8; raise it" in refusal(server, 0, 2**31 - 1, None)
+    assert "--set max-connections is 8; raise it" in refusal(server, 0, 2**31 - 1, None)
 
 
 def test_ranks_of_one_generation_agree_on_their_number(serve: Serve) -> None:
@@ -159,7 +159,7 @@ def test_the_number_may_be_fixed(serve: Serve) -> None:
     server = serve(elastic=False)
     with Trainer(server.endpoint, 2):
         server.await_status(ranks_connected=2)
-    words = "this dispatcher serves 2; start it with --dp-size 4, or with --elastic"
+    words = "this dispatcher serves 2; start it with --dp-size 4, or with --set elastic=on"
     assert words in refusal(server, 0, 4, None)
     with Trainer(server.endpoint, 2):
         server.await_status(generation=2, ranks_connected=2)

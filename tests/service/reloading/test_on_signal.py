@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ CONFIG = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1)
 class Found:
     config: ServeConfig
     sources: Mapping[str, str]
+    notes: Sequence[str] = ()
 
 
 class Disk:

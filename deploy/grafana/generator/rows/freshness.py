@@ -60,7 +60,7 @@ PANELS = [
     Panel(
         "Rewound",
         "Steps and samples that a loaded checkpoint opened again, and trained steps that were gone "
-        "by then; steps that had to go before a checkpoint covered them (--retain-bytes).",
+        "by then; steps that had to go before a checkpoint covered them (--set retain-bytes).",
         {
             "steps": chosen("dispatcher_steps_rewound_total"),
             "samples": chosen("dispatcher_samples_rewound_total"),

@@ -138,7 +138,7 @@ class SampleBuffer:
                 "too-long",
                 f"sample {sample.sample_id} has {sample.tokens} tokens, the limit is "
                 f"{self.limits.max_sample_tokens}; truncate the rollout, raise "
-                "--micro-batch-tokens or --max-sample-tokens, or set --oversize alone",
+                "--micro-batch-tokens or --set max-sample-tokens, or set --oversize alone",
             )
         if sample.loss_tokens >= sample.tokens:
             raise SampleRefused(
@@ -187,7 +187,7 @@ class SampleBuffer:
             raise SampleRefused(
                 "larger-than-buffer",
                 f"sample {sample_id} has {reference.nbytes} bytes in a payload store, where all "
-                f"may have {self.limits.referenced_bytes}; raise --referenced-bytes",
+                f"may have {self.limits.referenced_bytes}; raise --set referenced-bytes",
             )
 
     def is_grouped(self, sample: Sample) -> bool:

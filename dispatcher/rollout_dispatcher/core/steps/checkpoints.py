@@ -132,7 +132,7 @@ class Checkpoints:
         return (
             f"no checkpoint was reported as saved {since}, so {len(self._steps)} committed steps "
             f"with {self.samples} samples ({self.nbytes / 2**20:.1f} MiB) are kept to be given "
-            f"again; beyond {self.limit / 2**20:.1f} MiB (--retain-bytes) or "
+            f"again; beyond {self.limit / 2**20:.1f} MiB (--set retain-bytes) or "
             f"{MAX_RETAINED_SAMPLES} samples the oldest go, and an older checkpoint cannot be "
             "resumed from then: call stream.checkpoint_saved(state) once a checkpoint is on the "
             "disk, or start the dispatcher with --retain commit if none is ever loaded"
@@ -215,8 +215,8 @@ class Checkpoints:
         if oldest <= self.evicted:
             return (
                 f"they were let go of when there was no room for more than {self.limit} bytes or "
-                f"{MAX_RETAINED_SAMPLES} samples of committed steps; a larger --retain-bytes, or "
-                "checkpoint_saved for each checkpoint, would have kept them"
+                f"{MAX_RETAINED_SAMPLES} samples of committed steps; a larger --set retain-bytes, "
+                "or checkpoint_saved for each checkpoint, would have kept them"
             )
         if oldest <= self.saved:
             return "they were released for good since a later checkpoint was reported saved"

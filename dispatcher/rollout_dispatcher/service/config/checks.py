@@ -36,7 +36,7 @@ def check_padding(config: "ServeConfig", packed_length: int | None) -> None:
 
 def largest_micro_batch(config: "ServeConfig") -> tuple[int, str]:
     """Tokens that a packed micro-batch may have, its samples padded, and by which settings."""
-    budget, limit = config.micro_batch_tokens, f"--max-sample-tokens {config.max_sample_tokens}"
+    budget, limit = config.micro_batch_tokens, f"--set max-sample-tokens={config.max_sample_tokens}"
     longest = round_up(config.max_sample_tokens, config.sample_length_multiple)
     if budget is None:
         size = config.micro_batch_size or 1
@@ -184,11 +184,12 @@ def _groups(config: "ServeConfig") -> Iterator[str]:
 
 
 def _deadlines(config: "ServeConfig") -> Iterator[str]:
-    for name in ("rank_timeout", "idle_timeout"):
-        if getattr(config, name) <= 2 * config.heartbeat_interval:
+    timeouts = {"--rank-timeout": config.rank_timeout, "--set idle-timeout": config.idle_timeout}
+    for flag, timeout in timeouts.items():
+        if timeout <= 2 * config.heartbeat_interval:
             yield (
-                f"--{name.replace('_', '-')} must exceed two heartbeats, or one late one "
-                "ends a healthy connection; raise it or lower --heartbeat-interval"
+                f"{flag} must exceed two heartbeats, or one late one "
+                "ends a healthy connection; raise it or lower --set heartbeat-interval"
             )
 
 
@@ -200,8 +201,8 @@ def _retain(config: "ServeConfig") -> Iterator[str]:
         )
     if config.retain_bytes is not None and not config.retains:
         yield (
-            "--retain-bytes bounds what the journal keeps of committed steps, and nothing is kept; "
-            "set --journal-dir, and leave out --retain commit"
+            "--set retain-bytes bounds what the journal keeps of committed steps, and nothing is "
+            "kept; set --journal-dir, and leave out --retain commit"
         )
 
 

@@ -196,7 +196,7 @@ class ServeConfig(ServeOptions):
         def check(dp_size: int) -> None:
             if dp_size > self.max_connections:
                 raise ConfigError(
-                    f"they would need as many connections, and --max-connections is "
+                    f"they would need as many connections, and --set max-connections is "
                     f"{self.max_connections}; raise it"
                 )
             validate_config(replace(plan_config, dp_size=dp_size), self.window_multiple)
