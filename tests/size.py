@@ -53,9 +53,9 @@ DECIDES = Dispatch.push.__code__
 SAMPLES, QUIET_S = 9, 0.05
 ONE_AT_A_TIME = {
     "dp_size": 1,
-    "dispatch_batch_size": 1,
+    "global_batch_size": 1,
     "micro_batch_size": 1,
-    "window_multiple": 1,
+    "window": 1,
     "buffer_capacity": 100,
     "listen": ["127.0.0.1:0"],
     "http": "127.0.0.1:0",

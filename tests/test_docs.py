@@ -154,7 +154,7 @@ def commands(path: Path) -> list[str]:
 
 
 #: What a recorded run has said itself, of the options that have no default.
-OF_A_RECORD = {"dp_size": 8, "dispatch_batch_size": 64, "micro_batch_size": 1}
+OF_A_RECORD = {"dp_size": 8, "global_batch_size": 64, "micro_batch_size": 1}
 QUOTED = sorted({(path.name, one) for path in EVERY_TEXT for one in commands(path)})
 
 

@@ -147,7 +147,7 @@ def ways(load: Load, socket: str, address: str, engine: Sequence[int]) -> Iterat
             listen = "127.0.0.1:0" if socket == "tcp" else f"unix:{own}/socket"
             return {
                 "payload_stores": address, "journal_dir": f"{own}/journal",
-                "retain": "commit",
+                "sample_retention": "commit",
                 "inline_limit": limit, "listen": listen,
             }  # fmt: skip
 

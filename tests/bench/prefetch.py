@@ -85,8 +85,8 @@ def run(address: str, setting: Setting, compute_s: float) -> Found:
     with serving(
         address,
         SAMPLE_BYTES,
-        dispatch_batch_size=setting.samples,
-        window_multiple=1,
+        global_batch_size=setting.samples,
+        window=1,
         buffer_capacity=samples,
         max_open_steps=setting.steps + 2,
         referenced_bytes="1TiB",

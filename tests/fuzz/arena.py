@@ -43,8 +43,8 @@ class Arena:
             "http": f"unix:{folder}/http.sock",
             "ready-file": folder / "ready.json",
             "dp-size": DP_SIZE,
-            "dispatch-batch-size": 4,
-            "window-multiple": 1,
+            "global-batch-size": 4,
+            "window": 1,
             "micro-batch-tokens": 64,
             "max-wait": "10ms",
             "group-timeout": "200ms",
@@ -54,7 +54,7 @@ class Arena:
             options |= {
                 "payload-stores": STORE,
                 "journal-dir": folder / "journal",
-                "retain": "commit",
+                "sample_retention": "commit",
             }
         self._process = Process(
             ["tests.fuzz.planted", bug, "serve", *arguments(options)], folder / "dispatcher.log"

@@ -75,7 +75,7 @@ def served(folder: Path, journal: bool) -> Iterator[Served]:
     """It runs meanwhile, and no longer."""
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
-    options = ["--dp-size=1", f"--dispatch-batch-size={BATCH}", "--micro-batch-size=2"]
+    options = ["--dp-size=1", f"--global-batch-size={BATCH}", "--micro-batch-size=2"]
     options += [f"--buffer-capacity={len(SAMPLES)}", f"--ready-file={ready}"]
     options += ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--log-level=warning"]
     options += [f"--journal-dir={folder / 'journal'}"] if journal else []
@@ -158,7 +158,7 @@ def check_what_is_missing(folder: Path, lmdb: bool) -> None:
         told = str(error)
     assert "pip install 'rollout-dispatcher[workers]'" in told, told or "it came without torch"
     if not lmdb:
-        words = ["serve", "--dp-size=1", "--dispatch-batch-size=1", "--micro-batch-size=1"]
+        words = ["serve", "--dp-size=1", "--global-batch-size=1", "--micro-batch-size=1"]
         words += ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", f"--journal-dir={folder / 'none'}"]
         ended = subprocess.run([COMMAND, *words], check=False, capture_output=True, text=True)
         assert ended.returncode == 2, ended

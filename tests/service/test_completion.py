@@ -22,8 +22,8 @@ class Run:
     def __init__(self) -> None:
         self.log = SlowLog()
         config = ServeConfig(
-            dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=Path("unused"),
-            retain="checkpoint", drain_timeout=WAITS_SECONDS,
+            dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=Path("unused"),
+            sample_retention="checkpoint", drain_timeout=WAITS_SECONDS,
         )  # fmt: skip
         clock = asyncio.get_running_loop().time
         core = Dispatch(core_config(config))

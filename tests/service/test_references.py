@@ -172,7 +172,7 @@ def test_over_http_what_cannot_be_is_refused_before_anything_is_taken(server: Se
 
 
 def test_without_payload_stores_references_over_http_are_refused(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path, dp_size=2, dispatch_batch_size=4, micro_batch_tokens=64) as server:
+    with ServeProcess(tmp_path, dp_size=2, global_batch_size=4, micro_batch_tokens=64) as server:
         answer = post(server, over_http("web/0"), status=422)
     assert "(allowed: none); add it to --payload-stores" in answer["errors"]["0"]
 

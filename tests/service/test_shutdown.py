@@ -48,7 +48,7 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
 
 
 def test_a_push_that_waits_at_the_signal_may_be_pushed_again_and_is_told_so(serve: Serve) -> None:
-    server = serve(buffer_capacity=4, window_multiple=1)
+    server = serve(buffer_capacity=4, window=1)
     producer, errors = RolloutProducer(server.endpoint), Queue[Exception]()
     producer.push_many([{"input_ids": [1, 2, 3]}] * 4)
 
@@ -122,7 +122,7 @@ def test_a_group_that_the_drain_cut_off_is_named_though_ranks_train_the_rest(ser
 
 
 def test_what_the_settings_ask_to_drop_is_no_loss(serve: Serve) -> None:
-    server = serve(last_batch="drop")
+    server = serve(final_batch="drop")
     producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
     producer.push([3, 4, 5])
     server.send_signal(signal.SIGTERM)

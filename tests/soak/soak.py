@@ -101,14 +101,14 @@ def _flags(folder: Path, load: Load) -> list[str]:
         "http": "127.0.0.1:0",
         "ready-file": folder / "ready.json",
         "dp-size": DP_SIZE,
-        "dispatch-batch-size": load.batch,
+        "global-batch-size": load.batch,
         "micro-batch-tokens": 4096,
-        "window-multiple": 1.5,
+        "window": 1.5,
         "buffer-capacity": load.buffer_samples,
         "sample-id-horizon": load.id_horizon,
     }
     if load.journal:
-        options |= {"journal-dir": folder / "journal", "retain": "commit"}
+        options |= {"journal-dir": folder / "journal", "sample_retention": "commit"}
     return arguments(options)
 
 

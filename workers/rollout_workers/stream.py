@@ -355,8 +355,8 @@ class MicroBatchStream(Closing):
         """Go on after the step that `state_dict` was taken after; on every rank, before any step.
 
         With a journal the steps that were committed since come again, identical. Without one, or
-        with `--retain commit`, they are gone: that is logged as a warning, and counted, and the
-        stream goes on with the next step. Raises CheckpointRefused when the checkpoint is of
+        with `sample_retention=commit`, they are gone: that is logged as a warning, and counted, and
+        the stream goes on with the next step. Raises CheckpointRefused when the checkpoint is of
         another run, ahead of the dispatcher, or older than what the journal still has, or when
         other ranks have loaded another one (which iterating may raise too); StepContractError after
         the first step.

@@ -1,11 +1,11 @@
 """Loads a pydantic model from flags, environment variables and a TOML file, in that precedence.
 
-Every field of the model is an option under one name: `window_multiple` is `--window-multiple`,
-`DISPATCHER_WINDOW_MULTIPLE` and the TOML key `window_multiple`; an advanced one, `rank_tokens`, is
+Every field of the model is an option under one name: `window` is `--window`,
+`DISPATCHER_WINDOW` and the TOML key `window`; an advanced one, `rank_tokens`, is
 `--set rank-tokens=N`, `DISPATCHER_RANK_TOKENS` and a key of the TOML table [advanced]. Nothing that
 was written is ignored: an unknown flag, variable or key is an error that names the nearest right
-one, and all that is wrong is told at once. The flags and top-level keys that advanced options had
-in 0.1 are still taken, with a note that says how to write them: until 0.2.0.
+one, and all that is wrong is told at once. What options were called in 0.1, and the flags and
+top-level keys that advanced ones had then, are taken until 0.2.0, with a note on how to write them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 
 from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, set_flag_of, variable_of
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import nearest
+from rollout_dispatcher.hints import RENAMED, nearest
 from rollout_dispatcher.service.config.serve import WRONG
 from rollout_dispatcher.service.config.values import Reach, Unit
 
@@ -62,11 +62,18 @@ class Loaded(Generic[M]):
     notes: Sequence[str] = ()
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Has room for most flags on the line on which their help begins."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are ConfigError, with the nearest flag for a misspelt one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _Formatter)
         kwargs["allow_abbrev"] = False  # an abbreviation breaks when an option is added
         super().__init__(*args, **kwargs)
 
@@ -128,12 +135,15 @@ def load_config(
             raise ConfigError(*problems, *error.problems) from None
     problems += _take_environment(written, environ)
     assignments = flags.pop("set", ())
-    for name, value in flags.items():
-        _take(written, name, value, flag_of(name))
+    for shown, value in flags.items():
+        name = RENAMED.get(shown, shown)
+        _take(written, name, value, flag_of(shown))
         if is_advanced(field := model.model_fields[name]):
             no = "no-" if value is False else ""
             instead = f"{set_flag_of(name)}={format_value(field, value)}"
-            _note(written, f"--{no}{flag_of(name)[2:]}", instead)
+            _note(written, f"--{no}{flag_of(shown)[2:]}", instead)
+        elif name != shown:
+            _note(written, flag_of(shown), flag_of(name))
     problems += _take_assignments(written, assignments)
     return Loaded(_validated(written, problems), written.sources, written.notes)
 
@@ -197,7 +207,7 @@ def build_parser(
     if advanced:
         parser.add_argument(
             "--set", metavar="NAME=VALUE", action="append", default=argparse.SUPPRESS,
-            help="set an advanced option, repeatable; docs/settings.md says what each does",
+            help="set an advanced option, repeatable; see docs/settings.md",
         )  # fmt: skip
     common: Mapping[str, Sequence[str]] = getattr(model, "COMMON", {})
     if common:
@@ -213,8 +223,9 @@ def build_parser(
             _add_flag(group, name, options.pop(name))
     if advanced and (everything or not common):
         parser.add_argument_group("advanced, each as --set NAME=VALUE", _listed(advanced))
-    for name, field in options.items():
-        _add_flag(parser, name, field, hidden=True)
+    for name, now in names_of(model).items():
+        if now in options or name != now:
+            _add_flag(parser, name, model.model_fields[now], hidden=True)
     return parser
 
 
@@ -258,6 +269,7 @@ def _take_assignments(written: Written, texts: Sequence[str]) -> Iterator[str]:
     for text in texts:
         shown, equals, value = text.partition("=")
         name = shown.strip().replace("-", "_")
+        name = RENAMED.get(name, name)
         if name in known and not is_advanced(known[name]):
             yield f"--set {shown}: this option has a flag of its own; write {flag_of(name)}"
         elif name not in known:
@@ -269,7 +281,7 @@ def _take_assignments(written: Written, texts: Sequence[str]) -> Iterator[str]:
 
 
 def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[str]:
-    known = {variable_of(name): name for name in options_of(written.model)}
+    known = {variable_of(name): now for name, now in names_of(written.model).items()}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or FOREIGN.fullmatch(variable):
             continue
@@ -278,19 +290,25 @@ def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[
             many = expects_list(written.model.model_fields[name])
             value = [part.strip() for part in text.split(",")] if many else text
             _take(written, name, value, variable)
+            if variable != variable_of(name):
+                _note(written, variable, variable_of(name))
         elif variable != f"{ENV_PREFIX}CONFIG":
-            yield f"unknown environment variable {variable}{nearest(variable, known)}"
+            hint = nearest(variable, map(variable_of, options_of(written.model)))
+            yield f"unknown environment variable {variable}{hint}"
 
 
 def _take_file(written: Written, path: Path) -> Iterator[str]:
     file = read_toml(path)
-    known = options_of(written.model)
+    known, names = options_of(written.model), names_of(written.model)
     for key, value in file.values.items():
         place, is_table = file.place(key), isinstance(value, dict)
-        if key in known:
-            _take(written, key, value, place)
-            if is_advanced(known[key]):
-                _note(written, f"{key} in {place}", f"it in the table [{ADVANCED}]")
+        if key in names:
+            name = names[key]
+            _take(written, name, value, place)
+            if is_advanced(known[name]):
+                _note(written, f"{key} in {place}", f"{name} in the table [{ADVANCED}]")
+            elif name != key:
+                _note(written, f"{key} in {place}", name)
         elif key == ADVANCED and is_table:
             yield from _take_table(written, value, file)
         elif is_table and value.keys() & known:
@@ -370,6 +388,13 @@ def options_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Fields that can be set outside Python."""
     fields = model.model_fields.items()
     return {name: field for name, field in fields if Reach.FIXED not in field.metadata}
+
+
+def names_of(model: type[BaseModel]) -> dict[str, str]:
+    """What an option may be called, and is called now: by its name, or by that of 0.1."""
+    options = options_of(model)
+    old = {before: now for before, now in RENAMED.items() if now in options}
+    return {name: name for name in options} | old
 
 
 def is_advanced(field: FieldInfo) -> bool:

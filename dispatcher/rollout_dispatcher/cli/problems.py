@@ -2,7 +2,7 @@
 
 --max-wait 100: write a number and a unit (ms, s, m, h, d), ...; did you mean 100ms or 100s?
 DISPATCHER_STRATEGY=windw: write round-robin, greedy, kk or window; did you mean window?
-serve.toml:3: max_skips = -1: it must be at least 0
+serve.toml:3: max_delay = -1: it must be at least 0
 """
 
 import json
@@ -29,7 +29,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def flag_of(name: str) -> str:
-    """`window_multiple` -> `--window-multiple`."""
+    """`window` -> `--window`."""
     return "--" + name.replace("_", "-")
 
 
@@ -39,7 +39,7 @@ def set_flag_of(name: str) -> str:
 
 
 def variable_of(name: str) -> str:
-    """`window_multiple` -> `DISPATCHER_WINDOW_MULTIPLE`."""
+    """`window` -> `DISPATCHER_WINDOW`."""
     return ENV_PREFIX + name.upper()
 
 
@@ -94,10 +94,10 @@ class Written:
     def _written(self, name: str, value: object) -> str:
         """As it was written, which is where somebody looks for it."""
         place = self.sources[name]
-        if place == flag_of(name):
-            return f"{place} {value}"
-        if place in {variable_of(name), set_flag_of(name)}:
+        if place.startswith((ENV_PREFIX, "--set ")):
             return f"{place}={value}"
+        if place.startswith("--"):
+            return f"{place} {value}"
         return f"{place}: {name} = {_as_toml(value)}"
 
 

@@ -18,22 +18,18 @@ environment, that over the file. Write none to unset an option. Durations: 100ms
 
 examples:
   packed micro-batches of 32768 tokens for 8 FSDP ranks:
-    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768
-  4 samples a micro-batch, DDP with no_sync, over a Unix socket:
-    dispatcher serve --dp-size 4 --dispatch-batch-size 128 --micro-batch-size 4 --sync step \\
-        --listen unix:/run/dispatcher.sock
+    dispatcher serve --dp-size 8 --global-batch-size 512 --micro-batch-tokens 32768
   for other machines, with a secret and TLS (clients: DISPATCHER_TOKEN_FILE, tls://host:7077):
-    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768 \\
+    dispatcher serve --dp-size 8 --global-batch-size 512 --micro-batch-tokens 32768 \\
         --listen 0.0.0.0:7077 --token-file token --tls-cert server.pem --tls-key server.key
   what would that use?
     dispatcher check-config --config serve.toml
 
 signals:
   SIGTERM, SIGINT   drain, or with a journal stop: the next start goes on; the second quits at once
-  SIGHUP            read the options again: --window-multiple, --max-wait, --target-excess and
-                    --max-skips may change while it serves, as by POST /v1/config, others not
+  SIGHUP            read the options again: --window, --max-wait, --max-imbalance and
+                    --max-delay may change while it serves, as by POST /v1/config, others not
   SIGUSR1           log where the run stands, and what every thread and task does
-  SIGUSR2           changes nothing, and is logged
 
 exit codes: 0 the stream ended, the DP ranks finished or everything was drained, 1 failure or a
 shutdown that gave up accepted samples (the log names them), 2 usage or config
@@ -71,10 +67,10 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
     derived = {
         "buffer_capacity": loaded.config.buffer_samples,
         "buffer_bytes": loaded.config.buffer_memory,
-        "held_bytes": loaded.config.held_memory,
+        "blocked_push_bytes": loaded.config.held_memory,
         "referenced_bytes": loaded.config.referenced_capacity,
-        "max_skips": loaded.config.skips_bound,
-        "outlier_max_skips": loaded.config.skips_bound,
+        "max_delay": loaded.config.skips_bound,
+        "outlier_max_delay": loaded.config.skips_bound,
     }
     gap = ""
     for advanced in (False, True):

@@ -44,15 +44,15 @@ TRACE is a CSV file, gzip or not, with the columns arrival_s, group, run, prompt
 response_tokens, truncated (an empty cell is unknown), or one of the built-in length profiles:
 lineage, reasoning-gym, azure-conv, azure-code, deepseek-r1-arc, tau-airline.
 
-DIR is what `dispatcher serve --record DIR` wrote: samples come as they came, options that are not
-given are those that it ran with, and the table shows how it ran beside how it would have."""
+DIR is what `dispatcher serve --record-dir DIR` wrote: samples come as they came, options that are
+not given are those that it ran with, and the table shows how it ran beside how it would have."""
 EPILOG = """\
 Options are read from flags, DISPATCHER_<NAME> variables and the --config file, as for serve.
 
 examples:
-  dispatcher simulate lineage --dp-size 64 --dispatch-batch-size 512 --micro-batch-tokens 131072
-  dispatcher simulate trace.csv.gz --dp-size 8 --dispatch-batch-size 512 --micro-batch-size 4 \\
-      --sync step --window-multiple 1 1.25 2 --recommend --html report.html
+  dispatcher simulate lineage --dp-size 64 --global-batch-size 512 --micro-batch-tokens 131072
+  dispatcher simulate trace.csv.gz --dp-size 8 --global-batch-size 512 --micro-batch-size 4 \\
+      --sync step --window 1 1.25 2 --recommend --html report.html
   which window would have been best yesterday?
     dispatcher simulate /var/lib/dispatcher/record --recommend
 

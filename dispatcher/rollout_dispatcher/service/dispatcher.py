@@ -266,7 +266,7 @@ class Dispatcher:
 
         config: in force, with what was posted to an earlier process.
         """
-        if config.record is None:
+        if config.record_dir is None:
             return None
         header = {
             "run": core.run_id,
@@ -275,7 +275,7 @@ class Dispatcher:
             "unix": round(time.time(), 6),
             "config": config.model_dump(mode="json"),
         }
-        writer = RecordWriter(config.record, config.record_bytes, header)
+        writer = RecordWriter(config.record_dir, config.record_bytes, header)
         metrics.watch_record(writer)
         close = partial(writer.close, RECORD_CLOSE_SECONDS)
         stack.push_async_callback(lambda: in_own_thread(close))

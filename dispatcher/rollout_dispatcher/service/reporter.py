@@ -129,10 +129,10 @@ WORDS: Final = {
     ),
     DropReason.SCHEMA: (logging.WARNING, "accepted with other fields than --fields declares now"),
     DropReason.OVERSIZE: (
-        logging.INFO, "longer than --micro-batch-tokens, as --oversize drop asks for",
+        logging.INFO, "longer than --micro-batch-tokens, as --on-oversize drop asks for",
     ),
     DropReason.LAST_BATCH: (
-        logging.INFO, "of the partial batch at the end, as --set last-batch=drop asks for",
+        logging.INFO, "of the partial batch at the end, as --set final-batch=drop asks for",
     ),
     DropReason.UNUSED: (logging.INFO, "not used when the DP ranks finished the run"),
 }  # fmt: skip

@@ -16,7 +16,7 @@ from rollout_dispatcher.service.connections.descriptors import (
     warn_if_lowered,
 )
 
-ASKED = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1).connection_limits
+ASKED = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=1).connection_limits
 
 
 def test_what_fits_is_given() -> None:

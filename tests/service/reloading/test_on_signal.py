@@ -18,7 +18,7 @@ from rollout_dispatcher.service.reloading import (
     Settings,
 )
 
-CONFIG = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1)
+CONFIG = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=1)
 
 
 @dataclass

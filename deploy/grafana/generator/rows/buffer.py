@@ -26,8 +26,8 @@ PANELS = [
     ),
     Panel(
         "Bytes",
-        "In memory: the buffer (--buffer-bytes), pushes that wait (--set held-bytes), frames being "
-        "received (--set receive-bytes); in payload stores: what is buffered (--set "
+        "In memory: the buffer (--buffer-bytes), pushes that wait (--set blocked-push-bytes), "
+        "frames being received (--set receive-bytes); in payload stores: what is buffered (--set "
         "referenced-bytes); on disk: steps kept until a checkpoint (--set retain-bytes).",
         {
             "buffer": chosen("dispatcher_buffer_bytes"),

@@ -13,8 +13,8 @@ PANELS = [
     ),
     Panel(
         "Memory",
-        "Resident. What may be held is --buffer-bytes, --set held-bytes and --set receive-bytes "
-        "together; docs/sizing.md.",
+        "Resident. What may be held is --buffer-bytes, --set blocked-push-bytes and --set "
+        "receive-bytes together; docs/sizing.md.",
         {"resident": chosen("process_resident_memory_bytes")},
         Unit.BYTES,
     ),

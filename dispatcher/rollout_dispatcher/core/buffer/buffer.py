@@ -138,7 +138,7 @@ class SampleBuffer:
                 "too-long",
                 f"sample {sample.sample_id} has {sample.tokens} tokens, the limit is "
                 f"{self.limits.max_sample_tokens}; truncate the rollout, raise "
-                "--micro-batch-tokens or --set max-sample-tokens, or set --oversize alone",
+                "--micro-batch-tokens or --set max-sample-tokens, or set --on-oversize alone",
             )
         if sample.loss_tokens >= sample.tokens:
             raise SampleRefused(
@@ -211,7 +211,7 @@ class SampleBuffer:
             raise SampleRefused(
                 "group-too-large" if sample.group_size > 0 else "group-overflows",
                 f"group {group_id} has {size} samples, a step takes at most {largest}; raise "
-                "--dispatch-batch-size, or count steps in groups: --dispatch-batch-groups",
+                "--global-batch-size, or count steps in groups: --global-batch-groups",
             )
         self._check_micro_batch(sample, size, group)
         if group is not None and not group.restored and group.size not in (None, size):
@@ -246,7 +246,7 @@ class SampleBuffer:
                 "group-too-long",
                 f"group {sample.group_id} has {tokens} tokens with sample {sample.sample_id}, a "
                 f"micro-batch takes at most {limits.tokens} and has to hold the whole group; "
-                "raise --micro-batch-tokens, or set --oversize alone, or --groups rank",
+                "raise --micro-batch-tokens, or set --on-oversize alone, or --groups rank",
             )
 
     def is_expected(self, sample: Sample) -> bool:
