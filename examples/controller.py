@@ -36,7 +36,7 @@ async def control() -> None:
     """Run `PHASES` policy versions, from the first rollout to the last commit."""
     config = ServeConfig(
         dp_size=RANKS,
-        dispatch_batch_size=BATCH,
+        global_batch_size=BATCH,
         micro_batch_tokens=512,
         max_staleness=0,  # on-policy: a step has only samples of the version that it trains, ...
         steps_per_version=STEPS_A_PHASE,  # ... of which the trainer takes several steps

@@ -2,7 +2,7 @@
 
 Three commands, each in a terminal of its own:
 
-    dispatcher serve --dp-size 2 --dispatch-batch-groups 8 --group-size 8 \
+    dispatcher serve --dp-size 2 --global-batch-groups 8 --group-size 8 \
         --micro-batch-tokens 512 --max-staleness 8
     torchrun --standalone --nproc-per-node 2 examples/ddp_grpo.py train
     python examples/ddp_grpo.py rollout

@@ -1,6 +1,6 @@
 """FSDP2: gradients meet at a step's last micro-batch, and a checkpoint holds the stream too.
 
-    dispatcher serve --dp-size 2 --dispatch-batch-size 16 --micro-batch-tokens 256 \
+    dispatcher serve --dp-size 2 --global-batch-size 16 --micro-batch-tokens 256 \
         --journal-dir journal
     torchrun --standalone --nproc-per-node 2 examples/fsdp2.py --folder checkpoints
 

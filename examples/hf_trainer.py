@@ -1,6 +1,6 @@
 """Hugging Face `Trainer`, fed by a dispatcher: its batch is a step, all micro-batches of it.
 
-    dispatcher serve --dp-size 2 --dispatch-batch-size 16 --micro-batch-tokens 256
+    dispatcher serve --dp-size 2 --global-batch-size 16 --micro-batch-tokens 256
     torchrun --nproc-per-node 2 examples/hf_trainer.py
 
 The Trainer keeps its own loss, its own normalisation (`num_items_in_batch` over all micro-batches

@@ -1,6 +1,6 @@
 """A rollout worker that never runs so far ahead of the trainer that its samples come too late.
 
-    dispatcher serve --dp-size 1 --dispatch-batch-size 8 --micro-batch-size 8 \
+    dispatcher serve --dp-size 1 --global-batch-size 8 --micro-batch-size 8 \
         --buffer-capacity 512 --max-staleness 1
     python examples/paced_producer.py 127.0.0.1:7077 --samples 200
 

@@ -2,7 +2,7 @@
 
 Start the trainer by this file in place of prime-rl's own entry point, with the same arguments:
 
-    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768
+    dispatcher serve --dp-size 8 --global-batch-size 512 --micro-batch-tokens 32768
     export DISPATCHER_ENDPOINT=127.0.0.1:7077
     torchrun --nproc-per-node 8 examples/prime_rl_loader.py @ trainer.toml
 

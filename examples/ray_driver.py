@@ -33,7 +33,7 @@ async def drive() -> dict[str, Any]:
     # integration: begin
     config = ServeConfig(
         dp_size=RANKS,
-        dispatch_batch_size=32,
+        global_batch_size=32,
         micro_batch_tokens=512,
         listen=["127.0.0.1:0"],
         http="127.0.0.1:0",  # any free ports

@@ -1,6 +1,6 @@
 """torchtitan: its trainer, fed by the stream. Checked with torchtitan 0.3.0.
 
-    dispatcher serve --dp-size 2 --dispatch-batch-size 16 --micro-batch-tokens 4096
+    dispatcher serve --dp-size 2 --global-batch-size 16 --micro-batch-tokens 4096
     torchrun --standalone --nproc-per-node 2 examples/titan_batcher.py --steps 100
 
 A torchtitan component is a class with a Config; `Batcher` is the one that its trainer builds as

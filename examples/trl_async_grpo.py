@@ -1,6 +1,6 @@
 """TRL's `AsyncGRPOTrainer`, fed by a dispatcher in place of its own queue on rank 0.
 
-    dispatcher serve --dp-size 2 --dispatch-batch-size 16 --group-size 4 --micro-batch-tokens 256 \
+    dispatcher serve --dp-size 2 --global-batch-size 16 --group-size 4 --micro-batch-tokens 256 \
         --max-staleness 4
     torchrun --nproc-per-node 2 examples/trl_async_grpo.py
 

@@ -1,6 +1,6 @@
 """verl: its FSDP engine, fed with the stream's micro-batches. Checked with verl 0.9.1.
 
-    dispatcher serve --dp-size 2 --dispatch-batch-size 64 --micro-batch-tokens 16384
+    dispatcher serve --dp-size 2 --global-batch-size 64 --micro-batch-tokens 16384
     torchrun --standalone --nproc-per-node 2 examples/verl_fsdp.py --model Qwen/Qwen3-0.6B
 
 verl's `train_batch` cuts a rank's part of a batch into micro-batches itself, as each rank sees fit.

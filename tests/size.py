@@ -31,6 +31,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from rollout_dispatcher import Dispatcher, ServeConfig
+from rollout_dispatcher.cli.options import themes
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_workers import MicroBatchStream, RolloutProducer
 from tests.support.source import ROOT
@@ -52,9 +53,9 @@ DECIDES = Dispatch.push.__code__
 SAMPLES, QUIET_S = 9, 0.05
 ONE_AT_A_TIME = {
     "dp_size": 1,
-    "dispatch_batch_size": 1,
+    "global_batch_size": 1,
     "micro_batch_size": 1,
-    "window_multiple": 1,
+    "window": 1,
     "buffer_capacity": 100,
     "listen": ["127.0.0.1:0"],
     "http": "127.0.0.1:0",
@@ -123,7 +124,8 @@ def of_packages() -> dict[str, tuple[int, int]]:
 
 def flags() -> int:
     """Options of `dispatcher serve`; a switch with its opposite is one."""
-    return len(ServeConfig.model_fields) + 1  # and --config
+    flags = themes(ServeConfig, advanced=False).values()
+    return sum(map(len, flags)) + 2  # and --config, --set
 
 
 # -- the way of a sample

@@ -159,7 +159,7 @@ def commands(path: Path) -> list[str]:
 
 
 #: What a recorded run has said itself, of the options that have no default.
-OF_A_RECORD = {"dp_size": 8, "dispatch_batch_size": 64, "micro_batch_size": 1}
+OF_A_RECORD = {"dp_size": 8, "global_batch_size": 64, "micro_batch_size": 1}
 QUOTED = sorted({(path.name, one) for path in EVERY_TEXT for one in commands(path)})
 
 
@@ -180,11 +180,13 @@ def _dispatcher(words: list[str]) -> None:
     name, *argv = words
     assert name in COMMANDS
     if name == "serve":
-        load_config(ServeConfig, argv, {}, prog="dispatcher serve")
+        assert load_config(ServeConfig, argv, {}, prog="dispatcher serve").notes == []
     if name == "simulate":
         source, flags = split_arguments(argv)
         defaults = ("a record", OF_A_RECORD) if source == "DIR" else NO_DEFAULTS
-        load_config(SimulateOptions, flags, {}, prog="dispatcher simulate", defaults=defaults)
+        prog = "dispatcher simulate"
+        found = load_config(SimulateOptions, flags, {}, prog=prog, defaults=defaults)
+        assert found.notes == []
 
 
 def _make(words: list[str]) -> None:

@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import FLAGS, named
 from tests.support.source import ROOT
 from tests.test_architecture import MENTION, candidates, names_in
 
 TEXT = (ROOT / "docs" / "limits.md").read_text()
-FLAGS = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields}
 
 
 @pytest.mark.parametrize(("path", "name"), sorted(set(MENTION.findall(TEXT))))
@@ -20,12 +19,12 @@ def test_what_is_mentioned_exists(path: str, name: str) -> None:
 
 
 def test_its_flags_are_those_of_serve() -> None:
-    assert set(re.findall(r"--[a-z][a-z-]+", TEXT)) <= FLAGS
+    assert named(TEXT) <= FLAGS
 
 
 def test_every_flag_that_limits_what_is_held_is_in_it() -> None:
     limits = {flag for flag in FLAGS if re.search(r"-(bytes|connections|credits|horizon)$", flag)}
-    assert limits <= set(re.findall(r"--[a-z][a-z-]+", TEXT))
+    assert limits <= named(TEXT)
 
 
 def test_every_constant_that_bounds_what_peers_make_us_remember_is_in_it() -> None:

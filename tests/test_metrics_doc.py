@@ -33,7 +33,7 @@ def families() -> Iterator[Metric]:
     """What a dispatcher with a journal and a record exports before anything has happened."""
     with TemporaryDirectory() as folder:
         config = ServeConfig(
-            dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=Path(folder)
+            dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=Path(folder)
         )
         core = Dispatch(core_config(config))
         metrics = Metrics(config, core, lambda: 0.0)

@@ -48,8 +48,9 @@ ANY_ERROR: Final = {
 #: What a push is answered with besides, by status.
 PUSH_ERRORS: Final = {
     "400": "The body is no sample: message says where; nothing was taken",
-    "408": "The request took longer than --request-timeout to arrive",
-    "413": "The body is larger than --max-body-bytes, as sent or decompressed; push fewer samples",
+    "408": "The request took longer than --set request-timeout to arrive",
+    "413": "The body is larger than --set max-body-bytes, as sent or decompressed; push fewer "
+    "samples",
     "415": f"The Content-Encoding is none of: {SUPPORTED}",
     "503": "Nothing was taken: see code; with Retry-After, push it again. stopping: the "
     "dispatcher shuts down, its successor will take it; receiving, busy: too much at once",
@@ -57,7 +58,7 @@ PUSH_ERRORS: Final = {
 #: What a change of settings is answered with besides.
 CONFIG_ERRORS: Final = {
     "400": "The body is no JSON object; nothing has changed",
-    "408": "The request took longer than --request-timeout to arrive",
+    "408": "The request took longer than --set request-timeout to arrive",
     "413": f"The body is larger than {MAX_CONFIG_BYTES} bytes",
     "415": "The body is compressed",
     "422": "It cannot be so: message says why, and names what needs a restart; nothing has changed",
@@ -65,7 +66,7 @@ CONFIG_ERRORS: Final = {
 #: What a question for what is needed of a payload store is answered with besides.
 KNOWN_ERRORS: Final = {
     "400": "The body is no JSON object, or not this one",
-    "408": "The request took longer than --request-timeout to arrive",
+    "408": "The request took longer than --set request-timeout to arrive",
     "413": f"The body is larger than {MAX_KNOWN_BYTES} bytes; ask of fewer keys",
     "415": "The body is compressed",
     "422": "--payload-stores does not name this store",
@@ -208,7 +209,7 @@ def _push() -> Described:
     return {
         "summary": "Push finished samples",
         "description": f"One object, an array of them, or NDJSON; at most {MAX_SAMPLES} samples, "
-        "and --max-body-bytes in all. It may be compressed with "
+        "and --set max-body-bytes in all. It may be compressed with "
         f"{SUPPORTED}. All samples of a request are read before the first is taken.",
         "parameters": list(_parameters(PushQuery, "query")),
         "requestBody": {

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import FLAGS, named
 from tests.support.source import ROOT
 from tests.test_metrics_doc import families
 
@@ -38,5 +38,4 @@ def test_a_section_says_what_to_look_at_and_what_to_do(alert: str) -> None:
 @pytest.mark.parametrize("text", [RULES, TEXT], ids=["rules", "runbook"])
 def test_what_is_named_is_there(text: str) -> None:
     assert set(re.findall(r"\bdispatcher_[a-z_]+", text)) - METRICS == set()
-    flags = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields}
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - flags == set()
+    assert named(text) - FLAGS == set()

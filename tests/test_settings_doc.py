@@ -3,8 +3,14 @@
 python -m tests.test_settings_doc    writes the table again
 """
 
-from rollout_dispatcher.cli.options import format_value
-from rollout_dispatcher.cli.problems import flag_of
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from rollout_dispatcher.cli.options import format_value, themes
+from rollout_dispatcher.cli.problems import flag_of, set_flag_of
+from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.generated import between, rewrite
 from tests.support.source import ROOT
@@ -12,30 +18,45 @@ from tests.support.source import ROOT
 DOC = ROOT / "docs" / "settings.md"
 
 
-def settings_table() -> str:
-    """A row an option of `serve`."""
+def settings_table(*, advanced: bool) -> str:
+    """A row an option of `serve`: those that are flags, or the others."""
     rows = ["| option | default | what it does |", "|---|---|---|"]
-    for name, field in ServeConfig.model_fields.items():
-        if name in ServeConfig.HEADINGS:
-            rows.append(f"| **{ServeConfig.HEADINGS[name]}** | | |")
-        default = "required"
-        if not field.is_required():
-            shown = field.default is not None
-            default = f"`{format_value(field, field.default)}`" if shown else "unset"
-        about = " ".join((field.description or "").split())
-        rows.append(f"| `{flag_of(name)}` | {default} | {about} |")
+    for theme, fields in themes(ServeConfig, advanced=advanced).items():
+        rows.append(f"| **{theme}** | | |")
+        for name, field in fields.items():
+            default = "required"
+            if not field.is_required():
+                shown = field.default is not None
+                default = f"`{format_value(field, field.default)}`" if shown else "unset"
+            about = " ".join((field.description or "").split())
+            written = f"{set_flag_of(name)}=" if advanced else flag_of(name)
+            rows.append(f"| `{written}` | {default} | {about} |")
     return "\n".join(rows)
 
 
-def test_the_table_is_up_to_date() -> None:
+def renamed_line() -> str:
+    """What options were called before."""
+    pairs = (f"`{flag_of(old)[2:]}` is `{flag_of(now)[2:]}`" for old, now in RENAMED.items())
+    return ", ".join(pairs) + "."
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "renamed": renamed_line,
+    "settings": partial(settings_table, advanced=False),
+    "advanced": partial(settings_table, advanced=True),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_table_is_up_to_date(name: str) -> None:
     text = DOC.read_text()
-    start, stop = between(text, "settings")
-    assert text[start:stop] == settings_table() + "\n", "run: python -m tests.test_settings_doc"
+    start, stop = between(text, name)
+    assert text[start:stop] == TABLES[name]() + "\n", "run: python -m tests.test_settings_doc"
 
 
 def main() -> None:
-    """Write the table into the document."""
-    rewrite(DOC, {"settings": settings_table})
+    """Write the tables into the document."""
+    rewrite(DOC, TABLES)
 
 
 if __name__ == "__main__":

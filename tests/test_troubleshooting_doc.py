@@ -9,13 +9,12 @@ import pytest
 
 from rollout_dispatcher import errors
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import FLAGS, named
 from tests.support.source import ROOT
 
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "troubleshooting.md").read_text()
 GUIDES = [DOCS / name for name in ("troubleshooting.md", "window.md", "sizing.md")]
-FLAGS = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields}
 #: Of `simulate`, `wait-ready`, and switched-off ones.
 OTHER_FLAGS = {"--recommend", "--timeout"}
 QUOTED = [each for each in re.findall(r"`([^`\n]+)`", TEXT) if "..." in each]
@@ -77,8 +76,7 @@ def test_every_reason_to_drop_a_sample_is_explained() -> None:
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 def test_flags_that_are_named_exist(guide: Path) -> None:
-    named = set(re.findall(r"--[a-z][a-z-]+", guide.read_text()))
-    assert named <= FLAGS | OTHER_FLAGS
+    assert named(guide.read_text()) <= FLAGS | OTHER_FLAGS
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)

@@ -1,6 +1,6 @@
 r"""The dispatcher as an actor of a Ray cluster; it takes the options of `dispatcher serve`.
 
-    python deploy/ray/dispatcher_actor.py --dp-size 8 --dispatch-batch-size 512 \
+    python deploy/ray/dispatcher_actor.py --dp-size 8 --global-batch-size 512 \
         --micro-batch-tokens 32768 --listen 10.0.0.5:7077 --token-file token --journal-dir journal
 
 The actor is detached and has a name, so that every job of the namespace finds it. It stays on the

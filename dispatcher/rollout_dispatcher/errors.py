@@ -80,8 +80,8 @@ class FrameTooSlow(ProtocolError):
     def __init__(self, filled: int, seconds: float) -> None:
         super().__init__(
             f"{filled} bytes of a frame have come, the last of them too slowly over {seconds:g} s; "
-            "connect again and send it again (raise --request-timeout where the network is as slow "
-            "as that, or --receive-bytes so that others need not wait for the memory meanwhile)"
+            "connect again and send it again (raise --set request-timeout where the network is as "
+            "slow as that, or --set receive-bytes so that others need not wait for it meanwhile)"
         )
 
 
@@ -93,7 +93,7 @@ class BodyTooLarge(ProtocolError):
     def __init__(self, limit: int, *, decompressed: bool = False) -> None:
         super().__init__(
             f"the body has more than {limit} bytes{' once decompressed' if decompressed else ''}; "
-            "push fewer samples a request, or raise --max-body-bytes"
+            "push fewer samples a request, or raise --set max-body-bytes"
         )
         self.limit = limit
 
@@ -175,7 +175,7 @@ class ReceivingFull(DispatcherError):
     def __init__(self, nbytes: int, limit: int) -> None:
         super().__init__(
             f"{nbytes} bytes are being received already, of {limit} at a time over all "
-            "connections; push again in a moment, or raise --receive-bytes"
+            "connections; push again in a moment, or raise --set receive-bytes"
         )
 
 
@@ -186,10 +186,7 @@ class TooManyBodies(DispatcherError):
     retriable = True
 
     def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"{limit} request bodies wait to be read already; push again in a moment, or raise "
-            "--max-waiting-bodies"
-        )
+        super().__init__(f"{limit} request bodies wait to be read already; push again in a moment")
 
 
 class ConnectionLimit(DispatcherError):
@@ -200,8 +197,8 @@ class ConnectionLimit(DispatcherError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"the dispatcher serves {limit} connections; raise --max-connections (and the limit on "
-            "open files, if its log says so)"
+            f"the dispatcher serves {limit} connections; raise --set max-connections (and the "
+            "limit on open files, if its log says so)"
         )
 
 
@@ -214,7 +211,7 @@ class MadeRoom(DispatcherError):
     def __init__(self, limit: int) -> None:
         super().__init__(
             f"{limit} connections have not said hello, and the oldest make room for others; "
-            "connect again, or raise --max-pending-connections"
+            "connect again"
         )
 
 

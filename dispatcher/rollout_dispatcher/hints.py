@@ -1,15 +1,51 @@
 """Words for people: the nearest right one for a wrong one, and names that may hold anything."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+T = TypeVar("T")
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
+#: What options were called in 0.1, and are called now: the old names are taken until 0.2.0.
+RENAMED = {
+    "window_multiple": "window",
+    "dispatch_batch_size": "global_batch_size",
+    "dispatch_batch_groups": "global_batch_groups",
+    "held_bytes": "blocked_push_bytes",
+    "retain": "sample_retention",
+    "last_batch": "final_batch",
+    "target_excess": "max_imbalance",
+    "elastic": "allow_dp_resize",
+    "oversize": "on_oversize",
+    "staleness_policy": "on_stale",
+    "record": "record_dir",
+    "max_skips": "max_delay",
+    "outlier_max_skips": "outlier_max_delay",
+}
+_OLD_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if '_' in name)})\b")
 #: Options that there are no more, and what to do instead.
 REMOVED = {
     "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
     "--payload-stores file:///dev/shm/rollouts",
+    "max-waiting-bodies": "64 request bodies wait at most, of whatever size",
+    "max-pending-connections": "512 connections are pending at most, on each plane",
+    "handshake-timeout": "clients introduce themselves within 10s",
+    "write-timeout": "a peer that reads nothing for 1m is left",
+    "progress-interval": "the line on how the run gets on comes every 10s; --log-level warning has "
+    "none",
 }
+
+
+def renamed(values: Mapping[str, T]) -> dict[str, T]:
+    """Values by option, each by the name that it has now."""
+    return {RENAMED.get(name, name): value for name, value in values.items()}
+
+
+def renamed_in(text: str) -> str:
+    """A text of the planner, which has names of its own, with the options that they are here."""
+    return _OLD_NAMES.sub(lambda found: RENAMED[found[0]], text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -17,7 +53,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("_", "-")
     if plain in REMOVED:
         return f" (it was removed: {REMOVED[plain]})"
-    found = nearest_of(name, known)
+    found = nearest_of(name, known) or ""
+    if now := RENAMED.get(found.removeprefix("--").replace("-", "_")):
+        found = "--" + now.replace("_", "-")
     return f" (did you mean {found}?)" if found else ""
 
 

@@ -41,8 +41,8 @@ class PlanError(DispatcherError, ValueError):
     code = "plan"
 
 
-_LONGER_BUDGET = "raise --micro-batch-tokens, truncate the rollout, or set --oversize alone"
-_ROOM_FOR_GROUPS = "raise --micro-batch-tokens, set --oversize alone, or --groups rank"
+_LONGER_BUDGET = "raise --micro-batch-tokens, truncate the rollout, or set --on-oversize alone"
+_ROOM_FOR_GROUPS = "raise --micro-batch-tokens, set --on-oversize alone, or --groups rank"
 
 
 class SampleTooLong(PlanError):

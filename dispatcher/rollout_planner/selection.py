@@ -187,7 +187,7 @@ def choose(
     if items.size.min() > take:
         raise PlanError(
             f"the smallest group has {items.size.min()} samples and the step takes {take}; "
-            "raise --dispatch-batch-size to the size of a group at least"
+            "raise --global-batch-size to the size of a group at least"
         )
     forced = items.due(take)
 

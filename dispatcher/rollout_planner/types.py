@@ -101,7 +101,7 @@ class PlanConfig:
     from those of as many mean arrivals by no more than this share of them, or by a standard
     deviation of what arrivals have; None: as far as balance has it.
     A plan whose excess is above `compared_above` is compared with other selections and splits; it
-    says how good a plan may well be, serve's --target-excess when one is good enough to go early.
+    says how good a plan may well be, serve's --max-imbalance when one is good enough to go early.
     What a split tries to wait less has to fit in `planning_budget`, seconds of one core, which are
     counted in operations, not timed. A unit of cost takes a rank `slowness` times as long as one of
     slowness 1; None: all are equally fast.

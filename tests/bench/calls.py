@@ -28,7 +28,7 @@ from tests.support.server import eventually
 
 PACKAGE = Path(rollout_dispatcher.__file__).parent
 OPTIONS = (
-    "--dp-size", "1", "--dispatch-batch-size", "1", "--micro-batch-size", "1",
+    "--dp-size", "1", "--global-batch-size", "1", "--micro-batch-size", "1",
     "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
 )  # fmt: skip
 #: Samples of the shorter run.

@@ -31,7 +31,7 @@ from tests.support.server import ServeProcess
 
 MIB = 2**20
 OPTIONS: dict[str, Any] = {
-    "dp_size": 2, "dispatch_batch_size": 64, "micro_batch_tokens": 65536, "checked": False,
+    "dp_size": 2, "global_batch_size": 64, "micro_batch_tokens": 65536, "checked": False,
 }  # fmt: skip
 LAG = "event_loop_lag_seconds_bucket{le="
 #: Seconds between two questions of one who asks how long an answer takes.

@@ -1,4 +1,4 @@
-"""From which size on a payload had better go by reference: `--inline-limit`, and its default.
+"""From which size on a payload had better go by reference: `inline_limit`, and its default.
 
     python -m tests.bench.inline_limit [--stores file ray mooncake] [--kib 64 1024 ...]
                                        [--sockets tcp unix] [--pushes 1 8] [--pairs 5]
@@ -147,7 +147,7 @@ def ways(load: Load, socket: str, address: str, engine: Sequence[int]) -> Iterat
             listen = "127.0.0.1:0" if socket == "tcp" else f"unix:{own}/socket"
             return {
                 "payload_stores": address, "journal_dir": f"{own}/journal",
-                "retain": "commit",
+                "sample_retention": "commit",
                 "inline_limit": limit, "listen": listen,
             }  # fmt: skip
 

@@ -54,9 +54,9 @@ def turn(folder: Path, way: dict[str, Any], samples: int) -> float:
                 folder,
                 checked=False,
                 dp_size=DP_SIZE,
-                dispatch_batch_size=BATCH,
+                global_batch_size=BATCH,
                 micro_batch_size=16,
-                window_multiple=1.5,
+                window=1.5,
                 buffer_capacity=8 * BATCH,
                 **journal,
             )

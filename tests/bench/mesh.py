@@ -111,7 +111,7 @@ def measure(rounds: int, steps: int) -> dict[str, float]:
     Where others use the machine the latter says what it would be without them.
     """
     with tempfile.TemporaryDirectory() as folder:
-        options = {"dp_size": DP_SIZE, "dispatch_batch_size": DP_SIZE, "micro_batch_size": 1}
+        options = {"dp_size": DP_SIZE, "global_batch_size": DP_SIZE, "micro_batch_size": 1}
         with ServeProcess(Path(folder), buffer_capacity=10_000, **options) as server:  # type: ignore[arg-type]
             command = [sys.executable, "-m", "tests.bench.mesh", "--rounds", str(rounds)]
             command += ["--steps", str(steps), "--rank", server.endpoint, f"{folder}/store"]

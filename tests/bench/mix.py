@@ -79,10 +79,10 @@ def runs_of(
     """`dispatcher simulate` on a trace with one window and bound, a run a seed."""
     return [
         simulated(
-            path, "--dp-size", ranks, "--dispatch-batch-size", batch,
+            path, "--dp-size", ranks, "--global-batch-size", batch,
             "--micro-batch-tokens", budget, "--strategy", "window",
-            "--window-multiple", window, "--max-step-variation", bound,
-            "--max-skips", MAX_SKIPS, "--steps", steps, "--seed", seed, "--sync", sync,
+            "--window", window, "--max-step-variation", bound,
+            "--max-delay", MAX_SKIPS, "--steps", steps, "--seed", seed, "--sync", sync,
         ).runs[0]
         for seed in range(1, seeds + 1)
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a DP rank waits for samples in a payload store, by `--prefetch-bytes`: its default.
+"""What a DP rank waits for samples in a payload store, by `prefetch_bytes`: its default.
 
     python -m tests.bench.prefetch [--store file|ray|mooncake] [--prefetch 64MiB 2GiB ...]
                                    [--samples 8 32 ...] [--prefetch-steps 1 2] [--compute 0.5]
@@ -36,7 +36,7 @@ ROWS = 512
 
 
 class Setting(NamedTuple):
-    """What a run is with. prefetch: `--prefetch-bytes`. samples: of a step. steps: prefetched."""
+    """What a run is with. prefetch: `prefetch_bytes`. samples: of a step. steps: prefetched."""
 
     prefetch: str
     samples: int
@@ -85,8 +85,8 @@ def run(address: str, setting: Setting, compute_s: float) -> Found:
     with serving(
         address,
         SAMPLE_BYTES,
-        dispatch_batch_size=setting.samples,
-        window_multiple=1,
+        global_batch_size=setting.samples,
+        window=1,
         buffer_capacity=samples,
         max_open_steps=setting.steps + 2,
         referenced_bytes="1TiB",

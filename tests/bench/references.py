@@ -132,7 +132,7 @@ def serving(address: str, nbytes: int, **options: Any) -> Iterator[str]:
             max_sample_tokens=nbytes,
             payload_stores=address,
             journal_dir=f"{folder}/journal",
-            retain="commit",
+            sample_retention="commit",
             checked=False,
             **options,
         ) as server,
@@ -144,7 +144,7 @@ def ours(address: str, nbytes: int, samples: int) -> tuple[float, float]:
     """Samples a second, and bytes a sample that the rank had from the dispatcher."""
     window = AHEAD / BATCH - 1
     with serving(
-        address, nbytes, dispatch_batch_size=BATCH, window_multiple=window, inline_limit="1B"
+        address, nbytes, global_batch_size=BATCH, window=window, inline_limit="1B"
     ) as endpoint:
         found = PROCESSES.Queue()
         rank = PROCESSES.Process(target=train, args=(endpoint, found))

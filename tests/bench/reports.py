@@ -89,8 +89,8 @@ def main() -> None:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="reports-")))
         options = {
             "dp_size": given.ranks,
-            "dispatch_batch_size": OF_RANK * given.ranks,
-            "window_multiple": 1,
+            "global_batch_size": OF_RANK * given.ranks,
+            "window": 1,
             "micro_batch_size": OF_MICRO_BATCH,
         }
         server = stack.enter_context(ServeProcess(folder, checked=False, **options))

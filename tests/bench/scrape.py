@@ -62,7 +62,7 @@ def serving(folder: Path, ranks: int, passes: int) -> Iterator[tuple[ServeProces
             folder,
             checked=False,
             dp_size=ranks,
-            dispatch_batch_size=2 * ranks,
+            global_batch_size=2 * ranks,
             micro_batch_size=2,
             strategy="kk",
         ) as server,

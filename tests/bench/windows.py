@@ -70,8 +70,8 @@ def measure(trace: str, batch: int, ranks: int, seeds: int, steps: int) -> Itera
     for meet, options in ways(trace).items():
         results = [
             simulated(
-                TRACES / f"{trace}.csv.gz", "--dp-size", ranks, "--dispatch-batch-size", batch,
-                "--strategy", "window", "--window-multiple", *WINDOWS, "--max-skips", MAX_SKIPS,
+                TRACES / f"{trace}.csv.gz", "--dp-size", ranks, "--global-batch-size", batch,
+                "--strategy", "window", "--window", *WINDOWS, "--max-delay", MAX_SKIPS,
                 "--max-step-variation", "off", "--steps", steps, "--seed", seed, *options,
             ).runs
             for seed in range(1, seeds + 1)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.options import arguments
+
 #: Ranks that a later process group may have.
 MOST_RANKS = 4
 
@@ -56,9 +58,9 @@ class Settings:
             "listen": ":".join(map(str, listen)),
             "http": ":".join(map(str, http)),
             "dp-size": self.dp_size,
-            "dispatch-batch-size": self.batch,
+            "global-batch-size": self.batch,
             "micro-batch-tokens": 128,
-            "window-multiple": self.window_multiple,
+            "window": self.window_multiple,
             "buffer-capacity": self.buffer_samples,
             "max-open-steps": self.max_open_steps,
             "max-skips": self.max_skips,
@@ -68,6 +70,6 @@ class Settings:
             "idle-timeout": "1500ms",
             "producer-timeout": "5s",
             "journal-dir": journal,
-            "retain": "checkpoint" if self.retain else "commit",
+            "sample-retention": "checkpoint" if self.retain else "commit",
         }
-        return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return arguments(options)

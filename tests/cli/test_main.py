@@ -7,13 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.cli.main import COMMANDS, main
+from rollout_dispatcher.cli.options import is_advanced, metavar, unit_of
 from rollout_dispatcher.cli.problems import flag_of, show_problems
+from rollout_dispatcher.cli.simulate_options import SimulateOptions
 from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.reloading import ConfigPatch
+from tests.support.options import FIXED, OPTIONS
 
-NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
+NEEDED = ["--dp-size", "2", "--global-batch-size", "8", "--micro-batch-size", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,21 +58,51 @@ def test_the_help_of_serve_shows_what_most_runs_need(
         main(["serve", "--help"])
     shown = capsys.readouterr().out
     flags = re.findall(r"^  (--[\w-]+) [A-Za-z]", shown, re.MULTILINE)
-    assert flags[:4] == [
-        "--config", "--dp-size", "--dispatch-batch-size", "--micro-batch-tokens",
+    assert flags[:5] == [
+        "--config", "--set", "--dp-size", "--global-batch-size", "--micro-batch-tokens",
     ]  # fmt: skip
-    assert len(flags) == 1 + 30
-    assert len(shown.splitlines()) <= 130
+    assert len(flags) == 2 + 30
+    assert len(shown.splitlines()) <= 110
     assert "[2s]" in shown
-    assert "--max-frame-bytes" not in shown
+    assert "max-frame-bytes" not in shown
 
 
 def test_every_option_and_its_default_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert all(f"{flag_of(name)}" in shown for name in ServeConfig.model_fields)
+    for name, field in OPTIONS.items():
+        flag = flag_of(name)
+        assert (
+            f"{flag[2:]}={metavar(name, field)}: " in shown if is_advanced(field) else flag in shown
+        )
     assert "[256MiB]" in shown
+    assert not any(flag_of(name) in shown for name in FIXED)
+
+
+#: Words of our own, for which the field has others; and those with which no help text begins.
+BANNED = re.compile(
+    r"\b(told|tells?|said|says?|hungry|untold|skips|lots?|dealt|hears?|heard|held|whom?)\b"
+)
+NO_BEGINNING = re.compile(
+    r"(what|which|whether|who|how|where|when|once|as|in|of|at|on|with|for|the|an?|its?|this|these)\b"
+)
+
+
+@pytest.mark.parametrize("model", [ServeConfig, SimulateOptions, ConfigPatch])
+def test_help_begins_with_a_noun_or_a_verb_in_the_fields_words_and_names_its_unit(
+    model: type[BaseModel],
+) -> None:
+    for name, field in model.model_fields.items():
+        text = " ".join((field.description or "").split())
+        assert not BANNED.search(text), (name, text)
+        assert not NO_BEGINNING.match(text), (name, text)
+        if unit_of(field) is not None:
+            assert re.search(r"\b(time|seconds|bytes)\b", text), (name, text)
+
+
+def test_there_are_45_flags_at_most() -> None:
+    assert 2 + len([field for field in OPTIONS.values() if not is_advanced(field)]) <= 45
 
 
 @pytest.mark.parametrize(
@@ -76,7 +111,7 @@ def test_every_option_and_its_default_can_be_shown(capsys: pytest.CaptureFixture
         (["srve"], "serve"),
         (["--verbose"], "unknown option --verbose"),
         (["serve"], "--dp-size is required"),
-        (["serve", *NEEDED, "--widow-multiple", "2"], "--window-multiple"),
+        (["serve", *NEEDED, "--widow-multiple", "2"], "--window"),
         (["check-config", *NEEDED, "--buffer-capacity", "3"], "window of 12"),
         (["wait-ready", "--timeout", "soon"], "--timeout soon"),
         (["wait-ready", "--http", "9471"], "host:port"),
@@ -108,11 +143,12 @@ def test_on_a_terminal_mistakes_are_wrapped_and_coloured() -> None:
 def test_a_checked_config_can_be_given_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    changed = ["--max-wait", "100ms", "--listen", "unix:/a.sock", "--no-per-rank-metrics"]
+    changed = ["--max-wait", "100ms", "--listen", "unix:/a.sock", "--set", "rank-tokens=5000"]
     assert main(["check-config", *NEEDED, *changed]) == 0
     first = capsys.readouterr().out
     assert 'max_wait = "100ms"  # --max-wait\n' in first
-    assert "window_multiple = 1.5  # default\n" in first
+    assert "window = 1.5  # default\n" in first
+    assert "rank_tokens = 5000  # --set rank-tokens\n" in first.partition("\n[advanced]\n")[2]
     (tmp_path / "serve.toml").write_text(first)
     assert main(["check-config", "--config", str(tmp_path / "serve.toml")]) == 0
     second = capsys.readouterr().out
@@ -129,7 +165,7 @@ def _settings(shown: str) -> list[str]:
         (["--dp-size", "1"], "neither split nor window saves time"),
         (["--dp-size", "8", "--micro-batch-size", "1"], "only the window"),
         (
-            ["--dp-size", "8", "--micro-batch-tokens", "99", "--window-multiple", "1"],
+            ["--dp-size", "8", "--micro-batch-tokens", "99", "--window", "1"],
             "no window is set",
         ),
         (["--strategy", "kk"], "--strategy kk takes the oldest"),
@@ -141,8 +177,8 @@ def _settings(shown: str) -> list[str]:
 def test_check_config_says_what_cannot_help(
     flags: list[str], note: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    argv = ["--window-multiple", "1.5", *flags]
-    needed = {"--dp-size": "2", "--dispatch-batch-size": "8"}
+    argv = ["--window", "1.5", *flags]
+    needed = {"--dp-size": "2", "--global-batch-size": "8"}
     if "--micro-batch-tokens" not in flags:
         needed["--micro-batch-size"] = "2"
     argv += [word for name, value in needed.items() if name not in argv for word in (name, value)]

@@ -6,13 +6,15 @@ from typing import Annotated, Self
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollout_dispatcher.cli.options import Loaded, load_config
-from rollout_dispatcher.cli.problems import flag_of
+from rollout_dispatcher.cli.options import Loaded, format_value, is_advanced, load_config
+from rollout_dispatcher.cli.problems import flag_of, set_flag_of
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import REMOVED, RENAMED
 from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS, HelloRank
 from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import FIXED
 
-NEEDED = ["--dp-size", "2", "--dispatch-batch-size", "8", "--micro-batch-size", "2"]
+NEEDED = ["--dp-size", "2", "--global-batch-size", "8", "--micro-batch-size", "2"]
 
 
 def load(argv: list[str], environ: dict[str, str] | None = None) -> Loaded[ServeConfig]:
@@ -32,14 +34,15 @@ def toml(tmp_path: Path, text: str) -> list[str]:
 
 
 def test_flags_beat_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
-    file = toml(tmp_path, "max_skips = 7\nmax_open_steps = 7\nproducer_credits = 7")
-    environ = {"DISPATCHER_MAX_SKIPS": "8", "DISPATCHER_MAX_OPEN_STEPS": "8"}
-    loaded = load([*NEEDED, *file, "--max-skips", "9"], environ)
+    text = "max_delay = 7\nmax_open_steps = 7\n[advanced]\nproducer_credits = 7"
+    file = toml(tmp_path, text)
+    environ = {"DISPATCHER_MAX_DELAY": "8", "DISPATCHER_MAX_OPEN_STEPS": "8"}
+    loaded = load([*NEEDED, *file, "--max-delay", "9"], environ)
     config = loaded.config
-    assert (config.max_skips, config.max_open_steps, config.producer_credits) == (9, 8, 7)
-    assert loaded.sources["max_skips"] == "--max-skips"
+    assert (config.max_delay, config.max_open_steps, config.producer_credits) == (9, 8, 7)
+    assert loaded.sources["max_delay"] == "--max-delay"
     assert loaded.sources["max_open_steps"] == "DISPATCHER_MAX_OPEN_STEPS"
-    assert loaded.sources["producer_credits"] == f"{file[1]}:3"
+    assert loaded.sources["producer_credits"] == f"{file[1]}:4"
     assert "max_wait" not in loaded.sources
     assert config.max_wait == 2.0
 
@@ -47,7 +50,7 @@ def test_flags_beat_the_environment_beats_the_file_beats_the_default(tmp_path: P
 def test_everything_can_come_from_the_environment() -> None:
     variables = {
         "DISPATCHER_DP_SIZE": "2",
-        "DISPATCHER_DISPATCH_BATCH_SIZE": "8",
+        "DISPATCHER_GLOBAL_BATCH_SIZE": "8",
         "DISPATCHER_MICRO_BATCH_TOKENS": "4096",
         "DISPATCHER_LISTEN": "127.0.0.1:0, unix:/a.sock",
         "DISPATCHER_PER_RANK_METRICS": "false",
@@ -76,15 +79,122 @@ def test_none_unsets_what_a_weaker_source_set(tmp_path: Path) -> None:
 
 
 def test_a_switch_can_be_turned_off() -> None:
-    assert load([*NEEDED, "--no-per-rank-metrics"]).config.per_rank_metrics is False
+    environ = {"DISPATCHER_INSECURE": "on"}
+    assert load([*NEEDED, "--no-insecure"], environ).config.insecure is False
+    assert load([*NEEDED, "--set", "per-rank-metrics=off"]).config.per_rank_metrics is False
+
+
+def test_an_advanced_option_is_set_by_name(tmp_path: Path) -> None:
+    file = toml(tmp_path, '[advanced]\nrank_tokens = 7\ngroup_timeout = "7s"')
+    environ = {"DISPATCHER_GROUP_TIMEOUT": "8s", "DISPATCHER_BLOCKED_PUSH_BYTES": "8MiB"}
+    loaded = load(
+        [*NEEDED, *file, "--set", "blocked-push-bytes=9MiB", "--set", "rank_tokens=none"], environ
+    )
+    config = loaded.config
+    found = (config.rank_tokens, config.group_timeout, config.blocked_push_bytes)
+    assert found == (None, 8.0, 9 * 2**20)
+    assert loaded.sources["blocked_push_bytes"] == "--set blocked-push-bytes"
+    assert loaded.notes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("rank-token=5", "--set rank-token: unknown setting (did you mean rank-tokens?)"),
+        ("rank-tokens", "--set rank-tokens: write --set rank-tokens=VALUE"),
+        ("max-delay=5", "--set max-delay: this option has a flag of its own; write --max-delay"),
+        ("rank-tokens=many", "--set rank-tokens=many: write a whole number"),
+        ("write-timeout=5s", "--set write-timeout: unknown setting (it was removed: a peer"),
+    ],
+)
+def test_what_is_set_wrongly_is_told_with_what_to_write(text: str, fact: str) -> None:
+    assert refusal([*NEEDED, "--set", text]).startswith(fact)
+
+
+@pytest.mark.parametrize(
+    ("key", "fact"),
+    [
+        ("max_delay = 5", ":2: max_delay stands by itself, above the table [advanced]"),
+        ("rank_token = 5", ":2: unknown key rank_token (did you mean rank_tokens?)"),
+        ("rank_tokens = -5", ":2: rank_tokens = -5: it must be at least 1"),
+        ("write_timeout = 5", ":2: unknown key write_timeout (it was removed: a peer that reads"),
+    ],
+)
+def test_what_stands_wrongly_in_the_table_is_told_with_its_line(
+    tmp_path: Path, key: str, fact: str
+) -> None:
+    file = toml(tmp_path, f"[advanced]\n{key}")
+    assert refusal([*NEEDED, *file]).startswith(f"{file[1]}{fact}")
+
+
+def test_a_table_that_is_written_with_a_dot_is_found(tmp_path: Path) -> None:
+    file = toml(tmp_path, "max_delay = 9\nadvanced.rank_tokens = -5")
+    assert f"{file[1]}:2: rank_tokens" in refusal([*NEEDED, *file])
+
+
+def test_advanced_options_are_still_taken_as_they_were_written(tmp_path: Path) -> None:
+    file = toml(tmp_path, 'group_timeout = "7s"')
+    loaded = load([*NEEDED, *file, "--rank-tokens", "5000", "--no-per-rank-metrics"])
+    config = loaded.config
+    found = (config.rank_tokens, config.group_timeout, config.per_rank_metrics)
+    assert found == (5000, 7.0, False)
+    assert loaded.notes == [
+        (
+            f"group_timeout in {file[1]}:1 is taken until 0.2.0; write group_timeout in the table "
+            "[advanced]"
+        ),
+        "--rank-tokens is taken until 0.2.0; write --set rank-tokens=5000",
+        "--no-per-rank-metrics is taken until 0.2.0; write --set per-rank-metrics=off",
+    ]
+
+
+@pytest.mark.parametrize(("old", "name"), sorted(RENAMED.items()))
+def test_an_option_answers_to_the_name_that_it_had(tmp_path: Path, old: str, name: str) -> None:
+    value = {"on_oversize": "drop", "final_batch": "drop", "sample_retention": "commit",
+             "on_stale": "prefer-oldest", "allow_dp_resize": "off", "blocked_push_bytes": "8MiB",
+             "record_dir": "record"}.get(name, "8")  # fmt: skip
+    needed = ["--dp-size", "2", "--micro-batch-size", "2"]
+    needed += [] if "global_batch" in name else ["--global-batch-size", "8"]
+    needed += [] if name.endswith("max_delay") else ["--max-delay", "99"]
+    field, text = ServeConfig.model_fields[name], f'{old} = "{value}"'
+    written = f"{set_flag_of(name)}={value}" if is_advanced(field) else flag_of(name)
+    path = toml(tmp_path, text)[1]
+    by_flag = (
+        load([*needed, "--no-elastic"])
+        if name == "allow_dp_resize"
+        else load([*needed, flag_of(old), value])
+    )
+    by_variable = load(needed, {f"DISPATCHER_{old.upper()}": value})
+    by_file = load([*needed, "--config", path])
+    for found in (by_flag, by_variable, by_file):
+        assert format_value(field, getattr(found.config, name)).removesuffix(".0") == value
+        assert name in found.sources
+    assert [note.partition("; ")[2] for note in by_flag.notes] == [f"write {written}"]
+    assert by_variable.notes == [
+        f"DISPATCHER_{old.upper()} is taken until 0.2.0; write DISPATCHER_{name.upper()}"
+    ]
+    assert by_file.notes[0].startswith(f"{old} in {path}:1 is taken until 0.2.0; write {name}")
+    dumped = by_flag.config.model_dump()
+    assert ServeConfig(**{old if each == name else each: v for each, v in dumped.items()}) == (
+        by_flag.config
+    )
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_what_is_no_option_any_more_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    file = toml(tmp_path, f"{name} = 5")
+    argv = [*NEEDED, flag_of(name), "5", *file]
+    told = problems(argv, {f"DISPATCHER_{name.upper()}": "5"})
+    assert len(told) == 3
+    assert all(f"(it was removed: {REMOVED[flag_of(name)[2:]]})" in text for text in told)
 
 
 def test_a_misspelt_flag_names_the_nearest() -> None:
-    assert "--window-multiple" in refusal([*NEEDED, "--windw-multiple", "2"])
+    assert "--window" in refusal([*NEEDED, "--windw-multiple", "2"])
 
 
 def test_a_flag_is_not_abbreviated() -> None:
-    assert "--window-multiple" in refusal([*NEEDED, "--window-mult", "2"])
+    assert "--window" in refusal([*NEEDED, "--window-mult", "2"])
 
 
 def test_a_stray_argument_is_refused() -> None:
@@ -133,7 +243,7 @@ def test_a_missing_option_says_what_it_is_for() -> None:
     assert "DISPATCHER_DP_SIZE" in message
 
 
-@pytest.mark.parametrize("name", ["max_skips", "max_wait", "layout", "listen", "buffer_bytes"])
+@pytest.mark.parametrize("name", ["max_delay", "max_wait", "layout", "listen", "buffer_bytes"])
 def test_a_bad_value_names_the_place_where_it_was_written(tmp_path: Path, name: str) -> None:
     flag, variable = flag_of(name), f"DISPATCHER_{name.upper()}"
     assert flag in refusal([*NEEDED, flag, "bad"])
@@ -149,23 +259,23 @@ def problems(argv: list[str], environ: dict[str, str] | None = None) -> tuple[st
 
 
 def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None:
-    file = toml(tmp_path, 'layuot = "packed"\n\nmax_skips = -1\nretain = "checkpoint"')
+    file = toml(tmp_path, 'layuot = "packed"\n\nmax_delay = -1\nsample_retention = "checkpoint"')
     environ = {"DISPATCHER_MAX_WAIT": "100", "DISPATCHER_MAX_WIAT": "2s"}
-    flags = ["--dp-size", "2", "--dispatch-batch-size", "8", "--strategy", "windw", "--wat", "2"]
+    flags = ["--dp-size", "2", "--global-batch-size", "8", "--strategy", "windw", "--wat", "2"]
     path = file[1]
     assert set(problems([*flags, *file], environ)) == {
         "unknown argument --wat (did you mean --max-wait?); see serve --help",
         f"{path}:1: unknown key layuot (did you mean layout?)",
         "unknown environment variable DISPATCHER_MAX_WIAT (did you mean DISPATCHER_MAX_WAIT?)",
         "--strategy windw: write round-robin, greedy, kk or window; did you mean window?",
-        f"{path}:3: max_skips = -1: it must be at least 0",
+        f"{path}:3: max_delay = -1: it must be at least 0",
         (
             "DISPATCHER_MAX_WAIT=100: write a number and a unit (ms, s, m, h, d), as in 100ms, 2s, "
             "5m; did you mean 100ms or 100s?"
         ),
         (
-            "--retain checkpoint keeps the samples of committed steps in the journal; set "
-            f"--journal-dir, or take --retain commit [retain in {path}:4]"
+            "--sample-retention checkpoint keeps the samples of committed steps in the journal; "
+            f"set --journal-dir, or take --sample-retention commit [sample_retention in {path}:4]"
         ),
     }
 
@@ -173,7 +283,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path)
 def test_nothing_at_all_names_all_that_a_run_needs() -> None:
     required, batch = problems([])
     assert "--dp-size is required" in required
-    assert "--dispatch-batch-size" in batch
+    assert "--global-batch-size" in batch
 
 
 def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:
@@ -190,8 +300,8 @@ def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:
         ("--buffer-bytes", "64mib", "64MiB"),
         ("--buffer-bytes", "4Gi", "4GiB"),
         ("--buffer-bytes", "100", "100MiB or 100GiB"),
-        ("--max-skips", "1e3", "1000"),
-        ("--max-sample-tokens", "64k", "64000"),
+        ("--max-delay", "1e3", "1000"),
+        ("--set", "max-sample-tokens=64k", "64000"),
         ("--groups", "Step", "step"),
         ("--journal-sync", "bach", "batch"),
     ],
@@ -206,17 +316,17 @@ def test_only_the_wrong_one_of_several_addresses_is_shown() -> None:
 
 
 def test_settings_that_contradict_each_other_are_all_told() -> None:
-    told = problems([*NEEDED, "--max-skips", "0", "--buffer-capacity", "1", "--group-size", "3"])
-    assert [text.partition(" ")[0] for text in told] == ["max_skips", "--buffer-capacity", "groups"]
+    told = problems([*NEEDED, "--max-delay", "0", "--buffer-capacity", "1", "--group-size", "3"])
+    assert [text.partition(" ")[0] for text in told] == ["max_delay", "--buffer-capacity", "groups"]
 
 
 def test_a_line_is_found_though_a_text_before_it_looks_alike(tmp_path: Path) -> None:
-    text = 'cost = """\nmax_skips = 3\n"""\n  "max_skips" = -1'
-    assert f"{toml(tmp_path, text)[1]}:4: max_skips" in refusal([*NEEDED, *toml(tmp_path, text)])
+    text = 'cost = """\nmax_delay = 3\n"""\n  "max_delay" = -1'
+    assert f"{toml(tmp_path, text)[1]}:4: max_delay" in refusal([*NEEDED, *toml(tmp_path, text)])
 
 
 def test_options_in_a_table_are_told_where_they_belong(tmp_path: Path) -> None:
-    told = refusal([*NEEDED, *toml(tmp_path, "\n[serve]\nmax_skips = 3")])
+    told = refusal([*NEEDED, *toml(tmp_path, "\n[serve]\nmax_delay = 3")])
     assert "serve.toml:2: options stand by themselves, not in a table [serve]" in told
 
 
@@ -270,3 +380,10 @@ def test_no_more_steps_may_be_open_than_a_rank_can_say_that_it_holds() -> None:
     HelloRank(client_id="r", dp_rank=0, dp_size=1, received=received)
     with pytest.raises(ConfigError, match="--max-open-steps 3000: it must be at most 1024"):
         load([*NEEDED, "--max-open-steps", "3000"], {})
+
+
+@pytest.mark.parametrize(("old", "name"), sorted(RENAMED.items()))
+def test_for_a_former_name_that_is_misspelt_the_one_of_now_is_suggested(
+    old: str, name: str
+) -> None:
+    assert f"did you mean {flag_of(name)}?" in refusal([*NEEDED, f"{flag_of(old)}s", "1"])

@@ -20,7 +20,7 @@ from tests.support.server import ServeProcess
 
 SMALL: dict[str, Any] = {
     "dp_size": 1,
-    "dispatch_batch_size": 1,
+    "global_batch_size": 1,
     "micro_batch_size": 1,
     "warm": True,
 }

@@ -58,7 +58,7 @@ def main() -> int:
         "tasks": found,
         "settings": {
             "steps": given.steps, "first_steps": given.first_steps,
-            "dispatch_batch_size": BATCH, "dp_size": {t: TRAINING[t].ranks for t in Task},
+            "global_batch_size": BATCH, "dp_size": {t: TRAINING[t].ranks for t in Task},
             "arms": ARMS,
         },
         "versions": {name: version(name) for name in ("torch", "numpy", "rollout-dispatcher")},

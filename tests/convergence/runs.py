@@ -57,18 +57,18 @@ TRAINING = {
     Task.CLOSED: Training(4, 4e-4, grpo),
     Task.LONG: Training(8, 1e-2, cross_entropy, long=answers.LONG),
 }
-_FIFO: dict[str, Any] = {"strategy": "round-robin", "window_multiple": 1}
-_UNBOUNDED = {"strategy": "window", "window_multiple": 1.25, "max_step_variation": "off"}
+_FIFO: dict[str, Any] = {"strategy": "round-robin", "window": 1}
+_UNBOUNDED = {"strategy": "window", "window": 1.25, "max_step_variation": "off"}
 #: How serve chooses in each arm; the control differs from FIFO by what is lost of the longest.
 ARMS: dict[Task, dict[Arm, dict[str, Any]]] = {
     Task.CLOSED: {
         Arm.FIFO: _FIFO,
-        Arm.WINDOW: {"strategy": "window", "window_multiple": 2},
+        Arm.WINDOW: {"strategy": "window", "window": 2},
         Arm.CONTROL: _FIFO,
     },
     Task.LONG: {
         Arm.FIFO: _FIFO,
-        Arm.WINDOW: {"strategy": "window", "window_multiple": 1.25},
+        Arm.WINDOW: {"strategy": "window", "window": 1.25},
         Arm.UNBOUNDED: _UNBOUNDED,
         Arm.EXPECTED: _UNBOUNDED,
         Arm.CONTROL: _FIFO,
@@ -148,9 +148,9 @@ def _dispatcher(task: Task, arm: Arm) -> Iterator[str]:
         listen=("127.0.0.1:0",),
         http="127.0.0.1:0",
         dp_size=TRAINING[task].ranks,
-        dispatch_batch_size=BATCH[task],
+        global_batch_size=BATCH[task],
         layout=Layout.PADDED,
-        target_excess=0,
+        max_imbalance=0,
         max_wait=3600,
         **MICRO_BATCH[task],
         **ARMS[task][arm],
@@ -170,7 +170,7 @@ class _Source:
 
     def __init__(self, producer: RolloutProducer, rollouts: Rollouts, arm: Arm) -> None:
         self.producer, self._rollouts, self._arm = producer, rollouts, arm
-        self.window = ARMS[Task.CLOSED][arm]["window_multiple"]
+        self.window = ARMS[Task.CLOSED][arm]["window"]
         self.tokens = 0
 
     def write(self, policy: Policy) -> list[Rollout]:

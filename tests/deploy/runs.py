@@ -23,7 +23,7 @@ BATCH = 16
 #: Options of `dispatcher serve` that these runs have, unless told otherwise.
 OPTIONS: dict[str, object] = {
     "dp_size": RANKS,
-    "dispatch_batch_size": BATCH,
+    "global_batch_size": BATCH,
     "micro_batch_size": 2,
     "buffer_capacity": 8 * BATCH,
     "cost": "tokens",

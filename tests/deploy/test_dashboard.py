@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import FLAGS, named
 from tests.support.source import ROOT
 
 PATH = ROOT / "deploy/grafana/dashboards/rollout-dispatcher.json"
@@ -113,9 +113,7 @@ def test_a_panel_says_what_it_shows_in_a_unit_and_of_the_chosen_dispatcher(
 def test_links_and_descriptions_name_documents_and_options_that_exist(
     panel: dict[str, Any],
 ) -> None:
-    flags = {"--" + name.replace("_", "-") for name in ServeConfig.model_fields}
-    named = set(re.findall(r"--[a-z][a-z-]+", panel["description"])) - {"--no-per-rank-metrics"}
-    assert named <= flags
+    assert named(panel["description"]) <= FLAGS
     for path in re.findall(r"docs/[\w.-]+\.md", panel["description"]):
         assert (ROOT / path).exists(), path
 

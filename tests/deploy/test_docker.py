@@ -9,7 +9,7 @@ import pytest
 
 from rollout_dispatcher.cli.main import COMMANDS, main
 from rollout_dispatcher.cli.problems import ENV_PREFIX
-from rollout_dispatcher.service.config.serve import ServeConfig
+from tests.support.options import OPTIONS
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_it_starts_a_command_that_exists(dockerfile: str) -> None:
 def test_the_variables_that_it_sets_are_options(dockerfile: str) -> None:
     variables = re.findall(rf"{ENV_PREFIX}(\w+)=", dockerfile)
     assert variables
-    assert {name.lower() for name in variables} <= ServeConfig.model_fields.keys()
+    assert {name.lower() for name in variables} <= OPTIONS.keys()
 
 
 def test_what_it_copies_is_let_into_the_build(dockerfile: str, root: Path) -> None:

@@ -64,7 +64,7 @@ def test_it_serves_and_is_well_on_a_root_that_it_cannot_write_to(image: Image) -
     samples, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     where = {"DISPATCHER_LISTEN": samples, "DISPATCHER_HTTP": http}
     serve = [*image.config["Entrypoint"], *image.config["Cmd"]]
-    flags = ["--dp-size=2", "--dispatch-batch-size=8", "--micro-batch-tokens=64"]
+    flags = ["--dp-size=2", "--global-batch-size=8", "--micro-batch-tokens=64"]
     health = image.config["Healthcheck"]["Test"]
     assert health[0] == "CMD"
 

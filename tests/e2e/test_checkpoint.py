@@ -39,10 +39,10 @@ def serve(folder: Path, address: str) -> ServeProcess:
         folder,
         listen=address,
         dp_size=2,
-        dispatch_batch_size=BATCH,
+        global_batch_size=BATCH,
         micro_batch_tokens=2048,
-        oversize="alone",
-        window_multiple=1,  # so that a step's samples do not depend on the number of ranks
+        on_oversize="alone",
+        window=1,  # so that a step's samples do not depend on the number of ranks
         buffer_capacity=400,  # all of them, so that plans do not depend on the clock
         journal_dir=folder / "journal",
     )
@@ -148,8 +148,8 @@ def test_after_everything_is_killed_the_final_lineage_has_each_sample_once(
 
     def start() -> ServeProcess:
         return ServeProcess(
-            tmp_path, listen=address, dp_size=2, dispatch_batch_size=BATCH, micro_batch_tokens=2048,
-            oversize="alone", journal_dir=tmp_path / "journal",
+            tmp_path, listen=address, dp_size=2, global_batch_size=BATCH, micro_batch_tokens=2048,
+            on_oversize="alone", journal_dir=tmp_path / "journal",
         )  # fmt: skip
 
     with ExitStack() as stack:

@@ -35,7 +35,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def serve(folder: Path) -> ServeProcess:
-    return ServeProcess(folder, dp_size=2, dispatch_batch_size=BATCH, micro_batch_size=2)
+    return ServeProcess(folder, dp_size=2, global_batch_size=BATCH, micro_batch_size=2)
 
 
 def start(

@@ -27,7 +27,7 @@ BODY = json.dumps({"fields": SAMPLE}).encode()
 
 def serve(folder: Path, **options: Any) -> ServeProcess:
     few: dict[str, Any] = {
-        "dp_size": 2, "dispatch_batch_size": 4, "micro_batch_tokens": 64, "window_multiple": 1,
+        "dp_size": 2, "global_batch_size": 4, "micro_batch_tokens": 64, "window": 1,
         "heartbeat_interval": "500ms", "drain_timeout": "5s",
     }  # fmt: skip
     return ServeProcess(folder, **few | options)

@@ -19,7 +19,7 @@ RANKS, BATCH, STEPS = 4, 16, 4
 def test_the_hung_rank_is_named_and_a_pause_of_all_is_none(model: str, tmp_path: Path) -> None:
     with (
         ServeProcess(
-            tmp_path, module="tests.e2e.impatient", dp_size=RANKS, dispatch_batch_size=BATCH,
+            tmp_path, module="tests.e2e.impatient", dp_size=RANKS, global_batch_size=BATCH,
             micro_batch_size=2, heartbeat_interval="500ms", rank_timeout="30s",
         ) as server,
         running(

@@ -27,7 +27,7 @@ RANK_TIMEOUT = 3
 
 
 def serve(folder: Path, **options: Any) -> ServeProcess:
-    few = {"dp_size": 2, "dispatch_batch_size": 4, "micro_batch_tokens": 64, "window_multiple": 1}
+    few = {"dp_size": 2, "global_batch_size": 4, "micro_batch_tokens": 64, "window": 1}
     quick = {"rank_timeout": f"{RANK_TIMEOUT}s", "heartbeat_interval": "500ms"}
     defaults: dict[str, Any] = {"buffer_capacity": 64} | few | quick
     return ServeProcess(folder, **defaults | options)
@@ -84,7 +84,7 @@ def test_every_process_of_a_replica_is_told(tmp_path: Path, leaver: int) -> None
 
 
 def test_all_may_leave_early_and_a_new_generation_of_another_size_goes_on(tmp_path: Path) -> None:
-    with serve(tmp_path, elastic=True) as server:
+    with serve(tmp_path, allow_dp_resize=True) as server:
         producer = Producer(server.endpoint, "p")
         producer.push([3] * 16)
         with ranks(server.endpoint, *[["--steps", "2"]] * 2) as processes:

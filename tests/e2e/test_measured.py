@@ -131,8 +131,8 @@ def run(
                 folder,
                 warm=True,
                 dp_size=RANKS,
-                dispatch_batch_size=len(LENGTHS),
-                window_multiple=1,
+                global_batch_size=len(LENGTHS),
+                window=1,
                 buffer_capacity=4 * len(LENGTHS),
                 micro_batch_size=2,
                 cost="tokens",
@@ -279,8 +279,8 @@ def test_the_bottleneck_is_who_is_waited_for(run: tuple[Run, int]) -> None:
 def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "dp_size": 2,
-        "dispatch_batch_size": 4,
-        "window_multiple": 1,
+        "global_batch_size": 4,
+        "window": 1,
         "micro_batch_size": 2,
         "max_wait": "10ms",
     }
@@ -310,7 +310,7 @@ def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None
         found = server.scrape()
         assert found["measured_steps_total"] == 1
         assert found["step_imbalance_ratio_sum{stage=measured}"] == pytest.approx(1.4 / 1.2 - 1)
-        assert not [name for name in found if "dp_rank" in name], "--no-per-rank-metrics"
+        assert not [name for name in found if "dp_rank" in name], "--set per-rank-metrics=off"
 
 
 def hostile(header: bytes) -> bytes:

@@ -20,8 +20,8 @@ STAGES = 4
 LENGTHS = [3, 30, 8, 21, 64, 17, 40, 50]
 OPTIONS: dict[str, Any] = {
     "dp_size": 1,
-    "dispatch_batch_size": len(LENGTHS),
-    "window_multiple": 1,
+    "global_batch_size": len(LENGTHS),
+    "window": 1,
     "micro_batch_tokens": 64,
     "micro_batch_multiple": 10,
     "sample_length_multiple": 4,

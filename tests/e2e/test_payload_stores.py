@@ -43,9 +43,9 @@ def serve(folder: Path, root: Path | None, **options: Any) -> ServeProcess:
     """With payload stores if there is a root."""
     folder.mkdir(exist_ok=True)
     common: dict[str, Any] = {
-        "dp_size": RANKS, "dispatch_batch_size": 8, "micro_batch_tokens": 512,
+        "dp_size": RANKS, "global_batch_size": 8, "micro_batch_tokens": 512,
         "journal_dir": folder / "journal",
-        "retain": "commit",
+        "sample_retention": "commit",
     }  # fmt: skip
     if root is not None:
         common |= {"payload_stores": f"file://{root}", "inline_limit": f"{INLINE_LIMIT}B"}
@@ -120,7 +120,7 @@ def test_it_is_as_if_all_had_come_inline(tmp_path: Path, root: Path) -> None:
     seen = []
     for folder, where in (("inline", None), ("stored", root)):
         address = free_address()
-        options = {"listen": address, "dp_size": 1, "dispatch_batch_size": SAMPLES}
+        options = {"listen": address, "dp_size": 1, "global_batch_size": SAMPLES}
         with serve(tmp_path / folder, where, **options) as server:
             push(address)
             assert bool(files(root)) == (where is not None)
@@ -215,7 +215,7 @@ def test_what_a_killed_producer_had_put_and_not_pushed_goes_when_it_is_over(
 
 def test_a_killed_trainers_step_is_fetched_again(tmp_path: Path, root: Path) -> None:
     address = free_address()
-    options = {"listen": address, "dp_size": 1, "dispatch_batch_size": 16}
+    options = {"listen": address, "dp_size": 1, "global_batch_size": 16}
     with serve(tmp_path, root, **options) as server:
         push(address, count=16)
         assert int(run_to_its_death(KILLED_IN_A_STEP, address)) > 0
@@ -228,7 +228,7 @@ def test_what_is_gone_from_the_store_is_dropped_and_all_else_is_trained(
     tmp_path: Path, root: Path
 ) -> None:
     address = free_address()
-    options = {"listen": address, "dp_size": 1, "dispatch_batch_size": 16}
+    options = {"listen": address, "dp_size": 1, "global_batch_size": 16}
     with serve(tmp_path, root, **options) as server:
         push(address, count=16)
         pushes = [int(path.name) for path in files(root)[:2]]
@@ -299,7 +299,7 @@ def test_what_a_script_has_put_and_pushed_over_http_is_trained_and_released(
     tmp_path: Path, root: Path
 ) -> None:
     address = free_address()
-    options = {"listen": address, "dp_size": 1, "dispatch_batch_size": 17}
+    options = {"listen": address, "dp_size": 1, "global_batch_size": 17}
     with serve(tmp_path, root, **options) as server:
         command = [sys.executable, "-I", "-c", WORKER_OVER_HTTP, str(root), server.http]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

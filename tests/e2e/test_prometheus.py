@@ -85,9 +85,9 @@ def test_prometheus_sees_what_the_dispatcher_did(
             ServeProcess(
                 tmp_path,
                 dp_size=2,
-                dispatch_batch_size=16,
+                global_batch_size=16,
                 micro_batch_tokens=2048,
-                oversize="alone",
+                on_oversize="alone",
             )
         )
         port = free_port()

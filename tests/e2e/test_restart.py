@@ -22,9 +22,9 @@ def serve(folder: Path, address: str, sync: str = "batch") -> ServeProcess:
         folder,
         listen=address,
         dp_size=RANKS,
-        dispatch_batch_size=8,
+        global_batch_size=8,
         micro_batch_tokens=256,
-        window_multiple=2,
+        window=2,
         journal_dir=folder / "journal",
         journal_sync=sync,
     )
@@ -120,7 +120,7 @@ def test_a_second_dispatcher_on_the_same_journal_is_refused(tmp_path: Path) -> N
         rival = ServeProcess(
             second,
             dp_size=RANKS,
-            dispatch_batch_size=8,
+            global_batch_size=8,
             micro_batch_tokens=256,
             journal_dir=tmp_path / "journal",
         )

@@ -25,7 +25,7 @@ BATCH = 8
 
 def serve(folder: Path, **options: Any) -> ServeProcess:
     return ServeProcess(
-        folder, dp_size=2, dispatch_batch_size=BATCH, micro_batch_tokens=2048, **options
+        folder, dp_size=2, global_batch_size=BATCH, micro_batch_tokens=2048, **options
     )
 
 

@@ -23,8 +23,8 @@ STEPS, BATCH = 11, 48
 
 @pytest.mark.parametrize(("model", "sync"), [("ddp", "step"), ("fsdp2", "micro-step")])
 def test_a_slow_rank_and_what_it_costs_are_measured(model: str, sync: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"micro_batch_tokens": 1024, "oversize": "alone", "sync": sync}
-    with ServeProcess(tmp_path, dp_size=RANKS, dispatch_batch_size=BATCH, **options) as server:
+    options: dict[str, Any] = {"micro_batch_tokens": 1024, "on_oversize": "alone", "sync": sync}
+    with ServeProcess(tmp_path, dp_size=RANKS, global_batch_size=BATCH, **options) as server:
         with (
             trainers(model, server.endpoint, tmp_path) as training,
             producer(server.endpoint, "p", STEPS * BATCH) as pushing,

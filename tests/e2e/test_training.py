@@ -26,9 +26,9 @@ def serve(folder: Path, dp_size: int, **options: Any) -> ServeProcess:
     return ServeProcess(
         folder,
         dp_size=dp_size,
-        dispatch_batch_size=16,
+        global_batch_size=16,
         micro_batch_tokens=2048,
-        oversize="alone",
+        on_oversize="alone",
         **options,
     )
 
@@ -124,7 +124,7 @@ def test_a_producer_faster_than_the_trainer_is_held_back_and_memory_stays_flat(
 
 
 def test_ranks_that_wait_for_a_slow_producer_burn_no_cpu(tmp_path: Path, stack: ExitStack) -> None:
-    server = stack.enter_context(serve(tmp_path, 2, window_multiple=1))
+    server = stack.enter_context(serve(tmp_path, 2, window=1))
     trainers = stack.enter_context(torchrun(2, server.endpoint, tmp_path))
     pause = 4.0
     pushing = stack.enter_context(

@@ -39,7 +39,7 @@ def measure(
         program = [RECORDED, dtype, at / "gradients.pt", EXAMPLES / name]
         command = [str(word) for word in ([] if shim is None else [shim]) + program]
         with ServeProcess(
-            at, dp_size=ranks, dispatch_batch_size=len(pushed), micro_batch_tokens=budget
+            at, dp_size=ranks, global_batch_size=len(pushed), micro_batch_tokens=budget
         ) as server:
             push(server, pushed)
             words = [word.replace("ENDPOINT", server.endpoint) for word in arguments]

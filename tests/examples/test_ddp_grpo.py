@@ -16,7 +16,7 @@ GROUPS = 176
 def test_the_reward_rises_and_each_sample_is_trained_on_once(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
     with ServeProcess(
-        tmp_path, dp_size=2, dispatch_batch_groups=8, group_size=8, micro_batch_tokens=512
+        tmp_path, dp_size=2, global_batch_groups=8, group_size=8, micro_batch_tokens=512
     ) as server:
         where = ("--endpoint", server.endpoint, "--weights", weights)
         with (
@@ -36,7 +36,7 @@ def test_the_reward_rises_and_each_sample_is_trained_on_once(tmp_path: Path) -> 
 def test_a_number_of_steps_ends_rollouts_and_the_dispatcher(tmp_path: Path) -> None:
     weights = tmp_path / "weights.pt"
     with ServeProcess(
-        tmp_path, dp_size=2, dispatch_batch_groups=8, group_size=8, micro_batch_tokens=512
+        tmp_path, dp_size=2, global_batch_groups=8, group_size=8, micro_batch_tokens=512
     ) as server:
         where = ("--endpoint", server.endpoint, "--weights", weights)
         with (

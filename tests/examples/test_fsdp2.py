@@ -35,7 +35,7 @@ def serve(folder: Path, ranks: int) -> ServeProcess:
     """Steps of the oldest samples, whatever the number of ranks."""
     folder.mkdir()
     return ServeProcess(
-        folder, dp_size=ranks, dispatch_batch_size=16, micro_batch_tokens=96, window_multiple=1,
+        folder, dp_size=ranks, global_batch_size=16, micro_batch_tokens=96, window=1,
         buffer_capacity=96, journal_dir=folder / "journal",
     )  # fmt: skip
 

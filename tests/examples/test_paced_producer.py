@@ -50,7 +50,7 @@ def test_it_loses_hardly_any_sample_to_staleness_and_would_without_its_pace(
 ) -> None:
     options: dict[str, Any] = {
         "dp_size": 1,
-        "dispatch_batch_size": BATCH,
+        "global_batch_size": BATCH,
         "micro_batch_size": BATCH,
     }
 
@@ -61,7 +61,7 @@ def test_it_loses_hardly_any_sample_to_staleness_and_would_without_its_pace(
 
     with (
         ServeProcess(
-            tmp_path, warm=True, buffer_capacity=512, max_staleness=1, window_multiple=1, **options
+            tmp_path, warm=True, buffer_capacity=512, max_staleness=1, window=1, **options
         ) as server,
         a_rank(server.endpoint, begins),
     ):

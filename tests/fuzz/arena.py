@@ -16,6 +16,7 @@ from rollout_dispatcher.protocol.sessions import Session, Side
 from tests.chaos.cluster.processes import Process
 from tests.fuzz.session import welcome
 from tests.support.client import Producer, Trainer
+from tests.support.options import arguments
 from tests.support.references import STORE, make_references
 from tests.support.server import eventually
 from tests.support.wire.frames import feed
@@ -43,8 +44,8 @@ class Arena:
             "http": f"unix:{folder}/http.sock",
             "ready-file": folder / "ready.json",
             "dp-size": DP_SIZE,
-            "dispatch-batch-size": 4,
-            "window-multiple": 1,
+            "global-batch-size": 4,
+            "window": 1,
             "micro-batch-tokens": 64,
             "max-wait": "10ms",
             "group-timeout": "200ms",
@@ -54,11 +55,10 @@ class Arena:
             options |= {
                 "payload-stores": STORE,
                 "journal-dir": folder / "journal",
-                "retain": "commit",
+                "sample_retention": "commit",
             }
-        flags = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         self._process = Process(
-            ["tests.fuzz.planted", bug, "serve", *flags], folder / "dispatcher.log"
+            ["tests.fuzz.planted", bug, "serve", *arguments(options)], folder / "dispatcher.log"
         )
         self.attacks = 0
         self.codes: dict[str, int] = {}

@@ -18,7 +18,7 @@ from tests.fuzz.journal.campaign import Victim, fuzz_journal
 from tests.fuzz.order.campaign import fuzz_order
 from tests.fuzz.planted import IN_JOURNAL, IN_ORDER, IN_SERVICE, IN_SESSION, OVER_HTTP
 from tests.service.conftest import SMALL
-from tests.support.server import ServeProcess
+from tests.support.options import arguments
 from tests.support.source import ROOT
 
 SEED = 11
@@ -96,7 +96,7 @@ def test_a_damaged_journal_is_an_error_of_one_line_and_its_exit_code(tmp_path: P
     options = {**SMALL, "journal_dir": victim.directory, "http": "127.0.0.1:0"}
     command = [sys.executable, "-m", "rollout_dispatcher.cli.main", "serve"]
     done = subprocess.run(
-        [*command, *ServeProcess.flags({"listen": "127.0.0.1:0", **options})],
+        [*command, *arguments({"listen": "127.0.0.1:0", **options})],
         cwd=ROOT, capture_output=True, check=False, text=True, timeout=60,
     )  # fmt: skip
     told = done.stdout + done.stderr

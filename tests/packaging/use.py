@@ -75,7 +75,7 @@ def served(folder: Path, journal: bool) -> Iterator[Served]:
     """It runs meanwhile, and no longer."""
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
-    options = ["--dp-size=1", f"--dispatch-batch-size={BATCH}", "--micro-batch-size=2"]
+    options = ["--dp-size=1", f"--global-batch-size={BATCH}", "--micro-batch-size=2"]
     options += [f"--buffer-capacity={len(SAMPLES)}", f"--ready-file={ready}"]
     options += ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--log-level=warning"]
     options += [f"--journal-dir={folder / 'journal'}"] if journal else []

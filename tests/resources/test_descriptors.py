@@ -50,4 +50,4 @@ def test_a_dispatcher_that_could_serve_next_to_nobody_does_not_start(serve: Serv
 
 def test_fewer_connections_than_ranks_are_refused_at_the_start(serve: Serve) -> None:
     with pytest.raises(AssertionError, match="200 DP ranks need as many connections, and"):
-        serve(open_files=256, dp_size=200, dispatch_batch_size=400)
+        serve(open_files=256, dp_size=200, global_batch_size=400)

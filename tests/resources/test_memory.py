@@ -126,7 +126,7 @@ def test_http_bodies_that_do_not_end(start: Start) -> None:
 
 def test_pushes_that_are_held_back(start: Start) -> None:
     server = start(
-        buffer_capacity=4, buffer_bytes="4MiB", held_bytes="8MiB", receive_bytes="16MiB",
+        buffer_capacity=4, buffer_bytes="4MiB", blocked_push_bytes="8MiB", receive_bytes="16MiB",
         micro_batch_tokens=200_000,
     )  # fmt: skip
     before = settled(server)

@@ -22,7 +22,7 @@ from tests.results.tables import write_all
 from tests.support.source import PYTHONPATH, ROOT
 from tests.support.traces import write_example_trace
 
-_SPLIT = "--dp-size 4 --dispatch-batch-size 32 --micro-batch-size 2"
+_SPLIT = "--dp-size 4 --global-batch-size 32 --micro-batch-size 2"
 #: Name of the result file -> the command; it writes FILE, or prints JSON where there is no FILE.
 COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
@@ -50,12 +50,12 @@ COMMANDS = {
     "journal": "python -m tests.bench.journal --json FILE",
     "journal-service": "python -m tests.bench.journal_service --json FILE",
     "soak": "python -m tests.soak --out FILE",
-    "simulate-profile": "dispatcher simulate lineage --dp-size 16 --dispatch-batch-size 128 "
+    "simulate-profile": "dispatcher simulate lineage --dp-size 16 --global-batch-size 128 "
     "--micro-batch-tokens 131072 --recommend --json",
     "simulate-steady": f"dispatcher simulate trace.csv.gz {_SPLIT} "
-    "--window-multiple 1 1.25 2 --strategy window --steps 50 --json",
+    "--window 1 1.25 2 --strategy window --steps 50 --json",
     "simulate-timed": f"dispatcher simulate trace.csv.gz {_SPLIT} "
-    "--arrivals trace --window-multiple 1 1.5 --max-wait 5s --target-excess 0.01 --json",
+    "--arrivals trace --window 1 1.5 --max-wait 5s --max-imbalance 0.01 --json",
 }
 #: Of these every run of a row is in what the command writes.
 PLANES = ("plane",)

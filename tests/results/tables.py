@@ -459,7 +459,7 @@ def prefetch_table() -> str:
         for at in sorted(found.figures["rows"], key=_by_step)
     ]
     return _table(
-        "a step of the rank, steps ahead | `--prefetch-bytes` | waits a step "
+        "a step of the rank, steps ahead | `--set prefetch-bytes` | waits a step "
         "(quartiles, steps) | the rank's memory grows by",
         rows,
         found,

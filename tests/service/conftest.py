@@ -16,8 +16,8 @@ Serve = Callable[..., ServeProcess]
 #: Two ranks, four samples a step, and no choice: whatever four samples come are the next step.
 SMALL: dict[str, Any] = {
     "dp_size": 2,
-    "dispatch_batch_size": 4,
-    "window_multiple": 1,
+    "global_batch_size": 4,
+    "window": 1,
     "micro_batch_tokens": 64,
     "max_wait": "10ms",
 }
@@ -45,7 +45,7 @@ def start(serve: Serve, tmp_path: Path) -> Serve:
         micro_batch_size=2,
         payload_stores=STORE,
         journal_dir=tmp_path / "journal",
-        retain="commit",
+        sample_retention="commit",
     )
 
 

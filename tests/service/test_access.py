@@ -23,13 +23,13 @@ from tests.support.client import Producer, WireClient
 from tests.support.server import Response, ServeProcess, eventually, series
 
 SECRET = "correct-horse-battery-staple"
-FLAGS = ["--dp-size", "2", "--dispatch-batch-size", "4", "--micro-batch-tokens", "64"]
+FLAGS = ["--dp-size", "2", "--global-batch-size", "4", "--micro-batch-tokens", "64"]
 BODY = b'{"fields": {"input_ids": [5, 6, 7], "loss_mask": [false, true, true]}}'
 
 
 def config(**changes: Any) -> ServeConfig:
     return ServeConfig.model_validate(
-        {"dp_size": 2, "dispatch_batch_size": 8, "micro_batch_size": 2} | changes
+        {"dp_size": 2, "global_batch_size": 8, "micro_batch_size": 2} | changes
     )
 
 

@@ -22,8 +22,8 @@ class Run:
     def __init__(self) -> None:
         self.log = SlowLog()
         config = ServeConfig(
-            dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=Path("unused"),
-            retain="checkpoint", drain_timeout=WAITS_SECONDS,
+            dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=Path("unused"),
+            sample_retention="checkpoint", drain_timeout=WAITS_SECONDS,
         )  # fmt: skip
         clock = asyncio.get_running_loop().time
         core = Dispatch(core_config(config))
@@ -81,7 +81,7 @@ async def test_who_left_without_a_goodbye_is_waited_for_and_no_longer(
     caplog.set_level("INFO")
     run = Run()
     lose(await run.trained())
-    assert "waiting 0.1 s at most (--drain-timeout) for DP ranks that left without" in caplog.text
+    assert "waiting 0.1 s at most (--set drain-timeout) for DP ranks that left" in caplog.text
     assert "did not come back" not in caplog.text
     assert await ends(run)
     assert "a client left without a goodbye and did not come back" in caplog.text

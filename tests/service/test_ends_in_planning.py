@@ -35,7 +35,7 @@ def test_a_forced_phase_ends_when_its_last_held_push_comes_in_for_what_is_droppe
     serve: Serve, why: str
 ) -> None:
     """What fills the buffer is dropped when the rank, which prefetches nothing, asks for a step."""
-    options = {"oversize": "drop"} if why == "oversize" else {"max_staleness": 0}
+    options = {"on_oversize": "drop"} if why == "oversize" else {"max_staleness": 0}
     server = serve(dp_size=1, micro_batch_tokens=16, max_wait="300ms", **options)
     producer = Producer(server.endpoint, "p")
     with Rank(server.endpoint, 0, 1, prefetch_steps=0) as rank:

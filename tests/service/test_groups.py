@@ -34,7 +34,7 @@ def test_a_group_is_in_one_micro_batch_where_asked(
     serve: Serve, micro_batches: dict[str, int]
 ) -> None:
     server = serve(
-        dp_size=2, dispatch_batch_size=12, groups="micro-batch", group_size=3, **micro_batches
+        dp_size=2, global_batch_size=12, groups="micro-batch", group_size=3, **micro_batches
     )
     Producer(server.endpoint, "p").push(TOKENS, group_ids=IDS)
     with Trainer(server.endpoint, 2) as trainer:
@@ -45,7 +45,7 @@ def test_a_group_is_in_one_micro_batch_where_asked(
 
 def test_a_group_too_long_for_its_micro_batch_is_refused_and_given_up(serve: Serve) -> None:
     server = serve(
-        dp_size=2, dispatch_batch_size=4, groups="micro-batch", group_size=2, micro_batch_tokens=16
+        dp_size=2, global_batch_size=4, groups="micro-batch", group_size=2, micro_batch_tokens=16
     )
     producer = Producer(server.endpoint, "p")
     answer = producer.push([9, 9, 8, 8], group_ids=["long", "long", "g", "g"])
@@ -62,7 +62,7 @@ def test_a_group_too_long_for_its_micro_batch_is_refused_and_given_up(serve: Ser
 
 
 def test_a_group_is_closed_at_no_more_than_its_micro_batch_takes(serve: Serve) -> None:
-    server = serve(dp_size=2, dispatch_batch_size=12, groups="micro-batch", micro_batch_size=3)
+    server = serve(dp_size=2, global_batch_size=12, groups="micro-batch", micro_batch_size=3)
     answer = server.post("/v1/groups/g/close?size=4")
     assert answer.status == 422
     assert "a micro-batch takes at most 3 samples, and the group has 4" in answer.text
@@ -74,7 +74,7 @@ def test_a_group_is_closed_at_no_more_than_its_micro_batch_takes(serve: Serve) -
 def test_a_prompt_that_a_killed_worker_had_begun_is_trained_on_as_its_successor_pushes_it(
     serve: Serve,
 ) -> None:
-    server = serve(dispatch_batch_size=8, micro_batch_tokens=4096)
+    server = serve(global_batch_size=8, micro_batch_tokens=4096)
     with unfinished(server.endpoint, "w", 1, 3) as worker:
         worker.begun(3)
         worker.kill()

@@ -27,13 +27,13 @@ def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record, options = tmp_path / "record", {"journal_dir": tmp_path / "j"}
-    server = serve(record=record, **options)
+    server = serve(record_dir=record, **options)
     with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
         train(server, producer, trainer, 3)
         eventually(lambda: written(record) == 3, "three steps on record")
     server.send_signal(signal.SIGKILL)
     server.wait()
-    server = serve(record=record, **options)
+    server = serve(record_dir=record, **options)
     with Producer(server.endpoint, "q") as producer, Trainer(server.endpoint, 2) as trainer:
         train(server, producer, trainer, 2)
     server.send_signal(signal.SIGTERM)
@@ -55,7 +55,7 @@ def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
         tokens = sorted(recording.samples[step.run, ticket].tokens for ticket in step.tickets)
         assert tokens == [2, 3, 5, 8]
     assert {sample.version for sample in recording.samples.values()} == {1}
-    assert recording.config["dispatch_batch_size"] == 4
+    assert recording.config["global_batch_size"] == 4
     for command in ("report", "trace"):
         assert main([command, str(record), "-o", str(tmp_path / command)]) == 0
     assert main(["simulate", str(record), "--recommend"]) == 0
@@ -66,24 +66,22 @@ def test_settings_that_change_are_on_record_and_so_is_the_window_of_their_time(
     serve: Serve, tmp_path: Path
 ) -> None:
     record, options = tmp_path / "record", {"journal_dir": tmp_path / "j"}
-    server = serve(record=record, window_multiple=1, **options)
+    server = serve(record_dir=record, window=1, **options)
     with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
         train(server, producer, trainer, 1)
-        assert (
-            server.post("/v1/config", b'{"window_multiple": 2, "max_wait": "10ms"}').status == 200
-        )
+        assert server.post("/v1/config", b'{"window": 2, "max_wait": "10ms"}').status == 200
         train(server, producer, trainer, 1)
         eventually(lambda: written(record) == 2, "two steps on record")
     recording = load_recording(record)
     assert [step.window_multiple for step in recording.trained()] == [1, 2]
-    assert (recording.config["window_multiple"], recording.config["max_wait"]) == (2, 0.01)
+    assert (recording.config["window"], recording.config["max_wait"]) == (2, 0.01)
     assert own_setting(recording).window == 2
     assert Course.of(recording.trained(), own_setting(recording)).fill.tolist() == [1, 0.5]
     server.send_signal(signal.SIGKILL)
     server.wait()
-    serve(record=record, window_multiple=1, **options)
+    serve(record_dir=record, window=1, **options)
     eventually(lambda: len(load_recording(record).processes) == 2, "the next process begins")
-    assert load_recording(record).config["window_multiple"] == 2
+    assert load_recording(record).config["window"] == 2
 
 
 def written(record: Path) -> int:
@@ -96,7 +94,7 @@ def written(record: Path) -> int:
 def test_no_disk_is_no_reason_to_stop(serve: Serve, tmp_path: Path) -> None:
     place = tmp_path / "record"
     place.write_text("in the way")
-    server = serve(record=place)
+    server = serve(record_dir=place)
     with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
         train(server, producer, trainer, 2)
         server.await_scrape(
@@ -108,7 +106,7 @@ def test_no_disk_is_no_reason_to_stop(serve: Serve, tmp_path: Path) -> None:
 
 def test_no_payload_and_no_id_is_on_record(serve: Serve, tmp_path: Path) -> None:
     record = tmp_path / "record"
-    server = serve(record=record, groups="step")
+    server = serve(record_dir=record, groups="step")
     with Producer(server.endpoint, "secret-p") as producer, Trainer(server.endpoint, 2) as trainer:
         producer.push([5, 3, 8, 2], group_ids=["secret-g"] * 4, group_sizes=[4] * 4)
         trainer.train()

@@ -172,7 +172,7 @@ def test_over_http_what_cannot_be_is_refused_before_anything_is_taken(server: Se
 
 
 def test_without_payload_stores_references_over_http_are_refused(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path, dp_size=2, dispatch_batch_size=4, micro_batch_tokens=64) as server:
+    with ServeProcess(tmp_path, dp_size=2, global_batch_size=4, micro_batch_tokens=64) as server:
         answer = post(server, over_http("web/0"), status=422)
     assert "(allowed: none); add it to --payload-stores" in answer["errors"]["0"]
 
@@ -200,7 +200,7 @@ def test_a_larger_sample_than_payload_stores_may_hold_is_refused(start: Serve) -
     server = start(referenced_bytes="64B")
     pushed = push(server, [4, 400], (0,))
     assert pushed.outcomes == [Outcome.ACCEPTED, Outcome.REFUSED]
-    assert "raise --referenced-bytes" in pushed.errors["1"]
+    assert "raise --set referenced-bytes" in pushed.errors["1"]
 
 
 def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:

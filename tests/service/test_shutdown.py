@@ -18,7 +18,8 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_workers import RolloutProducer
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
-from tests.support.server import PATIENCE_S, ServeProcess, eventually
+from tests.support.options import arguments
+from tests.support.server import PATIENCE_S, eventually
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -47,7 +48,7 @@ def test_the_first_signal_drains(number: signal.Signals, serve: Serve) -> None:
 
 
 def test_a_push_that_waits_at_the_signal_may_be_pushed_again_and_is_told_so(serve: Serve) -> None:
-    server = serve(buffer_capacity=4, window_multiple=1)
+    server = serve(buffer_capacity=4, window=1)
     producer, errors = RolloutProducer(server.endpoint), Queue[Exception]()
     producer.push_many([{"input_ids": [1, 2, 3]}] * 4)
 
@@ -121,7 +122,7 @@ def test_a_group_that_the_drain_cut_off_is_named_though_ranks_train_the_rest(ser
 
 
 def test_what_the_settings_ask_to_drop_is_no_loss(serve: Serve) -> None:
-    server = serve(last_batch="drop")
+    server = serve(final_batch="drop")
     producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
     producer.push([3, 4, 5])
     server.send_signal(signal.SIGTERM)
@@ -163,8 +164,8 @@ def test_a_drain_that_takes_too_long_is_given_up(serve: Serve) -> None:
     server.send_signal(signal.SIGTERM)
     assert server.wait() == 1
     log = server.log()
-    assert "SIGTERM: draining for 0.2 s at most (--drain-timeout)" in log
-    assert "not drained within 0.2 s (--drain-timeout)" in log
+    assert "SIGTERM: draining for 0.2 s at most (--set drain-timeout)" in log
+    assert "not drained within 0.2 s (--set drain-timeout)" in log
 
 
 def test_the_end_of_the_stream_ends_the_dispatcher(serve: Serve) -> None:
@@ -294,6 +295,6 @@ def second_dispatcher(listen: str) -> subprocess.CompletedProcess[str]:
         "-m",
         "rollout_dispatcher.cli.main",
         "serve",
-        *ServeProcess.flags(options),
+        *arguments(options),
     ]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

@@ -14,6 +14,7 @@ import pytest
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
+from tests.support.options import arguments
 from tests.support.server import PATIENCE_S, ServeProcess, eventually
 
 #: Far more than any of these ends may take, and less than what they do not wait for.
@@ -35,7 +36,7 @@ def started(
     *wrapped: str, module: str = "rollout_dispatcher.cli.main", stderr: int, **options: object
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The command, whoever reads its log; it may be ready later, or never."""
-    flags = ServeProcess.flags({**SMALL, "listen": "127.0.0.1:0", "http": "127.0.0.1:0", **options})
+    flags = arguments({**SMALL, "listen": "127.0.0.1:0", "http": "127.0.0.1:0", **options})
     command = [*wrapped, sys.executable, "-m", module, "serve", *flags]
     with subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL) as process:
         try:

@@ -30,7 +30,7 @@ from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 RANKS, BATCH = 2, 4
-CONFIG = ServeConfig(dp_size=RANKS, dispatch_batch_size=BATCH, micro_batch_size=1)
+CONFIG = ServeConfig(dp_size=RANKS, global_batch_size=BATCH, micro_batch_size=1)
 
 
 class Told:

@@ -16,6 +16,7 @@ from rollout_dispatcher.cli.simulate_options import (
     own_environment,
     split_arguments,
 )
+from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.simulate.result import Result
 from rollout_planner.types import Strategy
@@ -23,7 +24,7 @@ from tests.simulate.checker import check_books
 from tests.support.recorded import write_record
 from tests.support.traces import write_example_trace
 
-SMALL = shlex.split("--dp-size 2 --dispatch-batch-size 8 --micro-batch-size 2 --steps 3")
+SMALL = shlex.split("--dp-size 2 --global-batch-size 8 --micro-batch-size 2 --steps 3")
 
 
 @pytest.fixture(autouse=True)
@@ -53,39 +54,56 @@ def test_by_default_all_strategies_and_several_windows_are_compared(
     plain = [("round-robin", 1), ("greedy", 1), ("kk", 1)]
     assert rows == [*plain, *(("window", window) for window in (1, 1.25, 1.5, 2))]
     assert result.options["groups"] == "ignore"
-    assert result.options["oversize"] == "alone"
-    assert result.options["target_excess"] == 0
+    assert result.options["on_oversize"] == "alone"
+    assert result.options["max_imbalance"] == 0
+
+
+def test_options_are_printed_by_the_names_of_0_1_as_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = "simulate trace.csv.gz --window-multiple 1 2 --max-skips 9"
+    assert main(shlex.split(f"{argv} {shlex.join(SMALL)} --json")) == 0
+    text, told = capsys.readouterr()
+    assert told.splitlines() == [
+        "dispatcher simulate: --window-multiple is taken until 0.2.0; write --window",
+        "dispatcher simulate: --max-skips is taken until 0.2.0; write --max-delay",
+    ]
+    options = json.loads(text)["options"]
+    assert options["window"] == options["window_multiple"] == [1, 2]
+    assert options["max_delay"] == options["max_skips"] == 9
+    before = {name: value for name, value in options.items() if name not in RENAMED.values()}
+    old = json.dumps({**json.loads(text), "options": before})
+    assert Result.from_json(old) == Result.from_json(text)
 
 
 def test_lists_are_written_after_one_flag_and_the_trace_first_or_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     trace, flags = split_arguments(
-        shlex.split("t.csv --window-multiple 1 2 --recommend --strategy kk window --json --seed 1")
+        shlex.split("t.csv --window 1 2 --recommend --strategy kk window --json --seed 1")
     )
     assert trace == "t.csv"
     assert flags == shlex.split(
-        "--window-multiple 1 --window-multiple 2 --recommend --strategy kk --strategy window "
-        "--format json --seed 1"
+        "--window 1 --window 2 --recommend --strategy kk --strategy window --format json --seed 1"
     )
     assert split_arguments(["--seed", "1", "t.csv"]) == ("t.csv", ["--seed", "1"])
-    result = simulated("trace.csv.gz --window-multiple 1 1.5 --strategy window kk", capsys)
+    result = simulated("trace.csv.gz --window 1 1.5 --strategy window kk", capsys)
     assert [run.window for run in result.runs] == [1, 1, 1.5]
 
 
 def test_a_row_is_run_with_what_serve_would_be_run_with() -> None:
     options = SimulateOptions(
-        dp_size=2, dispatch_batch_size=100, micro_batch_tokens=4096, max_skips=9
+        dp_size=2, global_batch_size=100, micro_batch_tokens=4096, max_delay=9
     )
     ours = options.serve_config(Strategy.WINDOW, 1.15)
     theirs = ServeConfig(
         dp_size=2,
-        dispatch_batch_size=100,
+        global_batch_size=100,
         micro_batch_tokens=4096,
-        max_skips=9,
-        window_multiple=1.15,
+        max_delay=9,
+        window=1.15,
         groups="ignore",
-        oversize="alone",
+        on_oversize="alone",
     )
     assert (ours.window_samples, ours.skips_bound) == (115, 9)
     assert ours.plan_config() == theirs.plan_config()
@@ -94,7 +112,7 @@ def test_a_row_is_run_with_what_serve_would_be_run_with() -> None:
 def test_options_come_from_the_environment_and_a_file_but_not_serves_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DISPATCHER_WINDOW_MULTIPLE", "1, 3")
+    monkeypatch.setenv("DISPATCHER_WINDOW", "1, 3")
     monkeypatch.setenv("DISPATCHER_LISTEN", "0.0.0.0:7077")
     monkeypatch.setenv("DISPATCHER_CONFIG", "serve.toml")
     Path("sim.toml").write_text('strategy = ["window"]\nseed = 4')
@@ -107,9 +125,9 @@ def test_options_come_from_the_environment_and_a_file_but_not_serves_own(
 def test_json_says_what_was_asked_and_the_plans_can_be_checked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = simulated("lineage --seed 3 --plans plans.jsonl --max-skips 5", capsys)
+    result = simulated("lineage --seed 3 --plans plans.jsonl --max-delay 5", capsys)
     assert result.options["trace"] == "lineage"
-    assert result.options["max_skips"] == 5
+    assert result.options["max_delay"] == 5
     lines = Path("plans.jsonl").read_text().splitlines()
     first = json.loads(lines[0])
     assert list(first) == ["step", "window", "strategy", "arrived", "ranks", "skips", "dropped"]
@@ -121,7 +139,7 @@ def test_json_says_what_was_asked_and_the_plans_can_be_checked(
 
 def test_the_recommended_window_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     shown = output_of(f"simulate trace.csv.gz {shlex.join(SMALL)} --recommend", capsys)
-    assert "\nRun --window-multiple " in shown
+    assert "\nRun --window " in shown
     result = simulated("trace.csv.gz --recommend", capsys)
     assert result.recommendation is not None
     assert " ".join(result.recommendation.why.split()) in " ".join(shown.split())
@@ -149,12 +167,12 @@ def test_on_a_terminal_progress_is_one_line_that_goes_away(
     [
         ("nowhere.csv", "no trace file nowhere.csv"),
         ("trace.csv.gz trace.csv.gz", "one trace at a time"),
-        ("trace.csv.gz --windw-multiple 2", "--window-multiple"),
-        ("trace.csv.gz --window-multiple 0.5", "--window-multiple"),
-        ("trace.csv.gz --window-multiple 1 two", "--window-multiple"),
-        ("trace.csv.gz --window-multiple", "--window-multiple"),
+        ("trace.csv.gz --windw-multiple 2", "--window"),
+        ("trace.csv.gz --window 0.5", "--window"),
+        ("trace.csv.gz --window 1 two", "--window"),
+        ("trace.csv.gz --window", "--window"),
         ("trace.csv.gz --strategy magic", "--strategy"),
-        ("trace.csv.gz --max-skips 0 --window-multiple 2", "max_skips"),
+        ("trace.csv.gz --max-delay 0 --window 2", "max_delay"),
         ("trace.csv.gz --micro-batch-tokens 100", "micro_batch_tokens"),
         ("trace.csv.gz --cost magic", "magic"),
         ("trace.csv.gz --steps 0", "--steps"),
@@ -163,7 +181,7 @@ def test_on_a_terminal_progress_is_one_line_that_goes_away(
         ("trace.csv.gz --strategy kk --recommend", "--strategy window"),
         ("trace.csv.gz --html /nowhere/r.html", "/nowhere/r.html cannot be written"),
         ("trace.csv.gz --plans .", "cannot be written"),
-        ("trace.csv.gz --groups step --dispatch-batch-size 2 --micro-batch-size 1", "--dispatch-b"),
+        ("trace.csv.gz --groups step --global-batch-size 2 --micro-batch-size 1", "--global-b"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -185,7 +203,7 @@ def test_the_help_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
     shown = capsys.readouterr().out
-    assert all(flag_of(name) in shown for name in SimulateOptions.model_fields)
+    assert all(flag_of(name)[2:] in shown for name in SimulateOptions.model_fields)
     assert "usage: dispatcher simulate TRACE|DIR --dp-size N" in shown
 
 

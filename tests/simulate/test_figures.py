@@ -168,7 +168,7 @@ def test_the_reason_is_two_sentences_with_figures(runs: list[Run]) -> None:
     rows = with_excess(runs[-1], (1, 0.58), (1.25, 0.01), (2, 0.005))
     why = recommend([runs[0], *rows]).why
     assert why.count(". ") == 1
-    assert "--window-multiple 1.25" in why
+    assert "--window 1.25" in why
     assert "58.0 %" in why
     assert "round-robin" in why
     assert "window of 2 would save 0.50 %" in why

@@ -46,6 +46,16 @@ def lost_on_the_clock(record: Path) -> float:
     return took / sum(float(each.sum()) / RANKS for each in compute if each is not None) - 1
 
 
+def test_a_record_of_0_1_is_read_as_one_of_now(record: Path, tmp_path: Path) -> None:
+    write_record(tmp_path, of_0_1=True, max_delay=9, on_oversize="drop")
+    found, expected = own_setting(load_recording(tmp_path)), own_setting(load_recording(record))
+    assert (found.plan.max_skips, found.plan.oversize) == (9, "drop")
+    assert (found.window, found.plan.dispatch_batch_size) == (
+        expected.window,
+        expected.plan.dispatch_batch_size,
+    )
+
+
 def test_where_half_of_the_ranks_are_slow_it_is_these_as_in_metrics(record: Path) -> None:
     steps = load_recording(record).trained()
     for step in steps:
@@ -166,7 +176,7 @@ def test_the_table_knows_no_negative_zero() -> None:
 
 
 def test_the_table_begins_with_how_it_ran(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", str(record), "--steps", "3", "--window-multiple", "1"]) == 0
+    assert main(["simulate", str(record), "--steps", "3", "--window", "1"]) == 0
     shown = capsys.readouterr().out
     rows = shown.split("---\n")[1].splitlines()
     assert rows[0].startswith("as it ran")

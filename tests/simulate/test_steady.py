@@ -146,5 +146,5 @@ def test_the_same_seed_gives_the_same_books_and_another_one_others() -> None:
 
 def test_a_group_larger_than_a_step_is_refused() -> None:
     trace = make_trace(range(1, 19), group=[row // 9 for row in range(18)])
-    with pytest.raises(ConfigError, match="--dispatch-batch-size"):
+    with pytest.raises(ConfigError, match="--global-batch-size"):
         simulate(trace, [make_setting(2, grouping=Grouping.STEP)], Scenario(steps=1))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from tests.chaos.cluster.processes import Process
+from tests.support.options import arguments
 from tests.support.server import eventually, series
 
 DP_SIZE = 2
@@ -94,21 +95,21 @@ def soak(folder: Path, load: Load, report: Callable[[Look], None] = lambda _: No
     return looks
 
 
-def _flags(folder: Path, load: Load) -> list[object]:
+def _flags(folder: Path, load: Load) -> list[str]:
     options: dict[str, object] = {
         "listen": "127.0.0.1:0",
         "http": "127.0.0.1:0",
         "ready-file": folder / "ready.json",
         "dp-size": DP_SIZE,
-        "dispatch-batch-size": load.batch,
+        "global-batch-size": load.batch,
         "micro-batch-tokens": 4096,
-        "window-multiple": 1.5,
+        "window": 1.5,
         "buffer-capacity": load.buffer_samples,
         "sample-id-horizon": load.id_horizon,
     }
     if load.journal:
-        options |= {"journal-dir": folder / "journal", "retain": "commit"}
-    return [word for name, value in options.items() for word in (f"--{name}", value)]
+        options |= {"journal-dir": folder / "journal", "sample_retention": "commit"}
+    return arguments(options)
 
 
 def _look(dispatcher: Process, plane: Endpoint, began: float) -> Look:

@@ -1,10 +1,11 @@
-"""Records of made-up runs, written as `serve --record` writes them."""
+"""Records of made-up runs, written as `serve --record-dir` writes them."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_planner.types import Grouping
@@ -17,23 +18,31 @@ SPEED, SLOW_RANK, SLOWNESS = 1e-9, 2, 1.4
 
 
 def write_record(
-    folder: Path, *, measured: bool = True, seed: int = 0, run: str = "made", **options: Any
+    folder: Path,
+    *,
+    measured: bool = True,
+    seed: int = 0,
+    run: str = "made",
+    of_0_1: bool = False,
+    **options: Any,
 ) -> None:
     """Four ranks with two micro-batches of one sample a step; one rank is slower than planned.
 
-    options: further ones of `serve`.
+    options: further ones of `serve`. of_0_1: they are written by the names of that release.
     """
     config = ServeConfig(
         dp_size=RANKS,
-        dispatch_batch_size=RANKS * MICRO_BATCHES,
+        global_batch_size=RANKS * MICRO_BATCHES,
         micro_batch_size=1,
         groups=Grouping.IGNORE,
-        record=folder,
+        record_dir=folder,
         **options,
     )
+    names = {now: old for old, now in RENAMED.items()} if of_0_1 else {}
+    written = config.model_dump(mode="json").items()
     header = {
         "run": run, "process": "p0", "release": "1.0", "unix": BEGAN,
-        "config": config.model_dump(mode="json"),
+        "config": {names.get(name, name): value for name, value in written},
     }  # fmt: skip
     writer = RecordWriter(folder, 2**30, header)
     rng, ticket, now = np.random.default_rng(seed), 0, 0.0

@@ -49,10 +49,10 @@ def train_on_references(folder: Path, address: str) -> None:
     """Assert that everything that is pushed is trained on once, as it was, and then freed."""
     options: dict[str, Any] = {
         "dp_size": 1,
-        "dispatch_batch_size": BATCH,
+        "global_batch_size": BATCH,
         "micro_batch_size": 4,
         "journal_dir": str(folder / "journal"),
-        "retain": "commit",
+        "sample_retention": "commit",
         "payload_stores": [address],
         "inline_limit": "64KiB",
     }

@@ -20,16 +20,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from tests.support.options import FIXED, arguments
 
 PATIENCE_S = 20.0
 #: A command that is started imports all there is: two seconds alone, and as many times as long as
@@ -63,7 +64,8 @@ def eventually(true: Callable[[], object], what: str, within: float = PATIENCE_S
 class ServeProcess:
     """One running dispatcher. options: those of `dispatcher serve`, with underscores.
 
-    A list gives an option several times; True and False are `--x` and `--no-x`.
+    A list gives an option several times; True and False are `--x` and `--no-x`. Settings
+    that are no options are taken too.
     warm: fork a process that has everything imported, which is up in a tenth of the time, instead
     of starting the command. checked: run the command with Python's own checks, which cost time.
     module: what is started instead, if not warm; it takes the command's arguments.
@@ -83,12 +85,15 @@ class ServeProcess:
         self._ready = folder / "ready.json"
         self._log = folder / "serve.log"
         self._ready.unlink(missing_ok=True)
+        fixed = {name: options.pop(name) for name in FIXED & options.keys()}
         options = {"listen": "127.0.0.1:0", "http": "127.0.0.1:0"} | options
-        arguments = ["serve", *self.flags(options), "--ready-file", str(self._ready)]
+        given = ["serve", *arguments(options), "--ready-file", str(self._ready)]
+        if fixed:
+            module, given = "tests.support.fixed", [json.dumps(fixed), *given]
         self.process: _Started | _Forked = (
-            _Forked(arguments, self._log, open_files)
+            _Forked(module, given, self._log, open_files)
             if warm
-            else _Started(module, arguments, self._log, checked, open_files)
+            else _Started(module, given, self._log, checked, open_files)
         )
         self.endpoints: list[str] = []
         self.http = ""
@@ -107,11 +112,6 @@ class ServeProcess:
         self._kill()
         if kind is None:
             assert "Traceback" not in self.log(), self.log()
-
-    @staticmethod
-    def flags(options: Mapping[str, object]) -> list[str]:
-        """Options as `dispatcher serve` takes them."""
-        return [word for name, value in options.items() for word in _flag(name, value)]
 
     @property
     def endpoint(self) -> str:
@@ -239,8 +239,12 @@ class _Forked:
     _context = multiprocessing.get_context("forkserver")
     _context.set_forkserver_preload(["__main__", "rollout_dispatcher.service.server", __name__])
 
-    def __init__(self, arguments: list[str], log: Path, open_files: int | None) -> None:
-        self._process = self._context.Process(target=_main, args=(arguments, str(log), open_files))
+    def __init__(
+        self, module: str, arguments: list[str], log: Path, open_files: int | None
+    ) -> None:
+        self._process = self._context.Process(
+            target=_main, args=(module, arguments, str(log), open_files)
+        )
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -253,13 +257,13 @@ class _Forked:
             os.kill(self.pid, number)
 
 
-def _main(arguments: list[str], log: str, open_files: int | None) -> None:
+def _main(module: str, arguments: list[str], log: str, open_files: int | None) -> None:
     if open_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
     with Path(log).open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    sys.exit(main(arguments))
+    sys.exit(import_module(module).main(arguments))
 
 
 def series(text: str) -> dict[str, float]:
@@ -271,11 +275,3 @@ def series(text: str) -> dict[str, float]:
             name = sample.name.removeprefix("dispatcher_")
             found[f"{name}{{{labels}}}" if labels else name] = sample.value
     return found
-
-
-def _flag(name: str, value: object) -> list[str]:
-    flag = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag[2:]}"]
-    values = value if isinstance(value, list) else [value]
-    return [word for item in values for word in (flag, str(item))]

@@ -21,11 +21,11 @@ BATCH = 32
 #: Options of a dispatcher that such a run fits.
 OPTIONS: dict[str, Any] = {
     "dp_size": RANKS,
-    "dispatch_batch_size": BATCH,
+    "global_batch_size": BATCH,
     "micro_batch_tokens": 16384,
     "cost": "tokens",
     "groups": "ignore",
-    "window_multiple": 2,
+    "window": 2,
     "heartbeat_interval": "1s",
 }
 #: Seconds a token, so that a step takes a quarter of a second.

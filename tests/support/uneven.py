@@ -44,7 +44,7 @@ def run(
     """Trains; seconds and tokens of each step, float64[2, R, M]. alike: the samples are."""
     sync = "step" if model == "ddp" else "micro-step"
     options: dict[str, Any] = {"micro_batch_tokens": BUDGET, "sync": sync, "cost": cost}
-    with ServeProcess(folder, dp_size=RANKS, dispatch_batch_size=BATCH, **options) as server:
+    with ServeProcess(folder, dp_size=RANKS, global_batch_size=BATCH, **options) as server:
         with running(
             *torchrun_command(RANKS, folder), str(TRAINER), "--model", model,
             "--slow", str(slow), "--until", str(change), "--endpoint", server.endpoint,

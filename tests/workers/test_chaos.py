@@ -97,7 +97,7 @@ def train(client: RankClient) -> list[tuple[int, str, list[str]]]:
 @pytest.mark.e2e
 @pytest.mark.parametrize(("seed", "named"), [(1, False), (2, True)])
 def test_broken_connections_lose_and_repeat_nothing(tmp_path: Path, seed: int, named: bool) -> None:
-    options = {"dp_size": RANKS, "dispatch_batch_size": 8, "micro_batch_tokens": 40}
+    options = {"dp_size": RANKS, "global_batch_size": 8, "micro_batch_tokens": 40}
     with (
         serve(tmp_path / "server", **options) as upstream,
         breaking(tmp_path / "proxy.sock", upstream, seed) as proxy,

@@ -17,7 +17,7 @@ from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, Step,
 from tests.support.server import ServeProcess
 
 #: Three steps of two micro-batches of a sample each, on one rank.
-SERVE: dict[str, Any] = {"dispatch_batch_size": 2, "micro_batch_size": 1, "strategy": "round-robin"}
+SERVE: dict[str, Any] = {"global_batch_size": 2, "micro_batch_size": 1, "strategy": "round-robin"}
 SAMPLES, STEPS = 6, 3
 
 

@@ -25,9 +25,9 @@ NORMALISATIONS = ("token-mean", "sequence-mean")
 EXPECTED = "token-mean-expected"
 RUNS = (*NORMALISATIONS, *(f"unmasked-{word}" for word in NORMALISATIONS), EXPECTED)
 BATCH, SAMPLES = 12, 49
-SERVE = {"dispatch_batch_size": BATCH, "micro_batch_tokens": 48, "strategy": "window"}
+SERVE = {"global_batch_size": BATCH, "micro_batch_tokens": 48, "strategy": "window"}
 #: Where a window has as many samples as a step, each arrival is in the plan that it is trained by.
-SERVE_RUN = {EXPECTED: SERVE | {"window_multiple": 1}}
+SERVE_RUN = {EXPECTED: SERVE | {"window": 1}}
 TOLERANCE = 1e-9
 
 

@@ -80,7 +80,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of four ranks was told, and saw once it had said which are DP ranks."""
     directory = tmp_path_factory.mktemp("mesh")
     script = str(Path(__file__).parent / "support" / "train_mesh.py")
-    with serve(directory / "server", dp_size=2, dispatch_batch_size=4, micro_batch_size=1) as at:
+    with serve(directory / "server", dp_size=2, global_batch_size=4, micro_batch_size=1) as at:
         with RolloutProducer(at) as producer:
             for index in range(4):
                 producer.push({"input_ids": [index] * 3})

@@ -16,7 +16,7 @@ from tests.workers.support.tiny_model import TinyModel
 
 pytestmark = pytest.mark.e2e
 
-STEPS: dict[str, Any] = {"dp_size": 1, "dispatch_batch_size": 16, "window_multiple": 1}
+STEPS: dict[str, Any] = {"dp_size": 1, "global_batch_size": 16, "window": 1}
 BUDGET, MULTIPLE = 64, 8
 LENGTHS = [1, 5, 8, 9, 13, 16, 17, 21, 24, 25, 30, 32, 3, 7, 11, 64]
 

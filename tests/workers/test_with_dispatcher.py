@@ -31,7 +31,7 @@ FIELDS = {"input_ids": [1, 2, 3]}
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[str]:
     """Over TCP: two DP ranks, steps of four samples, a buffer of six."""
-    options = {"dp_size": 2, "dispatch_batch_size": 4, "micro_batch_tokens": 16}
+    options = {"dp_size": 2, "global_batch_size": 4, "micro_batch_tokens": 16}
     with serve(tmp_path / "server", **options) as address:
         yield address
 
@@ -77,7 +77,7 @@ def test_a_new_generation_fences_the_old_one_and_gets_its_open_step_again(endpoi
 
 def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None:
     """Never do both train: each would take half of the samples."""
-    options = {"dp_size": 1, "dispatch_batch_size": 1, "micro_batch_size": 1}
+    options = {"dp_size": 1, "global_batch_size": 1, "micro_batch_size": 1}
     with serve(tmp_path / "server", **options) as address:
         with RolloutProducer(address) as producer:
             producer.push(FIELDS)
@@ -165,7 +165,7 @@ def test_a_full_buffer_holds_pushes_back_and_lets_them_in_when_there_is_room(
 
 def test_a_push_behind_the_producers_end_is_refused(tmp_path: Path) -> None:
     with (
-        serve(tmp_path, dp_size=1, dispatch_batch_size=2, micro_batch_size=1) as address,
+        serve(tmp_path, dp_size=1, global_batch_size=2, micro_batch_size=1) as address,
         RolloutProducer(address) as other,
         RolloutProducer(address) as producer,
     ):
@@ -213,7 +213,7 @@ def test_who_closes_a_group_under_a_wrong_name_is_told(
 def test_who_pushes_samples_of_weights_to_come_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"dp_size": 1, "dispatch_batch_size": 4, "micro_batch_size": 1}
+    options: dict[str, Any] = {"dp_size": 1, "global_batch_size": 4, "micro_batch_size": 1}
     with (
         ServeProcess(tmp_path, max_staleness=1, **options) as server,
         RolloutProducer(server.endpoint) as producer,
@@ -233,7 +233,7 @@ def test_where_staleness_is_limited_producers_and_trainers_without_versions_are_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options: dict[str, Any] = {
-        "dp_size": 1, "dispatch_batch_size": 1, "micro_batch_size": 1, "buffer_capacity": 8,
+        "dp_size": 1, "global_batch_size": 1, "micro_batch_size": 1, "buffer_capacity": 8,
     }  # fmt: skip
     with (
         ServeProcess(tmp_path, max_staleness=1, **options) as server,

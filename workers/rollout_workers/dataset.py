@@ -23,7 +23,7 @@ class StreamDataset(IterableDataset[Any]):
 
     of_step: what to hand out, made of all micro-batches of a step; default: those themselves. A
         trainer that counts micro-batches itself needs steps with equally many
-        (`--micro-batch-size`, `--last-batch drop`): `lambda step: map(MicroBatch.as_hf, step)`. One
+        (`--micro-batch-size`, `last_batch=drop`): `lambda step: map(MicroBatch.as_hf, step)`. One
         that takes a whole step at once gets one item a step: `lambda step: [list(step)]`.
 
     With `num_workers=0`: a stream belongs to its process. Nothing else may divide what it hands

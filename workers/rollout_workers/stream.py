@@ -355,14 +355,14 @@ class MicroBatchStream(Closing):
         """Go on after the step that `state_dict` was taken after; on every rank, before any step.
 
         With a journal the steps that were committed since come again, identical. Without one, or
-        with `--retain commit`, they are gone: that is logged as a warning, and counted, and the
-        stream goes on with the next step. Raises CheckpointRefused when the checkpoint is of
+        with `sample_retention=commit`, they are gone: that is logged as a warning, and counted, and
+        the stream goes on with the next step. Raises CheckpointRefused when the checkpoint is of
         another run, ahead of the dispatcher, or older than what the journal still has, or when
         other ranks have loaded another one (which iterating may raise too); StepContractError after
         the first step.
 
         allow_lost_steps: go on, with a warning, where steps that were trained after the checkpoint
-            are not there any more, as they were more than `--retain-bytes`, or a later checkpoint
+            are not there any more, as they were more than `retain_bytes`, or a later checkpoint
             was reported saved: their samples are not in the weights.
 
         strict: whether the checkpoint must be of this run. If it need not and is not, as when a
@@ -383,7 +383,7 @@ class MicroBatchStream(Closing):
             log.warning(
                 "the %d steps after step %d were trained after this checkpoint and cannot be given "
                 "again; training goes on after step %d. A dispatcher with --journal-dir, and "
-                "--retain-bytes large enough, gives such steps again",
+                "--set retain-bytes large enough, gives such steps again",
                 missing, asked.step, asked.step + missing,
             )  # fmt: skip
 

@@ -46,7 +46,7 @@ commands:
 {commands}
 
 Try it:    dispatcher demo
-Run it:    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768
+Run it:    dispatcher serve --dp-size 8 --global-batch-size 512 --micro-batch-tokens 32768
 Options:   dispatcher COMMAND --help
 """
 

@@ -1,14 +1,18 @@
 """Loads a pydantic model from flags, environment variables and a TOML file, in that precedence.
 
-Every field of the model is an option under one name: `window_multiple` is `--window-multiple`,
-`DISPATCHER_WINDOW_MULTIPLE` and the TOML key `window_multiple`. Nothing that was written is
-ignored: an unknown flag, variable or key is an error that names the nearest right one, and all
-that is wrong is told at once.
+Every field of the model is an option under one name: `window` is `--window`,
+`DISPATCHER_WINDOW` and the TOML key `window`; an advanced one, `rank_tokens`, is
+`--set rank-tokens=N`, `DISPATCHER_RANK_TOKENS` and a key of the TOML table [advanced]. Nothing that
+was written is ignored: an unknown flag, variable or key is an error that names the nearest right
+one, and all that is wrong is told at once. What options were called in 0.1, and the flags and
+top-level keys that advanced ones had then, are taken until 0.2.0, with a note on how to write them.
 """
 
 import argparse
 import json
 import re
+import shutil
+import textwrap
 import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +20,16 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Generic, NoReturn, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, variable_of
+from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, set_flag_of, variable_of
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import nearest
+from rollout_dispatcher.hints import RENAMED, nearest
 from rollout_dispatcher.service.config.serve import WRONG
-from rollout_dispatcher.service.config.values import Unit
+from rollout_dispatcher.service.config.values import Reach, Unit
 
 #: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read
 #: others, and the test suite has a switch of its own; none is meant for us.
@@ -35,6 +39,8 @@ FOREIGN = re.compile(
 )
 #: What flags, variables and TOML write for "unset", as TOML and shells have no null.
 NONE = "none"
+#: The table of a --config file in which advanced options stand.
+ADVANCED = "advanced"
 
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
 
@@ -46,17 +52,28 @@ NO_DEFAULTS: Layer = ("", {})
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[M]):
-    """A valid config and, for each field that was set, where: `--flag`, variable, `file:line`."""
+    """A valid config and, for each field that was set, where: `--flag`, variable, `file:line`.
+
+    notes: what was written as in 0.1, and how to write it from 0.2.0 on.
+    """
 
     config: M
     sources: Mapping[str, str]
+    notes: Sequence[str] = ()
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Has room for most flags on the line on which their help begins."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
 
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are ConfigError, with the nearest flag for a misspelt one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("formatter_class", _Formatter)
         kwargs["allow_abbrev"] = False  # an abbreviation breaks when an option is added
         super().__init__(*args, **kwargs)
 
@@ -117,15 +134,28 @@ def load_config(
         except ConfigError as error:  # what may stand in it is not called missing
             raise ConfigError(*problems, *error.problems) from None
     problems += _take_environment(written, environ)
-    for name, value in flags.items():
-        _take(written, name, value, flag_of(name))
-    return Loaded(_validated(written, problems), written.sources)
+    assignments = flags.pop("set", ())
+    for shown, value in flags.items():
+        name = RENAMED.get(shown, shown)
+        _take(written, name, value, flag_of(shown))
+        if is_advanced(field := model.model_fields[name]):
+            no = "no-" if value is False else ""
+            instead = f"{set_flag_of(name)}={format_value(field, value)}"
+            _note(written, f"--{no}{flag_of(shown)[2:]}", instead)
+        elif name != shown:
+            _note(written, flag_of(shown), flag_of(name))
+    problems += _take_assignments(written, assignments)
+    return Loaded(_validated(written, problems), written.sources, written.notes)
 
 
 def _take(written: Written, name: str, value: object, place: str) -> None:
     unset = value == NONE and is_optional(written.model.model_fields[name])
     written.values[name] = None if unset else value
     written.sources[name] = place
+
+
+def _note(written: Written, place: str, instead: str) -> None:
+    written.notes.append(f"{place} is taken until 0.2.0; write {instead}")
 
 
 def _validated(written: Written, problems: list[str]) -> Any:
@@ -164,6 +194,7 @@ def build_parser(
     """A parser with one flag a field, under the headings that the model's HEADINGS give.
 
     Of a model with COMMON options the help shows these, by theme, unless it is to show everything.
+    Advanced options share `--set`; the flags that they had in 0.1 are parsed, and not shown.
     """
     required = [flag_of(name) for name, field in model.model_fields.items() if field.is_required()]
     usage = " ".join([prog, *(f"{flag} N" for flag in required), "[options]"])
@@ -171,38 +202,57 @@ def build_parser(
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="read options from a TOML file"
     )
+    options = options_of(model)
+    advanced = {name: field for name, field in options.items() if is_advanced(field)}
+    if advanced:
+        parser.add_argument(
+            "--set", metavar="NAME=VALUE", action="append", default=argparse.SUPPRESS,
+            help="set an advanced option, repeatable; see docs/settings.md",
+        )  # fmt: skip
     common: Mapping[str, Sequence[str]] = getattr(model, "COMMON", {})
     if common:
         parser.add_argument(
             "--help-all", action="store_true", default=argparse.SUPPRESS, help="show every option"
         )
-    fields, group = dict(model.model_fields), cast("Any", parser)
+    flags = themes(model, advanced=False)
     if common and not everything:
-        for theme, names in common.items():
-            group = parser.add_argument_group(theme)
-            for name in names:
-                _add_flag(group, name, fields.pop(name))
-        for name, field in fields.items():
-            _add_flag(parser, name, field, hidden=True)
-        return parser
-    headings: Mapping[str, str] = getattr(model, "HEADINGS", {})
-    for name, field in fields.items():
-        if name in headings:
-            group = parser.add_argument_group(headings[name])
-        _add_flag(group, name, field)
+        flags = {theme: {name: options[name] for name in names} for theme, names in common.items()}
+    for theme, fields in flags.items():
+        group: Any = parser.add_argument_group(theme) if theme else parser
+        for name in fields:
+            _add_flag(group, name, options.pop(name))
+    if advanced and (everything or not common):
+        parser.add_argument_group("advanced, each as --set NAME=VALUE", _listed(advanced))
+    for name, now in names_of(model).items():
+        if now in options or name != now:
+            _add_flag(parser, name, model.model_fields[now], hidden=True)
     return parser
 
 
-def _add_flag(group: Any, name: str, field: FieldInfo, *, hidden: bool = False) -> None:
-    help_text = " ".join((field.description or "").split())
+def _listed(advanced: Mapping[str, FieldInfo]) -> str:
+    """Names, forms and what each does, as flags are shown."""
+    width = shutil.get_terminal_size().columns - 4
+    return "\n".join(
+        textwrap.fill(
+            f"{flag_of(name)[2:]}={metavar(name, field)}: {_help_text(field)}",
+            width, subsequent_indent=" " * 8,
+        )
+        for name, field in advanced.items()
+    )  # fmt: skip
+
+
+def _help_text(field: FieldInfo) -> str:
+    text = " ".join((field.description or "").split())
     if field.is_required():
-        help_text += " (required)"
-    elif field.default is not None:
-        help_text += f" [{format_value(field, field.default)}]"
+        return f"{text} (required)"
+    return text if field.default is None else f"{text} [{format_value(field, field.default)}]"
+
+
+def _add_flag(group: Any, name: str, field: FieldInfo, *, hidden: bool = False) -> None:
     settings: dict[str, Any] = {
         "dest": name,
         "default": argparse.SUPPRESS,
-        "help": argparse.SUPPRESS if hidden else help_text.replace("%", "%%"),
+        "help": argparse.SUPPRESS if hidden else _help_text(field).replace("%", "%%"),
     }
     if field.annotation is bool:
         settings["action"] = argparse.BooleanOptionalAction
@@ -212,8 +262,26 @@ def _add_flag(group: Any, name: str, field: FieldInfo, *, hidden: bool = False) 
     group.add_argument(flag_of(name), **settings)
 
 
+def _take_assignments(written: Written, texts: Sequence[str]) -> Iterator[str]:
+    """What `--set NAME=VALUE` says."""
+    known = options_of(written.model)
+    advanced = [flag_of(name)[2:] for name, field in known.items() if is_advanced(field)]
+    for text in texts:
+        shown, equals, value = text.partition("=")
+        name = shown.strip().replace("-", "_")
+        name = RENAMED.get(name, name)
+        if name in known and not is_advanced(known[name]):
+            yield f"--set {shown}: this option has a flag of its own; write {flag_of(name)}"
+        elif name not in known:
+            yield f"--set {shown}: unknown setting{nearest(shown, advanced)}"
+        elif not equals:
+            yield f"--set {shown}: write {set_flag_of(name)}=VALUE, with no space around ="
+        else:
+            _take(written, name, value, set_flag_of(name))
+
+
 def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[str]:
-    known = {variable_of(name): name for name in written.model.model_fields}
+    known = {variable_of(name): now for name, now in names_of(written.model).items()}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or FOREIGN.fullmatch(variable):
             continue
@@ -222,20 +290,43 @@ def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[
             many = expects_list(written.model.model_fields[name])
             value = [part.strip() for part in text.split(",")] if many else text
             _take(written, name, value, variable)
+            if variable != variable_of(name):
+                _note(written, variable, variable_of(name))
         elif variable != f"{ENV_PREFIX}CONFIG":
-            yield f"unknown environment variable {variable}{nearest(variable, known)}"
+            hint = nearest(variable, map(variable_of, options_of(written.model)))
+            yield f"unknown environment variable {variable}{hint}"
 
 
 def _take_file(written: Written, path: Path) -> Iterator[str]:
     file = read_toml(path)
-    known = written.model.model_fields
+    known, names = options_of(written.model), names_of(written.model)
     for key, value in file.values.items():
-        if key in known:
-            _take(written, key, value, file.place(key))
-        elif isinstance(value, dict) and value.keys() & known:
-            yield f"{file.place(key)}: options stand by themselves, not in a table [{key}]"
+        place, is_table = file.place(key), isinstance(value, dict)
+        if key in names:
+            name = names[key]
+            _take(written, name, value, place)
+            if is_advanced(known[name]):
+                _note(written, f"{key} in {place}", f"{name} in the table [{ADVANCED}]")
+            elif name != key:
+                _note(written, f"{key} in {place}", name)
+        elif key == ADVANCED and is_table:
+            yield from _take_table(written, value, file)
+        elif is_table and value.keys() & known:
+            yield f"{place}: options stand by themselves, not in a table [{key}]"
         else:
+            yield f"{place}: unknown key {key}{nearest(key, known)}"
+
+
+def _take_table(written: Written, table: Mapping[str, Any], file: "TomlFile") -> Iterator[str]:
+    """What stands under [advanced]."""
+    known = options_of(written.model)
+    for key, value in table.items():
+        if key not in known:
             yield f"{file.place(key)}: unknown key {key}{nearest(key, known)}"
+        elif is_advanced(known[key]):
+            _take(written, key, value, file.place(key))
+        else:
+            yield f"{file.place(key)}: {key} stands by itself, above the table [{ADVANCED}]"
 
 
 # -- a --config file --------------------------------------------------------------------------
@@ -243,7 +334,7 @@ def _take_file(written: Written, path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """What a file says. lines: of each key, from 1."""
+    """What a file says. lines: of each key, those in [advanced] included, from 1."""
 
     path: Path
     values: dict[str, Any]
@@ -266,12 +357,15 @@ def read_toml(path: Path) -> TomlFile:
         found = _AT_LINE.search(str(error))
         at, why = (f":{found[1]}", str(error)[: found.start()]) if found else ("", str(error))
         raise ConfigError(f"{path}{at}: this is not valid TOML: {why}") from None
-    return TomlFile(path, values, {key: _line_of(key, text) for key in values})
+    table = values.get(ADVANCED)
+    keys = [*values, *(table if isinstance(table, dict) else ())]
+    return TomlFile(path, values, {key: _line_of(key, text) for key in keys})
 
 
 def _line_of(key: str, text: str) -> int:
     """Where a key, or a table of that name, begins; tomllib does not tell."""
-    begins = re.compile(rf"""[ \t]*\[*[ \t]*["']?{re.escape(key)}["']?[ \t]*[=.\]]""")
+    key = rf"""({ADVANCED}[ \t]*\.[ \t]*)?["']?{re.escape(key)}["']?"""
+    begins = re.compile(rf"""[ \t]*\[*[ \t]*{key}[ \t]*[=.\]]""")
     lines = text.splitlines()
     places = [at for at, line in enumerate(lines) if begins.match(line)]
     # Inside of a text of several lines something may look like it: what is before is no file then.
@@ -287,7 +381,37 @@ def _is_toml(text: str) -> bool:
     return True
 
 
-# -- how a field is written: unit, list or not, optional or not -------------------------------
+# -- how a field is written: as what, unit, list or not, optional or not ----------------------
+
+
+def options_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Fields that can be set outside Python."""
+    fields = model.model_fields.items()
+    return {name: field for name, field in fields if Reach.FIXED not in field.metadata}
+
+
+def names_of(model: type[BaseModel]) -> dict[str, str]:
+    """What an option may be called, and is called now: by its name, or by that of 0.1."""
+    options = options_of(model)
+    old = {before: now for before, now in RENAMED.items() if now in options}
+    return {name: name for name in options} | old
+
+
+def is_advanced(field: FieldInfo) -> bool:
+    """Whether the option has no flag of its own."""
+    return Reach.ADVANCED in field.metadata
+
+
+def themes(model: type[BaseModel], *, advanced: bool) -> dict[str, dict[str, FieldInfo]]:
+    """Options that are flags, or those that are advanced, by the model's HEADINGS."""
+    headings: Mapping[str, str] = getattr(model, "HEADINGS", {})
+    found: dict[str, dict[str, FieldInfo]] = {}
+    theme = ""
+    for name, field in options_of(model).items():
+        theme = headings.get(name, theme)
+        if is_advanced(field) == advanced:
+            found.setdefault(theme, {})[name] = field
+    return found
 
 
 def unit_of(field: FieldInfo) -> Unit | None:
@@ -312,8 +436,11 @@ def metavar(name: str, field: FieldInfo) -> str:
     kind = field.annotation
     if unit is not None:
         return unit.metavar
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return "|".join(item.value for item in kind)
+    if kind is bool:
+        return "on|off"
+    for choice in (kind, *get_args(kind)):
+        if isinstance(choice, type) and issubclass(choice, Enum):
+            return "|".join(item.value for item in choice)
     number = kind in {int, float} or any(part in {int, float} for part in _plain(kind))
     words = [word for part in get_args(kind) for word in get_args(part) if isinstance(word, str)]
     return "|".join(["N", *words]) if number else name.rpartition("_")[2].upper()

@@ -2,7 +2,7 @@
 
 --max-wait 100: write a number and a unit (ms, s, m, h, d), ...; did you mean 100ms or 100s?
 DISPATCHER_STRATEGY=windw: write round-robin, greedy, kk or window; did you mean window?
-serve.toml:3: max_skips = -1: it must be at least 0
+serve.toml:3: max_delay = -1: it must be at least 0
 """
 
 import json
@@ -29,12 +29,17 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def flag_of(name: str) -> str:
-    """`window_multiple` -> `--window-multiple`."""
+    """`window` -> `--window`."""
     return "--" + name.replace("_", "-")
 
 
+def set_flag_of(name: str) -> str:
+    """`rank_tokens` -> `--set rank-tokens`, which `=` and the value follow."""
+    return "--set " + name.replace("_", "-")
+
+
 def variable_of(name: str) -> str:
-    """`window_multiple` -> `DISPATCHER_WINDOW_MULTIPLE`."""
+    """`window` -> `DISPATCHER_WINDOW`."""
     return ENV_PREFIX + name.upper()
 
 
@@ -45,6 +50,8 @@ class Written:
     model: type[BaseModel]
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
+    #: What is still taken as it was written in 0.1, and how to write it.
+    notes: list[str] = field(default_factory=list)
 
     def wrong_values(self, error: ValidationError) -> dict[str, list[str]]:
         """Of each option that cannot be read, by name, why; the name is empty where it is none."""
@@ -65,7 +72,7 @@ class Written:
         places = [
             place if place == variable_of(name) else f"{name} in {place}"
             for name, place in self.sources.items()
-            if place != flag_of(name) and words & {name, flag_of(name)[2:]}
+            if place not in {flag_of(name), set_flag_of(name)} and words & {name, flag_of(name)[2:]}
         ]
         return f"{problem} [{', '.join(places)}]" if places else problem
 
@@ -87,10 +94,10 @@ class Written:
     def _written(self, name: str, value: object) -> str:
         """As it was written, which is where somebody looks for it."""
         place = self.sources[name]
-        if place == flag_of(name):
-            return f"{place} {value}"
-        if place == variable_of(name):
+        if place.startswith((ENV_PREFIX, "--set ")):
             return f"{place}={value}"
+        if place.startswith("--"):
+            return f"{place} {value}"
         return f"{place}: {name} = {_as_toml(value)}"
 
 

@@ -26,9 +26,9 @@ Make an HTML page with plots, which needs no other file: of a recorded run, what
 by rank and over time; of a simulation, which window is worth it."""
 REPORT_EPILOG = """\
 examples:
-  dispatcher serve ... --record /var/lib/dispatcher/record
+  dispatcher serve ... --record-dir /var/lib/dispatcher/record
   dispatcher report /var/lib/dispatcher/record -o report.html
-  dispatcher simulate lineage --dp-size 8 --dispatch-batch-size 64 --micro-batch-size 1 \\
+  dispatcher simulate lineage --dp-size 8 --global-batch-size 64 --micro-batch-size 1 \\
       --json > result.json
   dispatcher report result.json -o report.html
 """
@@ -38,7 +38,7 @@ plan to commit, what was waited for, and what was held. Open it at https://ui.pe
 stays on your machine) or chrome://tracing."""
 TRACE_EPILOG = """\
 examples:
-  dispatcher serve ... --record /var/lib/dispatcher/record
+  dispatcher serve ... --record-dir /var/lib/dispatcher/record
   dispatcher trace /var/lib/dispatcher/record -o trace.json
 
 exit codes: 0 written, 1 failure, 2 usage, or no record
@@ -48,7 +48,7 @@ Print what samples cost as serve and simulate take it, fitted to what micro-batc
 recorded run, or of a dispatcher that serves now."""
 CALIBRATE_EPILOG = """\
 examples:
-  dispatcher calibrate /var/lib/dispatcher/record     # what serve --record wrote
+  dispatcher calibrate /var/lib/dispatcher/record     # what serve --record-dir wrote
   dispatcher calibrate --http 127.0.0.1:9471          # a dispatcher that serves
   dispatcher simulate lineage ... $(dispatcher calibrate /var/lib/dispatcher/record | head -1)
 
@@ -65,7 +65,7 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument(
         "source",
         metavar="DIR|FILE.json",
-        help="what serve --record wrote, or what simulate --json printed (- reads it from stdin)",
+        help="what serve --record-dir wrote, or what simulate --json printed (- reads stdin)",
     )
     args = _parsed(parser, argv, "FILE.html", "the page")
     if Path(args.source).is_dir():
@@ -87,7 +87,7 @@ def report(argv: Sequence[str]) -> int:
 def trace(argv: Sequence[str]) -> int:
     """Write the trace of a record."""
     parser = Parser(prog="dispatcher trace", description=TRACE, epilog=TRACE_EPILOG)
-    parser.add_argument("record", metavar="DIR", help="what serve --record wrote")
+    parser.add_argument("record", metavar="DIR", help="what serve --record-dir wrote")
     args = _parsed(parser, argv, "FILE.json", "the trace")
     recording = load_recording(Path(args.record), args.run)
     for note in recording.notes:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from rollout_dispatcher.cli.options import Loaded, load_config, toml_value
+from rollout_dispatcher.cli.options import ADVANCED, Loaded, load_config, themes, toml_value
 from rollout_dispatcher.service.config.checks import notes
 from rollout_dispatcher.service.config.serve import ServeConfig
 
@@ -12,27 +12,24 @@ DESCRIPTION = "Run the dispatcher. It serves until SIGTERM (drain, then stop) or
 
 EPILOG = """\
 Every option can also be set as DISPATCHER_<NAME> in the environment (commas separate lists) or as
-<name> in the --config file (TOML): flags win over the environment, that over the file. Write none
-to unset an option. Durations: 100ms, 2s, 5m. Sizes: 512KiB, 64MiB, 4GiB.
+<name> in the --config file (TOML; advanced ones in its table [advanced]): flags win over the
+environment, that over the file. Write none to unset an option. Durations: 100ms, 2s, 5m. Sizes:
+512KiB, 64MiB, 4GiB.
 
 examples:
   packed micro-batches of 32768 tokens for 8 FSDP ranks:
-    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768
-  4 samples a micro-batch, DDP with no_sync, over a Unix socket:
-    dispatcher serve --dp-size 4 --dispatch-batch-size 128 --micro-batch-size 4 --sync step \\
-        --listen unix:/run/dispatcher.sock
+    dispatcher serve --dp-size 8 --global-batch-size 512 --micro-batch-tokens 32768
   for other machines, with a secret and TLS (clients: DISPATCHER_TOKEN_FILE, tls://host:7077):
-    dispatcher serve --dp-size 8 --dispatch-batch-size 512 --micro-batch-tokens 32768 \\
+    dispatcher serve --dp-size 8 --global-batch-size 512 --micro-batch-tokens 32768 \\
         --listen 0.0.0.0:7077 --token-file token --tls-cert server.pem --tls-key server.key
   what would that use?
     dispatcher check-config --config serve.toml
 
 signals:
   SIGTERM, SIGINT   drain, or with a journal stop: the next start goes on; the second quits at once
-  SIGHUP            read the options again: --window-multiple, --max-wait, --target-excess and
-                    --max-skips may change while it serves, as by POST /v1/config, others not
+  SIGHUP            read the options again: --window, --max-wait, --max-imbalance and
+                    --max-delay may change while it serves, as by POST /v1/config, others not
   SIGUSR1           log where the run stands, and what every thread and task does
-  SIGUSR2           changes nothing, and is logged
 
 exit codes: 0 the stream ended, the DP ranks finished or everything was drained, 1 failure or a
 shutdown that gave up accepted samples (the log names them), 2 usage or config
@@ -70,21 +67,26 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
     derived = {
         "buffer_capacity": loaded.config.buffer_samples,
         "buffer_bytes": loaded.config.buffer_memory,
-        "held_bytes": loaded.config.held_memory,
+        "blocked_push_bytes": loaded.config.held_memory,
         "referenced_bytes": loaded.config.referenced_capacity,
-        "max_skips": loaded.config.skips_bound,
-        "outlier_max_skips": loaded.config.skips_bound,
+        "max_delay": loaded.config.skips_bound,
+        "outlier_max_delay": loaded.config.skips_bound,
     }
-    heading = ""
-    for name, field in ServeConfig.model_fields.items():
-        if name in ServeConfig.HEADINGS:
-            yield f"{heading}# {ServeConfig.HEADINGS[name]}"
-            heading = "\n"
-        value = getattr(loaded.config, name)
-        if value is None:  # a comment: written out, it would stay when what it follows from moves
-            shown = derived.get(name, "none")
-            yield f"# {name} = {shown}" + ("  # derived" if name in derived else "")
-        else:
-            yield f"{name} = {toml_value(field, value)}  # {loaded.sources.get(name, 'default')}"
-    for note in notes(loaded.config):
+    gap = ""
+    for advanced in (False, True):
+        if advanced:
+            yield f"\n[{ADVANCED}]"
+            gap = ""
+        for theme, fields in themes(ServeConfig, advanced=advanced).items():
+            yield f"{gap}# {theme}"
+            gap = "\n"
+            for name, field in fields.items():
+                value = getattr(loaded.config, name)
+                if value is None:  # a comment: written out, it would not follow what it follows now
+                    shown = derived.get(name, "none")
+                    yield f"# {name} = {shown}" + ("  # derived" if name in derived else "")
+                else:
+                    source = loaded.sources.get(name, "default")
+                    yield f"{name} = {toml_value(field, value)}  # {source}"
+    for note in (*notes(loaded.config), *loaded.notes):
         yield f"\n# note: {note}"

@@ -46,15 +46,15 @@ TRACE is a CSV file, gzip or not, with the columns arrival_s, group, run, prompt
 response_tokens, truncated (an empty cell is unknown), or one of the built-in length profiles:
 lineage, reasoning-gym, azure-conv, azure-code, deepseek-r1-arc, tau-airline.
 
-DIR is what `dispatcher serve --record DIR` wrote: samples come as they came, options that are not
-given are those that it ran with, and the table shows how it ran beside how it would have."""
+DIR is what `dispatcher serve --record-dir DIR` wrote: samples come as they came, options that are
+not given are those that it ran with, and the table shows how it ran beside how it would have."""
 EPILOG = """\
 Options are read from flags, DISPATCHER_<NAME> variables and the --config file, as for serve.
 
 examples:
-  dispatcher simulate lineage --dp-size 64 --dispatch-batch-size 512 --micro-batch-tokens 131072
-  dispatcher simulate trace.csv.gz --dp-size 8 --dispatch-batch-size 512 --micro-batch-size 4 \\
-      --sync step --window-multiple 1 1.25 2 --recommend --html report.html
+  dispatcher simulate lineage --dp-size 64 --global-batch-size 512 --micro-batch-tokens 131072
+  dispatcher simulate trace.csv.gz --dp-size 8 --global-batch-size 512 --micro-batch-size 4 \\
+      --sync step --window 1 1.25 2 --recommend --html report.html
   which window would have been best yesterday?
     dispatcher simulate /var/lib/dispatcher/record --recommend
 
@@ -67,7 +67,10 @@ def run(argv: Sequence[str]) -> int:
     source, flags = split_arguments(argv)
     recording = _recording(source, None)
     defaults = {} if recording is None else defaults_of(recording)
-    options, places = _options(flags, source, defaults)
+    found = _options(flags, source, defaults)
+    options = found.config
+    for note in found.notes:
+        print(f"dispatcher simulate: {note}", file=sys.stderr)
     if source is None:
         raise ConfigError(
             "name a trace first, a CSV file or a built-in profile: "
@@ -84,9 +87,9 @@ def run(argv: Sequence[str]) -> int:
                 "replays the last N"
             )
         own, defaults = own_setting(recording), defaults_of(recording)
-        fits = places.get("cost") == source and options.cost.startswith(AUTO)
+        fits = found.sources.get("cost") == source and options.cost.startswith(AUTO)
         defaults |= measured_defaults(recording, own, fits=fits)
-        options, _ = _options(flags, source, defaults)
+        options = _options(flags, source, defaults).config
     result = _simulate(source, options, recording, own)
     if options.html is not None:
         options.html.write_text(page(result), encoding="utf-8")
@@ -101,9 +104,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _options(
     flags: Sequence[str], source: str | None, defaults: Mapping[str, Any]
-) -> tuple[SimulateOptions, Mapping[str, str]]:
+) -> Loaded[SimulateOptions]:
     """What was asked for, and for the rest what the recorded run had; where each is from."""
-    loaded = load_config(
+    return load_config(
         SimulateOptions,
         flags,
         own_environment(os.environ),
@@ -112,7 +115,6 @@ def _options(
         epilog=EPILOG,
         defaults=(str(source), defaults),
     )
-    return loaded.config, loaded.sources
 
 
 def _recording(source: str | None, run: str | None) -> Recording | None:

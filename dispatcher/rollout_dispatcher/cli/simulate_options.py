@@ -11,9 +11,10 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rollout_dispatcher.cli.options import expects_list
+from rollout_dispatcher.cli.options import expects_list, names_of
 from rollout_dispatcher.cli.problems import ENV_PREFIX, flag_of
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.recording import Recording
 from rollout_dispatcher.service.config.options import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
@@ -30,7 +31,7 @@ from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Grouping, Oversize, Strategy
 
 #: What `simulate` takes several of.
-_COMPARED = {"strategy", "window_multiple"}
+_COMPARED = {"strategy", "window"}
 #: Bounds of --trainer-load; a record of very little says more than can be.
 _LEAST_LOAD, _MOST_LOAD = 0.01, 10.0
 
@@ -56,7 +57,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
     HEADINGS: ClassVar[dict[str, str]] = {
         "dp_size": "steps",
         "cost": "planning",
-        "window_multiple": "what is compared",
+        "window": "what is compared",
         "groups": "groups, and samples that are too long",
         "arrivals": "arrivals and length of the run",
         "format": "what is written",
@@ -65,48 +66,48 @@ class SimulateOptions(SelectionOptions, StepOptions):
     cost: str = "quadratic:1,24576,0"
     """work of a sample of s tokens: tokens; quadratic:a,b,c,d for a*s*s + b*s + c, and d for each
     micro-batch; hf:PATH for a Hugging Face config.json"""
-    dispatch_batch_size: Positive
+    global_batch_size: Positive
     """samples in one step over all DP ranks, gradient accumulation included"""
 
-    window_multiple: Annotated[tuple[Multiple, ...], Field(min_length=1)] = (1.0, 1.25, 1.5, 2.0)
+    window: Annotated[tuple[Multiple, ...], Field(min_length=1)] = (1.0, 1.25, 1.5, 2.0)
     """windows to try, in dispatch batches, as many as you like: 1 1.25 2"""
     strategy: Annotated[tuple[Strategy, ...], Field(min_length=1)] = tuple(Strategy)
-    """how steps are chosen and split, as many as you like; all but window take the oldest
+    """strategies to choose and split steps, as many as you like; all but window take the oldest
     samples, so they are run once, at a window of 1"""
 
     groups: Grouping = Grouping.IGNORE
-    """what stays together of a group: ignore (nothing; not all traces' groups are of one policy),
-    step (one step), rank (one DP rank), micro-batch (one micro-batch)"""
-    oversize: Oversize = Oversize.ALONE
-    """a sample longer than --micro-batch-tokens: alone (a micro-batch of its own), drop (leave it
-    out and count it), error (stop there)"""
+    """unit that keeps a group whole: ignore (none; not all traces' groups are of one policy), step,
+    rank, micro-batch"""
+    on_oversize: Oversize = Oversize.ALONE
+    """action for a sample longer than --micro-batch-tokens: alone (a micro-batch of its own), drop
+    (leave it out and count it), error (stop there)"""
 
     arrivals: Arrivals = Arrivals.STEADY
-    """steady (the window is full before each step) or trace (samples come at their arrival_s, and
-    a trainer takes the time that steps need)"""
+    """arrivals of samples: steady (the window is full before each step) or trace (at their
+    arrival_s, while a trainer takes the time that steps need)"""
     trainer_load: Annotated[float, Field(gt=0, le=10, allow_inf_nan=False)] = 0.9
-    """with --arrivals trace, how fast the trainer is: the share of the trace's duration for which
-    perfectly balanced ranks would be busy"""
-    target_excess: Ratio = 0.0
-    """with --arrivals trace, dispatch before the window is full once the plan wastes no more
-    trainer time than this; 0 shows the best there is, serve's own default is 0.01"""
+    """speed of the trainer with --arrivals trace: share of the trace's duration for which perfectly
+    balanced ranks would be busy"""
+    max_imbalance: Ratio = 0.0
+    """share of trainer time that a plan may lose to stragglers and still go before the window is
+    full, with --arrivals trace; 0 shows the best there is, serve's own default is 0.01"""
     max_wait: Duration = 2.0
-    """with --arrivals trace, dispatch whatever there is once ranks have been idle for so long"""
+    """time that ranks are idle before whatever there is is dispatched, with --arrivals trace"""
     run: str | None = None
     """replay only the rows with this in their run column"""
     steps: Positive | None = None
     """steps that count; unset: 100, or with --arrivals trace all there are; of a record the last"""
     seed: NotNegative = 0
-    """of the permutations in which epochs of the trace arrive"""
+    """seed of the permutations in which epochs of the trace arrive"""
 
     cost_error: tuple[Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)], ...] = ()
-    """also show the excess of the same plans if the part of the cost that is proportional to the
+    """show also the excess of the same plans if the part of the cost that is proportional to the
     tokens were in truth so many times as large, as many as you like: 0.5 2"""
 
     format: Format = Format.TABLE
-    """table or json, on standard output; --json is short for --format json"""
+    """format of standard output: table or json; --json is short for --format json"""
     recommend: bool = False
-    """name the window that is worth its delay, and say why"""
+    """name the window that is worth its delay, and the reason"""
     plans: Path | None = None
     """write every step to this file, as JSON lines, for anyone to check"""
     html: Path | None = None
@@ -116,7 +117,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
     def combinations(self) -> list[tuple[Strategy, float]]:
         """Strategy and window of each row: those that do not choose once, then the windows."""
         asked = dict.fromkeys(self.strategy)
-        windows = dict.fromkeys(self.window_multiple)
+        windows = dict.fromkeys(self.window)
         rows = [(each, 1.0) for each in asked if not looks_ahead(each)]
         return rows + [(each, size) for each in asked if looks_ahead(each) for size in windows]
 
@@ -124,11 +125,12 @@ class SimulateOptions(SelectionOptions, StepOptions):
         """The config with which `serve` would do one row."""
         ours = self.model_dump(include=ServeConfig.model_fields.keys() & type(self).model_fields)
         limits = {"max_sample_tokens": 2**31 - 1, "group_timeout": float(2**40)}
-        return ServeConfig(**ours | limits | {"strategy": strategy, "window_multiple": window})
+        return ServeConfig(**ours | limits | {"strategy": strategy, "window": window})
 
     def written(self) -> dict[str, Any]:
-        """Every option that shapes the figures, as JSON has it."""
-        return self.model_dump(mode="json", exclude={"format", "recommend", "plans", "html"})
+        """Every option that shapes the figures, as JSON has it; by the names of 0.1 as well."""
+        found = self.model_dump(mode="json", exclude={"format", "recommend", "plans", "html"})
+        return found | {old: found[new] for old, new in RENAMED.items() if new in found}
 
     @model_validator(mode="after")
     def _servable(self) -> Self:
@@ -140,9 +142,10 @@ class SimulateOptions(SelectionOptions, StepOptions):
 def split_arguments(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     """The trace, and the flags in the form that the loader reads.
 
-    Lists may be written `--window-multiple 1 1.25 2`, and `--json` stands for `--format json`.
+    Lists may be written `--window 1 1.25 2`, and `--json` stands for `--format json`.
     """
-    fields = {flag_of(name): field for name, field in SimulateOptions.model_fields.items()}
+    options = SimulateOptions.model_fields
+    fields = {flag_of(name): options[now] for name, now in names_of(SimulateOptions).items()}
     sources: list[str] = []
     flags: list[str] = []
     many, value_due = "", False
@@ -174,7 +177,7 @@ def _wants_value(flag: str) -> bool:
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what is meant for `serve` alone, such as the addresses in a pod."""
-    foreign = ServeConfig.model_fields.keys() - SimulateOptions.model_fields.keys() | {"config"}
+    foreign = names_of(ServeConfig).keys() - names_of(SimulateOptions).keys() | {"config"}
     names = {ENV_PREFIX + name.upper() for name in foreign}
     return {name: value for name, value in environ.items() if name not in names}
 
@@ -184,11 +187,11 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def defaults_of(recording: Recording) -> dict[str, Any]:
     """What a simulation of this run is to be told, unless the user says otherwise."""
-    usual = SimulateOptions.model_fields["window_multiple"].default
+    usual = SimulateOptions.model_fields["window"].default
     return {
         **_options(recording),
         "arrivals": Arrivals.TRACE,
-        "window_multiple": tuple(sorted({*usual, _window(recording)})),
+        "window": tuple(sorted({*usual, _window(recording)})),
     }
 
 
@@ -214,7 +217,7 @@ def own_setting(recording: Recording) -> Setting:
     window = _window(recording)
     try:
         strategy = Strategy(recording.config["strategy"])
-        options = SimulateOptions(**_options(recording), window_multiple=(window,))
+        options = SimulateOptions(**_options(recording), window=(window,))
         return setting_of(options, strategy, window)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{recording.name}: its options cannot be used ({error})") from None
@@ -227,7 +230,7 @@ def setting_of(options: SimulateOptions, strategy: Strategy, window: float) -> S
 
 
 def _window(recording: Recording) -> float:
-    return float(recording.config.get("window_multiple", 1.0))
+    return float(recording.config.get("window", 1.0))
 
 
 def _options(recording: Recording) -> dict[str, Any]:
@@ -235,7 +238,7 @@ def _options(recording: Recording) -> dict[str, Any]:
     config = recording.config
     names = SimulateOptions.model_fields.keys() & config.keys() - _COMPARED
     found = {name: config[name] for name in names}
-    if found.get("dispatch_batch_size") is None:  # counted in groups, of sizes that vary
+    if found.get("global_batch_size") is None:  # counted in groups, of sizes that vary
         sizes = [len(step.tickets) for step in recording.steps.values()]
-        found["dispatch_batch_size"] = round(sum(sizes) / len(sizes)) if sizes else 1
+        found["global_batch_size"] = round(sum(sizes) / len(sizes)) if sizes else 1
     return found

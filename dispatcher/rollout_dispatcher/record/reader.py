@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import renamed
 from rollout_dispatcher.record.segments import FORMAT, Event, segments
 
 #: How much of a segment is in memory at a time, as it is compressed.
@@ -48,7 +49,7 @@ class Reader:
         if not self._segments:
             raise ConfigError(
                 f"{directory} holds no record: there is no record-000001.jsonl.gz or the like in "
-                "it; name the directory that `dispatcher serve --record` writes to"
+                "it; name the directory that `dispatcher serve --record-dir` writes to"
             )
 
     def events(self) -> Iterator[tuple[Header, Event]]:
@@ -112,5 +113,5 @@ def _header(path: Path, line: Any) -> Header:
             f"release that wrote it, {line['release']}"
         )
     return Header(
-        line["run"], line["process"], line["release"], float(line["unix"]), dict(line["config"])
+        line["run"], line["process"], line["release"], float(line["unix"]), renamed(line["config"])
     )

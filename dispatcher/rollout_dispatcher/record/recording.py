@@ -15,6 +15,7 @@ import numpy as np
 
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import renamed
 from rollout_dispatcher.record.reader import Header, Reader
 from rollout_dispatcher.record.segments import Event
 from rollout_planner.types import FloatArray, Sync, even_time, straggler_excess
@@ -187,7 +188,7 @@ def load_recording(directory: Path, run: str | None = None) -> Recording:
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise ConfigError(
                     f"{directory}: the event {event['event']!r} at {event.get('at')} is not what "
-                    f"`dispatcher serve --record` writes ({type(error).__name__}: {error})"
+                    f"`dispatcher serve --record-dir` writes ({type(error).__name__}: {error})"
                 ) from None
     if recording is None:
         known = f"; it has {', '.join(seen)}" if seen and run else "; nothing was recorded yet"
@@ -240,7 +241,7 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         lower_bound=event["lower_bound"],
         sync=Sync(header.config["sync"]),
         pipeline_stages=header.config.get("pipeline_stages", 1),
-        window_multiple=float(into.config.get("window_multiple", 1.0)),
+        window_multiple=float(into.config.get("window", 1.0)),
     )
     into.steps[key] = step
 
@@ -304,7 +305,7 @@ def _redelivered(into: Recording, header: Header, event: Event) -> None:
 
 
 def _settings(into: Recording, header: Header, event: Event) -> None:
-    into.settings[header.process] = event["config"]
+    into.settings[header.process] = renamed(event["config"])
 
 
 def _lost(into: Recording, _: Header, event: Event) -> None:

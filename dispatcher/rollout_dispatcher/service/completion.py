@@ -119,7 +119,8 @@ class Completion:
         elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout, self._give_up)
-            log.info("waiting %g s at most (--drain-timeout) for %s", self._timeout, self._awaited)
+            most = self._timeout
+            log.info("waiting %g s at most (--set drain-timeout) for %s", most, self._awaited)
 
     @property
     def _is_over(self) -> bool:

@@ -181,7 +181,7 @@ class Dispatcher:
             async with asyncio.timeout(self.config.drain_timeout):
                 return await self.drained()
         except TimeoutError:
-            log.error("not drained within %g s (--drain-timeout)", self.config.drain_timeout)
+            log.error("not drained within %g s (--set drain-timeout)", self.config.drain_timeout)
             return False
 
     async def stop(self) -> bool:
@@ -266,7 +266,7 @@ class Dispatcher:
 
         config: in force, with what was posted to an earlier process.
         """
-        if config.record is None:
+        if config.record_dir is None:
             return None
         header = {
             "run": core.run_id,
@@ -275,7 +275,7 @@ class Dispatcher:
             "unix": round(time.time(), 6),
             "config": config.model_dump(mode="json"),
         }
-        writer = RecordWriter(config.record, config.record_bytes, header)
+        writer = RecordWriter(config.record_dir, config.record_bytes, header)
         metrics.watch_record(writer)
         close = partial(writer.close, RECORD_CLOSE_SECONDS)
         stack.push_async_callback(lambda: in_own_thread(close))
@@ -349,7 +349,7 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
     if config.dp_size > limits.sample:
         raise ConfigError(
             f"{config.dp_size} DP ranks need as many connections, and {limits.sample} are allowed; "
-            f"raise --max-connections, and the limit on open files (ulimit -n) from {limit}"
+            f"raise --set max-connections, and the limit on open files (ulimit -n) from {limit}"
         )
     return limits
 

@@ -2,10 +2,10 @@
 
 A sample that no micro-batch holds, or a group that no step holds, would end each start with an
 error from the planner, or wait for ever. So settings that do not fit what an earlier process left
-are refused at once, with what to change. What a setting itself decides of (`--oversize drop`,
+are refused at once, with what to change. What a setting itself decides of (`--on-oversize drop`,
 `--groups ignore`) is no reason to refuse: groups that are ignored now are none any more.
 
-Of committed steps the journal keeps `--retain-bytes` until a checkpoint covers them, by default a
+Of committed steps the journal keeps `retain_bytes` until a checkpoint covers them, by default a
 tenth of the volume and at most 50 GiB, and never more than half of what the volume has for the
 journal: retained steps give way before a disk is full, and where it is full all the same (a quota,
 others' files) half of them go with each look.
@@ -61,7 +61,7 @@ def _check_lengths(config: ServeConfig, memory: RecoveredState) -> None:
     In open steps they do: these are planned again, if at all, with exactly their samples.
     """
     budget = config.longest_in_budget
-    if budget is None or config.oversize is not Oversize.ERROR:
+    if budget is None or config.on_oversize is not Oversize.ERROR:
         return
     longer = [entry.sample for entry in memory.entries if entry.sample.tokens > budget]
     if not longer:
@@ -72,7 +72,7 @@ def _check_lengths(config: ServeConfig, memory: RecoveredState) -> None:
         f"{_held(config, len(longer))} longer than --micro-batch-tokens "
         f"{config.micro_batch_tokens}, the longest ({longest.sample_id}) has {longest.tokens} "
         f"tokens: start with --micro-batch-tokens {needed} or more until they are trained on, or "
-        "with --oversize alone or drop"
+        "with --on-oversize alone or drop"
     )
 
 
@@ -136,9 +136,9 @@ def _check_sizes(config: ServeConfig, groups: list[list[Entry]]) -> None:
         largest = max(larger, key=_size)
         raise ConfigError(
             f"{_held(config, sum(map(len, larger)))} in groups that are larger than "
-            f"--dispatch-batch-size {batch}, the largest ({largest[0].sample.group_id}) has "
-            f"{_size(largest)}: start with --dispatch-batch-size {_size(largest)} or more until "
-            "they are trained on, with --dispatch-batch-groups, or with --groups ignore"
+            f"--global-batch-size {batch}, the largest ({largest[0].sample.group_id}) has "
+            f"{_size(largest)}: start with --global-batch-size {_size(largest)} or more until "
+            "they are trained on, with --global-batch-groups, or with --groups ignore"
         )
 
 

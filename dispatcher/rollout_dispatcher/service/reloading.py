@@ -11,16 +11,16 @@ together, by the same rules as at start; of a change all or nothing is put in fo
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollout_dispatcher.core.facts import PostedSetting
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import nearest
+from rollout_dispatcher.hints import RENAMED, nearest, renamed
 from rollout_dispatcher.service.access import Access
 from rollout_dispatcher.service.config.checks import tuning_problems
 from rollout_dispatcher.service.config.serve import ServeConfig
@@ -36,14 +36,15 @@ class ConfigPatch(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
-    window_multiple: Multiple | None = None
+    window: Multiple | None = None
     """samples to choose a step from, in dispatch batches; --buffer-capacity follows if unset"""
     max_wait: Duration | None = None
     """seconds, or text with a unit (500ms), after which a whole batch goes though ranks idle"""
-    target_excess: Ratio | None = None
-    """dispatch before the window is full once the plan wastes no more trainer time than this"""
-    max_skips: NotNegative | None = None
-    """dispatches that may pass a sample over, at least ceil(window_multiple) - 1"""
+    max_imbalance: Ratio | None = None
+    """share of trainer time that a plan may lose to stragglers and still go before the window is
+    full"""
+    max_delay: NotNegative | None = None
+    """dispatches that may pass a sample over, at least ceil(window) - 1"""
 
 
 RELOADABLE = tuple(ConfigPatch.model_fields)
@@ -70,7 +71,7 @@ class Settings:
 
     def patched(self, body: Mapping[str, object], by: str) -> Self:
         """With these values posted. Raises ConfigError: nothing, or all of it."""
-        patch = _patch(body)
+        patch = _patch(renamed(body))
         posted = dict(self.posted)
         for name in patch.model_fields_set:
             value = getattr(patch, name)
@@ -97,7 +98,8 @@ class Settings:
 
         Raises ConfigError if it does not fit what was read since.
         """
-        return type(self)(self.read, self.sources, _still(posted, self.read))
+        now = (replace(each, name=RENAMED.get(each.name, each.name)) for each in posted)
+        return type(self)(self.read, self.sources, _still(now, self.read))
 
     def changes(self, to: "Settings") -> list[str]:
         """What would change, by what plans heed: a bound that follows from another is one too."""
@@ -214,7 +216,7 @@ def resume(settings: Settings, posted: Iterable[PostedSetting]) -> Settings:
         )
         return settings
     for setting in before:
-        if setting.name in found.posted:
+        if RENAMED.get(setting.name, setting.name) in found.posted:
             log.info("%s is %s, as of %s", setting.name, setting.value, setting.by)
         else:
             log.info(
@@ -239,6 +241,10 @@ class Read(Protocol):
     @property
     def sources(self) -> Mapping[str, str]:
         """Flag, variable, or file and line of each option that was set."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was written as in 0.1, and how to write it."""
 
 
 class Rereading:

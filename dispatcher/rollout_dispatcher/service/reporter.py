@@ -129,10 +129,10 @@ WORDS: Final = {
     ),
     DropReason.SCHEMA: (logging.WARNING, "accepted with other fields than --fields declares now"),
     DropReason.OVERSIZE: (
-        logging.INFO, "longer than --micro-batch-tokens, as --oversize drop asks for",
+        logging.INFO, "longer than --micro-batch-tokens, as --on-oversize drop asks for",
     ),
     DropReason.LAST_BATCH: (
-        logging.INFO, "of the partial batch at the end, as --last-batch drop asks for",
+        logging.INFO, "of the partial batch at the end, as --set final-batch=drop asks for",
     ),
     DropReason.UNUSED: (logging.INFO, "not used when the DP ranks finished the run"),
 }  # fmt: skip
@@ -299,7 +299,7 @@ def given_up(effect: e.GroupGivenUp) -> None:
         "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
         "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
-        "--referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
+        "--set referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
     )  # fmt: skip
 
 
@@ -319,7 +319,7 @@ def rewound(effect: e.Rewound) -> None:
     if effect.missing:
         log.warning(
             "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
-            "be given again (with --journal-dir, and --retain-bytes large enough, they could); "
+            "be given again (with --journal-dir, and --set retain-bytes large enough, they could); "
             "training goes on with the next one",
             effect.after, effect.missing,
         )  # fmt: skip
@@ -335,7 +335,7 @@ def evicted(effect: e.StepsEvicted) -> None:
     log.warning(
         "there is no room for more than %.1f MiB of committed steps that no saved checkpoint "
         "covers: the steps up to %d have gone (%d in all), and a checkpoint before that cannot be "
-        "resumed from; call stream.checkpoint_saved, or raise --retain-bytes",
+        "resumed from; call stream.checkpoint_saved, or raise --set retain-bytes",
         effect.limit / 2**20, effect.through, effect.steps,
     )  # fmt: skip
 

@@ -45,6 +45,8 @@ def run(found: Read, read: Callable[[], Read]) -> int:
     set_up(config.log_level, config.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
+    for note in found.notes:
+        log.warning("%s", note)
     raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -92,8 +94,8 @@ async def _end(dispatcher: Dispatcher, signals: Signals, manager: ServiceManager
         )  # fmt: skip
         return await signals.unless_asked(dispatcher.stop()) is True
     log.info(
-        "%s: draining for %g s at most (--drain-timeout), until what is here is trained on and DP "
-        "ranks have said goodbye; a second signal quits at once",
+        "%s: draining for %g s at most (--set drain-timeout), until what is here is trained on and "
+        "DP ranks have said goodbye; a second signal quits at once",
         ended.name, dispatcher.config.drain_timeout,
     )  # fmt: skip
     return await signals.unless_asked(dispatcher.drain()) is True

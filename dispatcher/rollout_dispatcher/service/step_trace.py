@@ -1,6 +1,6 @@
 """What becomes of steps as they go: the last of them for `/debug/steps`, all of them on record.
 
-The shell tells it beside what it does; nothing that happens depends on it. Without `--record` it
+The shell tells it beside what it does; nothing that happens depends on it. Without a record it
 costs what a step costs, and nothing a sample. Invariant: at most `MAX_STEPS` are remembered,
 whatever becomes of them; the oldest are forgotten first. Times are the core's clock.
 

@@ -241,7 +241,7 @@ def recorded_page(recording: Recording, setting: Setting) -> str:
     ]  # fmt: skip
     return document(
         f"What did balancing buy? {recording.name}", _head(recording, steps, setting), sections,
-        "Made by <code>dispatcher report</code> from what <code>serve --record</code> wrote.",
+        "Made by <code>dispatcher report</code> from what <code>serve --record-dir</code> wrote.",
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ def trained_steps(recording: Recording) -> list[RecordedStep]:
     if not steps:
         raise ConfigError(
             f"{recording.name}: no step was committed whose samples are all on record; let the "
-            "run go on, or give it more --record-bytes"
+            "run go on, or give it more --set record-bytes"
         )
     return steps
 
@@ -272,7 +272,7 @@ class Course:
             measured=np.array([np.nan if excess is None else excess for excess in found]),
             bound=np.array([step.lower_bound_excess for step in steps]),
             fill=np.array(
-                # The window of its own time: --window-multiple may change while it serves.
+                # The window of its own time: --window may change while it serves.
                 [step.eligible / window * setting.window / step.window_multiple for step in steps]
             ),
             stale=np.array(stale, dtype=np.float64),

@@ -11,6 +11,7 @@ from typing import Any
 
 from rollout_dispatcher.core.totals import StepMix
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import renamed
 
 FORMAT = 2
 
@@ -176,7 +177,7 @@ class Result:
             chosen, recorded = data.pop("recommendation"), data.get("recorded")
             return Result(
                 trace=TraceSummary(**data["trace"] | _spreads(data["trace"], "tokens")),
-                options=dict(data["options"]),
+                options=renamed(data["options"]),
                 runs=[_run(run) for run in data["runs"]],
                 recommendation=Recommendation(**chosen) if chosen else None,
                 recorded=Recorded(**recorded | {"run": _run(recorded["run"])})

@@ -103,7 +103,7 @@ def _kept(trace: Trace, setting: Setting) -> IntArray:
     if gone.all():
         raise ConfigError(
             f"every sample of {trace.name} is dropped as longer than --micro-batch-tokens "
-            f"{longest}; raise it, or set --oversize alone"
+            f"{longest}; raise it, or set --on-oversize alone"
         )
     return trace.tokens[~gone]
 

@@ -143,7 +143,7 @@ def headline(result: Result) -> list[str]:
         f"p99 {trace.tokens.p99:,.0f}, longest {trace.tokens.max:,.0f}"
     )
     shape = (
-        f"{options['dispatch_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
+        f"{options['global_batch_size']:,} samples a step over {options['dp_size']} DP ranks "
         f"that meet at every {place}, {options['layout']} micro-batches of {micro_batch}"
     )
     if (stages := options.get("pipeline_stages", 1)) > 1:
@@ -223,7 +223,7 @@ def _gain(best: Run, windows: Sequence[Run], baseline: Run | None) -> str:
     what = "ranks wait" if best.timing else "waiting for stragglers adds"
     of_what = "" if best.timing else " to the trainer's time"
     return (
-        f"Run --window-multiple {best.window:g}: {what} {_waiting(best)}{of_what}{against}, and "
+        f"Run --window {best.window:g}: {what} {_waiting(best)}{of_what}{against}, and "
         f"samples are held back for {best.delay.mean:.2f} dispatches on average, "
         f"{best.delay.max:.0f} at most.{_rollouts_doing(best)}"
     )
@@ -256,7 +256,7 @@ def _limit(best: Run, windows: Sequence[Run]) -> str:
     if not larger:
         tried = "the largest window tried" if len(windows) > 1 else "the only window tried"
         return (
-            f"This is {tried}, so a larger one may save more: try --window-multiple "
+            f"This is {tried}, so a larger one may save more: try --window "
             f"{best.window:g} {2 * best.window:g}."
         )
     rival = min(larger, key=_price)

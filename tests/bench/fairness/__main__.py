@@ -60,7 +60,7 @@ def run(folder: Path, flood: str, options: argparse.Namespace, **more: Any) -> N
                 checked=False,
                 module="tests.bench.fairness.server",
                 dp_size=DP_SIZE,
-                dispatch_batch_size=512,
+                global_batch_size=512,
                 micro_batch_size=16,
                 **more,
             )

@@ -48,7 +48,7 @@ def pairs(load: Load, count: int) -> Iterator[Seconds]:
     """With all over with none, of each pair of runs."""
     while count > 0:
         with TemporaryDirectory(prefix="watched-") as folder:
-            on = {"options": {"record": folder}}
+            on = {"options": {"record_dir": folder}}
             without, with_all = (Child(WHOLE, {**load.order(), **how}) for how in (OFF, on))
             with ready(without, with_all):
                 yield from ratios(without, with_all, min(count, PAIRS_EACH))

@@ -78,10 +78,10 @@ def _dispatcher(folder: Path, work: Work, window: float) -> Iterator[str]:
     folder.mkdir(exist_ok=True)
     options: dict[str, Any] = {
         "dp_size": work.ranks,
-        "dispatch_batch_size": work.batch,
+        "global_batch_size": work.batch,
         "micro_batch_tokens": work.budget,
-        "oversize": "alone",
-        "window_multiple": window,
+        "on_oversize": "alone",
+        "window": window,
         "sync": "step",  # DDP with no_sync: ranks meet once a step
         "cost": work.cost,
         "drain_timeout": "1s",

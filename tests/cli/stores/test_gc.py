@@ -63,9 +63,9 @@ def serve(folder: Path, store: str, **options: Any) -> ServeProcess:
     """A dispatcher of a new run, whose producers put everything there."""
     folder.mkdir()
     return ServeProcess(
-        folder, warm=True, dp_size=1, dispatch_batch_size=1, micro_batch_tokens=20_000,
+        folder, warm=True, dp_size=1, global_batch_size=1, micro_batch_tokens=20_000,
         payload_stores=store, inline_limit="1KiB", journal_dir=folder / "journal",
-        retain="commit", **options,
+        sample_retention="commit", **options,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def status(ranks: int, **more: Any) -> dict[str, Any]:
         "absent_ranks": [],
         "hung_ranks": [],
         "ranks": {str(rank): {"connected": True, "taken": 7} for rank in range(ranks)},
-        "config": {"dispatch_batch_groups": None, "buffer_tokens": None, "buffer_bytes": None},
+        "config": {"global_batch_groups": None, "buffer_tokens": None, "buffer_bytes": None},
     }
     return said | more
 

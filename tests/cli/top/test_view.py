@@ -101,7 +101,7 @@ def test_ranks_that_are_not_there_or_hang_are_named() -> None:
 def test_caps_drops_and_backpressure_are_shown_where_they_are() -> None:
     said = status(
         1,
-        config={"dispatch_batch_groups": 4, "buffer_tokens": 2400, "buffer_bytes": 96_000},
+        config={"global_batch_groups": 4, "buffer_tokens": 2400, "buffer_bytes": 96_000},
         dropped={"stale": 3, "oversize": 0},
         backpressure=True,
         pushes_held=2,
@@ -116,7 +116,7 @@ def test_caps_drops_and_backpressure_are_shown_where_they_are() -> None:
 
 
 def test_what_lies_in_payload_stores_is_shown_where_there_are_any() -> None:
-    config = {"dispatch_batch_groups": None, "buffer_tokens": None, "buffer_bytes": None}
+    config = {"global_batch_groups": None, "buffer_tokens": None, "buffer_bytes": None}
     stores = config | {"payload_stores": ["file:///a"], "referenced_bytes": None}
     said = status(1, config=stores, buffered_referenced_bytes=2**30)
     assert "9.38 KiB, 1.00 GiB in payload stores" in one(shown(reading(said, metrics())), "held")

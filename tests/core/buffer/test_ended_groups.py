@@ -44,7 +44,7 @@ def test_a_member_after_group_timeout_is_refused_however_late(keep: bool, restar
     for _ in range(3):  # as often as it is tried
         assert bench.push(*of_group("2", "3"), by="q") == (R, R)
     assert (
-        "group g was given up: no member had come for 5 s (--group-timeout), and none of its "
+        "group g was given up: no member had come for 5 s (--set group-timeout), and none of its "
         "producers was there; a group_id names one group: what is generated for its prompt again, "
         "or in another epoch, is a group of another id, such as f'{prompt}@{epoch}'"
     ) in bench.errors()

@@ -24,7 +24,10 @@ from tests.support.core.ledgers import (
     [
         (hello(2), "out of range"),
         (RankHello("x", 0, 3, 1), "generation 1 has 2"),
-        (RankHello("x", 0, 3, None), "serves 2; start it with --dp-size 3, or with --elastic"),
+        (
+            RankHello("x", 0, 3, None),
+            "serves 2; start it with --dp-size 3, or with --set",
+        ),
         (hello(1, None), "only DP rank 0"),
         (hello(1, client_id="impostor"), "two processes claim one rank"),
     ],

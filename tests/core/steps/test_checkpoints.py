@@ -369,7 +369,7 @@ def test_the_oldest_retained_steps_go_where_there_is_no_room_for_them() -> None:
     run.begin()
     with pytest.raises(
         CheckpointRefused,
-        match=r"taken after step 0, and the steps up to 2 .* 2 in all: .* larger --retain-bytes, .*"
+        match=r"taken after step 0, and the steps up to 2 .* 2 in all: .* --set retain-bytes, .*"
         r" one after step 2; .* load_state_dict\(state, allow_lost_steps=True\)",
     ):
         run.load(0)

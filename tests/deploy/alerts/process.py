@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.support.addresses import free_port
-from tests.support.server import ServeProcess
+from tests.support.options import arguments
 
 
 class Process:
@@ -23,7 +23,7 @@ class Process:
         self.endpoint, self.http = (f"127.0.0.1:{free_port()}" for _ in range(2))
         places = {"listen": self.endpoint, "http": self.http}
         self._command = [sys.executable, "-m", module, "serve"]
-        self._command += ServeProcess.flags(places | options)
+        self._command += arguments(places | options)
         self._log = folder / "serve.log"
         self.start()
 

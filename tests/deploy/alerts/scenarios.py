@@ -155,7 +155,7 @@ SCENARIOS: dict[str, Scenario] = {
         at_once(lengths=tailed_lengths),
         frozenset({"StragglerExcessHigh"}),
         110,
-        {"window_multiple": 1, "max_step_variation": "off"},
+        {"window": 1, "max_step_variation": "off"},
     ),
     # Plans balance tokens; what ranks take grows with their squares, as they tell.
     "cost_model": Scenario(
@@ -185,10 +185,10 @@ SCENARIOS: dict[str, Scenario] = {
         frozenset({"PlanSlow", "RanksStarved"}),
         90,
         {
-            "dispatch_batch_size": 4 * BATCH,
+            "global_batch_size": 4 * BATCH,
             "micro_batch_size": "none",
             "micro_batch_tokens": 512,
-            "window_multiple": 1,
+            "window": 1,
             "planning_budget": "1s",
         },
         begins={"lengths": unwieldy_lengths},

@@ -26,7 +26,7 @@ BATCH, WINDOW = 32, 48
 #: What a user has to say, and nothing more.
 DEFAULTS: dict[str, Any] = {
     "dp_size": DP_SIZE,
-    "dispatch_batch_size": BATCH,
+    "global_batch_size": BATCH,
     "micro_batch_tokens": 1024,
 }
 #: What shows progress ...

@@ -40,10 +40,10 @@ def test_many_large_pushes_that_wait_take_no_more_than_their_bound(tmp_path: Pat
         warm=False,
         ranks=False,
         ballast=large,
-        dispatch_batch_size=batch,
+        global_batch_size=batch,
         max_open_steps=2,
         buffer_bytes="16MiB",
-        held_bytes="16MiB",
+        blocked_push_bytes="16MiB",
         receive_bytes="16MiB",
     ) as run:
         run.server.scrape()

@@ -90,7 +90,7 @@ def test_groups_of_five_to_eleven_in_steps_of_four_groups(tmp_path: Path) -> Non
     mine = shares(4, 32, lambda _: sizes.randint(5, 11))
     found_sizes = {prompt.size for share in mine for prompt in share}
     assert found_sizes == set(range(5, 12))
-    with in_use(tmp_path, warm=False, dispatch_batch_size=None, dispatch_batch_groups=4) as run:
+    with in_use(tmp_path, warm=False, global_batch_size=None, global_batch_groups=4) as run:
         run.books.to_begin = WINDOW
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()
@@ -102,7 +102,7 @@ def test_groups_of_five_to_eleven_in_steps_of_four_groups(tmp_path: Path) -> Non
 
 def test_a_buffer_of_one_batch_and_no_window(tmp_path: Path) -> None:
     mine = shares(4, 16)
-    with in_use(tmp_path, warm=False, window_multiple=1, buffer_capacity=BATCH) as run:
+    with in_use(tmp_path, warm=False, window=1, buffer_capacity=BATCH) as run:
         run.books.to_begin = WINDOW
         run.produce(together(run.books, run.endpoint, mine))
         found = run.finish()

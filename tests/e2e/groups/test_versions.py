@@ -54,7 +54,7 @@ def test_on_policy_training_with_several_steps_a_version_drops_nothing(tmp_path:
     with in_use(
         tmp_path,
         ranks=False,
-        dispatch_batch_size=SMALL_BATCH,
+        global_batch_size=SMALL_BATCH,
         max_staleness=0,
         steps_per_version=PER_VERSION,
     ) as run:
@@ -105,7 +105,7 @@ def test_too_stale_groups_are_dropped_whole_and_the_others_go_on(tmp_path: Path)
         for prompt in until(over, "any"):
             await roll_out(run.books, producer, prompt, 0.02)
 
-    with in_use(tmp_path, ranks=False, dispatch_batch_size=SMALL_BATCH, max_staleness=limit) as run:
+    with in_use(tmp_path, ranks=False, global_batch_size=SMALL_BATCH, max_staleness=limit) as run:
         run.join(step_s=0.02, version=lambda step: step)
         run.produce(work())
         found = run.finish()

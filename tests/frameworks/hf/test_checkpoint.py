@@ -15,7 +15,7 @@ RANKS, SAMPLES, BATCH = 2, 56, 16
 def test_it_goes_on_from_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
     output = tmp_path / "trainer"
     options: dict[str, Any] = {
-        "dispatch_batch_size": BATCH,
+        "global_batch_size": BATCH,
         "micro_batch_tokens": 256,
         "journal_dir": tmp_path / "journal",
     }

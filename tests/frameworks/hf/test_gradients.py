@@ -19,7 +19,7 @@ from tests.support.gradients import diaries, largest_difference
 from tests.support.server import ServeProcess
 
 RANKS, SAMPLES = 2, 56
-SERVE: dict[str, Any] = {"dispatch_batch_size": 16, "micro_batch_tokens": 256, "strategy": "window"}
+SERVE: dict[str, Any] = {"global_batch_size": 16, "micro_batch_tokens": 256, "strategy": "window"}
 #: Of float32; the reference computes in float64.
 TOLERANCE = 1e-5
 
@@ -88,7 +88,7 @@ def test_gradients_are_those_of_one_process(
 def test_a_trainer_that_accumulates_by_count_needs_its_data_loader_replaced_only(
     tmp_path: Path,
 ) -> None:
-    by_count = {"dispatch_batch_size": 8, "micro_batch_size": 1, "last_batch": "drop"}
+    by_count = {"global_batch_size": 8, "micro_batch_size": 1, "final_batch": "drop"}
     ranks = train("hf_trainer by count", tmp_path, by_count)
     assert [len(rank) for rank in ranks] == [SAMPLES // 8] * RANKS
     case = CASES["hf_trainer"]
@@ -108,7 +108,7 @@ def test_trl_s_sft_trainer_trains_on_steps_too(tmp_path: Path) -> None:
 def test_what_micro_batches_took_is_measured(name: str, tmp_path: Path) -> None:
     """But for a step at the beginning: DDP arranges its buckets in collectives of its own."""
     folder = tmp_path / "record"
-    train(name, tmp_path, SERVE | CASES[name].serve | {"record": folder})
+    train(name, tmp_path, SERVE | CASES[name].serve | {"record_dir": folder})
     steps = load_recording(folder).trained()
     took = {step.number: main_pass(step) for step in steps}
     assert len(took) > 2

@@ -14,6 +14,6 @@ def test_they_are_told_what_to_set_before_anything_is_trained(tmp_path: Path) ->
         for accumulates in (told["accumulates"], told["GRPO accumulates"]):
             assert "gradient_accumulation_steps is 4" in accumulates
             assert "set it to 1" in accumulates
-            assert "--dispatch-batch-size" in accumulates
+            assert "--global-batch-size" in accumulates
         assert "average_tokens_across_devices is False" in told["averages its own"]
         assert "set it to True" in told["averages its own"]

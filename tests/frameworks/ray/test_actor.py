@@ -29,7 +29,7 @@ def test_a_dispatcher_whose_process_is_killed_goes_on_from_its_journal(
     address = free_address()
     command = [
         sys.executable, "deploy/ray/dispatcher_actor.py", "--dp-size", "1",
-        "--dispatch-batch-size", "4", "--micro-batch-size", "2", "--listen", address,
+        "--global-batch-size", "4", "--micro-batch-size", "2", "--listen", address,
         "--http", "127.0.0.1:0", "--journal-dir", str(tmp_path / "journal"),
     ]  # fmt: skip
     started = subprocess.run(

@@ -148,11 +148,11 @@ def test_a_run_drops_and_counts_what_was_in_a_unit_that_was_killed_and_leaves_no
 ) -> None:
     options: dict[str, Any] = {
         "dp_size": 1,
-        "dispatch_batch_size": 4,
+        "global_batch_size": 4,
         "micro_batch_size": 2,
         "buffer_capacity": 64,
         "journal_dir": str(tmp_path / "journal"),
-        "retain": "commit",
+        "sample_retention": "commit",
         "payload_stores": [ADDRESS],
         "inline_limit": "64KiB",
     }

@@ -29,7 +29,7 @@ KNOWN_CODES = frozenset(
 
 _COMMON: dict[str, Any] = {
     "dp_size": DP_SIZE,
-    "dispatch_batch_size": BATCH,
+    "global_batch_size": BATCH,
     "micro_batch_tokens": BUDGET,
     "max_wait": 1.0,
     "group_timeout": 5.0,
@@ -40,10 +40,10 @@ _JOURNAL = {"journal_dir": Path("in-memory")}
 #: Settings by which promises differ.
 CONFIGS: dict[str, ServeConfig] = {
     "in memory": ServeConfig(**_COMMON),
-    "journal": ServeConfig(**_COMMON, **_JOURNAL, retain="commit", max_staleness=2),
-    "retains": ServeConfig(**_COMMON, **_JOURNAL, last_batch="drop"),
+    "journal": ServeConfig(**_COMMON, **_JOURNAL, sample_retention="commit", max_staleness=2),
+    "retains": ServeConfig(**_COMMON, **_JOURNAL, final_batch="drop"),
     "tight": ServeConfig(
-        **_COMMON, **_JOURNAL, buffer_bytes=4096, held_bytes=1024, incomplete_groups="keep"
+        **_COMMON, **_JOURNAL, buffer_bytes=4096, blocked_push_bytes=1024, incomplete_groups="keep"
     ),
 }
 

@@ -54,7 +54,7 @@ def test_what_is_no_field_is_refused_with_the_nearest_right_one(text: str, words
 
 
 def config(*fields: str) -> ServeConfig:
-    return ServeConfig(dp_size=1, dispatch_batch_size=4, micro_batch_size=1, fields=fields)
+    return ServeConfig(dp_size=1, global_batch_size=4, micro_batch_size=1, fields=fields)
 
 
 def test_fields_are_in_the_order_in_which_producers_send_them() -> None:

@@ -17,7 +17,7 @@ from rollout_planner.types import Layout, Strategy
 
 def config(**changes: Any) -> ServeConfig:
     return ServeConfig.model_validate(
-        {"dp_size": 2, "dispatch_batch_size": 8, "micro_batch_size": 2} | changes
+        {"dp_size": 2, "global_batch_size": 8, "micro_batch_size": 2} | changes
     )
 
 
@@ -30,24 +30,25 @@ def test_every_heading_stands_at_an_option() -> None:
     assert ServeConfig.HEADINGS.keys() <= ServeConfig.model_fields.keys()
 
 
-def test_the_core_is_told_each_option_under_its_own_name() -> None:
+def test_the_core_is_told_each_option() -> None:
     given = {
         "group_timeout": 101.0, "producer_timeout": 102.0, "rank_timeout": 103.0,
         "max_staleness": 104, "steps_per_version": 105, "max_open_steps": 106,
-        "producer_credits": 107, "target_excess": 0.108,
+        "producer_credits": 107,
     }  # fmt: skip
-    core = core_config(config(**given))
+    core = core_config(config(**given, max_imbalance=0.108))
     assert {name: getattr(core, name) for name in given} == given
+    assert core.target_excess == 0.108
 
 
 def test_the_window_is_counted_in_decimal_not_in_binary() -> None:
     assert 1.15 * 100 < 115
-    assert config(dispatch_batch_size=100, window_multiple=1.15).window_samples == 115
+    assert config(global_batch_size=100, window=1.15).window_samples == 115
 
 
 def test_the_buffer_holds_the_window_unless_told_otherwise() -> None:
-    assert config(window_multiple=1.5).buffer_samples == 12
-    assert config(window_multiple=1.5, buffer_capacity=40).buffer_samples == 40
+    assert config(window=1.5).buffer_samples == 12
+    assert config(window=1.5, buffer_capacity=40).buffer_samples == 40
 
 
 def test_frames_may_have_a_share_of_the_memory_there_is_and_one_always_finds_room() -> None:
@@ -59,11 +60,11 @@ def test_frames_may_have_a_share_of_the_memory_there_is_and_one_always_finds_roo
 @pytest.mark.parametrize("multiple", [1, 1.25, 1.5, 2, 8, 64])
 def test_the_default_bound_on_skips_can_always_be_kept(multiple: float) -> None:
     """A sample that is overtaken by a whole window per dispatch is due after ceil(W) - 1."""
-    assert config(window_multiple=multiple).skips_bound >= multiple - 1
+    assert config(window=multiple).skips_bound >= multiple - 1
 
 
 def test_a_bound_on_skips_that_is_given_is_used() -> None:
-    assert config(max_skips=3).plan_config().max_skips == 3
+    assert config(max_delay=3).plan_config().max_skips == 3
 
 
 def test_the_planner_is_told_what_was_configured() -> None:
@@ -82,16 +83,16 @@ def test_addresses_and_quantities_are_read() -> None:
     ("changes", "remedy"),
     [
         ({"buffer_capacity": 11}, "raise it to 12"),
-        ({"group_size": 13}, "set --dispatch-batch-size 13"),
-        ({"group_size": 3}, "set --dispatch-batch-size 6 or 9"),
+        ({"group_size": 13}, "set --global-batch-size 13"),
+        ({"group_size": 3}, "set --global-batch-size 6 or 9"),
         ({"cost": "cubic:1"}, "quadratic"),
-        ({"rank_timeout": 10.0}, "lower --heartbeat-interval"),
-        ({"idle_timeout": 9.0}, "lower --heartbeat-interval"),
+        ({"rank_timeout": 10.0}, "lower --set heartbeat-interval"),
+        ({"idle_timeout": 9.0}, "lower --set heartbeat-interval"),
         ({"micro_batch_tokens": 1024}, "exactly one of micro_batch_size"),
         ({"micro_batch_size": None}, "exactly one of micro_batch_size"),
-        ({"max_skips": 2, "window_multiple": 5}, "raise it to 4"),
-        ({"dispatch_batch_size": 9}, "use 8 or 12"),
-        ({"retain": "checkpoint"}, "set --journal-dir"),
+        ({"max_delay": 2, "window": 5}, "raise it to 4"),
+        ({"global_batch_size": 9}, "use 8 or 12"),
+        ({"sample_retention": "checkpoint"}, "set --journal-dir"),
         ({"payload_stores": ("file:///a",)}, "set --journal-dir, or leave --payload-stores out"),
         (
             {"payload_stores": ("file:///a",) * 2, "journal_dir": "/tmp/j"},
@@ -123,9 +124,9 @@ def test_a_contradiction_names_its_remedy(changes: dict[str, Any], remedy: str) 
     "changes",
     [
         {"dp_size": 0},
-        {"window_multiple": 0.99},
-        {"window_multiple": float("nan")},
-        {"window_multiple": float("inf")},
+        {"window": 0.99},
+        {"window": float("nan")},
+        {"window": float("inf")},
         {"max_wait": 0.0},
         {"max_wait": "2"},
         {"max_wait": "two seconds"},
@@ -142,7 +143,7 @@ def test_a_contradiction_names_its_remedy(changes: dict[str, Any], remedy: str) 
         {"payload_stores": [f"file:///{at}" for at in range(17)]},
         {"inline_limit": "1"},
         {"prefetch_bytes": "0B"},
-        {"max_skips": -1},
+        {"max_delay": -1},
         {"layout": "stacked"},
         {"windw_multiple": 2},
     ],

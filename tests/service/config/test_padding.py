@@ -10,7 +10,7 @@ from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 
 
 def config(**changes: Any) -> ServeConfig:
-    asked = {"dp_size": 2, "dispatch_batch_size": 8, "micro_batch_tokens": 100} | changes
+    asked = {"dp_size": 2, "global_batch_size": 8, "micro_batch_tokens": 100} | changes
     return ServeConfig.model_validate(asked)
 
 
@@ -19,17 +19,17 @@ def config(**changes: Any) -> ServeConfig:
     [
         ({}, 100, "--micro-batch-tokens 100"),
         ({"sample_length_multiple": 16}, 100, "--micro-batch-tokens 100"),
-        ({"oversize": "drop"}, 100, "--micro-batch-tokens 100"),
+        ({"on_oversize": "drop"}, 100, "--micro-batch-tokens 100"),
         (
-            {"oversize": "alone", "max_sample_tokens": 130, "sample_length_multiple": 16},
+            {"on_oversize": "alone", "max_sample_tokens": 130, "sample_length_multiple": 16},
             144,
-            "--oversize alone and --max-sample-tokens 130",
+            "--on-oversize alone and --set max-sample-tokens=130",
         ),
-        ({"oversize": "alone", "max_sample_tokens": 90}, 100, "--micro-batch-tokens 100"),
+        ({"on_oversize": "alone", "max_sample_tokens": 90}, 100, "--micro-batch-tokens 100"),
         (
             {"micro_batch_tokens": None, "micro_batch_size": 2, "max_sample_tokens": 50},
             100,
-            "--micro-batch-size 2 and --max-sample-tokens 50",
+            "--micro-batch-size 2 and --set max-sample-tokens=50",
         ),
     ],
 )
@@ -47,7 +47,7 @@ def test_a_packed_length_has_room_for_every_micro_batch_there_can_be(
 
 def test_samples_that_fit_no_micro_batch_once_padded_are_refused_or_dropped() -> None:
     assert core_config(config(sample_length_multiple=16)).limits.max_sample_tokens == 96
-    dropping = core_config(config(sample_length_multiple=16, oversize="drop"))
+    dropping = core_config(config(sample_length_multiple=16, on_oversize="drop"))
     assert dropping.drop_above == 96
     with pytest.raises(ConfigError, match="multiple of 128 tokens, so none would fit"):
         config(sample_length_multiple=128)

@@ -69,7 +69,7 @@ def test_a_rank_that_stops_reading_is_dropped_and_gets_its_step_when_it_returns(
 ) -> None:
     # One micro-batch is larger than what the kernel buffers between two processes.
     server = serve(
-        dispatch_batch_size=2, micro_batch_tokens=2**20, write_timeout="1s", max_wait="10ms"
+        global_batch_size=2, micro_batch_tokens=2**20, write_timeout="1s", max_wait="10ms"
     )
     producer = Producer(server.endpoint, "p")
     first = Rank(server.endpoint, 0, 2, receive_buffer=4096)
@@ -141,7 +141,7 @@ def test_a_producer_that_stops_reading_is_dropped_and_harms_nobody(serve: Serve)
 
 
 def test_a_goodbye_ends_a_connection_that_is_not_read_from(serve: Serve) -> None:
-    server = serve(dispatch_batch_size=2, micro_batch_tokens=2**20, write_timeout="60s")
+    server = serve(global_batch_size=2, micro_batch_tokens=2**20, write_timeout="60s")
     producer = Producer(server.endpoint, "p")
     leaver = Rank(server.endpoint, 0, 2, receive_buffer=4096)
     other = Rank(server.endpoint, 1, 2, generation=leaver.generation)
@@ -161,7 +161,7 @@ def test_connections_beyond_the_limit_are_told_so_and_may_retry(serve: Serve) ->
     with WireClient(server.endpoint) as fourth:
         error = fourth.expect_error("connection-limit")
         assert error.retriable
-        assert "serves 3 connections; raise --max-connections" in error.message
+        assert "serves 3 connections; raise --set max-connections" in error.message
     server.await_scrape(lambda found: found.get(refusals) == 1, "the refused connection is gone")
     train_a_step(server, producer, trainer)
     producer.bye()

@@ -29,9 +29,9 @@ def serve(folder: Path, **options: Any) -> ServeProcess:
         warm=True,
         listen=f"unix:{folder}/samples",
         dp_size=RANKS,
-        dispatch_batch_size=BATCH,
+        global_batch_size=BATCH,
         micro_batch_size=1,
-        window_multiple=1,
+        window=1,
         max_wait="100ms",
         journal_dir=folder / "journal",
         **options,
@@ -168,7 +168,7 @@ def test_ranks_that_load_different_checkpoints_all_hear_of_it(tmp_path: Path) ->
 
 
 def test_without_retention_the_run_goes_on_and_says_what_is_missing(tmp_path: Path) -> None:
-    with serve(tmp_path, retain="commit") as server:
+    with serve(tmp_path, sample_retention="commit") as server:
         push(server, 4)
         trainer = Trainer(server)
         trainer.train(1)
@@ -212,7 +212,7 @@ def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
         kept = now["steps_retained"]
         with (
             RankClient(server.endpoint, dp_rank=0, dp_size=RANKS) as rank,
-            pytest.raises(CheckpointRefused, match=r"cannot be given again, .*--retain-bytes"),
+            pytest.raises(CheckpointRefused, match=r"cannot be given again, .*--set retain-bytes"),
         ):
             rank.resume(m.CheckpointPosition(run_id=rank.run_id, step=0))
         trainer = Trainer(server)

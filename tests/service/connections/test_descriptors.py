@@ -16,7 +16,7 @@ from rollout_dispatcher.service.connections.descriptors import (
     warn_if_lowered,
 )
 
-ASKED = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1).connection_limits
+ASKED = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=1).connection_limits
 
 
 def test_what_fits_is_given() -> None:
@@ -57,5 +57,5 @@ def test_what_is_lowered_is_named_with_its_flags(caplog: pytest.LogCaptureFixtur
     assert not caplog.messages
     warn_if_lowered(ASKED, fit(ASKED, 1024), 1024)
     (said,) = caplog.messages
-    assert "at most 540 connections are served on the sample plane (--max-connections 4096)" in said
+    assert "540 connections are served on the sample plane (--set max-connections=4096)" in said
     assert said.endswith("to 9280")

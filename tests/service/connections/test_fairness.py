@@ -35,8 +35,8 @@ def test_a_quiet_producer_is_heard_after_one_read_of_each_flood(tmp_path: Path) 
     with ServeProcess(
         tmp_path,
         dp_size=1,
-        dispatch_batch_size=(FLOODS + 1) * a_read,
-        window_multiple=1,
+        global_batch_size=(FLOODS + 1) * a_read,
+        window=1,
         buffer_capacity=2 * FLOODS * PUSHES,
         micro_batch_tokens=1024,
     ) as server:
@@ -59,7 +59,7 @@ def test_a_held_push_waits_for_one_of_each_producer_and_not_for_all_that_they_ho
     tmp_path: Path,
 ) -> None:
     with ServeProcess(
-        tmp_path, dp_size=1, dispatch_batch_size=4, window_multiple=1, micro_batch_size=4
+        tmp_path, dp_size=1, global_batch_size=4, window=1, micro_batch_size=4
     ) as server:
         floods = [Producer(server.endpoint, f"flood-{at}") for at in range(3)]
         for flood in floods:
@@ -80,7 +80,7 @@ def test_a_held_push_waits_for_one_of_each_producer_and_not_for_all_that_they_ho
 @pytest.mark.parametrize("count", [m.MAX_SAMPLES + 1, 20_000])
 def test_a_push_of_too_many_samples_is_refused(tmp_path: Path, count: int) -> None:
     with ServeProcess(
-        tmp_path, dp_size=1, dispatch_batch_size=4, micro_batch_size=4, buffer_capacity=10_000
+        tmp_path, dp_size=1, global_batch_size=4, micro_batch_size=4, buffer_capacity=10_000
     ) as server:
         producer = Producer(server.endpoint, "p")
         push = m.Push.model_construct(
@@ -97,7 +97,7 @@ def test_a_push_of_too_many_samples_is_refused(tmp_path: Path, count: int) -> No
 
 
 def test_a_header_that_would_take_long_to_read_is_refused_unread(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path, dp_size=1, dispatch_batch_size=4, micro_batch_size=4) as server:
+    with ServeProcess(tmp_path, dp_size=1, global_batch_size=4, micro_batch_size=4) as server:
         producer = Producer(server.endpoint, "p")
         push, payload = make_push("p", 0, [1], sample_ids=["s"])
         frame = codec.encode(push.model_copy(update={"sample_ids": ["s" * 2**20]}), len(payload))

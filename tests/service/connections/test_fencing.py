@@ -278,7 +278,7 @@ async def test_a_slow_disk_under_a_real_journal_changes_nothing_of_it(
     disk = BusyDisk()
     monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
     config = ServeConfig(
-        dp_size=2, dispatch_batch_size=2, micro_batch_size=1, journal_dir=tmp_path / "journal"
+        dp_size=2, global_batch_size=2, micro_batch_size=1, journal_dir=tmp_path / "journal"
     )
     journal, memory = Journal.open(
         tmp_path / "journal", parse_sync("batch"), to_wall=lambda at: at, from_wall=lambda at: at,

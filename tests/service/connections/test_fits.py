@@ -25,7 +25,7 @@ def serve(folder: Path) -> ServeProcess:
         warm=True,
         listen=f"unix:{folder}/samples",
         dp_size=RANKS,
-        dispatch_batch_size=BATCH,
+        global_batch_size=BATCH,
         micro_batch_tokens=4096,
         buffer_capacity=2 * STEPS * BATCH,
         journal_dir=folder / "journal",

@@ -185,7 +185,7 @@ def test_a_group_may_learn_its_size_when_it_is_closed(serve: Serve) -> None:
 
 
 def test_payloads_of_held_pushes_are_asked_for_again_when_their_turn_comes(serve: Serve) -> None:
-    server = serve(held_bytes="100B")
+    server = serve(blocked_push_bytes="100B")
     producer = Producer(server.endpoint, "p")
     producer.push([3] * 4)
     seqs, held = [], []

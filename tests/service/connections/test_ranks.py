@@ -261,7 +261,7 @@ def test_a_rank_cannot_speak_of_steps_that_it_was_not_given(
 
 
 def test_the_last_batch_has_fillers_where_ranks_have_nothing_to_do(serve: Serve) -> None:
-    server = serve(dispatch_batch_size=8, micro_batch_size=2)
+    server = serve(global_batch_size=8, micro_batch_size=2)
     producer = Producer(server.endpoint, "p")
     producer.push([6])
     producer.end_stream()
@@ -281,7 +281,7 @@ def test_the_last_batch_has_fillers_where_ranks_have_nothing_to_do(serve: Serve)
 
 
 def test_the_last_batch_may_be_dropped_instead(serve: Serve) -> None:
-    server = serve(last_batch="drop")
+    server = serve(final_batch="drop")
     producer = Producer(server.endpoint, "p")
     producer.push([6, 5])
     trainer = Trainer(server.endpoint, 2)

@@ -129,10 +129,10 @@ def test_a_step_planned_under_a_larger_budget_is_planned_again_all_the_same(
 def test_a_size_that_the_batch_does_not_divide_over_is_refused_and_training_goes_on(
     serve: Serve,
 ) -> None:
-    server = serve(dispatch_batch_size=8, micro_batch_size=2)
+    server = serve(global_batch_size=8, micro_batch_size=2)
     trainer = Trainer(server.endpoint, 2)
     words = (
-        "no steps for 3 DP ranks: dispatch_batch_size 8 is not a multiple of 6 = dp_size 3 x "
+        "no steps for 3 DP ranks: global_batch_size 8 is not a multiple of 6 = dp_size 3 x "
         "micro_batch_size 2; use 6 or 12, or dp_size 2 or 4"
     )
     assert refusal(server, 0, 3, None) == words
@@ -144,7 +144,7 @@ def test_a_size_that_the_batch_does_not_divide_over_is_refused_and_training_goes
 def test_more_ranks_than_connections_are_refused(serve: Serve) -> None:
     server = serve(max_connections=8)
     Rank(server.endpoint, 0, 2)
-    assert "--max-connections is 8; raise it" in refusal(server, 0, 2**31 - 1, None)
+    assert "--set max-connections is 8; raise it" in refusal(server, 0, 2**31 - 1, None)
 
 
 def test_ranks_of_one_generation_agree_on_their_number(serve: Serve) -> None:
@@ -156,10 +156,10 @@ def test_ranks_of_one_generation_agree_on_their_number(serve: Serve) -> None:
 
 
 def test_the_number_may_be_fixed(serve: Serve) -> None:
-    server = serve(elastic=False)
+    server = serve(allow_dp_resize=False)
     with Trainer(server.endpoint, 2):
         server.await_status(ranks_connected=2)
-    words = "this dispatcher serves 2; start it with --dp-size 4, or with --elastic"
+    words = "this dispatcher serves 2; start it with --dp-size 4, or with --set allow-dp-resize=on"
     assert words in refusal(server, 0, 4, None)
     with Trainer(server.endpoint, 2):
         server.await_status(generation=2, ranks_connected=2)

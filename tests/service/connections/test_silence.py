@@ -84,7 +84,7 @@ class Connection:
 
 
 def make_hub(clock: Clock) -> Router:
-    config = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1)
+    config = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=1)
     core = Dispatch(core_config(config))
     return Router(config, core, Metrics(config, core, clock), clock)
 

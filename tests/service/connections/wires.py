@@ -76,7 +76,7 @@ class Wire(asyncio.Transport):
 def make_hub() -> Router:
     """A router with room for one large frame; nobody trains, and nothing is due by itself."""
     config = ServeConfig(
-        dp_size=2, dispatch_batch_size=4, micro_batch_tokens=2**20, receive_bytes=2**16
+        dp_size=2, global_batch_size=4, micro_batch_tokens=2**20, receive_bytes=2**16
     )
     clock = asyncio.get_running_loop().time
     core = Dispatch(core_config(config))

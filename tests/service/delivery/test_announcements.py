@@ -54,7 +54,7 @@ def test_where_no_sample_has_a_group_nothing_is_told(serve: Serve) -> None:
 
 
 def test_a_filler_is_in_no_group(serve: Serve) -> None:
-    server = serve(dispatch_batch_size=3, micro_batch_tokens=3)
+    server = serve(global_batch_size=3, micro_batch_tokens=3)
     Producer(server.endpoint, "p").push([3] * 3, group_ids=["g"] * 3, group_sizes=[3] * 3)
     first = Rank(server.endpoint, 0, 2)
     other = Rank(server.endpoint, 1, 2, generation=first.generation)
@@ -69,7 +69,7 @@ def test_a_filler_is_in_no_group(serve: Serve) -> None:
 def test_ranks_are_told_what_to_expect_and_the_same_after_a_kill(
     serve: Serve, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"journal_dir": tmp_path / "journal", "dispatch_batch_size": 3}
+    settings: dict[str, Any] = {"journal_dir": tmp_path / "journal", "global_batch_size": 3}
     settings["dp_size"] = 1
     server = serve(**settings)
     Producer(server.endpoint, "p").push([3, 4, 40], loss_tokens=[1, 3, 3])

@@ -15,7 +15,7 @@ TOKENS, SAMPLES = 30_000, 32
 
 def test_a_rank_that_reads_late_gets_nothing_of_a_plan_that_is_void(tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "dp_size": 2, "dispatch_batch_size": SAMPLES, "window_multiple": 1, "micro_batch_size": 1,
+        "dp_size": 2, "global_batch_size": SAMPLES, "window": 1, "micro_batch_size": 1,
         "max_wait": "10ms", "payload_stores": STORE, "journal_dir": tmp_path / "journal",
     }  # fmt: skip
     with ServeProcess(tmp_path, **options) as server:

@@ -86,7 +86,7 @@ class Wire(asyncio.Transport):
 def hub_with(log: SlowLog, dp_size: int = 1, samples: int = 1) -> Router:
     """A router whose steps have so many samples a rank; it is durable when the test says so."""
     config = ServeConfig(
-        dp_size=dp_size, dispatch_batch_size=dp_size * samples, micro_batch_size=1,
+        dp_size=dp_size, global_batch_size=dp_size * samples, micro_batch_size=1,
         journal_dir=Path("unused"),
     )  # fmt: skip
     clock = asyncio.get_running_loop().time

@@ -28,7 +28,7 @@ class Life:
     """A dispatcher without sockets, on the journal of those before it."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
-        settings = {"dp_size": 1, "dispatch_batch_size": 8, "micro_batch_tokens": 100} | options
+        settings = {"dp_size": 1, "global_batch_size": 8, "micro_batch_tokens": 100} | options
         config = ServeConfig(journal_dir=directory, **settings)
         clock = asyncio.get_running_loop().time
         self.core = Dispatch(core_config(config))
@@ -85,7 +85,7 @@ async def test_a_sample_longer_than_the_token_budget_is_refused_at_start(tmp_pat
     said = refused(tmp_path, micro_batch_tokens=50)
     assert "has 2 samples longer than --micro-batch-tokens 50" in said
     assert "the longest (longer) has 95 tokens: start with --micro-batch-tokens 95 or more" in said
-    assert said.endswith("or with --oversize alone or drop")
+    assert said.endswith("or with --on-oversize alone or drop")
     Life(tmp_path, micro_batch_tokens=95).end()
 
 
@@ -93,7 +93,7 @@ async def test_a_sample_longer_than_the_token_budget_goes_alone_if_it_may(tmp_pa
     first = Life(tmp_path)
     await first.push(make_sample("short", 10), make_sample("long", 90))
     first.end()
-    second = Life(tmp_path, micro_batch_tokens=50, oversize="alone")
+    second = Life(tmp_path, micro_batch_tokens=50, on_oversize="alone")
     await second.plan()
     assert second.core.statistics().in_flight == 2
     second.end()
@@ -103,7 +103,7 @@ async def test_a_sample_longer_than_the_token_budget_is_dropped_if_so_asked(tmp_
     first = Life(tmp_path)
     await first.push(make_sample("short", 10), make_sample("long", 90))
     first.end()
-    second = Life(tmp_path, micro_batch_tokens=50, oversize="drop")
+    second = Life(tmp_path, micro_batch_tokens=50, on_oversize="drop")
     await second.plan()
     at = second.core.statistics()
     assert (at.in_flight, at.dropped[DropReason.OVERSIZE]) == (1, 1)
@@ -122,7 +122,7 @@ async def test_a_group_that_fits_no_micro_batch_is_refused_at_start_or_dropped(
     said = refused(tmp_path, groups="micro-batch", micro_batch_tokens=None, micro_batch_size=2)
     assert "has 4 samples in groups that are larger than a micro-batch, such as g" in said
     Life(tmp_path, groups="micro-batch", micro_batch_tokens=80).end()
-    second = Life(tmp_path, groups="micro-batch", micro_batch_tokens=79, oversize="drop")
+    second = Life(tmp_path, groups="micro-batch", micro_batch_tokens=79, on_oversize="drop")
     await second.plan()
     at = second.core.statistics()
     assert (at.in_flight, at.dropped[DropReason.OVERSIZE]) == (2, 4)
@@ -138,7 +138,7 @@ async def test_an_open_step_goes_on_under_a_smaller_token_budget(
     await first.plan()
     assert first.core.statistics().in_flight == 1
     first.end()
-    second = Life(tmp_path, micro_batch_tokens=50, oversize=oversize)
+    second = Life(tmp_path, micro_batch_tokens=50, on_oversize=oversize)
     assert second.core.statistics().in_flight == 1
     second.end()
 
@@ -150,11 +150,11 @@ async def test_a_group_larger_than_the_batch_is_refused_at_start(
     first = Life(tmp_path)
     await first.push(*group("g", 6, members))
     first.end()
-    said = refused(tmp_path, dispatch_batch_size=4)
-    assert f"has {members} samples in groups that are larger than --dispatch-batch-size 4" in said
-    assert "the largest (g) has 6: start with --dispatch-batch-size 6 or more" in said
-    Life(tmp_path, dispatch_batch_size=6).end()
-    Life(tmp_path, dispatch_batch_size=4, groups="ignore").end()
+    said = refused(tmp_path, global_batch_size=4)
+    assert f"has {members} samples in groups that are larger than --global-batch-size 4" in said
+    assert "the largest (g) has 6: start with --global-batch-size 6 or more" in said
+    Life(tmp_path, global_batch_size=6).end()
+    Life(tmp_path, global_batch_size=4, groups="ignore").end()
 
 
 async def test_another_size_for_groups_that_lack_members_is_refused_at_start(
@@ -188,9 +188,9 @@ async def test_a_group_whose_size_is_told_at_its_close_fits_as_far_as_it_has_com
     first = Life(tmp_path)
     await first.push(*group("g", SIZE_AT_CLOSE, 5))
     first.end()
-    assert "the largest (g) has 5" in refused(tmp_path, dispatch_batch_size=4)
-    Life(tmp_path, dispatch_batch_size=5).end()
-    Life(tmp_path, dispatch_batch_size=None, dispatch_batch_groups=2).end()
+    assert "the largest (g) has 5" in refused(tmp_path, global_batch_size=4)
+    Life(tmp_path, global_batch_size=5).end()
+    Life(tmp_path, global_batch_size=None, global_batch_groups=2).end()
 
 
 @pytest.mark.parametrize("groups", ["step", "rank"])
@@ -211,7 +211,7 @@ async def test_groups_need_not_be_kept_whole_any_more(tmp_path: Path) -> None:
     first = Life(tmp_path)
     await first.push(*group("g", 4, 4), *group("h", 4, 2))
     first.end()
-    second = Life(tmp_path, groups="ignore", dispatch_batch_size=2)
+    second = Life(tmp_path, groups="ignore", global_batch_size=2)
     await second.plan()
     assert second.core.statistics().in_flight > 0
     second.end()
@@ -262,7 +262,7 @@ async def test_samples_in_a_payload_store_need_it_until_they_are_trained_on(
 
 def test_objects_to_be_released_need_their_payload_store_until_they_are(tmp_path: Path) -> None:
     stored = StoredObject("file:///b", "p.1/0", 32)
-    config = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=2, journal_dir=tmp_path)
+    config = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=2, journal_dir=tmp_path)
     with pytest.raises(ConfigError, match="has 1 object to be released in file:///b"):
         fit(config, RecoveredState(unneeded=(stored,)))
 

@@ -27,7 +27,7 @@ class Clock:
 async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
     tmp_path: Path,
 ) -> None:
-    config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
+    config = ServeConfig(dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
     clock = Clock()
     core = Dispatch(core_config(config))
     journal = open_journal(config, core, Metrics(config, core, clock), clock)
@@ -51,7 +51,7 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
 
 
 async def test_a_journal_that_cannot_be_gone_on_from_is_let_go_of(tmp_path: Path) -> None:
-    config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
+    config = ServeConfig(dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
     clock = Clock()
     core = Dispatch(core_config(config))
     journal = open_journal(config, core, Metrics(config, core, clock), clock)
@@ -72,9 +72,7 @@ async def test_the_log_says_where_the_journal_is_and_whether_it_is_a_new_one(
     (tmp_path / "empty").mkdir()
     there, fresh = Path("there/deep"), Path("empty")
     for folder, run in ((there, "one"), (fresh, "two"), (there, "three")):
-        config = ServeConfig(
-            dp_size=1, dispatch_batch_size=1, micro_batch_size=1, journal_dir=folder
-        )
+        config = ServeConfig(dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=folder)
         core = Dispatch(core_config(config), run)
         journal = open_journal(config, core, Metrics(config, core, Clock()), Clock())
         barrier = DurabilityBarrier(journal, Failure())

@@ -108,7 +108,7 @@ def test_a_body_at_the_limit_is_read_and_one_byte_more_is_refused(serve: Serve) 
     assert server.post("/v1/samples", body).json["outcomes"] == ["accepted"]
     answer = server.post("/v1/samples", body + b" ")
     assert (answer.status, answer.json["code"]) == (413, "body-too-large")
-    assert "raise --max-body-bytes" in answer.json["message"]
+    assert "raise --set max-body-bytes" in answer.json["message"]
     chunked = server.request("POST", "/v1/samples", iter([body, b" "]))
     assert chunked.status == 413
 

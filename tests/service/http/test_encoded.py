@@ -87,9 +87,9 @@ def test_ids_and_masks_may_be_in_base64_too() -> None:
             "data: there is no such key",
         ),
         (encoded("bool", [2], b"\1\2"), "bytes other than 0 and 1"),
-        (encoded("float32", [2], np.array([1, np.nan], "f4").tobytes()), "--allow-non-finite"),
-        (encoded("float16", [1], np.array([np.inf], "f2").tobytes()), "--allow-non-finite"),
-        (encoded("bfloat16", [1], b"\x80\xff"), "--allow-non-finite"),
+        (encoded("float32", [2], np.array([1, np.nan], "f4").tobytes()), "--set allow-non-finite"),
+        (encoded("float16", [1], np.array([np.inf], "f2").tobytes()), "--set allow-non-finite"),
+        (encoded("bfloat16", [1], b"\x80\xff"), "--set allow-non-finite"),
         (encoded("uint8", [0], b""), "has shape (0,)"),
     ],
 )

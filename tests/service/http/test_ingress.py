@@ -284,7 +284,7 @@ def test_a_request_that_finds_no_room_is_told_when_to_come_again(
 
     status, headers, text = post(large)
     assert (status, headers["Retry-After"]) == (503, "1")
-    assert "raise --receive-bytes" in text
+    assert "raise --set receive-bytes" in text
     assert post(small)[0] == 200
     holder.send_payload()
     assert holder.outcome() == ["refused"]

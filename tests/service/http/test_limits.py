@@ -137,7 +137,7 @@ def test_while_all_places_are_busy_probes_are_answered_and_pushes_told_to_come_a
         assert [server.get(path).status for path in ("/livez", "/metrics")] == [200, 200]
         answer = server.post("/v1/samples", b"{}")
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-        assert "serves 3 connections; raise --max-connections" in answer.text
+        assert "serves 3 connections; raise --set max-connections" in answer.text
         assert counted(server, "connection-limit") >= 3
         busy[0].sendall(b"{}")
         assert busy[0].recv(65536).startswith(b"HTTP/1.1 400"), "it was served to its end"

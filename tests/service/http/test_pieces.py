@@ -68,7 +68,7 @@ async def test_no_more_wait_than_may_and_who_leaves_makes_room() -> None:
     line = Line(2)
     first, second, third = (line.body(name) for name in "ABC")
     await settle()
-    with pytest.raises(TooManyBodies, match=r"2 request bodies wait.*--max-waiting-bodies"):
+    with pytest.raises(TooManyBodies, match="2 request bodies wait"):
         await line.body("D")
     second.cancel()
     fourth = line.body("E")

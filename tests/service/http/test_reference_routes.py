@@ -83,7 +83,7 @@ async def test_it_is_answered_once_what_it_rests_on_is_durable() -> None:
     """Else a dispatcher that is killed would need again what was freed on its word."""
     log = SlowLog()
     config = ServeConfig(
-        dp_size=1, dispatch_batch_size=1, micro_batch_size=1,
+        dp_size=1, global_batch_size=1, micro_batch_size=1,
         journal_dir=Path("unused"), payload_stores=(STORE,),
     )  # fmt: skip
     clock = asyncio.get_running_loop().time

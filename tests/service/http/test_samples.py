@@ -299,7 +299,7 @@ def test_what_is_no_ragged_field_is_refused(fields: dict[str, object], words: st
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_are_not_finite_are_refused_unless_allowed(text: str) -> None:
     body = b'{"fields": {"input_ids": [1, 2], "logprobs": [-0.5, %s]}}' % text.encode()
-    with pytest.raises(ProtocolError, match=r"fields.logprobs holds .*--allow-non-finite"):
+    with pytest.raises(ProtocolError, match=r"fields.logprobs holds .*--set allow-non-finite=on"):
         parse_body(body, Reading())
     ((sample,), _) = parse_body(body, Reading(allow_non_finite=True))
     assert not np.isfinite(values_of(sample, "logprobs")[1])  # type: ignore[call-overload]

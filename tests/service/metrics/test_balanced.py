@@ -78,7 +78,7 @@ def train(endpoint: str) -> Counter[str]:
 
 
 def test_the_books_balance_in_every_scrape_under_load(serve: Serve) -> None:
-    server = serve(dispatch_batch_size=16, window_multiple=1.5, buffer_capacity=48, max_wait="5ms")
+    server = serve(global_batch_size=16, window=1.5, buffer_capacity=48, max_wait="5ms")
     stop = threading.Event()
     with ThreadPoolExecutor(8) as pool:
         producers = [pool.submit(produce, server.endpoint, f"p{at}", stop) for at in range(4)]

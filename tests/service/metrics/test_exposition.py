@@ -33,7 +33,7 @@ def _no_created_series() -> None:
 
 def of_a_dispatcher() -> CollectorRegistry:
     """What a dispatcher shows whose ranks have joined."""
-    config = ServeConfig(dp_size=RANKS, dispatch_batch_size=6, micro_batch_size=2)
+    config = ServeConfig(dp_size=RANKS, global_batch_size=6, micro_batch_size=2)
     core = Dispatch(core_config(config))
     metrics = Metrics(config, core, lambda: 7.0)
     for dp_rank in range(RANKS):

@@ -20,7 +20,7 @@ BY_SIZE = {"micro_batch_size": 2, "micro_batch_tokens": None}
 
 def padding(packed_lengths: dict[int, int], **changes: Any) -> float:
     """What is counted for one step of these samples."""
-    asked = {"dp_size": 2, "dispatch_batch_size": 4, "micro_batch_tokens": 16, "cost": "tokens"}
+    asked = {"dp_size": 2, "global_batch_size": 4, "micro_batch_tokens": 16, "cost": "tokens"}
     config = ServeConfig.model_validate(asked | changes)
     metrics = Metrics(config, Dispatch(core_config(config), "run"), lambda: 0.0)
     metrics.packed_lengths |= packed_lengths

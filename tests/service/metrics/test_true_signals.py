@@ -102,12 +102,12 @@ def test_no_sample_is_newer_than_the_weights_that_it_trains(serve: Serve) -> Non
 def test_the_window_is_the_one_that_the_strategy_uses(
     serve: Serve, strategy: str, window: int
 ) -> None:
-    server = serve(strategy=strategy, window_multiple=1.5)
+    server = serve(strategy=strategy, window=1.5)
     assert server.scrape()["window_samples"] == window
 
 
 def test_what_is_ready_is_counted_as_the_window_is(serve: Serve) -> None:
-    by_groups = {"dispatch_batch_size": "none", "dispatch_batch_groups": 4, "group_size": 3}
+    by_groups = {"global_batch_size": "none", "global_batch_groups": 4, "group_size": 3}
     server = serve(progress_interval="250ms", **by_groups)
     Producer(server.endpoint, "p").push([3] * 6, group_ids=[*"aaabbb"])
     found = server.scrape()

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -18,13 +18,14 @@ from rollout_dispatcher.service.reloading import (
     Settings,
 )
 
-CONFIG = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_size=1)
+CONFIG = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=1)
 
 
 @dataclass
 class Found:
     config: ServeConfig
     sources: Mapping[str, str]
+    notes: Sequence[str] = ()
 
 
 class Disk:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher.core.facts import PostedSetting
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.reloading import ConfigPatch, Settings
@@ -11,7 +12,7 @@ from rollout_dispatcher.service.reloading import ConfigPatch, Settings
 
 def config(**changes: Any) -> ServeConfig:
     return ServeConfig.model_validate(
-        {"dp_size": 2, "dispatch_batch_size": 8, "micro_batch_size": 2} | changes
+        {"dp_size": 2, "global_batch_size": 8, "micro_batch_size": 2} | changes
     )
 
 
@@ -32,16 +33,16 @@ def test_what_may_change_is_an_option_and_validated_as_that_is() -> None:
 
 
 def test_what_is_posted_holds_and_what_follows_from_it_follows() -> None:
-    before = settings(window_multiple=1.5)
-    after = before.patched({"window_multiple": 2.5, "max_wait": "500ms"}, "me")
-    assert (after.config.window_multiple, after.config.max_wait) == (2.5, 0.5)
+    before = settings(window=1.5)
+    after = before.patched({"window": 2.5, "max_wait": "500ms"}, "me")
+    assert (after.config.window, after.config.max_wait) == (2.5, 0.5)
     assert after.config.buffer_samples == 20
     assert list(map(str, before.changes(after))) == [
-        "window_multiple 1.5 -> 2.5",
+        "window 1.5 -> 2.5",
         "max_wait 2.0 -> 0.5",
         "buffer_capacity 12 -> 20",
     ]
-    assert (after.source("window_multiple"), before.source("window_multiple")) == (
+    assert (after.source("window"), before.source("window")) == (
         "me",
         "serve.toml:3",
     )
@@ -58,14 +59,14 @@ def test_null_is_what_flags_and_file_say() -> None:
     [
         ({"dp_size": 4}, "dp_size needs a restart"),
         ({"windw_multiple": 2}, "there is no option windw_multiple"),
-        ({"max_skips": 0}, "max_skips is 0"),
-        ({"window_multiple": 9, "max_skips": 3}, "max_skips is 3"),
-        ({"window_multiple": 0.5}, "window_multiple: it must be greater than or equal to 1"),
+        ({"max_delay": 0}, "max_delay is 0"),
+        ({"window": 9, "max_delay": 3}, "max_delay is 3"),
+        ({"window": 0.5}, "window: it must be greater than or equal to 1"),
         ({"max_wait": "5"}, "did you mean 5ms or 5s?"),
         ({"max_wait": 0}, "max_wait"),
-        ({"target_excess": "nan"}, "target_excess"),
-        ({"max_skips": 1.5}, "max_skips"),
-        ({"max_wait": True, "target_excess": []}, "target_excess"),
+        ({"max_imbalance": "nan"}, "max_imbalance"),
+        ({"max_delay": 1.5}, "max_delay"),
+        ({"max_wait": True, "max_imbalance": []}, "max_imbalance"),
     ],
 )
 def test_what_cannot_be_is_named(body: dict[str, object], told: str) -> None:
@@ -73,25 +74,25 @@ def test_what_cannot_be_is_named(body: dict[str, object], told: str) -> None:
 
 
 def test_all_that_is_wrong_is_told_at_once_and_misspelt_names_are_hinted() -> None:
-    body = {"max_skps": 4, "dp_size": 8, "window_multiple": -2, "max_wait": "500", "what": 1}
+    body = {"max_dlay": 4, "dp_size": 8, "window": -2, "max_wait": "500", "what": 1}
     with pytest.raises(ConfigError) as caught:
         settings().patched(body, "me")
     misspelt, fixed, unknown, window, wait = caught.value.problems
-    assert misspelt.startswith("there is no option max_skps (did you mean max_skips?)")
+    assert misspelt.startswith("there is no option max_dlay (did you mean max_delay?)")
     assert fixed == "dp_size needs a restart"
-    assert unknown.startswith("there is no option what; what may change is window_multiple, ")
-    assert window.startswith("window_multiple: ")
+    assert unknown.startswith("there is no option what; what may change is window, ")
+    assert window.startswith("window: ")
     assert wait.startswith("max_wait: ")
 
 
 def test_a_window_that_the_buffer_does_not_hold_is_refused() -> None:
-    assert "--buffer-capacity 12" in refusal(settings(buffer_capacity=12), {"window_multiple": 2})
+    assert "--buffer-capacity 12" in refusal(settings(buffer_capacity=12), {"window": 2})
 
 
 def test_options_that_are_read_again_may_differ_in_these_alone() -> None:
     before = settings(max_wait=1.0)
-    after = before.reread(config(max_wait=2.5, max_skips=9), {"max_wait": "serve.toml:4"})
-    assert (after.config.max_wait, after.config.max_skips) == (2.5, 9)
+    after = before.reread(config(max_wait=2.5, max_delay=9), {"max_wait": "serve.toml:4"})
+    assert (after.config.max_wait, after.config.max_delay) == (2.5, 9)
     with pytest.raises(ConfigError) as caught:
         before.reread(config(dp_size=4, max_wait=2.5, http="127.0.0.1:1"), {"dp_size": "x:1"})
     first, second = caught.value.problems
@@ -100,10 +101,10 @@ def test_options_that_are_read_again_may_differ_in_these_alone() -> None:
 
 
 def test_what_was_posted_holds_on_until_its_own_option_is_read_anew() -> None:
-    posted = settings(max_wait=1.0).patched({"max_wait": 0.5, "max_skips": 9}, "me")
-    assert posted.reread(config(max_wait=1.0, target_excess=0.5), {}).config.max_wait == 0.5
+    posted = settings(max_wait=1.0).patched({"max_wait": 0.5, "max_delay": 9}, "me")
+    assert posted.reread(config(max_wait=1.0, max_imbalance=0.5), {}).config.max_wait == 0.5
     after = posted.reread(config(max_wait=4.0), {})
-    assert (after.config.max_wait, after.config.max_skips) == (4.0, 9)
+    assert (after.config.max_wait, after.config.max_delay) == (4.0, 9)
 
 
 def test_a_restart_goes_on_with_what_was_posted_as_a_sighup_would() -> None:
@@ -112,7 +113,15 @@ def test_a_restart_goes_on_with_what_was_posted_as_a_sighup_would() -> None:
     assert settings(max_wait=3.0).resumed(posted).config.max_wait == 3.0
 
 
+def test_settings_answer_to_the_names_that_they_had() -> None:
+    posted = settings().patched({"window_multiple": 2.0, "target_excess": 0.5}, "me")
+    assert (posted.config.window, posted.config.max_imbalance) == (2.0, 0.5)
+    journal = (PostedSetting("max_skips", 9, settings().read.max_delay, "me"),)
+    assert settings().resumed(journal).config.max_delay == 9
+    assert settings(max_delay=8).resumed(journal).config.max_delay == 8
+
+
 def test_what_was_posted_and_does_not_fit_any_more_is_an_error() -> None:
-    posted = tuple(settings().patched({"max_skips": 1}, "me").posted.values())
-    with pytest.raises(ConfigError, match="max_skips is 1"):
-        settings(window_multiple=4).resumed(posted)
+    posted = tuple(settings().patched({"max_delay": 1}, "me").posted.values())
+    with pytest.raises(ConfigError, match="max_delay is 1"):
+        settings(window=4).resumed(posted)

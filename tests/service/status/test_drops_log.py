@@ -53,7 +53,9 @@ def test_the_end_tells_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_service_says_it_and_the_end_sums_up(serve: Serve) -> None:
-    server = serve(oversize="drop", micro_batch_tokens=16, dispatch_batch_size=2, buffer_capacity=8)
+    server = serve(
+        on_oversize="drop", micro_batch_tokens=16, global_batch_size=2, buffer_capacity=8
+    )
     producer = Producer(server.endpoint, "p")
     assert producer.push([4, 17, 4]).outcomes == ["accepted"] * 3
     with Trainer(server.endpoint, 2) as trainer:
@@ -72,7 +74,7 @@ def test_the_service_says_it_and_the_end_sums_up(serve: Serve) -> None:
 
 
 def test_the_log_names_the_fields_of_the_first_step(serve: Serve) -> None:
-    server = serve(dispatch_batch_size=2)
+    server = serve(global_batch_size=2)
     Producer(server.endpoint, "p").push([4, 4])
     with Trainer(server.endpoint, 2) as trainer:
         trainer.train()

@@ -20,7 +20,7 @@ class Watched:
 
     def __init__(self, interval: float | None) -> None:
         self.bench = bench = Bench()
-        config = ServeConfig(dp_size=2, dispatch_batch_size=4, micro_batch_tokens=1000)
+        config = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_tokens=1000)
         self.metrics = Metrics(config, bench.core, lambda: bench.now)
         health = Health(bench.core, lambda: None, lambda: bench.now)
         self.log = ProgressLog(bench.core, self.metrics, health, interval, bench.now)

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.e2e
 SMALL: dict[str, Any] = {
     "listen": "127.0.0.1:0",
     "dp_size": 2,
-    "dispatch_batch_size": 4,
-    "window_multiple": 1,
+    "global_batch_size": 4,
+    "window": 1,
     "micro_batch_tokens": 2**21,
 }
 #: Several times what a client reads at once, so that decrypted bytes are left over between reads.

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 SAMPLES, BATCH = 24, 12
 LOSSES = ("token-mean", "sequence-mean", "sequence-mean-token-sum", "constant:5", "group-mean")
 SERVE: dict[str, Any] = {
-    "dp_size": 2, "dispatch_batch_size": BATCH, "micro_batch_tokens": 24, "group_size": 2,
+    "dp_size": 2, "global_batch_size": BATCH, "micro_batch_tokens": 24, "group_size": 2,
     "buffer_capacity": 2 * SAMPLES,
 }  # fmt: skip
 

@@ -42,7 +42,7 @@ def trained(
     """What each rank saw of every step."""
     cp = CP[request.param]
     directory = tmp_path_factory.mktemp(f"cp{cp}")
-    options = {"dispatch_batch_groups": BATCH_GROUPS, "micro_batch_tokens": LONGEST}
+    options = {"global_batch_groups": BATCH_GROUPS, "micro_batch_tokens": LONGEST}
     trainer = str(Path(__file__).parent / "train.py")
     command = [*torchrun_command(2 * cp, directory), trainer]
     with (

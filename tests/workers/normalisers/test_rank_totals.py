@@ -21,7 +21,7 @@ WEIGHTS = ([0.5, 0.25], [0.0, -1.0], [1.0, 1.0], [0.0, 2.0])
 def heard(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each of two ranks found."""
     folder = tmp_path_factory.mktemp("totals")
-    options = {"dp_size": 2, "dispatch_batch_size": 2, "micro_batch_size": 1}
+    options = {"dp_size": 2, "global_batch_size": 2, "micro_batch_size": 1}
     options |= {"max_open_steps": 2, "buffer_capacity": 8}
     with ExitStack() as stack:
         endpoint = stack.enter_context(serve(folder / "server", strategy="round-robin", **options))

@@ -76,7 +76,7 @@ def sample(name: str) -> RolloutSample:
 
 def serve(folder: Path) -> ServeProcess:
     return ServeProcess(
-        folder, warm=True, dp_size=1, dispatch_batch_size=512, micro_batch_size=1,
+        folder, warm=True, dp_size=1, global_batch_size=512, micro_batch_size=1,
         max_frame_bytes="64KiB",
     )  # fmt: skip
 

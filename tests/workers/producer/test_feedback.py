@@ -28,7 +28,7 @@ FIELDS = {"input_ids": [1, 2, 3]}
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServeProcess]:
-    options: dict[str, Any] = {"dp_size": 1, "dispatch_batch_size": 4, "micro_batch_tokens": 64}
+    options: dict[str, Any] = {"dp_size": 1, "global_batch_size": 4, "micro_batch_tokens": 64}
     with ServeProcess(
         tmp_path, warm=True, buffer_capacity=8, max_staleness=1, **options
     ) as process:

@@ -171,7 +171,7 @@ def stopped(server: ServeProcess) -> Iterator[None]:
 @pytest.mark.parametrize("way", ["tcp", "unix", "tls", "journal"])
 def test_a_dispatcher_that_was_stopped_trains_on_what_was_pushed(way: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "dp_size": 1, "dispatch_batch_size": 1, "window_multiple": 1, "micro_batch_tokens": TOKENS,
+        "dp_size": 1, "global_batch_size": 1, "window": 1, "micro_batch_tokens": TOKENS,
     }  # fmt: skip
     trusted = Credentials()
     if way == "unix":

@@ -22,7 +22,7 @@ def rollout(*ids: int) -> dict[str, Any]:
 
 
 def serve(folder: Path, **options: Any) -> ServeProcess:
-    settings = {"dp_size": 1, "dispatch_batch_size": 64, "micro_batch_tokens": 512} | options
+    settings = {"dp_size": 1, "global_batch_size": 64, "micro_batch_tokens": 512} | options
     return ServeProcess(folder, warm=True, **settings)
 
 
@@ -103,7 +103,7 @@ def test_content_is_known_again_from_the_journal_and_in_a_payload_store(tmp_path
 def test_many_duplicates_in_a_row_are_told_with_the_likely_cause(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serve(tmp_path, dispatch_batch_size=512) as server:
+    with serve(tmp_path, global_batch_size=512) as server:
         samples = [RolloutSample(rollout(1, at), f"s{at}") for at in range(MANY)]
         with RolloutProducer(server.endpoint) as producer:
             producer.push_many(samples)

@@ -20,7 +20,7 @@ class Restarted:
     def __init__(self, folder: Path, *, journal: bool) -> None:
         self._folder = folder
         self._options: dict[str, object] = {
-            "dp_size": 1, "dispatch_batch_size": 4, "micro_batch_tokens": 16,
+            "dp_size": 1, "global_batch_size": 4, "micro_batch_tokens": 16,
             "listen": f"127.0.0.1:{free_port()}",
         }  # fmt: skip
         if journal:

@@ -16,7 +16,7 @@ PLAIN: dict[str, Any] = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "reward
 
 
 def serve(folder: Path, **options: Any) -> ServeProcess:
-    settings = {"dp_size": 1, "dispatch_batch_size": 2, "window_multiple": 1} | options
+    settings = {"dp_size": 1, "global_batch_size": 2, "window": 1} | options
     return ServeProcess(folder, warm=True, micro_batch_tokens=512, **settings)
 
 
@@ -72,7 +72,7 @@ async def test_what_was_encoded_before_the_first_push_decided_is_made_to_fit(
     tmp_path: Path, group: str | None, kept: str
 ) -> None:
     """Producers that begin at once: it is refused as it was, and comes in as it should be."""
-    with serve(tmp_path, incomplete_groups=kept, dispatch_batch_size=8) as server:
+    with serve(tmp_path, incomplete_groups=kept, global_batch_size=8) as server:
         one, other = (AsyncRolloutProducer(server.endpoint) for _ in range(2))
         async with one, other:
             samples = [RolloutSample(wide(0.1), f"s{n}", group, 2 if group else None) for n in "ab"]

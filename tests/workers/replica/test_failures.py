@@ -20,7 +20,7 @@ from tests.support.server import ServeProcess, eventually
 RANKS = 4
 Told = list[dict[str, Any]]
 SCRIPT = str(Path(__file__).parent.parent / "support" / "replica_cases.py")
-OPTIONS: dict[str, Any] = {"dispatch_batch_size": 4, "micro_batch_size": 1, "buffer_capacity": 1000}
+OPTIONS: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1, "buffer_capacity": 1000}
 
 
 def told_by(start: str, directory: Path, dead: int | None = None) -> Told:

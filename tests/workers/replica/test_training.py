@@ -79,7 +79,7 @@ def references(folder: Path) -> dict[str, object]:
         "payload_stores": f"file://{folder / 'payloads'}",
         "inline_limit": f"{INLINE_LIMIT}B",
         "journal_dir": folder / "journal",
-        "retain": "commit",
+        "sample_retention": "commit",
     }
 
 

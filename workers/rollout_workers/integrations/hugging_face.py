@@ -35,7 +35,7 @@ def refuse_accumulation(args: Any) -> None:
             f"gradient_accumulation_steps is {count}, and {count} steps of the dispatcher would "
             f"become one optimizer step with {count} times the loss; set it to 1, as the "
             "micro-batches of a step are accumulated anyway, and give the dispatcher a "
-            "--dispatch-batch-size of all samples of an optimizer step"
+            "--global-batch-size of all samples of an optimizer step"
         )
 
 

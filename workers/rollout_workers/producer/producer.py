@@ -203,7 +203,7 @@ class _Producer:
         """Say that no further member of this group will come, or none beyond `size` in all.
 
         A group that lacks members is then dropped whole, or with `keep` trained on as it is
-        (default: the dispatcher's --incomplete-groups). One whose size was to be told `at-close`
+        (default: the dispatcher's incomplete-groups). One whose size was to be told `at-close`
         has the members that came, or `size`. Goes out when its pushes begun before are answered.
         Where no member has come and no `size` is told, nothing is closed, and a warning says so.
         """

@@ -31,8 +31,8 @@ PANELS = [
     Panel(
         "Is the window too small?",
         "What plans leave over, beside what no split of the same samples could avoid. Far apart: a "
-        "larger --window-multiple or --planning-budget. Close and high: single samples exceed a "
-        "rank's share, so only more samples a step help.",
+        "larger --window or --set planning-budget. Close and high: single samples exceed "
+        "a rank's share, so only more samples a step help.",
         {
             "planned": mean(EXCESS, stage="planned"),
             "no split is better": mean("dispatcher_step_lower_bound_excess_ratio"),

@@ -26,9 +26,9 @@ PANELS = [
     ),
     Panel(
         "Bytes",
-        "In memory: the buffer (--buffer-bytes), pushes that wait (--held-bytes), frames being "
-        "received (--receive-bytes); in payload stores: what is buffered (--referenced-bytes); on "
-        "disk: steps kept until a checkpoint (--retain-bytes).",
+        "In memory: the buffer (--buffer-bytes), pushes that wait (--set blocked-push-bytes), "
+        "frames being received (--set receive-bytes); in payload stores: what is buffered (--set "
+        "referenced-bytes); on disk: steps kept until a checkpoint (--set retain-bytes).",
         {
             "buffer": chosen("dispatcher_buffer_bytes"),
             "pushes that wait": chosen("dispatcher_pushes_held_bytes"),
@@ -52,7 +52,7 @@ PANELS = [
     Panel(
         "Groups that lack members",
         "Groups under way, and their samples. Grows without end: a producer names another "
-        "group_size than it pushes; --group-timeout gives them up.",
+        "group_size than it pushes; --set group-timeout gives them up.",
         {
             "groups": chosen("dispatcher_open_groups"),
             "their samples": chosen("dispatcher_open_group_samples"),

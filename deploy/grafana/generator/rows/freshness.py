@@ -21,7 +21,7 @@ PANELS = [
     Panel(
         "Are the data biased?",
         "How far dispatched lengths are from those that were there, over what chance does. Above "
-        "1: samples dropped first, then --max-skips. Large groups may reach 2 by chance.",
+        "1: samples dropped first, then --max-delay. Large groups may reach 2 by chance.",
         {
             "over chance": f"{chosen('dispatcher_selection_bias_ratio')} / "
             f"{chosen('dispatcher_selection_bias_chance_ratio')}"
@@ -39,7 +39,7 @@ PANELS = [
     Panel(
         "Passed over",
         "How often a dispatched sample had been passed over: the longest hundredth, and the mean. "
-        "At --max-skips it has to go.",
+        "At --max-delay it has to go.",
         {
             "mean": mean("dispatcher_sample_skips"),
             "99 %": quantile(0.99, "dispatcher_sample_skips"),
@@ -60,7 +60,7 @@ PANELS = [
     Panel(
         "Rewound",
         "Steps and samples that a loaded checkpoint opened again, and trained steps that were gone "
-        "by then; steps that had to go before a checkpoint covered them (--retain-bytes).",
+        "by then; steps that had to go before a checkpoint covered them (--set retain-bytes).",
         {
             "steps": chosen("dispatcher_steps_rewound_total"),
             "samples": chosen("dispatcher_samples_rewound_total"),

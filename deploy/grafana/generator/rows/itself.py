@@ -13,8 +13,8 @@ PANELS = [
     ),
     Panel(
         "Memory",
-        "Resident. What may be held is --buffer-bytes, --held-bytes and --receive-bytes together; "
-        "docs/sizing.md.",
+        "Resident. What may be held is --buffer-bytes, --set blocked-push-bytes and --set "
+        "receive-bytes together; docs/sizing.md.",
         {"resident": chosen("process_resident_memory_bytes")},
         Unit.BYTES,
     ),
@@ -82,7 +82,7 @@ PANELS = [
     ),
     Panel(
         "Scrapes",
-        "What a scrape takes. Long with very many ranks: --no-per-rank-metrics.",
+        "What a scrape takes. Long with very many ranks: --set per-rank-metrics=off.",
         {"scrape": chosen("scrape_duration_seconds")},
         Unit.SECONDS,
     ),

@@ -180,8 +180,8 @@ class Load:
             "samples": len(self.lengths),
             "tokens": sum(self.lengths),
             "ranks": RANKS,
-            "dispatch_batch_size": self.batch,
-            "window_multiple": WINDOW_MULTIPLE,
+            "global_batch_size": self.batch,
+            "window": WINDOW_MULTIPLE,
             "cost": self.cost,
         }
 

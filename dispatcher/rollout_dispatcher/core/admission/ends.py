@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 CLOSED = "it was closed without all of its members"
 UNKNOWN = (
     "group {} is not known, so closing it changes nothing: none of its members has come, or it "
-    "ended so long ago that --sample-id-horizon has it forgotten. Close a group under the group_id "
-    "of its samples and after they are pushed, or before with size="
+    "ended so long ago that --set sample-id-horizon has it forgotten. Close a group under the "
+    "group_id of its samples and after they are pushed, or before with size="
 )
 
 
@@ -56,8 +56,8 @@ class Presence:
         """Give up producers that are away for too long, and groups that nobody contributes to."""
         self._gone(self._producers.expire(now))
         why = (
-            f"no member had come for {self._groups.timeout:g} s (--group-timeout), and none of its "
-            "producers was there"
+            f"no member had come for {self._groups.timeout:g} s (--set group-timeout), and none of "
+            "its producers was there"
         )
         for group in self._groups.overdue(now):
             self._dropping.give_up(group, why)

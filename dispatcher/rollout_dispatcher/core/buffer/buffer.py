@@ -119,7 +119,7 @@ class SampleBuffer:
                 "too-long",
                 f"sample {sample.sample_id} has {sample.tokens} tokens, the limit is "
                 f"{self.limits.max_sample_tokens}; truncate the rollout, raise "
-                "--micro-batch-tokens or --max-sample-tokens, or set --oversize alone",
+                "--micro-batch-tokens or --set max-sample-tokens, or set --on-oversize alone",
             )
         if sample.loss_tokens >= sample.tokens:
             raise SampleRefused(
@@ -168,7 +168,7 @@ class SampleBuffer:
             raise SampleRefused(
                 "larger-than-buffer",
                 f"sample {sample_id} has {reference.nbytes} bytes in a payload store, where all "
-                f"may have {self.limits.referenced_bytes}; raise --referenced-bytes",
+                f"may have {self.limits.referenced_bytes}; raise --set referenced-bytes",
             )
 
     def is_grouped(self, sample: Sample) -> bool:
@@ -192,7 +192,7 @@ class SampleBuffer:
             raise SampleRefused(
                 "group-too-large" if sample.group_size > 0 else "group-overflows",
                 f"group {group_id} has {size} samples, a step takes at most {largest}; raise "
-                "--dispatch-batch-size, or count steps in groups: --dispatch-batch-groups",
+                "--global-batch-size, or count steps in groups: --global-batch-groups",
             )
         self._check_micro_batch(sample, size, group)
         if group is not None and not group.restored and group.size not in (None, size):
@@ -227,7 +227,7 @@ class SampleBuffer:
                 "group-too-long",
                 f"group {sample.group_id} has {tokens} tokens with sample {sample.sample_id}, a "
                 f"micro-batch takes at most {limits.tokens} and has to hold the whole group; "
-                "raise --micro-batch-tokens, or set --oversize alone, or --groups rank",
+                "raise --micro-batch-tokens, or set --on-oversize alone, or --groups rank",
             )
 
     def is_expected(self, sample: Sample) -> bool:

@@ -7,7 +7,7 @@ come (`keep`).
 `Losses`: what a shutdown costs: accepted samples that nobody will train on, counted and the first
 named.
 
-Reasons that the settings ask for, such as `--last-batch drop`, are no losses.
+Reasons that the settings ask for, such as `last_batch=drop`, are no losses.
 """
 
 from collections import Counter

@@ -370,7 +370,7 @@ class Planning:
         in_stores = cap.cap == STORES_CAP
         youngest = self._buffer.groups.youngest(in_stores=in_stores)
         given_up = len(youngest.entries)
-        remedy = "--referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
+        remedy = "--set referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
         why = f"there was no room for all open groups; raise {remedy}"
         self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
         self.mark_dirty()

@@ -9,7 +9,7 @@ Retained steps that there is no room for are evicted, the oldest first: counted,
 *Retained* is what is committed, and may have to be trained again. A trainer that loads a checkpoint
 takes its weights back to the step after which it was taken, and the ledger has to go back with it.
 With a journal committed steps stay here, identical, until a checkpoint at or after them is reported
-saved, or until there is no room for them: then the oldest are evicted. With `--retain commit` none
+saved, or until there is no room for them: then the oldest are evicted. With `retain=False` none
 does. Invariant: the retained steps are the last ones committed, without a gap, up to the newest; so
 what a run can go back to is one step number, `oldest`. Payloads are not held: the journal has them.
 """
@@ -132,10 +132,10 @@ class Checkpoints:
         return (
             f"no checkpoint was reported as saved {since}, so {len(self._steps)} committed steps "
             f"with {self.samples} samples ({self.nbytes / 2**20:.1f} MiB) are kept to be given "
-            f"again; beyond {self.limit / 2**20:.1f} MiB (--retain-bytes) or "
+            f"again; beyond {self.limit / 2**20:.1f} MiB (--set retain-bytes) or "
             f"{MAX_RETAINED_SAMPLES} samples the oldest go, and an older checkpoint cannot be "
             "resumed from then: call stream.checkpoint_saved(state) once a checkpoint is on the "
-            "disk, or start the dispatcher with --retain commit if none is ever loaded"
+            "disk, or start the dispatcher with --sample-retention commit if none is ever loaded"
         )
 
     def begun(self) -> list[Effect]:
@@ -215,12 +215,15 @@ class Checkpoints:
         if oldest <= self.evicted:
             return (
                 f"they were let go of when there was no room for more than {self.limit} bytes or "
-                f"{MAX_RETAINED_SAMPLES} samples of committed steps; a larger --retain-bytes, or "
-                "checkpoint_saved for each checkpoint, would have kept them"
+                f"{MAX_RETAINED_SAMPLES} samples of committed steps; a larger --set retain-bytes, "
+                "or checkpoint_saved for each checkpoint, would have kept them"
             )
         if oldest <= self.saved:
             return "they were released for good since a later checkpoint was reported saved"
-        return "they were committed under --retain commit; without it they would have been kept"
+        return (
+            "they were committed under --sample-retention commit; without it they would have been "
+            "kept"
+        )
 
     def _check_run(self, position: CheckpointPosition, run_id: str) -> None:
         """Raise CheckpointRefused for a position of another run."""

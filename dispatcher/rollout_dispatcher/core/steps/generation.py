@@ -213,7 +213,8 @@ class Generation:
         if self._check_size is None:
             raise RankRefused(
                 f"DP rank 0 says there are {dp_size} DP ranks, this dispatcher serves "
-                f"{self.dp_size}; start it with --dp-size {dp_size}, or with --elastic"
+                f"{self.dp_size}; start it with --dp-size {dp_size}, or with "
+                "--set allow-dp-resize=on"
             )
         try:
             self._check_size(dp_size)

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.errors import ConfigError, ProtocolError, RankRefused
+from rollout_dispatcher.hints import renamed_in
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.config.options import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.values import Retain, schema_of
@@ -36,13 +37,13 @@ def check_padding(config: "ServeConfig", packed_length: int | None) -> None:
 
 def largest_micro_batch(config: "ServeConfig") -> tuple[int, str]:
     """Tokens that a packed micro-batch may have, its samples padded, and by which settings."""
-    budget, limit = config.micro_batch_tokens, f"--max-sample-tokens {config.max_sample_tokens}"
+    budget, limit = config.micro_batch_tokens, f"--set max-sample-tokens={config.max_sample_tokens}"
     longest = round_up(config.max_sample_tokens, config.sample_length_multiple)
     if budget is None:
         size = config.micro_batch_size or 1
         return size * longest, f"--micro-batch-size {size} and {limit}"
-    if config.oversize is Oversize.ALONE and longest > budget:
-        return longest, f"--oversize alone and {limit}"
+    if config.on_oversize is Oversize.ALONE and longest > budget:
+        return longest, f"--on-oversize alone and {limit}"
     return budget, f"--micro-batch-tokens {budget}"
 
 
@@ -77,7 +78,7 @@ def check_push(push: m.Push, *, opens_stores: bool) -> None:
 OUR_SCHEMES = ("file", "mooncake", "ray", "transferqueue")
 Check = Callable[["ServeConfig"], Iterator[str]]
 
-_BATCH = frozenset({"dispatch_batch_size", "dispatch_batch_groups"})
+_BATCH = frozenset({"global_batch_size", "global_batch_groups"})
 _PLAN = _BATCH | StepOptions.model_fields.keys() | SelectionOptions.model_fields.keys()
 
 
@@ -102,21 +103,21 @@ def tuning_problems(config: "ServeConfig", changed: frozenset[str]) -> Iterator[
 def notes(config: "ServeConfig") -> Iterator[str]:
     """What is no mistake and of no use: a split or a window that cannot help."""
     single, padded = config.micro_batch_size == 1, config.layout is Layout.PADDED
-    wide, ahead = config.window_multiple > 1, looks_ahead(config.strategy)
+    wide, ahead = config.window > 1, looks_ahead(config.strategy)
     chooses = wide and ahead
     if wide and not ahead:
         yield (
             f"--strategy {config.strategy} takes the oldest samples, so a window of "
-            f"{config.window_multiple:g} is waited for and not chosen from; set "
-            "--window-multiple 1, or --strategy window"
+            f"{config.window:g} is waited for and not chosen from; set "
+            "--window 1, or --strategy window"
         )
     if config.dp_size == 1 and (single or not padded):
-        remedy = "; --window-multiple 1 holds no sample back" if chooses else ""
+        remedy = "; --window 1 holds no sample back" if chooses else ""
         yield f"one DP rank waits for no other, so neither split nor window saves time{remedy}"
-    elif config.dispatch_batch_size is not None and config.dispatch_batch_size <= config.dp_size:
+    elif config.global_batch_size is not None and config.global_batch_size <= config.dp_size:
         window = "only the window, by choosing samples that are alike"
         yield (
-            f"a step of {config.dispatch_batch_size} samples has one for each of {config.dp_size} "
+            f"a step of {config.global_batch_size} samples has one for each of {config.dp_size} "
             f"DP ranks at most: no split helps, {window if chooses else 'and no window is set'}"
         )
     if padded and single:
@@ -124,20 +125,20 @@ def notes(config: "ServeConfig") -> Iterator[str]:
 
 
 def _batch(config: "ServeConfig") -> Iterator[str]:
-    sizes = (config.dispatch_batch_size, config.dispatch_batch_groups)
+    sizes = (config.global_batch_size, config.global_batch_groups)
     if sizes.count(None) != 1:
         found = "neither is" if sizes.count(None) == 2 else "both are"
         yield (
             f"a step has a number of samples or of groups, and {found} set; set exactly one "
-            "of --dispatch-batch-size and --dispatch-batch-groups"
+            "of --global-batch-size and --global-batch-groups"
         )
 
 
 def _counted_groups(config: "ServeConfig") -> Iterator[str]:
     if config.by_groups and config.groups is Grouping.IGNORE:
         yield (
-            "--dispatch-batch-groups counts groups, and --groups ignore knows none; set "
-            "--dispatch-batch-size, or --groups step"
+            "--global-batch-groups counts groups, and --groups ignore knows none; set "
+            "--global-batch-size, or --groups step"
         )
 
 
@@ -154,7 +155,7 @@ def _plan(config: "ServeConfig") -> Iterator[str]:
     except ConfigError as error:
         yield from error.problems
         return
-    yield from plan_problems(plan_config, config.window_multiple)
+    yield from map(renamed_in, plan_problems(plan_config, config.window))
 
 
 def _buffer(config: "ServeConfig") -> Iterator[str]:
@@ -162,7 +163,7 @@ def _buffer(config: "ServeConfig") -> Iterator[str]:
     if config.buffer_samples < window:
         yield (
             f"--buffer-capacity {config.buffer_capacity} is smaller than the window of {window} "
-            f"samples, which could never fill; raise it to {window} or lower --window-multiple"
+            f"samples, which could never fill; raise it to {window} or lower --window"
         )
 
 
@@ -178,30 +179,31 @@ def _groups(config: "ServeConfig") -> Iterator[str]:
     below, above = batch // size * size, -(-batch // size) * size
     yield (
         f"groups of {size} samples stay whole, so they never fill a dispatch batch of {batch}; "
-        f"set --dispatch-batch-size {f'{below} or {above}' if below else above}, or "
+        f"set --global-batch-size {f'{below} or {above}' if below else above}, or "
         "--groups ignore"
     )
 
 
 def _deadlines(config: "ServeConfig") -> Iterator[str]:
-    for name in ("rank_timeout", "idle_timeout"):
-        if getattr(config, name) <= 2 * config.heartbeat_interval:
+    timeouts = {"--rank-timeout": config.rank_timeout, "--set idle-timeout": config.idle_timeout}
+    for flag, timeout in timeouts.items():
+        if timeout <= 2 * config.heartbeat_interval:
             yield (
-                f"--{name.replace('_', '-')} must exceed two heartbeats, or one late one "
-                "ends a healthy connection; raise it or lower --heartbeat-interval"
+                f"{flag} must exceed two heartbeats, or one late one "
+                "ends a healthy connection; raise it or lower --set heartbeat-interval"
             )
 
 
 def _retain(config: "ServeConfig") -> Iterator[str]:
-    if config.retain is Retain.CHECKPOINT and config.journal_dir is None:
+    if config.sample_retention is Retain.CHECKPOINT and config.journal_dir is None:
         yield (
-            "--retain checkpoint keeps the samples of committed steps in the journal; set "
-            "--journal-dir, or take --retain commit"
+            "--sample-retention checkpoint keeps the samples of committed steps in the journal; "
+            "set --journal-dir, or take --sample-retention commit"
         )
     if config.retain_bytes is not None and not config.retains:
         yield (
-            "--retain-bytes bounds what the journal keeps of committed steps, and nothing is kept; "
-            "set --journal-dir, and leave out --retain commit"
+            "--set retain-bytes bounds what the journal keeps of committed steps, and nothing is "
+            "kept; set --journal-dir, and leave out --sample-retention commit"
         )
 
 
@@ -250,13 +252,13 @@ def _access(config: "ServeConfig") -> Iterator[str]:
 
 #: What each rests on, and the check.
 CHECKS: tuple[tuple[frozenset[str], Check], ...] = (
-    (frozenset({"dispatch_batch_groups", "groups"}), _counted_groups),
+    (frozenset({"global_batch_groups", "groups"}), _counted_groups),
     (frozenset({"fields"}), _fields),
-    (_PLAN | {"window_multiple", "groups"}, _plan),
-    (_BATCH | {"window_multiple", "buffer_capacity"}, _buffer),
+    (_PLAN | {"window", "groups"}, _plan),
+    (_BATCH | {"window", "buffer_capacity"}, _buffer),
     (_BATCH | {"groups", "group_size", "micro_batch_size"}, _groups),
     (frozenset({"rank_timeout", "idle_timeout", "heartbeat_interval"}), _deadlines),
-    (frozenset({"retain", "retain_bytes", "journal_dir"}), _retain),
+    (frozenset({"sample_retention", "retain_bytes", "journal_dir"}), _retain),
     (frozenset({"payload_stores", "journal_dir"}), _stores),
     (
         frozenset({

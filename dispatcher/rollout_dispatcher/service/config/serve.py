@@ -18,6 +18,7 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.measuring.cost_in_use import CostConfig
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.hints import renamed_in
 from rollout_dispatcher.sample import Schema
 from rollout_dispatcher.service.access import Access, open_access
 from rollout_dispatcher.service.config.checks import problems
@@ -49,9 +50,9 @@ BUFFER_SHARE, HELD_SHARE = 4, 16
 REFERENCED_TIMES = 16
 #: Options that the planner's config has under the same names.
 _PLANNED_AS_GIVEN = (
-    "dp_size", "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "oversize",
+    "dp_size", "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy",
     "micro_batch_multiple", "min_micro_batches", "sample_length_multiple", "rank_tokens",
-    "pipeline_stages", "outlier_max_skips", "planning_budget",
+    "pipeline_stages", "planning_budget",
 )  # fmt: skip
 #: What a config is validated with where some options are known to be wrong: their names.
 WRONG = "wrong"
@@ -63,18 +64,18 @@ class ServeConfig(ServeOptions):
     #: What the help shows unless it is asked for everything, by theme.
     COMMON: ClassVar[dict[str, tuple[str, ...]]] = {
         "what every run sets": (
-            "dp_size", "dispatch_batch_size", "micro_batch_tokens", "micro_batch_size",
+            "dp_size", "global_batch_size", "micro_batch_tokens", "micro_batch_size",
         ),
         "as the trainer works": (
-            "sync", "layout", "pipeline_stages", "dispatch_batch_groups", "cost",
+            "sync", "layout", "pipeline_stages", "global_batch_groups", "cost",
         ),
         "window": (
-            "window_multiple", "max_wait", "target_excess", "max_skips", "max_step_variation",
+            "window", "max_wait", "max_imbalance", "max_delay", "max_step_variation",
         ),
         "samples": (
-            "groups", "group_size", "oversize", "max_staleness", "steps_per_version",
+            "groups", "group_size", "on_oversize", "max_staleness", "steps_per_version",
         ),
-        "memory and disk": ("buffer_bytes", "journal_dir", "payload_stores", "record"),
+        "memory and disk": ("buffer_bytes", "journal_dir", "payload_stores", "record_dir"),
         "addresses and access": (
             "listen", "http", "token_file", "producer_token_file", "tls_cert", "tls_key",
             "tls_client_ca",
@@ -83,33 +84,33 @@ class ServeConfig(ServeOptions):
     #: Headings of all options, each at the first one under it.
     HEADINGS: ClassVar[dict[str, str]] = {
         "dp_size": "steps",
-        "window_multiple": "window and buffer",
+        "window": "window and buffer",
         "fields": "samples",
         "cost": "planning",
-        "target_excess": "when to dispatch",
+        "max_imbalance": "when to dispatch",
         "max_staleness": "freshness, groups and the end of the stream",
         "listen": "addresses",
         "token_file": "security",
         "journal_dir": "journal",
         "payload_stores": "payloads by reference",
         "max_sample_tokens": "limits and deadlines",
-        "record": "observability",
+        "record_dir": "observability",
     }
 
     @property
     def batch(self) -> int:
         """Samples in one step, or groups if `by_groups`."""
-        return self.dispatch_batch_size or self.dispatch_batch_groups or 0
+        return self.global_batch_size or self.global_batch_groups or 0
 
     @property
     def by_groups(self) -> bool:
         """Whether batch, window and capacity count groups."""
-        return self.dispatch_batch_groups is not None
+        return self.global_batch_groups is not None
 
     @property
     def window_samples(self) -> int:
         """Samples (or groups) in the window, floor(W * B), in decimals: 1.15 * 100 is 115."""
-        return math.floor(Fraction(str(self.window_multiple)) * self.batch)
+        return math.floor(Fraction(str(self.window)) * self.batch)
 
     @property
     def buffer_samples(self) -> int:
@@ -126,7 +127,7 @@ class ServeConfig(ServeOptions):
     def held_memory(self) -> int:
         """Bytes that payloads of held pushes may take."""
         share = machine_memory() // HELD_SHARE
-        return share if self.held_bytes is None else self.held_bytes
+        return share if self.blocked_push_bytes is None else self.blocked_push_bytes
 
     @property
     def referenced_capacity(self) -> int:
@@ -137,9 +138,9 @@ class ServeConfig(ServeOptions):
     @property
     def retains(self) -> bool:
         """Whether committed steps are kept until a checkpoint covers them."""
-        if self.retain is None:
+        if self.sample_retention is None:
             return self.journal_dir is not None
-        return self.retain is Retain.CHECKPOINT
+        return self.sample_retention is Retain.CHECKPOINT
 
     @property
     def received_bytes(self) -> int:
@@ -167,9 +168,9 @@ class ServeConfig(ServeOptions):
 
     @property
     def skips_bound(self) -> int:
-        """`max_skips`, or its default: four windows of dispatches, and six at the least."""
-        default = max(6, math.ceil(4 * self.window_multiple))
-        return default if self.max_skips is None else self.max_skips
+        """`max_delay`, or its default: four windows of dispatches, and six at the least."""
+        default = max(6, math.ceil(4 * self.window))
+        return default if self.max_delay is None else self.max_delay
 
     def plan_config(self) -> PlanConfig:
         """What the planner needs to know. Raises ConfigError if the cost cannot be read."""
@@ -181,6 +182,8 @@ class ServeConfig(ServeOptions):
             grouping=self.groups,
             micro_batch_order=self.order_in_step,
             max_skips=self.skips_bound,
+            outlier_max_skips=self.outlier_max_delay,
+            oversize=self.on_oversize,
             max_step_variation=None if variation == "off" else variation,
             **{name: getattr(self, name) for name in _PLANNED_AS_GIVEN},
         )
@@ -196,10 +199,13 @@ class ServeConfig(ServeOptions):
         def check(dp_size: int) -> None:
             if dp_size > self.max_connections:
                 raise ConfigError(
-                    f"they would need as many connections, and --max-connections is "
+                    f"they would need as many connections, and --set max-connections is "
                     f"{self.max_connections}; raise it"
                 )
-            validate_config(replace(plan_config, dp_size=dp_size), self.window_multiple)
+            try:
+                validate_config(replace(plan_config, dp_size=dp_size), self.window)
+            except ConfigError as error:
+                raise ConfigError(*map(renamed_in, error.problems)) from None
 
         return check
 
@@ -227,7 +233,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
     window = config.window_samples if looks_ahead(config.strategy) else batch
     budget = config.longest_in_budget
     longest = config.max_sample_tokens
-    if budget is not None and config.oversize is Oversize.ERROR:
+    if budget is not None and config.on_oversize is Oversize.ERROR:
         longest = min(longest, budget)
     return DispatchConfig(
         dp_size=config.dp_size,
@@ -243,20 +249,20 @@ def core_config(config: ServeConfig) -> DispatchConfig:
             micro_batch=_micro_batch(config),
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
-        target_excess=config.target_excess,
+        target_excess=config.max_imbalance,
         sync=config.sync,
         groups_matter=config.groups is not Grouping.IGNORE,
         by_groups=config.by_groups,
         keep_incomplete=config.incomplete_groups is IncompleteGroups.KEEP,
-        flush_partial=config.last_batch is LastBatch.FLUSH,
-        check_size=config.check_size() if config.elastic else None,
-        drop_above=budget if config.oversize is Oversize.DROP else None,
+        flush_partial=config.final_batch is LastBatch.FLUSH,
+        check_size=config.check_size() if config.allow_dp_resize else None,
+        drop_above=budget if config.on_oversize is Oversize.DROP else None,
         group_timeout=config.group_timeout,
         producer_timeout=config.producer_timeout,
         rank_timeout=config.rank_timeout,
         max_staleness=config.max_staleness,
         steps_per_version=config.steps_per_version,
-        staleness_policy=config.staleness_policy,
+        staleness_policy=config.on_stale,
         max_open_steps=config.max_open_steps,
         producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
@@ -269,7 +275,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         ),
         durable=config.journal_dir is not None,
         retain=config.retains,
-        tells_accepted=config.record is not None,
+        tells_accepted=config.record_dir is not None,
     )
 
 
@@ -279,7 +285,7 @@ def _micro_batch(config: ServeConfig) -> MicroBatchLimits:
         return NO_LIMITS
     return MicroBatchLimits(
         samples=config.micro_batch_size,
-        tokens=None if config.oversize is Oversize.ALONE else config.longest_in_budget,
+        tokens=None if config.on_oversize is Oversize.ALONE else config.longest_in_budget,
         length_multiple=config.sample_length_multiple,
-        drops=config.oversize is Oversize.DROP,
+        drops=config.on_oversize is Oversize.DROP,
     )

@@ -18,10 +18,10 @@ import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, GetJsonSchemaHandler, PlainSerializer
 from pydantic import Field as Declared
@@ -33,6 +33,21 @@ from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.messages import MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
 from rollout_dispatcher.sample import METADATA, DType, Field, Schema, is_reserved
+
+T = TypeVar("T")
+
+
+class Reach(Enum):
+    """How an option can be set, where it is no flag of its own; a mark in a field's metadata."""
+
+    #: `--set NAME=VALUE`, DISPATCHER_<NAME>, or the table [advanced] of a file: few runs need it.
+    ADVANCED = "advanced"
+    #: In Python alone, for tests: no run needs another value.
+    FIXED = "fixed"
+
+
+Advanced = Annotated[T, Reach.ADVANCED]
+Fixed = Annotated[T, Reach.FIXED]
 
 
 class LastBatch(StrEnum):

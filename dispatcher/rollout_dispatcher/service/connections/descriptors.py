@@ -81,8 +81,8 @@ def warn_if_lowered(asked: ConnectionLimits, given: ConnectionLimits, limit: int
     if given != asked:
         log.warning(
             "this process may open %d files: at most %d connections are served on the sample "
-            "plane (--max-connections %d), %d on the HTTP plane, and %d pending on each "
-            "(--max-pending-connections %d); for all of them raise the limit (ulimit -n, "
+            "plane (--set max-connections=%d), %d on the HTTP plane, and %d pending on each "
+            "(%d asked for); for all of them raise the limit (ulimit -n, "
             "LimitNOFILE=) to %d",
             limit, given.sample, asked.sample, given.http, given.pending, asked.pending,
             asked.descriptors,

@@ -159,7 +159,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Body:
     """Room for one request's body; within `with`, so that it is given back."""
 
-    #: `--request-timeout` ends a body that does not come, whether others wait or not.
+    #: `request_timeout` ends a body that does not come, whether others wait or not.
     filled = None
 
     def __init__(self, receiving: Receiving) -> None:

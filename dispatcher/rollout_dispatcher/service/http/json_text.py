@@ -277,7 +277,7 @@ class JsonText:
             found = array.flat[int(np.argmin(finite))]
             self.fail(
                 f"{self._where()} holds {found}; NaN and infinities are taken with "
-                "--allow-non-finite",
+                "--set allow-non-finite=on",
                 at,
             )
 

@@ -78,7 +78,7 @@ class CloseQuery(Query):
     size: Annotated[int, Field(ge=1)] | None = None
     """how many members the group has in all; unset: those that have come"""
     keep: bool | None = None
-    """train on a group that lacks members; unset: --incomplete-groups"""
+    """train on a group that lacks members; unset: --set incomplete-groups"""
 
 
 class EndQuery(Query):

@@ -55,8 +55,8 @@ class PushQuery(Query):
     """Of `POST /v1/samples`."""
 
     wait: Duration | None = None
-    """how long the request may be held while a cap is reached, at most --request-timeout; without
-    it a push that finds no room is answered 429 at once"""
+    """how long the request may be held while a cap is reached, at most --set request-timeout;
+    without it a push that finds no room is answered 429 at once"""
 
 
 def valid(model: type[M], given: dict[str, Any], known: Iterable[str] | None = None) -> M:
@@ -128,7 +128,7 @@ class SamplePush:
 
 
 class WaitingPushes:
-    """The line of one router, of as many as `--max-waiting-bodies` and `--held-bytes` say."""
+    """The line of one router, of as many as `max_waiting_bodies` and `held_bytes` say."""
 
     def __init__(self, router: Router, places: HttpPlaces) -> None:
         self._router, self._places = router, places

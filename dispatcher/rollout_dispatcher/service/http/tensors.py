@@ -280,7 +280,7 @@ def _values(name: str, dtype: DType, raw: bytes, *, finite: bool, widens: bool) 
         raise FieldRefused(f"fields.{name} holds bytes other than 0 and 1, and is bool")
     if finite and not _are_finite(dtype, values):
         raise FieldRefused(
-            f"fields.{name} holds NaN or infinities; they are taken with --allow-non-finite"
+            f"fields.{name} holds NaN or infinities; they are taken with --set allow-non-finite=on"
         )
     if dtype is DType.BFLOAT16 and widens:
         values = (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)

@@ -18,6 +18,7 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import Dispatch
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
 from rollout_dispatcher.core.statistics import GAUGE, Statistics
+from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
@@ -293,9 +294,10 @@ class Metrics:
 
 def _config_labels(config: ServeConfig) -> dict[str, str]:
     names = (
-        "dp_size", "dispatch_batch_size", "dispatch_batch_groups", "window_multiple",
+        "dp_size", "global_batch_size", "global_batch_groups", "window",
         "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy", "groups", "cost",
-        "max_wait", "target_excess",
+        "max_wait", "max_imbalance",
     )  # fmt: skip
     labels = {name: str(getattr(config, name)) for name in names}
-    return labels | {"max_skips": str(config.skips_bound)}
+    labels["max_delay"] = str(config.skips_bound)
+    return labels | {old: labels[new] for old, new in RENAMED.items() if new in labels}

@@ -68,7 +68,7 @@ def hop_latency(load: Load, rounds: int) -> Iterator[Row]:
 def push_to_loop(load: Load, rounds: int) -> Iterator[Row]:
     """Two rows, p50 and p99."""
     ours: list[list[float]] = []
-    with plane(load, window_multiple=1) as moving:
+    with plane(load, window=1) as moving:
         moving.join()
         for _ in range(rounds + 1):
             pushed, arrived = moving.pace(PACE)

@@ -81,7 +81,7 @@ class BarePlane:
 def bare_plane(load: Load) -> Iterator[BarePlane]:
     """Start everything, joined."""
     # A whole run may wait at the dispatcher: bare sockets send nothing twice.
-    options = {"window_multiple": 1, "producer_credits": load.steps}
+    options = {"window": 1, "producer_credits": load.steps}
     with (
         TemporaryDirectory(prefix="plane-") as folder,
         ServeProcess(Path(folder), checked=False, **settings(load, options)) as server,

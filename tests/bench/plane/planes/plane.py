@@ -22,14 +22,14 @@ from tests.support.server import ServeProcess
 WINDOW_MULTIPLE = 1.25
 OPTIONS = {
     "dp_size": DP_SIZE,
-    "window_multiple": WINDOW_MULTIPLE,
+    "window": WINDOW_MULTIPLE,
     "max_sample_tokens": 2**24,
 }
 
 
 def settings(load: Load, others: Mapping[str, object]) -> dict[str, Any]:
     """Options of the dispatcher for a load."""
-    sizes = {"dispatch_batch_size": load.batch, "micro_batch_size": load.micro_batch}
+    sizes = {"global_batch_size": load.batch, "micro_batch_size": load.micro_batch}
     return {**OPTIONS, **sizes, **others}
 
 

@@ -27,7 +27,7 @@ class Store(ABC):
 
     def flags(self) -> list[str]:
         """Options of `dispatcher serve`."""
-        return ["--payload-stores", self.address, "--inline-limit", f"{INLINE_LIMIT}B"]
+        return ["--payload-stores", self.address, "--set", f"inline-limit={INLINE_LIMIT}B"]
 
     def everything(self) -> dict[str, list[str]]:
         """The objects that are there, and the samples in each."""

@@ -24,7 +24,7 @@ def seen(number: int) -> SeenStep:
 
 async def test_others_have_their_turn_after_each_step() -> None:
     recent = [seen(number) for number in range(STEPS)]
-    config = ServeConfig(dp_size=RANKS, dispatch_batch_size=64, micro_batch_size=1)
+    config = ServeConfig(dp_size=RANKS, global_batch_size=64, micro_batch_size=1)
     turns = 0
 
     async def count() -> None:
@@ -43,5 +43,5 @@ async def test_others_have_their_turn_after_each_step() -> None:
 
 
 async def test_of_no_step_it_is_json_too() -> None:
-    config = ServeConfig(dp_size=1, dispatch_batch_size=1, micro_batch_size=1)
+    config = ServeConfig(dp_size=1, global_batch_size=1, micro_batch_size=1)
     assert json.loads(await describe_steps([], config, 0.0))["steps"] == []
