@@ -25,7 +25,6 @@ on each; of 8 2 | 7 1 1 1 the last 1 would go to the first rank if the budget le
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from rollout_planner.order import as_lists, labels_of
 from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
-from rollout_planner.split.assign import best_fit, levelled, lpt_budget
+from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import (
@@ -179,8 +178,8 @@ def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> Flo
     return costs
 
 
-#: Micro-batch of each of one rank's samples, of their cost, tokens and how many there are.
-_Fill = Callable[[FloatArray, IntArray, int, int], IntArray | None]
+#: Micro-batch of each sample on its rank, of their cost, tokens, ranks, how many and the budget.
+_Fill = Callable[[FloatArray, IntArray, IntArray, int, int], IntArray | None]
 
 
 def with_equal_counts(
@@ -291,17 +290,10 @@ class _Task:
 
     def _filled(self, rank_of: IntArray, fill: _Fill) -> IntArray | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""
-        ids, step_of = (
-            np.argsort(rank_of, kind="stable").reshape(self.R, -1),
-            np.empty_like(rank_of),
-        )
-        x, s = self.x[ids], self.tokens[ids]
-        M = int(-(-s.sum(axis=1).max() // self.budget))
+        M = int(-(-np.bincount(rank_of, self.tokens).max() // self.budget))
         while (M := self.config.micro_batches(M)) <= self.each:
-            each = (fill(*own, M, self.budget) for own in zip(x, s, strict=True))
-            found = list(takewhile(lambda labels: labels is not None, each))
-            if len(found) == self.R:
-                step_of[ids] = np.array(found)
+            step_of = fill(self.x, self.tokens, rank_of, M, self.budget)
+            if step_of is not None:
                 return self.falling(np.array((rank_of, step_of)))
             M += 1
         return None
@@ -352,22 +344,23 @@ class _Task:
         return place
 
 
-def _by_differences(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+def _by_differences(
+    x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int
+) -> IntArray | None:
     """Unequal KK, if that leaves none empty and keeps to the budget."""
-    labels = differencing_labels(x, M, equal_size=False)
-    held, counts = np.bincount(labels, s, M), np.bincount(labels, minlength=M)
-    return labels if ((counts > 0) & ((held <= budget) | (counts == 1))).all() else None
+    labels = np.empty_like(rank_of)
+    for own in np.argsort(rank_of, kind="stable").reshape(int(rank_of.max()) + 1, -1):
+        labels[own] = differencing_labels(x[own], M, equal_size=False)
+        held, counts = np.bincount(labels[own], s[own], M), np.bincount(labels[own], minlength=M)
+        if not ((counts > 0) & ((held <= budget) | (counts == 1))).all():
+            return None
+    return labels
 
 
-def _by_lpt(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+def _by_lpt(x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int) -> IntArray | None:
     """The dearest first into the cheapest; or else tightly, by tokens."""
-    order = np.argsort(-x, kind="stable")
-    found = lpt_budget(x[order], s[order], M, budget)
-    if found is None:
-        found = _by_differences(s[order].astype(np.float64), s[order], M, budget)
-    if found is None:
-        order = np.argsort(-s, kind="stable")
-        found = best_fit(s[order], np.full(M, budget), budget)
-    labels = np.empty_like(found)
-    labels[order] = fill_empty(found, M) if found.min() >= 0 else found
+    labels, order = np.empty_like(rank_of), np.lexsort((-x, rank_of))
+    labels[order] = fill_sets(x[order], s[order], rank_of[order], M, budget)
+    for own in order.reshape(int(rank_of.max()) + 1, -1):
+        labels[own] = fill_empty(labels[own], M) if labels.min() >= 0 else -1
     return labels if labels.min() >= 0 else None

@@ -23,12 +23,13 @@ swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 """
 
 from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label, falling_place
+from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, even_time, step_time
 
 #: The bin of each item.
@@ -40,37 +41,93 @@ def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> 
 
     start: what each bin counts as loaded with before, float64[bins].
     """
-    labels = lpt_budget(x, np.ones(len(x), dtype=np.int64), bins, cap, start)
+    labels = lpt_budget(x, np.ones(len(x), dtype=np.int64), bins, cap, start=start)
     assert labels is not None, f"{len(x)} items do not fit into {bins} bins of {cap}"
     return labels
 
 
 def lpt_budget(
-    x: FloatArray, s: IntArray, bins: int, budget: int, start: FloatArray | None = None
+    x: FloatArray,
+    s: IntArray,
+    bins: int,
+    budget: int,
+    *,
+    start: FloatArray | None = None,
+    slowness: tuple[float, ...] | None = None,
 ) -> Labels | None:
     """The same for bins of at most `budget` tokens; None when an item finds no room.
 
-    A bin without room for an item is parked until items are small enough for it.
+    slowness: of each bin: an item goes to the one that would be done with it first.
     """
-    loads = np.zeros(bins) if start is None else start
-    heap = [(load, b) for b, load in enumerate(loads.tolist())]
-    heapify(heap)
-    room, parked, labels = [budget] * bins, list[tuple[int, tuple[float, int]]](), list[int]()
-    for cost, tokens in zip(x.tolist(), s.tolist(), strict=True):
+    all_bins, tokens = _Bins(bins, budget, start, slowness), np.minimum(s, budget).tolist()
+    labels = np.array(list(map(all_bins.put, x.tolist(), tokens)), dtype=np.int64)
+    return None if labels.min(initial=0) < 0 else labels
+
+
+def fill_sets(
+    x: FloatArray,
+    s: IntArray,
+    of: IntArray,
+    bins: int,
+    budget: int,
+    *,
+    start: FloatArray | None = None,
+) -> Labels:
+    """The same of each set of items by itself, or tightly; -1 where that has no room either.
+
+    of: set of each item, as its rank. Tightly is by Karmarkar-Karp of the tokens, or by best fit.
+    """
+    sets = [_Bins(bins, budget, start) for _ in range(int(of.max()) + 1)]
+    items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
+    labels = np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
+    for each in np.unique(of[labels < 0]).tolist():
+        own = np.flatnonzero(of == each)
+        own = own[np.argsort(-s[own], kind="stable")]
+        tight = differencing_labels(s[own], bins, equal_size=False)
+        if np.bincount(tight, s[own]).max() > budget:
+            tight = best_fit(s[own], np.full(bins, budget), budget)
+        labels[own] = tight
+    return labels
+
+
+class _Bins:
+    """Bins of one budget, and what each has; an item above the budget needs all of one.
+
+    Those that are equally fast have a heap together, by load, and of each heap only the least
+    loaded is asked. One without room is parked until items are small enough for it.
+    """
+
+    def __init__(
+        self,
+        bins: int,
+        budget: int,
+        start: FloatArray | None = None,
+        slowness: tuple[float, ...] | None = None,
+    ) -> None:
+        self.room, self.parked = [budget] * bins, list[tuple[int, float, tuple[float, int]]]()
+        self.heaps: dict[float, list[tuple[float, int]]] = {}
+        loads = [0.0] * bins if start is None else start.tolist()
+        for b, slow in enumerate(slowness or [1.0] * bins):
+            heappush(self.heaps.setdefault(slow, []), (loads[b], b))
+
+    def put(self, cost: float, tokens: int) -> int:
+        """The bin that would be done with this item first, which it goes to; -1: no room."""
+        heaps, room, parked = self.heaps, self.room, self.parked
         while parked and -parked[0][0] >= tokens:
-            heappush(heap, heappop(parked)[1])
-        while heap:
-            load, b = heap[0]
-            left = room[b]
-            if tokens <= left or (tokens > budget and left == budget):
-                break  # room enough, or an item over the budget has an empty bin to itself
-            heappush(parked, (-left, heappop(heap)))
-        else:
-            return None
-        room[b] = left - tokens
-        labels.append(b)
-        heapreplace(heap, (load + cost, b))
-    return np.array(labels, dtype=np.int64)
+            _, slow, entry = heappop(parked)
+            heappush(heaps[slow], entry)
+        best, soonest = None, np.inf
+        for slow, heap in heaps.items():
+            while heap and room[heap[0][1]] < tokens:
+                heappush(parked, (-room[heap[0][1]], slow, heappop(heap)))
+            if heap and (heap[0][0] + cost) * slow < soonest:
+                best, soonest = heap, (heap[0][0] + cost) * slow
+        if best is None:
+            return -1
+        load, b = best[0]
+        room[b] -= tokens
+        heapreplace(best, (load + cost, b))
+        return b
 
 
 def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:

@@ -214,8 +214,8 @@ class _Task:
         ranks = share(load[order], held[order], R, room)
         if ranks is None or np.bincount(ranks, weights=held[order]).max() > room:
             order = np.lexsort((-load, -held))
-            ranks = _fitted(None, held[order], R, room)
-        if ranks is None:
+            ranks = assign.fill_sets(held[order] * 1.0, held[order], np.zeros_like(order), R, room)
+        if ranks.min() < 0:
             return None
         way = np.empty_like(ranks)
         way[order] = ranks
@@ -237,22 +237,20 @@ class _Task:
         """
         cost, weight, cap, sync = self.batch.cost, self.weight, self.cap, self.config.sync
         level, x, w = self.levels(ranks, M), np.append(cost, 0.0), np.append(weight, 0)
-        place, best, least = np.full(len(cost), -1), np.zeros((0, M, 0), np.int64), np.inf
-
-        def to_levels(own: FloatArray, s: IntArray) -> IntArray | None:
-            return _fitted(assign.lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
-
-        def by_differences(own: FloatArray, s: IntArray) -> IntArray | None:
-            labels = differencing_labels(own, M, equal_size=False)
-            return labels if np.bincount(labels, s, M).max() <= cap else None
-
-        for start in (to_levels, by_differences):
-            for r, ids in enumerate(ranks):
-                labels = start(cost[ids], weight[ids])
-                if labels is not None:
-                    place[ids] = labels + r * M
-            if place.min() < 0:
-                return None
+        place, best, least = np.empty(len(cost), np.int64), np.zeros((0, M, 0), np.int64), np.inf
+        ids, rank_of = (
+            np.concatenate(ranks),
+            np.repeat(np.arange(len(ranks)), list(map(len, ranks))),
+        )
+        labels = assign.fill_sets(cost[ids], weight[ids], rank_of, M, cap, start=level[0] - level)
+        if labels.min() < 0:
+            return None
+        place[ids] = labels + rank_of * M
+        for by_differences in (False, True):
+            for r, own in enumerate(ranks if by_differences else []):
+                labels = differencing_labels(cost[own], M, equal_size=False)
+                if np.bincount(labels, weight[own], M).max() <= cap:
+                    place[own] = labels + r * M
             bins = assign.members(place, len(ranks) * M).reshape(len(ranks), M, -1)
             targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
             for target in (None, *targets):
@@ -282,15 +280,6 @@ class _Task:
             first = cost[ids[:M]]
             np.maximum(largest[: len(first)], first, out=largest[: len(first)])
         return assign.levels(np.append(largest, most - largest.sum()), 1, M)
-
-
-def _fitted(labels: IntArray | None, w: IntArray, bins: int, cap: int) -> IntArray | None:
-    """These, or bins that are filled evenly by weight, or tightly; None if there is no room."""
-    if labels is None:
-        labels = assign.lpt_budget(w.astype(np.float64), w, bins, cap)
-    if labels is None:
-        labels = assign.best_fit(w, np.full(bins, cap), cap)
-    return None if labels.min(initial=0) < 0 else labels
 
 
 def layers_of(cost: FloatArray, group: IntArray) -> FloatArray:

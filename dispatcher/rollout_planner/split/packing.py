@@ -229,14 +229,18 @@ def pack_ranks(
     """Micro-batch of each item, numbered rank by rank, and M; items fall in cost and in tokens."""
     bins, M = fill(x, s, R, budget, allowed)
     t, load = np.minimum(s, budget), np.bincount(bins, weights=x, minlength=R * M)
-    starts = (
-        assign.bins_onto_ranks(load.astype(np.float64), R, M)[bins],
-        _by_samples(x, t, R, M, budget),
-    )
-    found = [
-        assign.levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None
-    ]
-    return min(found, key=lambda each: float(np.bincount(each // M, weights=x).max())), M
+
+    def levelled(labels: IntArray) -> IntArray:
+        return assign.levelled(labels, x, R * M, t, budget, parts=M)
+
+    def time(labels: IntArray) -> float:
+        return float(np.bincount(labels // M, weights=x).max())
+
+    found = levelled(assign.bins_onto_ranks(load.astype(np.float64), R, M)[bins])
+    if time(found) > max(float(x.sum()) / R, x.item(0)) * (1 + tuning.LEVEL):
+        start = _by_samples(x, t, R, M, budget)
+        found = found if start is None else min((found, levelled(start)), key=time)
+    return found, M
 
 
 def count_ranks(x: FloatArray, R: int, M: int, most: int) -> IntArray:
@@ -256,18 +260,13 @@ def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntA
     rank = assign.lpt_budget(x, t, R, M * budget)
     if rank is None:
         return None
-    rank, labels = assign.levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
-    room, load = np.full(R * M, budget), np.zeros(R)
-    for r in range(R):
-        items = np.flatnonzero(rank == r)
-        own = assign.lpt_budget(x[items], t[items], M, budget)
-        if own is None:
-            own = assign.best_fit(t[items], np.full(M, budget), budget)
-        items, own = items[own >= 0], own[own >= 0]
-        labels[items] = own + r * M
-        room[r * M : (r + 1) * M] -= np.bincount(own, t[items], M).astype(np.int64)
-        load[r] = x[items].sum()
-    for i in np.flatnonzero(labels < 0).tolist():
+    rank = assign.levelled(rank, x, R, t, M * budget)
+    own = assign.fill_sets(x, t, rank, M, budget)
+    labels = np.where(own < 0, -1, own + rank * M)
+    placed = labels >= 0
+    room = budget - np.bincount(labels[placed], t[placed], R * M).astype(np.int64)
+    load = np.bincount(rank[placed], x[placed], R)
+    for i in np.flatnonzero(~placed).tolist():
         fits = np.flatnonzero(room >= t[i])
         if not len(fits):
             return None

@@ -12,11 +12,11 @@ that, as of padded micro-batches, changes places at least: the least work to the
 Example: of samples 4 4 2 2 a rank of slowness 2 gets a 4, and one of slowness 1 gets 4 2 2.
 """
 
-from heapq import heappop, heappush, heapreplace
 from itertools import pairwise
 
 import numpy as np
 
+from rollout_planner.split.assign import lpt_budget
 from rollout_planner.split.groups import split_plainly
 from rollout_planner.split.padded import begin_of
 from rollout_planner.split.parts import (
@@ -36,7 +36,7 @@ def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     assert slowness is not None, "there is nothing to do for ranks that are alike"
 
     def share(load: FloatArray, weight: IntArray, _ranks: int, cap: int) -> IntArray | None:
-        return first_done(load, weight, slowness, cap)
+        return lpt_budget(load, weight, len(slowness), cap, slowness=slowness)
 
     found = [parts, _placed(batch, parts, config)]
     if config.sync is Sync.STEP or parts.num_micro_batches == 1 or batch.group is not None:
@@ -48,39 +48,6 @@ def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     return min(
         found, key=lambda each: time_of(batch, each, config) + begin * each.num_micro_batches
     )
-
-
-def first_done(
-    load: FloatArray, weight: IntArray, slowness: tuple[float, ...], cap: int
-) -> IntArray | None:
-    """Rank of each item of falling load: the one that would be done first of those with room.
-
-    weight: what each takes of a rank's `cap`; one above it has a rank to itself. None: no room.
-    Ranks that are equally fast have a heap together, by what they have, and of each heap only the
-    least loaded is asked.
-    """
-    heaps: dict[float, list[tuple[float, int]]] = {}
-    for rank, slow in enumerate(slowness):
-        heaps.setdefault(slow, []).append((0.0, rank))
-    room, full, ranks = [cap] * len(slowness), list[tuple[int, float, tuple[float, int]]](), []
-    for cost, taken in zip(load.tolist(), weight.tolist(), strict=True):
-        needed = min(taken, cap)
-        while full and -full[0][0] >= needed:
-            _, slow, entry = heappop(full)
-            heappush(heaps[slow], entry)
-        best, soonest = None, np.inf
-        for slow, heap in heaps.items():
-            while heap and room[heap[0][1]] < needed:
-                heappush(full, (-room[heap[0][1]], slow, heappop(heap)))
-            if heap and (heap[0][0] + cost) * slow < soonest:
-                best, soonest = heap, (heap[0][0] + cost) * slow
-        if best is None:
-            return None
-        loaded, rank = best[0]
-        room[rank] -= needed
-        heapreplace(best, (loaded + cost, rank))
-        ranks.append(rank)
-    return np.array(ranks, dtype=np.int64)
 
 
 def _placed(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
@@ -107,7 +74,7 @@ def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float
     ends = np.searchsorted(column[order], np.arange(M + 1)).tolist()
     for j, (start, end) in enumerate(pairwise(ends)):
         own = order[start:end]
-        ranks = first_done(batch.cost[own], weight[own], slowness, cap)
+        ranks = lpt_budget(batch.cost[own], weight[own], R, cap, slowness=slowness)
         if ranks is None:
             continue
         before = np.bincount(labels[own] // M, weights=batch.cost[own], minlength=R) * slow
