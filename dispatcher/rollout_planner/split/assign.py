@@ -30,7 +30,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.order import by_label, falling_place
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, even_time, step_time
+from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, step_time
 
 #: The bin of each item.
 Labels = IntArray
@@ -200,6 +200,7 @@ def swap_level(
     *,
     parts: int = 1,
     base: FloatArray | None = None,
+    stages: int = 1,
     enough: float = tuning.TOLERANCE,
 ) -> None:
     """Level the loads of bins within each row by pairwise swaps, in place.
@@ -208,7 +209,8 @@ def swap_level(
     last entry is the empty slot: it costs nothing, so that swapping with it is a move.
     parts: equal parts of a bin's slots, each with the budget to itself: a rank's micro-batches.
     base: float64[rows, bins], what each bin counts as loaded with beside its items: bins that
-    should cost less than others have more.
+    should cost less than others have more. stages: bins are ranks, and
+    their slots micro-batches, the largest of which counts once more for each further stage.
     Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
     pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
     loaded bin nobody can help, are left alone; all ends when the largest loads are within
@@ -218,13 +220,15 @@ def swap_level(
     half, looked_at = bins // 2, np.arange(min(slots, tuning.SWAP_SLOTS))
     if not half:
         return
-    held = _Held(ids.reshape(-1, slots), x, s, budget, parts)
+    held = _Held(ids.reshape(-1, slots), x, stages - 1)
+    if s is not None:
+        held.limit(s, budget, parts)
     beside = np.zeros((rows, bins)) if base is None else base
     tight = s is not None and bool(np.ptp(s[:-1]))  # then tokens stand in the way as well
     patience = 1 if tight else tuning.OTHER_PAIRINGS
     stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
     for turn in range(tuning.ROUNDS):
-        loads = held.cost.sum(axis=1).reshape(rows, bins) + beside
+        loads = held.loads().reshape(rows, bins) + beside
         mean = loads.sum(axis=1) / bins
         over = loads.max(axis=1) - mean
         uneven = (over > mean * min(tuning.TOLERANCE, enough)) & (stalled <= patience)
@@ -296,18 +300,25 @@ _Some = tuple[IntArray, IntArray]
 
 
 class _Held:
-    """What the slots of each bin hold: items, their cost, and, under a budget, their tokens."""
+    """What the slots of each bin hold: items, their cost, and, under a budget, their tokens.
 
-    def __init__(
-        self, ids: IntArray, x: FloatArray, s: IntArray | None, budget: int, parts: int
-    ) -> None:
-        self.ids, self.cost = ids, x[ids]
-        self.of_part = np.arange(ids.shape[1]) * parts // ids.shape[1]
-        if s is None:
-            self.room = None
-            return
-        self.tokens = s[ids]
-        self.room = budget - self.tokens.reshape(len(ids), parts, -1).sum(axis=2)
+    further: how often the dearest item of a bin counts once more.
+    """
+
+    def __init__(self, ids: IntArray, x: FloatArray, further: int) -> None:
+        self.ids, self.cost, self.further = ids, x[ids], further
+        self.room: IntArray | None = None
+
+    def limit(self, s: IntArray, budget: int, parts: int) -> None:
+        """Each of so many equal parts of a bin's slots has room for so many tokens."""
+        self.tokens, self.of_part = s[self.ids], np.arange(self.ids.shape[1]) * parts
+        self.of_part //= self.ids.shape[1]
+        self.room = budget - self.tokens.reshape(len(self.ids), parts, -1).sum(axis=2)
+
+    def loads(self) -> FloatArray:
+        """What each bin takes."""
+        loads: FloatArray = self.cost.sum(axis=1)
+        return loads + self.further * self.cost.max(axis=1) if self.further else loads
 
     def swap(self, high: _Some, low: _Some, gap: FloatArray) -> BoolArray:
         """Make the best swap of each pair of bins that gains by one; which pairs do.
@@ -315,7 +326,14 @@ class _Held:
         gap: what has to go from the one to the other to make them equal.
         """
         given, taken = self.cost[high[0][:, None], high[1]], self.cost[low[0][:, None], low[1]]
-        error = np.abs((given - gap[:, None])[:, :, None] - taken[:, None])
+        more = given[:, :, None] - taken[:, None]
+        error = np.abs(more - gap[:, None, None])
+        if self.further:  # by how much the slower of both then takes longer than their mean
+            mine = self.further * np.maximum(self._others(high)[:, :, None], taken[:, None])
+            theirs = self.further * np.maximum(self._others(low)[:, None], given[:, :, None])
+            mine += self.cost[high[0]].sum(axis=1)[:, None, None] - more
+            theirs += self.cost[low[0]].sum(axis=1)[:, None, None] + more
+            error = np.maximum(mine, theirs) - (self.loads()[high[0]] - gap)[:, None, None]
         if self.room is not None:
             gives = self.tokens[high[0][:, None], high[1]][:, :, None]
             takes = self.tokens[low[0][:, None], low[1]][:, None]
@@ -328,13 +346,20 @@ class _Held:
         i, j = np.divmod(best[gain], len(low[1]))
         mine, theirs = (high[0][gain], high[1][i]), (low[0][gain], low[1][j])
         if self.room is not None:
-            more = self.tokens[mine] - self.tokens[theirs]
-            self.room[mine[0], self.of_part[mine[1]]] += more
-            self.room[theirs[0], self.of_part[theirs[1]]] -= more
+            given = self.tokens[mine] - self.tokens[theirs]
+            self.room[mine[0], self.of_part[mine[1]]] += given
+            self.room[theirs[0], self.of_part[theirs[1]]] -= given
             self.tokens[mine], self.tokens[theirs] = self.tokens[theirs], self.tokens[mine]
         for of in (self.ids, self.cost):
             of[mine], of[theirs] = of[theirs], of[mine]
         return gain
+
+    def _others(self, some: _Some) -> FloatArray:
+        """The dearest item of each bin without the one in each of these slots."""
+        cost = self.cost[some[0]]
+        first, second = (-cost).argsort(axis=1, kind="stable")[:, :2, None].transpose(1, 0, 2)
+        others: FloatArray = np.take_along_axis(cost, np.where(some[1] == first, second, first), 1)
+        return others
 
 
 def bins_onto_ranks(load: FloatArray, R: int, M: int, stages: int = 1) -> IntArray:
@@ -349,80 +374,13 @@ def bins_onto_ranks(load: FloatArray, R: int, M: int, stages: int = 1) -> IntArr
         swap_level(ids[None], x)
         ids.sort(axis=1)
     if stages > 1 and M > 1:
-        ids = for_pipelines(ids, x, stages)
+        labels = np.append(np.arange(R), lpt(x[R:], R, M - 1, start=stages * x[:R]))
+        dealt = by_label(labels, R).reshape(R, M)
+        ids = min((ids, dealt), key=lambda found: step_time(x[found], Sync.STEP, stages))
+        swap_level(ids[None], x, stages=stages)
     place = np.empty(R * M, dtype=np.int64)
     place[falling[ids.ravel()]] = np.arange(R * M)
     return place
-
-
-def for_pipelines(ids: IntArray, load: FloatArray, stages: int) -> IntArray:
-    """`ids[R, M]` of equal sums, or better ones for pipelines of so many stages.
-
-    load: float64[R*M], falling, what each micro-batch costs.
-    """
-    R, M = ids.shape
-
-    def time(found: IntArray) -> float:
-        return step_time(load[found], Sync.STEP, stages)
-
-    better = min((ids, _deal(load, R, M, stages)), key=time)
-    swapped = better.ravel()[_swapped(load[better], stages)]
-    return min((ids, swapped), key=time)
-
-
-def _deal(load: FloatArray, R: int, M: int, stages: int) -> IntArray:
-    """LPT onto R ranks of M each, ids[R, M] of descending `load`; a rank's first counts for all."""
-    labels = np.arange(len(load))
-    labels[R:] = lpt(load[R:], R, M - 1, start=stages * load[:R])
-    return np.argsort(labels, kind="stable").reshape(R, M)
-
-
-def _swapped(load: FloatArray, stages: int) -> IntArray:
-    """Swap micro-batches of slow and fast ranks while that helps: where each of load[R, M] goes."""
-    R, M = load.shape
-    ids, load = np.arange(R * M).reshape(R, M), load.copy()
-    enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
-    pairs, looked_at, stalled = R // 2, min(M, tuning.SWAP_SLOTS), 0
-    for turn in range(tuning.ROUNDS):
-        times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
-        if not pairs or stalled > tuning.OTHER_PAIRINGS or times.max() <= enough:
-            break
-        by_time = times.argsort(kind="stable")
-        high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)
-        at = (np.arange(looked_at) * M // looked_at + turn) % M
-        slower = _slower_after(load, high, low, at, stages).reshape(pairs, -1)
-        best = slower.argmin(axis=1)
-        gain = slower[np.arange(pairs), best] < times[high] * (1 - tuning.ROUNDING)
-        stalled = 0 if gain[0] else stalled + 1
-        one, other = np.divmod(best[gain], looked_at)
-        here, there = (high[gain], at[one]), (low[gain], at[other])
-        for array in (ids, load):
-            array[here], array[there] = array[there], array[here]
-    return ids
-
-
-def _slower_after(
-    load: FloatArray, high: IntArray, low: IntArray, at: IntArray, stages: int
-) -> FloatArray:
-    """Time of the slower of each pair of ranks after each swap, [pair, of high's, of low's]."""
-    one, other = load[high], load[low]
-    gives, takes = one[:, at, None], other[:, None, at]
-    more = takes - gives
-    mine = np.maximum(_largest_of_others(one, at)[:, :, None], takes) * (stages - 1)
-    theirs = np.maximum(_largest_of_others(other, at)[:, None, :], gives) * (stages - 1)
-    mine += one.sum(axis=1)[:, None, None] + more
-    theirs += other.sum(axis=1)[:, None, None] - more
-    slower: FloatArray = np.maximum(mine, theirs)
-    return slower
-
-
-def _largest_of_others(load: FloatArray, at: IntArray) -> FloatArray:
-    """The largest of each row of load[n, M] without the one at each of `at`, [n, len(at)]."""
-    order = (-load).argsort(axis=1, kind="stable")
-    rows = np.arange(len(load))[:, None]
-    first, second = order[:, :1], order[:, 1:2]
-    out: FloatArray = load[rows, np.where(at == first, second, first)]
-    return out
 
 
 def levels(x: FloatArray, R: int, M: int, company: float = 0.0) -> FloatArray:
