@@ -72,12 +72,13 @@ def fill_sets(
     budget: int,
     *,
     start: FloatArray | None = None,
+    slowness: tuple[float, ...] | None = None,
 ) -> Labels:
     """The same of each set of items by itself, or tightly; -1 where that has no room either.
 
     of: set of each item, as its rank. Tightly is by Karmarkar-Karp of the tokens, or by best fit.
     """
-    sets = [_Bins(bins, budget, start) for _ in range(int(of.max()) + 1)]
+    sets = [_Bins(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
     items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
     labels = np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
     for each in np.unique(of[labels < 0]).tolist():

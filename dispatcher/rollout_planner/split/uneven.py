@@ -12,11 +12,9 @@ that, as of padded micro-batches, changes places at least: the least work to the
 Example: of samples 4 4 2 2 a rank of slowness 2 gets a 4, and one of slowness 1 gets 4 2 2.
 """
 
-from itertools import pairwise
-
 import numpy as np
 
-from rollout_planner.split.assign import lpt_budget
+from rollout_planner.split.assign import fill_sets, lpt_budget
 from rollout_planner.split.groups import split_plainly
 from rollout_planner.split.padded import begin_of
 from rollout_planner.split.parts import (
@@ -63,22 +61,25 @@ def _placed(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
 
 def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
     """The samples of each micro-step dealt to ranks anew, where that gains."""
-    (R, M), counts, m = parts.counts.shape, parts.counts.ravel(), config.micro_batch_size
-    column = np.empty(len(batch), dtype=np.int64)
-    column[parts.sequence] = np.repeat(np.arange(R * M) % M, counts)
+    (R, M), m, order, x = (
+        parts.counts.shape,
+        config.micro_batch_size,
+        batch.dearest_first,
+        batch.falling,
+    )
     labels = np.empty(len(batch), dtype=np.int64)
-    labels[parts.sequence] = np.repeat(np.arange(R * M), counts)
-    weight = batch.tokens if m is None else np.ones(len(batch), dtype=np.int64)
-    cap, slow = m or config.micro_batch_tokens or 1, np.array(slowness)
-    order = batch.dearest_first[np.argsort(column[batch.dearest_first], kind="stable")]
-    ends = np.searchsorted(column[order], np.arange(M + 1)).tolist()
-    for j, (start, end) in enumerate(pairwise(ends)):
-        own = order[start:end]
-        ranks = lpt_budget(batch.cost[own], weight[own], R, cap, slowness=slowness)
-        if ranks is None:
-            continue
-        before = np.bincount(labels[own] // M, weights=batch.cost[own], minlength=R) * slow
-        after = np.bincount(ranks, weights=batch.cost[own], minlength=R) * slow
-        if after.max() < before.max():
-            labels[own] = ranks * M + j
-    return Parts.of_labels(batch.order, labels[batch.order], M, R)
+    labels[parts.sequence] = np.repeat(np.arange(R * M), parts.counts.ravel())
+    rank, step = np.divmod(labels[order], M)
+    weight = batch.tokens[order] if m is None else np.ones_like(order)
+    cap = m or config.micro_batch_tokens or 1
+    dealt = fill_sets(x, weight, step, R, cap, slowness=slowness)
+
+    def times(ranks: IntArray) -> FloatArray:
+        load = np.bincount(step * R + ranks, x, R * M).reshape(M, R)
+        longest: FloatArray = (load * slowness).max(axis=1)
+        return longest
+
+    gains = times(np.maximum(dealt, 0)) < times(rank)
+    gains &= np.bincount(step, dealt < 0, M) == 0
+    rank = np.where(gains[step], dealt, rank)
+    return Parts.of_labels(order, rank * M + step, M, R)
