@@ -37,7 +37,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.errors import PlanError
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.order import by_falling_tokens, by_label, group_max, running_sums
+from rollout_planner.order import by_label, group_max, running_sums
 from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
@@ -71,18 +71,11 @@ def by_differences(load: FloatArray, _weight: IntArray, R: int, _cap: int) -> In
 
 
 def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray | None:
-    """Each to the next rank that has room."""
+    """Each to the next rank; if one has no room for all of its own to those that have fewest."""
     turns = np.arange(len(weight)) % R
     if np.bincount(turns, weight).max() <= cap:
         return turns
-    room, ranks = [cap] * R, []
-    for g, count in enumerate(weight.tolist()):
-        turn = next((r % R for r in range(g, g + R) if room[r % R] >= count), None)
-        if turn is None:
-            return None
-        room[turn] -= count
-        ranks.append(turn)
-    return np.array(ranks, dtype=np.int64)
+    return assign.lpt_budget(np.ones(len(weight)), weight, R, cap)
 
 
 def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
@@ -238,10 +231,7 @@ class _Task:
         cost, weight, cap, sync = self.batch.cost, self.weight, self.cap, self.config.sync
         level, x, w = self.levels(ranks, M), np.append(cost, 0.0), np.append(weight, 0)
         place, best, least = np.empty(len(cost), np.int64), np.zeros((0, M, 0), np.int64), np.inf
-        ids, rank_of = (
-            np.concatenate(ranks),
-            np.repeat(np.arange(len(ranks)), list(map(len, ranks))),
-        )
+        ids, rank_of = np.concatenate(ranks), _ranks_of(ranks)
         labels = assign.fill_sets(cost[ids], weight[ids], rank_of, M, cap, start=level[0] - level)
         if labels.min() < 0:
             return None
@@ -341,21 +331,30 @@ def cut_ranks(
     M: micro-batches of a rank, where these have a fixed size. as_came: under a token budget only
     the last micro-batch is filled on.
     """
-    m, budget = config.micro_batch_size, config.micro_batch_tokens or 1
-    padded, tokens = config.layout is Layout.PADDED, [batch.tokens[items] for items in ranks]
+    m, budget, ids = config.micro_batch_size, config.micro_batch_tokens or 1, np.concatenate(ranks)
+    rank_of, in_runs = _ranks_of(ranks), as_came or config.layout is Layout.PADDED
     if m is not None:
-        own = [np.arange(len(items)) // m for items in ranks]
-    elif padded or as_came:
-        own = [run_of_each(s.tolist(), budget, padded=padded) for s in tokens]
-        M = config.micro_batches(max(map(assign.num_bins, own)))
+        own = np.concatenate([np.arange(len(each)) // m for each in ranks])
     else:
-        own = [assign.first_fit(np.minimum(s, budget), np.full(len(s), budget)) for s in tokens]
-        needed = max(map(assign.num_bins, own))
-        if (M := config.micro_batches(needed)) > needed:
-            costs = [batch.cost[items] for items in ranks]
-            own = [_spread(*each, M, budget) for each in zip(costs, tokens, own, strict=True)]
-    labels = np.concatenate([r * M + each for r, each in enumerate(own)])
-    return Parts.of_labels(np.concatenate(ranks), labels, M, len(ranks))
+        tokens, padded = np.minimum(batch.tokens, budget), config.layout is Layout.PADDED
+        own = np.concatenate(
+            [
+                run_of_each(tokens[each].tolist(), budget, padded=padded)
+                if in_runs
+                else assign.first_fit(tokens[each], np.full(len(each), budget))
+                for each in ranks
+            ]
+        )
+        needed = assign.num_bins(own)
+        if (M := config.micro_batches(needed)) > needed and not in_runs:
+            spread = assign.fill_sets(batch.cost[ids], tokens[ids], rank_of, M, budget)
+            own = spread if spread.min() >= 0 else own
+    return Parts.of_labels(ids, rank_of * M + own, M, len(ranks))
+
+
+def _ranks_of(ranks: list[IntArray]) -> IntArray:
+    """Rank of each sample of these, one rank after the other."""
+    return np.repeat(np.arange(len(ranks)), list(map(len, ranks)))
 
 
 def run_of_each(s: list[int], budget: int, *, padded: bool) -> IntArray:
@@ -370,20 +369,6 @@ def run_of_each(s: list[int], budget: int, *, padded: bool) -> IntArray:
         held, count = (more, count + 1) if fits or not count else (tokens, 1)
         runs.append((runs[-1] if runs else -1) + (count == 1))
     return np.array(runs, dtype=np.int64)
-
-
-def _spread(x: FloatArray, s: IntArray, fitted: IntArray, M: int, budget: int) -> IntArray:
-    """Micro-batch of each of a rank's samples so that M cost about the same, or as fitted.
-
-    The largest goes first, wherever it stands.
-    """
-    falling = by_falling_tokens(s)
-    found = assign.lpt_budget(x[falling], s[falling], M, budget)
-    if found is None:
-        return fitted
-    labels = np.empty_like(found)
-    labels[falling] = found
-    return labels
 
 
 def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batch, PlanConfig]:
