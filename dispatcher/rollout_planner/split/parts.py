@@ -107,6 +107,12 @@ class Parts:
         counts = np.bincount(labels, minlength=R * M).reshape(R, M)
         return cls(sequence[by_label(labels, R * M)], counts)
 
+    def labels(self) -> IntArray:
+        """The micro-batch of each sample, numbered rank by rank."""
+        labels = np.empty(len(self.sequence), dtype=np.int64)
+        labels[self.sequence] = np.arange(self.counts.size).repeat(self.counts.ravel())
+        return labels
+
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches per DP rank."""

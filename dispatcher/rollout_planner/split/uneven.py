@@ -67,9 +67,7 @@ def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float
         batch.dearest_first,
         batch.falling,
     )
-    labels = np.empty(len(batch), dtype=np.int64)
-    labels[parts.sequence] = np.repeat(np.arange(R * M), parts.counts.ravel())
-    rank, step = np.divmod(labels[order], M)
+    rank, step = np.divmod(parts.labels()[order], M)
     weight = batch.tokens[order] if m is None else np.ones_like(order)
     cap = m or config.micro_batch_tokens or 1
     dealt = fill_sets(x, weight, step, R, cap, slowness=slowness)
