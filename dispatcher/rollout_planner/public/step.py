@@ -135,11 +135,7 @@ def plan_step(
     if not equal_counts:
         found = _planned(tokens, group, config)
         return list(map(list, found.laid_out(found.chosen.tolist())))
-
-    def freely(least: int) -> Plan:
-        return _planned(tokens, group, replace(config, min_micro_batches=max(least, minimum)))
-
-    return with_equal_counts(freely, computed, costs, config)
+    return with_equal_counts(Batch.of(costs, computed), config)
 
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
@@ -182,18 +178,14 @@ def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> Flo
 _Fill = Callable[[FloatArray, IntArray, IntArray, int, int], IntArray | None]
 
 
-def with_equal_counts(
-    freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
-) -> list[list[list[int]]]:
-    """Indices as [dp rank][micro-batch]; n is a multiple of the ranks.
+def with_equal_counts(batch: Batch, config: PlanConfig) -> list[list[list[int]]]:
+    """Indices as [dp rank][micro-batch]; the batch is a multiple of the ranks.
 
-    tokens: int64[n], x: float64[n], cost of each. freely: the plan without that demand, of so many
-    micro-batches a rank at least, packed under a budget or all full. Raises UnequalPartitions if a
-    rank has fewer samples than micro-batches and some cannot be fillers.
+    Raises UnequalPartitions if a rank has fewer samples than micro-batches and some cannot be
+    fillers.
     """
-    R, budget = config.dp_size, config.micro_batch_tokens or 1
-    task = _Task(freely, Batch.of(x, tokens), config)
-    fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
+    R, x, task = config.dp_size, batch.cost, _Task(batch, config)
+    fewest = config.micro_batches(-(-int(batch.tokens.sum()) // (R * task.budget)))
     enough = (1 + tuning.LEVEL) * float(x.sum()) / R + task.begin * fewest
     ways: list[Callable[[], Parts | None]] = [task.moved, task.by_lpt, task.by_differences]
     if config.micro_batch_size is not None:
@@ -209,7 +201,7 @@ def with_equal_counts(
             break
     if best is None:
         raise UnequalPartitions(
-            f"{len(tokens) // R} samples of a rank cannot fill {fewest} micro-batches; lower "
+            f"{task.each} samples of a rank cannot fill {fewest} micro-batches; lower "
             "minimum or multiple, or leave equal_counts out"
         )
     M = best.num_micro_batches
@@ -219,8 +211,8 @@ def with_equal_counts(
 class _Task:
     """Ways to such a step, or None."""
 
-    def __init__(self, freely: Callable[[int], Plan], batch: Batch, config: PlanConfig) -> None:
-        self.freely, self.batch, self.config, self.x = freely, batch, config, batch.cost
+    def __init__(self, batch: Batch, config: PlanConfig) -> None:
+        self.batch, self.config, self.x = batch, config, batch.cost
         self.R, self.budget = config.dp_size, config.micro_batch_tokens or 1
         self.tokens = np.minimum(batch.tokens, self.budget)  # what is longer goes alone
         self.each, self.begin = len(batch) // self.R, begin_of(batch, config)
@@ -242,8 +234,10 @@ class _Task:
 
     def planned(self, least: int) -> Parts:
         """The plan without the demand, of so many micro-batches at least."""
-        plan = self.freely(least)
-        return Parts(plan.chosen, plan.counts)
+        least = max(least, self.config.min_micro_batches)
+        config = replace(self.config, min_micro_batches=least)
+        found = _planned(self.batch.tokens, np.full(len(self.x), -1), config)
+        return Parts(found.chosen, found.counts)
 
     def in_runs(self) -> Parts:
         """Karmarkar-Karp's ranks in micro-batches of one size, the cheap ones at both ends."""
