@@ -56,9 +56,9 @@ STATES, SINGLE_COLUMNS = 256, 32
 
 # The outlier lane: how many of the heaviest wait for company.
 
-#: At most one of so many of a dispatch batch is held: outliers, and where there is none. More gains
-#: little and biases what is left. By `tests.bench.mix`.
-HELD, HELD_FOR_SHAPE = 8, 32
+#: At most one of so many of a dispatch batch is held. More gains little and biases what is left. By
+#: `tests.bench.mix`.
+HELD = 8
 #: How many columns' worth of the heaviest leave together, as tried in turn. By
 #: `tests.bench.windows`: 16 would empty the heavy end and make lengths swing.
 COMPANY = (1, 4)

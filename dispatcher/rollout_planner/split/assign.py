@@ -266,12 +266,14 @@ def levelled(
 
     Left as they are where one bin has so many more items that most slots would be empty.
     """
-    if too_many_slots(labels, bins):
+    if bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS:
         return labels
     ids = members(labels, bins).reshape(rows, bins // rows // parts, -1)
     tokens = None if s is None else np.append(s, 0)
     swap_level(ids, np.append(x, 0.0), tokens, budget, parts=parts, enough=enough)
-    return bin_of_each(ids.reshape(bins, -1), len(labels))
+    found = np.empty(len(labels) + 1, dtype=np.int64)
+    found[ids.reshape(bins, -1)] = np.arange(bins)[:, None]
+    return found[:-1]
 
 
 def members(labels: Labels, bins: int) -> IntArray:
@@ -282,18 +284,6 @@ def members(labels: Labels, bins: int) -> IntArray:
     first = np.arange(0, bins * slots, slots) - counts.cumsum() + counts
     ids.ravel()[first.repeat(counts) + np.arange(len(labels))] = by_label(labels, bins)
     return ids
-
-
-def bin_of_each(ids: IntArray, n: int) -> Labels:
-    """Bin of each of n items from `members`, whose rows may have been swapped since."""
-    labels = np.empty(n + 1, dtype=np.int64)
-    labels[ids] = np.arange(len(ids))[:, None]
-    return labels[:-1]
-
-
-def too_many_slots(labels: Labels, bins: int) -> bool:
-    """Whether the rows of `members` would be nearly all padding, and large."""
-    return bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS
 
 
 #: Bins, and slots of each that are looked at.

@@ -32,8 +32,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
     (R, M), n, m, last, begin = parts.counts.shape, len(batch), config.micro_batch_size, 0, 0.0
     if m is not None and (M == 1 or n == R * M * m):
         return parts
-    sizes, rank_of = parts.counts.sum(axis=1), np.empty(n, dtype=np.int64)
-    rank_of[parts.sequence] = np.repeat(np.arange(R), sizes)
+    sizes, rank_of = parts.counts.sum(axis=1), parts.labels() // M
     place, most = by_label(rank_of[batch.order], R), np.full(n, m or 1)
     if m is None:
         most = most_in_run(batch.s, config.micro_batch_tokens or 1)
