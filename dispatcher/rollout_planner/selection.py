@@ -387,7 +387,7 @@ def debt(pool: Pool, keep: BoolArray) -> float:
     if not pool.forced[watched].any():
         return 0.0
     less = pool.cost[watched] - pool.cost[heavy[pool.neighbours :]]
-    charge = tuning.DEBT * pool.age[watched] * less / (pool.share or 1.0)
+    charge = pool.age[watched] * less / (pool.share or 1.0)
     return float(charge[~keep[watched]].max(initial=0.0))
 
 

@@ -64,8 +64,6 @@ HELD = 8
 COMPANY = (1, 4)
 #: Columns from the heavy end that are watched for running into their deadline. Chosen.
 WATCHED = 2
-#: Weight of a debt against waiting now. By `tests.bench.windows`.
-DEBT = 1.5
 
 # Splitting: how evenly, and how long.
 
