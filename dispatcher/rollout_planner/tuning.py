@@ -36,9 +36,6 @@ ROUNDING = 1e-9
 
 # Selection: what skipping costs.
 
-#: Price of skipping an item again: the share of what its column would wait that it has to bear once
-#: its skips reach their bound. More spreads delays, and waits more. By `tests.bench.windows`.
-RIPE = 0.3
 #: Price of skipping ahead of or behind an even share, and how much of the window may be, at any
 #: length. More of the price keeps lengths alike, and waits more; a wider band waits less and biases
 #: the lengths that leave. By `tests.bench.windows`, waiting and distance.
