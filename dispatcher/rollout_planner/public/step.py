@@ -38,8 +38,8 @@ from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
 from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.padded import begin_of
-from rollout_planner.split.parts import Batch, Parts, matrix, rearranged, time_of
+from rollout_planner.split.padded import begin_of, price_of
+from rollout_planner.split.parts import Batch, Parts, matrix, rearranged
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -219,7 +219,7 @@ class _Task:
 
     def time(self, parts: Parts) -> float:
         """What it takes, with what it costs to begin each micro-batch."""
-        return time_of(self.batch, parts, self.config) + self.begin * parts.num_micro_batches
+        return price_of(self.batch, parts, self.config)
 
     def placed(self, rank_of: IntArray, step_of: IntArray, *, falling: bool = False) -> Parts:
         """From the rank and the micro-batch of each sample; falling: these by falling cost.

@@ -320,11 +320,11 @@ class _Held:
         more = given[:, :, None] - taken[:, None]
         error = np.abs(more - gap[:, None, None])
         if self.further:  # by how much the slower of both then takes longer than their mean
-            mine = self.further * np.maximum(self._others(high)[:, :, None], taken[:, None])
-            theirs = self.further * np.maximum(self._others(low)[:, None], given[:, :, None])
-            mine += self.cost[high[0]].sum(axis=1)[:, None, None] - more
-            theirs += self.cost[low[0]].sum(axis=1)[:, None, None] + more
-            error = np.maximum(mine, theirs) - (self.loads()[high[0]] - gap)[:, None, None]
+            one = self.further * np.maximum(self._others(high)[:, :, None], taken[:, None])
+            other = self.further * np.maximum(self._others(low)[:, None], given[:, :, None])
+            one += self.cost[high[0]].sum(axis=1)[:, None, None] - more
+            other += self.cost[low[0]].sum(axis=1)[:, None, None] + more
+            error = np.maximum(one, other) - (self.loads()[high[0]] - gap)[:, None, None]
         if self.room is not None:
             gives = self.tokens[high[0][:, None], high[1]][:, :, None]
             takes = self.tokens[low[0][:, None], low[1]][:, None]

@@ -41,7 +41,7 @@ from rollout_planner.order import by_label, group_max, running_sums
 from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
-from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.padded import price_of
 from rollout_planner.split.parts import Batch, Padded, Parts, Work, time_of
 from rollout_planner.split.recut import recut
 from rollout_planner.types import (
@@ -81,18 +81,13 @@ def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray |
 def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Micro-batches of ranks that hold whole groups. work: pays for cutting padded ones anew."""
     task = _Task.of(batch, config)
-    begin = 0.0 if task.counts else begin_cost(batch.x, batch.s, task.cap, config.cost)
-
-    def rating(parts: Parts) -> float:
-        return time_of(batch, parts, config) + begin * parts.num_micro_batches
-
     M = task.fewest()
     while not (found := task.found(M, work)):
         M += config.micro_batch_multiple
-    found.sort(key=rating)
+    found.sort(key=lambda each: price_of(batch, each, config))
     if task.pads:
         found += [recut(batch, parts, config, work) for parts in found[:2]]
-    return min(found, key=rating)
+    return min(found, key=lambda each: price_of(batch, each, config))
 
 
 def split_plainly(
@@ -207,7 +202,9 @@ class _Task:
         ranks = share(load[order], held[order], R, room)
         if ranks is None or np.bincount(ranks, weights=held[order]).max() > room:
             order = np.lexsort((-load, -held))
-            ranks = assign.fill_sets(held[order] * 1.0, held[order], np.zeros_like(order), R, room)
+            ranks = assign.fill_sets(
+                held[order].astype(np.float64), held[order], np.zeros_like(order), R, room
+            )
         if ranks.min() < 0:
             return None
         way = np.empty_like(ranks)

@@ -43,7 +43,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.cost import Quadratic
 from rollout_planner.order import running_sums
-from rollout_planner.split.parts import Batch
+from rollout_planner.split.parts import Batch, Parts, time_of
 from rollout_planner.types import CostModel, FloatArray, IntArray, PlanConfig
 
 
@@ -247,6 +247,11 @@ def begin_of(batch: Batch, config: PlanConfig) -> float:
     """The same of a batch's micro-steps; 0 where so many samples a micro-batch fix their number."""
     budget = config.micro_batch_tokens
     return 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
+
+
+def price_of(batch: Batch, parts: Parts, config: PlanConfig) -> float:
+    """What these micro-batches take, with what it costs to begin each micro-step."""
+    return time_of(batch, parts, config) + begin_of(batch, config) * parts.num_micro_batches
 
 
 def padded_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:

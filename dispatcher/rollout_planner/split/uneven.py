@@ -16,13 +16,12 @@ import numpy as np
 
 from rollout_planner.split.assign import fill_sets, lpt_budget
 from rollout_planner.split.groups import split_plainly
-from rollout_planner.split.padded import begin_of
+from rollout_planner.split.padded import price_of
 from rollout_planner.split.parts import (
     Batch,
     Parts,
     matrix,
     rearranged,
-    time_of,
     without_fillers,
 )
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
@@ -42,10 +41,7 @@ def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     packed = config.layout is Layout.PACKED or config.micro_batch_size == 1
     if config.sync is Sync.MICRO_STEP and packed and batch.group is None:
         found.append(without_fillers(batch, _dealt(batch, found[1], config, slowness)))
-    begin = begin_of(batch, config)
-    return min(
-        found, key=lambda each: time_of(batch, each, config) + begin * each.num_micro_batches
-    )
+    return min(found, key=lambda each: price_of(batch, each, config))
 
 
 def _placed(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
