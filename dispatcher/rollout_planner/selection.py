@@ -364,7 +364,7 @@ def of(pool: Pool, take: int) -> Iterator[BoolArray]:
     if spare <= 0:
         return
     outliers = bool(pool.cost.max() > pool.share)
-    most = max(min(take // tuning.HELD, spare), 1)
+    most = max(min(take // (tuning.HELD if outliers else tuning.HELD_FOR_SHAPE), spare), 1)
     counts = [most >> i for i in range(0, most.bit_length(), 2)][:: 1 if outliers else -1]
     for held in (0, *counts):
         for company in () if pool.columns else (0, *tuning.COMPANY):

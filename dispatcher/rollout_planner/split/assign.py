@@ -320,10 +320,10 @@ class _Held:
         more = given[:, :, None] - taken[:, None]
         error = np.abs(more - gap[:, None, None])
         if self.further:  # by how much the slower of both then takes longer than their mean
-            one = self.further * np.maximum(self._others(high)[:, :, None], taken[:, None])
-            other = self.further * np.maximum(self._others(low)[:, None], given[:, :, None])
-            one += self.cost[high[0]].sum(axis=1)[:, None, None] - more
-            other += self.cost[low[0]].sum(axis=1)[:, None, None] + more
+            one: FloatArray = np.maximum(self._others(high)[:, :, None], taken[:, None])
+            other: FloatArray = np.maximum(self._others(low)[:, None], given[:, :, None])
+            one = one * self.further + self.cost[high[0]].sum(axis=1)[:, None, None] - more
+            other = other * self.further + self.cost[low[0]].sum(axis=1)[:, None, None] + more
             error = np.maximum(one, other) - (self.loads()[high[0]] - gap)[:, None, None]
         if self.room is not None:
             gives = self.tokens[high[0][:, None], high[1]][:, :, None]
@@ -337,9 +337,9 @@ class _Held:
         i, j = np.divmod(best[gain], len(low[1]))
         mine, theirs = (high[0][gain], high[1][i]), (low[0][gain], low[1][j])
         if self.room is not None:
-            given = self.tokens[mine] - self.tokens[theirs]
-            self.room[mine[0], self.of_part[mine[1]]] += given
-            self.room[theirs[0], self.of_part[theirs[1]]] -= given
+            tokens = self.tokens[mine] - self.tokens[theirs]
+            self.room[mine[0], self.of_part[mine[1]]] += tokens
+            self.room[theirs[0], self.of_part[theirs[1]]] -= tokens
             self.tokens[mine], self.tokens[theirs] = self.tokens[theirs], self.tokens[mine]
         for of in (self.ids, self.cost):
             of[mine], of[theirs] = of[theirs], of[mine]

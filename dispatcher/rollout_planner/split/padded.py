@@ -310,8 +310,7 @@ def padded_runs(items: Items, counts: Counts, *, per_step: bool) -> IntArray | N
         pool.search(noise)  # where ranks meet once a step, and of groups, more hardly helps
     if per_step:
         for starts in {len(each.starts): each.starts for each in reversed(pool.found)}.values():
-            for part in tuning.LARGEST_RUN:
-                pool.add(moved(items, starts, part * items.work / counts.R))
+            pool.add(moved(items, starts, items.work / counts.R))
     return pool.found[0].starts
 
 
