@@ -20,11 +20,11 @@ Example, R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step 
 Example, R = 2, budget 10, cost = tokens, 8 5 4 3: 20 tokens need M = 1 bin a rank; 8 | 5 4, and 3
 fits neither, nor by best fit, so M = 2.
 
-Where ranks meet once a step (`pack_ranks`) what counts is the most that a rank has in all. Two
-ways, the better of which stays. Samples go to ranks by cost, largest first onto the least loaded,
-and each rank packs its own; what finds no room there goes where there is some. Or bins, as few as
-can be, go to ranks, M to each, so that their sums are close. Swaps between ranks, in and out of
-micro-batches with room, level what is left.
+Where ranks meet once a step (`pack_ranks`) what counts is the most that a rank has in all. Bins, as
+few as can be, go to ranks, M to each, so that their sums are close. Where these are not level,
+samples go to ranks by cost, largest first onto the least loaded, and each rank packs its own; what
+finds no room there goes where there is some; and the better way stays. Swaps between ranks, in and
+out of micro-batches with room, level what is left of either.
 
 Example, R = 2, budget 10, tokens 10 6 5 5 3 2 1, cost tokens squared: 32 tokens need M = 2. By
 cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5.
