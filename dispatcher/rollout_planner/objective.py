@@ -89,35 +89,28 @@ def estimate(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
 
     Of a pipeline's, without what it takes to fill and drain where all micro-batches are alike.
     """
-    time, stages = _stage_time(x, s, config), config.pipeline_stages
-    if stages == 1 or not len(x):
-        return time
-    M = _micro_batches(s, config)
-    return _pipeline_time(time, x, M, config) / bubble(stages, M)
-
-
-def _micro_batches(s: IntArray, config: PlanConfig) -> int:
-    if config.micro_batch_tokens is None:
-        return micro_batches_for(len(s), config)
-    budget = config.micro_batch_tokens
-    return config.micro_batches(fewest_micro_batches(s, config.dp_size, budget))
-
-
-def _stage_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
-    R, m = config.dp_size, config.micro_batch_size
     if not len(x):
         return 0.0
+    stages, budget = config.pipeline_stages, config.micro_batch_tokens
+    if budget is None:
+        M = micro_batches_for(len(x), config)
+    else:
+        M = config.micro_batches(fewest_micro_batches(s, config.dp_size, budget))
+    time = _stage_time(x, s, M, config)
+    return time if stages == 1 else _pipeline_time(time, x, M, config) / bubble(stages, M)
+
+
+def _stage_time(x: FloatArray, s: IntArray, M: int, config: PlanConfig) -> float:
+    R, m = config.dp_size, config.micro_batch_size
     if m is None:
         budget = config.micro_batch_tokens or 1
         if config.layout is Layout.PADDED:
             return padded_time(x, s, config)
-        M = config.micro_batches(fewest_micro_batches(s, R, budget))
         if s.item(0) > budget:  # such a sample fills a bin, no more
             s = np.minimum(s, budget)
         if config.sync is Sync.STEP:  # a rank's micro-batches are one
             M, budget = 1, M * budget
         return max(packed_time(x, s, R, M, budget), pigeonhole_bound(x, R))
-    M = micro_batches_for(len(x), config)
     if config.sync is Sync.STEP or m == 1 or config.layout is Layout.PADDED:
         return _sum_bound(x, M, config)
     if len(x) < R * M * m:

@@ -147,9 +147,9 @@ def _split_under_cap(
 
 def _units(batch: Batch, parts: Parts) -> IntArray:
     """How many samples each rank has, or groups where these stay on one, int64[R]."""
-    rank_of = np.repeat(np.arange(len(parts.counts)), parts.counts.sum(axis=1))
+    rank_of = parts.labels() // parts.num_micro_batches
     if batch.group is not None:
-        rank_of = rank_of[np.unique(batch.group[parts.sequence], return_index=True)[1]]
+        rank_of = rank_of[np.unique(batch.group, return_index=True)[1]]
     return np.bincount(rank_of, minlength=len(parts.counts))
 
 

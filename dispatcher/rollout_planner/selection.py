@@ -373,7 +373,7 @@ def of(pool: Pool, take: int) -> Iterator[BoolArray]:
                 yield keep_oldest(forced, take, first, order[:held])
     x, age = pool.cost[order], pool.age[order]
     G, mean = pool.neighbours, float(x.mean())
-    penalty = mean * age**2 + tuning.RIPE * age * _waits(x, G)
+    penalty = mean * age**2
     penalty[forced[order]] += len(x) * x[0]
     for together in (0, tuning.WATCHED * G) if forced.any() else (0,):
         penalty[:together] += len(x) * mean
@@ -387,7 +387,7 @@ def debt(pool: Pool, keep: BoolArray) -> float:
     if not pool.forced[watched].any():
         return 0.0
     less = pool.cost[watched] - pool.cost[heavy[pool.neighbours :]]
-    charge = tuning.DEBT * pool.age[watched] * less / (pool.share or 1.0)
+    charge = pool.age[watched] * less / (pool.share or 1.0)
     return float(charge[~keep[watched]].max(initial=0.0))
 
 
@@ -404,13 +404,6 @@ def keep_oldest(
     keep = np.zeros(len(forced), dtype=bool)
     keep[turn.argsort(kind="stable")[:take]] = True
     return keep
-
-
-def _waits(x: FloatArray, G: int) -> FloatArray:
-    """What each item of falling `x` waits, on average, in a column of G neighbours around it."""
-    half, i = G // 2, np.arange(len(x))
-    waits: FloatArray = x[np.maximum(i - half, 0)] - x[np.minimum(i + half, len(x) - 1)]
-    return waits / 2
 
 
 def tightest(

@@ -36,9 +36,6 @@ ROUNDING = 1e-9
 
 # Selection: what skipping costs.
 
-#: Price of skipping an item again: the share of what its column would wait that it has to bear once
-#: its skips reach their bound. More spreads delays, and waits more. By `tests.bench.windows`.
-RIPE = 0.3
 #: Price of skipping ahead of or behind an even share, and how much of the window may be, at any
 #: length. More of the price keeps lengths alike, and waits more; a wider band waits less and biases
 #: the lengths that leave. By `tests.bench.windows`, waiting and distance.
@@ -64,8 +61,6 @@ HELD, HELD_FOR_SHAPE = 8, 32
 COMPANY = (1, 4)
 #: Columns from the heavy end that are watched for running into their deadline. Chosen.
 WATCHED = 2
-#: Weight of a debt against waiting now. By `tests.bench.windows`.
-DEBT = 1.5
 
 # Splitting: how evenly, and how long.
 
@@ -114,23 +109,18 @@ ALL_TRIED = 128
 #: level that was found, as many as the table has room for. Chosen by trial.
 LEVELS = (24, 96)
 LEVEL_TABLE = LEVELS[1] * ALL_TRIED
-FINE_LEVELS = np.array((1, 0.985, 1.01, 0.97, 1.02, 0.94, 1.05))
+FINE_LEVELS = 1 + np.append(0, np.outer((1, 2, 4), (-1, 1))) / 64
 #: Places of runs that are filled one by one. Chosen by trial.
 FILL_STEPS = 32
 #: Tries of each round; the best few that the next tries are around. More find more, and take
 #: longer. Chosen by trial.
 TRIES, KEPT = 64, 3
-#: Of each round, try and level, how far it is off: from half to a fortieth, then closer.
-NOISE = np.random.default_rng(7).standard_normal((3, TRIES, STAGES)) - 0.2
-NOISE *= np.geomspace(1, 1 / 20, TRIES)[:, None] * np.array((0.5, 0.1, 0.05))[:, None, None]
-#: Where ranks meet once a step: what a run may cost at most, in shares of a rank; places tried for
-#: its end, in parts of what is between its neighbours' and beside where it is.
-#: Chosen by trial.
-LARGEST_RUN, END_SPREAD, END_CLOSE = (
-    (0.6, 1.0),
-    np.linspace(0, 1, 9)[1:-1],
-    np.arange(1 + 2 * 2) - 2,
-)
+#: Of each round, try and level, how far it is off: from half to a thirtieth, then closer.
+NOISE = np.random.default_rng(7).standard_normal((3, TRIES, STAGES))
+NOISE *= np.geomspace(1, 1 / STAGES, TRIES)[:, None] * np.geomspace(0.5, 0.05, 3)[:, None, None]
+#: Where ranks meet once a step: places tried for a run's end, in parts of what is between its
+#: neighbours' and beside where it is. Chosen by trial.
+END_SPREAD, END_CLOSE = np.linspace(0, 1, 9)[1:-1], np.arange(1 + 2 * 2) - 2
 #: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
 #: could be, as tried in turn. Chosen by trial.
 FIT_PARTS = np.linspace(1, 0.3, 8)

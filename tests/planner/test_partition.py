@@ -12,6 +12,7 @@ from rollout_planner.objective import column_bound, packed_time, rank_bound
 from rollout_planner.split.assign import (
     best_fit,
     bins_onto_ranks,
+    fill_sets,
     first_fit,
     levels,
     lpt,
@@ -274,6 +275,15 @@ def test_costs_of_any_size_are_shared_out(unit: float) -> None:
     labels = lpt_budget(s * unit, s, 2, 10)
     assert labels is not None
     assert labels.tolist() == [0, 1, 1]
+
+
+def test_sets_are_filled_each_by_itself_and_tightly_where_cost_finds_no_room() -> None:
+    x, of = np.array([9.0, 9, 5, 4, 3, 2, 1]), np.array([0, 1, 0, 0, 0, 1, 1])
+    s = np.array([6, 5, 4, 4, 6, 5, 4])
+    labels = fill_sets(x, s, of, 2, 10)
+    assert np.bincount(labels[of == 0], s[of == 0]).tolist() == [10, 10]  # by cost 6 | 4 4
+    assert labels[of == 1].tolist() == [0, 1, 1]
+    assert fill_sets(x, s, np.zeros_like(of), 2, 10).min() == -1
 
 
 def test_best_fit_finds_a_perfect_packing() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan
-from rollout_planner.split.uneven import first_done
+from rollout_planner.split.assign import lpt_budget
 from rollout_planner.types import Grouping, Layout, PlanConfig, Sync, straggler_excess
 from tests.support.windows import window_of
 
@@ -68,10 +68,10 @@ def test_most_of_what_others_wait_for_it_is_saved_under_every_limit(
 
 def test_a_sample_goes_to_whoever_is_done_with_it_first() -> None:
     load, weight = np.array([4.0, 4, 2, 2]), np.ones(4, dtype=np.int64)
-    ranks = first_done(load, weight, (2.0, 1.0), 4)
+    ranks = lpt_budget(load, weight, 2, 4, slowness=(2.0, 1.0))
     assert ranks is not None
     assert np.bincount(ranks, weights=load).tolist() == [4, 8]
-    assert first_done(load, weight, (2.0, 1.0), 1) is None
+    assert lpt_budget(load, weight, 2, 1, slowness=(2.0, 1.0)) is None
 
 
 @st.composite

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
-from rollout_dispatcher.cli.options import load_config
+from rollout_dispatcher.cli.options import Loaded, load_config
 from rollout_dispatcher.cli.simulate_options import (
     Arrivals,
     Format,

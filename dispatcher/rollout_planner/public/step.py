@@ -25,7 +25,6 @@ on each; of 8 2 | 7 1 1 1 the last 1 would go to the first rank if the budget le
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -37,9 +36,10 @@ from rollout_planner.order import as_lists, labels_of
 from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
-from rollout_planner.split.assign import best_fit, levelled, lpt_budget
+from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.padded import begin_of, price_of
+from rollout_planner.split.parts import Batch, Parts, matrix, rearranged
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -53,7 +53,6 @@ from rollout_planner.types import (
     Window,
     cut,
     round_up,
-    step_time,
 )
 
 
@@ -136,11 +135,7 @@ def plan_step(
     if not equal_counts:
         found = _planned(tokens, group, config)
         return list(map(list, found.laid_out(found.chosen.tolist())))
-
-    def freely(least: int) -> Plan:
-        return _planned(tokens, group, replace(config, min_micro_batches=max(least, minimum)))
-
-    return with_equal_counts(freely, computed, costs, config)
+    return with_equal_counts(Batch.of(costs, computed), config)
 
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
@@ -179,24 +174,20 @@ def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> Flo
     return costs
 
 
-#: Micro-batch of each of one rank's samples, of their cost, tokens and how many there are.
-_Fill = Callable[[FloatArray, IntArray, int, int], IntArray | None]
+#: Micro-batch of each sample on its rank, of their cost, tokens, ranks, how many and the budget.
+_Fill = Callable[[FloatArray, IntArray, IntArray, int, int], IntArray | None]
 
 
-def with_equal_counts(
-    freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
-) -> list[list[list[int]]]:
-    """Indices as [dp rank][micro-batch]; n is a multiple of the ranks.
+def with_equal_counts(batch: Batch, config: PlanConfig) -> list[list[list[int]]]:
+    """Indices as [dp rank][micro-batch]; the batch is a multiple of the ranks.
 
-    tokens: int64[n], x: float64[n], cost of each. freely: the plan without that demand, of so many
-    micro-batches a rank at least, packed under a budget or all full. Raises UnequalPartitions if a
-    rank has fewer samples than micro-batches and some cannot be fillers.
+    Raises UnequalPartitions if a rank has fewer samples than micro-batches and some cannot be
+    fillers.
     """
-    R, budget = config.dp_size, config.micro_batch_tokens or 1
-    task = _Task(freely, tokens, x, config)
-    fewest = config.micro_batches(-(-int(tokens.sum()) // (R * budget)))
+    R, x, task = config.dp_size, batch.cost, _Task(batch, config)
+    fewest = config.micro_batches(-(-int(batch.tokens.sum()) // (R * task.budget)))
     enough = (1 + tuning.LEVEL) * float(x.sum()) / R + task.begin * fewest
-    ways: list[Callable[[], IntArray | None]] = [task.moved, task.by_lpt, task.by_differences]
+    ways: list[Callable[[], Parts | None]] = [task.moved, task.by_lpt, task.by_differences]
     if config.micro_batch_size is not None:
         ways, enough = [lambda: task.planned(1), task.in_runs], 0.0
     elif config.sync is Sync.STEP:  # sums are all that counts, and these ranks have nothing else
@@ -210,126 +201,104 @@ def with_equal_counts(
             break
     if best is None:
         raise UnequalPartitions(
-            f"{len(tokens) // R} samples of a rank cannot fill {fewest} micro-batches; lower "
+            f"{task.each} samples of a rank cannot fill {fewest} micro-batches; lower "
             "minimum or multiple, or leave equal_counts out"
         )
-    M = task.count(best)
-    return cut(as_lists(best[0] * M + best[1], R * M), [M] * R)
+    M = best.num_micro_batches
+    return cut(as_lists(best.labels(), R * M), [M] * R)
 
 
 class _Task:
-    """Ways to such a step: the rank and the micro-batch of each sample, int64[2, n], or None."""
+    """Ways to such a step, or None."""
 
-    def __init__(
-        self, freely: Callable[[int], Plan], tokens: IntArray, x: FloatArray, config: PlanConfig
-    ) -> None:
-        self.freely, self.x, self.config = freely, x, config
+    def __init__(self, batch: Batch, config: PlanConfig) -> None:
+        self.batch, self.config, self.x = batch, config, batch.cost
         self.R, self.budget = config.dp_size, config.micro_batch_tokens or 1
-        self.tokens = np.minimum(tokens, self.budget)  # what is longer goes alone
-        self.each, self.begin = len(x) // self.R, begin_cost(x, tokens, self.budget)
+        self.tokens = np.minimum(batch.tokens, self.budget)  # what is longer goes alone
+        self.each, self.begin = len(batch) // self.R, begin_of(batch, config)
 
-    def count(self, place: IntArray) -> int:
-        """Micro-batches of a rank; the last ones are empty where it has fewer samples than that."""
-        return self.config.micro_batches(int(place[1].max()) + 1)
-
-    def summed(self, place: IntArray, of: FloatArray | IntArray) -> FloatArray:
-        """Sum over each micro-batch, float64[R, M]."""
-        M = self.count(place)
-        sums = np.bincount(place[0] * M + place[1], of, self.R * M).astype(np.float64)
-        return sums.reshape(self.R, M)
-
-    def time(self, place: IntArray) -> float:
+    def time(self, parts: Parts) -> float:
         """What it takes, with what it costs to begin each micro-batch."""
-        load = self.summed(place, self.x)
-        return step_time(load, self.config.sync) + self.begin * int(load.shape[1])
+        return price_of(self.batch, parts, self.config)
 
-    def falling(self, place: IntArray) -> IntArray:
-        """Each rank's micro-batches by falling cost."""
-        turn = np.argsort(np.argsort(-self.summed(place, self.x), axis=1, kind="stable"), axis=1)
-        return np.array((place[0], turn[place[0], place[1]]))
+    def placed(self, rank_of: IntArray, step_of: IntArray, *, falling: bool = False) -> Parts:
+        """From the rank and the micro-batch of each sample; falling: these by falling cost.
 
-    def planned(self, least: int) -> IntArray:
+        The last ones are empty where a rank has fewer samples than there are micro-batches.
+        """
+        M = self.config.micro_batches(int(step_of.max()) + 1)
+        parts = Parts.of_labels(np.arange(len(self.x)), rank_of * M + step_of, M, self.R)
+        load = matrix(self.batch, parts, Layout.PACKED)
+        turns = np.argsort(-load, axis=1, kind="stable") + np.arange(self.R)[:, None] * M
+        return rearranged(parts, turns) if falling else parts
+
+    def planned(self, least: int) -> Parts:
         """The plan without the demand, of so many micro-batches at least."""
-        plan = self.freely(least)
-        place = np.empty((2, len(self.x)), dtype=np.int64)
-        place[:, plan.chosen] = (
-            np.indices(plan.counts.shape).reshape(2, -1).repeat(plan.counts.ravel(), axis=1)
-        )
-        return place
+        least = max(least, self.config.min_micro_batches)
+        config = replace(self.config, min_micro_batches=least)
+        found = _planned(self.batch.tokens, np.full(len(self.x), -1), config)
+        return Parts(found.chosen, found.counts)
 
-    def in_runs(self) -> IntArray:
+    def in_runs(self) -> Parts:
         """Karmarkar-Karp's ranks in micro-batches of one size, the cheap ones at both ends."""
         rank_of = differencing_labels(self.x, self.R, equal_size=True)
         rising = np.lexsort((self.x, rank_of)).reshape(self.R, -1)
         ends = np.hstack((rising[:, ::2], rising[:, 1::2][:, ::-1]))
         step_of = np.empty_like(rank_of)
         step_of[ends] = np.arange(self.each) // (self.config.micro_batch_size or 1)
-        return np.array((rank_of, step_of))
+        return self.placed(rank_of, step_of)
 
-    def by_differences(self) -> IntArray | None:
+    def by_differences(self) -> Parts | None:
         """Karmarkar-Karp over ranks and in each, as verl has it."""
-        ranks = differencing_labels(self.x, self.R, equal_size=True)
-        return self._filled(ranks, _by_differences)
+        return self._filled(differencing_labels(self.x, self.R, equal_size=True), _by_differences)
 
-    def by_lpt(self) -> IntArray | None:
+    def by_lpt(self) -> Parts | None:
         """Ranks of nearly equal sums, filled by LPT, after swaps between micro-batches of each."""
         ranks = labels_of(balanced_partition(self.x, self.R, equal_size=True), len(self.x))
-        place = self._filled(ranks, _by_lpt)
-        if place is None:
+        parts = self._filled(ranks, _by_lpt)
+        if parts is None:
             return None
-        M = self.count(place)
+        M = parts.num_micro_batches
         found = levelled(
-            place[0] * M + place[1],
-            self.x,
-            self.R * M,
-            self.tokens,
-            self.budget,
-            rows=self.R,
-            enough=tuning.LEVEL,
-        )
-        return self.falling(np.array((ranks, found % M)))
+            parts.labels(), self.x, self.R * M, self.tokens, self.budget,
+            rows=self.R, enough=tuning.LEVEL,
+        )  # fmt: skip
+        return self.placed(ranks, found % M, falling=True)
 
-    def _filled(self, rank_of: IntArray, fill: _Fill) -> IntArray | None:
+    def _filled(self, rank_of: IntArray, fill: _Fill) -> Parts | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""
-        ids, step_of = (
-            np.argsort(rank_of, kind="stable").reshape(self.R, -1),
-            np.empty_like(rank_of),
-        )
-        x, s = self.x[ids], self.tokens[ids]
-        M = int(-(-s.sum(axis=1).max() // self.budget))
+        M = int(-(-np.bincount(rank_of, self.tokens).max() // self.budget))
         while (M := self.config.micro_batches(M)) <= self.each:
-            each = (fill(*own, M, self.budget) for own in zip(x, s, strict=True))
-            found = list(takewhile(lambda labels: labels is not None, each))
-            if len(found) == self.R:
-                step_of[ids] = np.array(found)
-                return self.falling(np.array((rank_of, step_of)))
+            step_of = fill(self.x, self.tokens, rank_of, M, self.budget)
+            if step_of is not None:
+                return self.placed(rank_of, step_of, falling=True)
             M += 1
         return None
 
-    def moved(self) -> IntArray | None:
+    def moved(self) -> Parts | None:
         """The plan, or one of a micro-batch more, which may have room where that has too little."""
         free = self.planned(1)
-        found, M = self._moved(free), self.count(free) + 1
+        found, M = self._moved(free), free.num_micro_batches + 1
         if found is None or self.time(found) > self.time(free) + self.begin:
             more = self._moved(self.planned(M)) if self.each >= M else None
             if found is None or (more is not None and self.time(more) < self.time(found)):
                 return more
         return found
 
-    def _moved(self, place: IntArray) -> IntArray | None:
+    def _moved(self, free: Parts) -> Parts | None:
         """As many samples on each rank; None if no micro-batch has room for one more."""
-        size, held = self.summed(place, np.ones_like(self.tokens)), np.zeros(self.R)
-        rank_of, step_of = place
+        (R, M), size, held = free.counts.shape, free.counts, np.zeros(self.R)
+        rank_of, step_of = np.divmod(free.labels(), M)
         to = np.empty(size.shape, dtype=np.int64)
         for at in np.argsort(-np.ptp(size, axis=0), kind="stable"):
             fullest = np.argsort(-size[:, at], kind="stable")
             to[fullest, at] = fewest = np.argsort(held, kind="stable")
             held[fewest] += size[fullest, at]
         rank_of = to[rank_of, step_of]
-        place = np.array((rank_of, step_of))
-        rank_of, lacks, rising = place[0], self.each - held, np.argsort(self.x, kind="stable")
+        lacks, rising = self.each - held, np.argsort(self.x, kind="stable")
         size, load, full = (
-            self.summed(place, of) for of in (np.ones_like(self.tokens), self.x, self.tokens)
+            np.bincount(rank_of * M + step_of, of, R * M).reshape(R, M)
+            for of in (None, self.x, self.tokens)
         )
         while lacks.any():
             rank, step, taking = rank_of[rising], step_of[rising], np.flatnonzero(lacks > 0)
@@ -349,25 +318,26 @@ class _Task:
                 load[where, steps[best]] += sign * self.x[sample]
                 full[where, steps[best]] += sign * self.tokens[sample]
             rank_of[sample] = taker
-        return place
+        return self.placed(rank_of, step_of)
 
 
-def _by_differences(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+def _by_differences(
+    x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int
+) -> IntArray | None:
     """Unequal KK, if that leaves none empty and keeps to the budget."""
-    labels = differencing_labels(x, M, equal_size=False)
-    held, counts = np.bincount(labels, s, M), np.bincount(labels, minlength=M)
-    return labels if ((counts > 0) & ((held <= budget) | (counts == 1))).all() else None
+    labels = np.empty_like(rank_of)
+    for own in np.argsort(rank_of, kind="stable").reshape(int(rank_of.max()) + 1, -1):
+        labels[own] = differencing_labels(x[own], M, equal_size=False)
+        held, counts = np.bincount(labels[own], s[own], M), np.bincount(labels[own], minlength=M)
+        if not ((counts > 0) & ((held <= budget) | (counts == 1))).all():
+            return None
+    return labels
 
 
-def _by_lpt(x: FloatArray, s: IntArray, M: int, budget: int) -> IntArray | None:
+def _by_lpt(x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int) -> IntArray | None:
     """The dearest first into the cheapest; or else tightly, by tokens."""
-    order = np.argsort(-x, kind="stable")
-    found = lpt_budget(x[order], s[order], M, budget)
-    if found is None:
-        found = _by_differences(s[order].astype(np.float64), s[order], M, budget)
-    if found is None:
-        order = np.argsort(-s, kind="stable")
-        found = best_fit(s[order], np.full(M, budget), budget)
-    labels = np.empty_like(found)
-    labels[order] = fill_empty(found, M) if found.min() >= 0 else found
+    labels, order = np.empty_like(rank_of), np.lexsort((-x, rank_of))
+    labels[order] = fill_sets(x[order], s[order], rank_of[order], M, budget)
+    for own in order.reshape(int(rank_of.max()) + 1, -1):
+        labels[own] = fill_empty(labels[own], M) if labels.min() >= 0 else -1
     return labels if labels.min() >= 0 else None

@@ -23,13 +23,14 @@ swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 """
 
 from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label, falling_place
-from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, even_time, step_time
+from rollout_planner.split.karmarkar_karp import differencing_labels
+from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, step_time
 
 #: The bin of each item.
 Labels = IntArray
@@ -40,37 +41,94 @@ def lpt(x: FloatArray, bins: int, cap: int, start: FloatArray | None = None) -> 
 
     start: what each bin counts as loaded with before, float64[bins].
     """
-    labels = lpt_budget(x, np.ones(len(x), dtype=np.int64), bins, cap, start)
+    labels = lpt_budget(x, np.ones(len(x), dtype=np.int64), bins, cap, start=start)
     assert labels is not None, f"{len(x)} items do not fit into {bins} bins of {cap}"
     return labels
 
 
 def lpt_budget(
-    x: FloatArray, s: IntArray, bins: int, budget: int, start: FloatArray | None = None
+    x: FloatArray,
+    s: IntArray,
+    bins: int,
+    budget: int,
+    *,
+    start: FloatArray | None = None,
+    slowness: tuple[float, ...] | None = None,
 ) -> Labels | None:
     """The same for bins of at most `budget` tokens; None when an item finds no room.
 
-    A bin without room for an item is parked until items are small enough for it.
+    slowness: of each bin: an item goes to the one that would be done with it first.
     """
-    loads = np.zeros(bins) if start is None else start
-    heap = [(load, b) for b, load in enumerate(loads.tolist())]
-    heapify(heap)
-    room, parked, labels = [budget] * bins, list[tuple[int, tuple[float, int]]](), list[int]()
-    for cost, tokens in zip(x.tolist(), s.tolist(), strict=True):
+    all_bins, tokens = _Bins(bins, budget, start, slowness), np.minimum(s, budget).tolist()
+    labels = np.array(list(map(all_bins.put, x.tolist(), tokens)), dtype=np.int64)
+    return None if labels.min(initial=0) < 0 else labels
+
+
+def fill_sets(
+    x: FloatArray,
+    s: IntArray,
+    of: IntArray,
+    bins: int,
+    budget: int,
+    *,
+    start: FloatArray | None = None,
+    slowness: tuple[float, ...] | None = None,
+) -> Labels:
+    """The same of each set of items by itself, or tightly; -1 where that has no room either.
+
+    of: set of each item, as its rank. Tightly is by Karmarkar-Karp of the tokens, or by best fit.
+    """
+    sets = [_Bins(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
+    items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
+    labels = np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
+    for each in np.unique(of[labels < 0]).tolist():
+        own = np.flatnonzero(of == each)
+        own = own[np.argsort(-s[own], kind="stable")]
+        tight = differencing_labels(s[own], bins, equal_size=False)
+        if np.bincount(tight, s[own]).max() > budget:
+            tight = best_fit(s[own], np.full(bins, budget), budget)
+        labels[own] = tight
+    return labels
+
+
+class _Bins:
+    """Bins of one budget, and what each has; an item above the budget needs all of one.
+
+    Those that are equally fast have a heap together, by load, and of each heap only the least
+    loaded is asked. One without room is parked until items are small enough for it.
+    """
+
+    def __init__(
+        self,
+        bins: int,
+        budget: int,
+        start: FloatArray | None = None,
+        slowness: tuple[float, ...] | None = None,
+    ) -> None:
+        self.room, self.parked = [budget] * bins, list[tuple[int, float, tuple[float, int]]]()
+        self.heaps: dict[float, list[tuple[float, int]]] = {}
+        loads = [0.0] * bins if start is None else start.tolist()
+        for b, slow in enumerate(slowness or [1.0] * bins):
+            heappush(self.heaps.setdefault(slow, []), (loads[b], b))
+
+    def put(self, cost: float, tokens: int) -> int:
+        """The bin that would be done with this item first, which it goes to; -1: no room."""
+        heaps, room, parked = self.heaps, self.room, self.parked
         while parked and -parked[0][0] >= tokens:
-            heappush(heap, heappop(parked)[1])
-        while heap:
-            load, b = heap[0]
-            left = room[b]
-            if tokens <= left or (tokens > budget and left == budget):
-                break  # room enough, or an item over the budget has an empty bin to itself
-            heappush(parked, (-left, heappop(heap)))
-        else:
-            return None
-        room[b] = left - tokens
-        labels.append(b)
-        heapreplace(heap, (load + cost, b))
-    return np.array(labels, dtype=np.int64)
+            _, slow, entry = heappop(parked)
+            heappush(heaps[slow], entry)
+        best, soonest = None, np.inf
+        for slow, heap in heaps.items():
+            while heap and room[heap[0][1]] < tokens:
+                heappush(parked, (-room[heap[0][1]], slow, heappop(heap)))
+            if heap and (heap[0][0] + cost) * slow < soonest:
+                best, soonest = heap, (heap[0][0] + cost) * slow
+        if best is None:
+            return -1
+        load, b = best[0]
+        room[b] -= tokens
+        heapreplace(best, (load + cost, b))
+        return b
 
 
 def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:
@@ -143,6 +201,7 @@ def swap_level(
     *,
     parts: int = 1,
     base: FloatArray | None = None,
+    stages: int = 1,
     enough: float = tuning.TOLERANCE,
 ) -> None:
     """Level the loads of bins within each row by pairwise swaps, in place.
@@ -151,7 +210,8 @@ def swap_level(
     last entry is the empty slot: it costs nothing, so that swapping with it is a move.
     parts: equal parts of a bin's slots, each with the budget to itself: a rank's micro-batches.
     base: float64[rows, bins], what each bin counts as loaded with beside its items: bins that
-    should cost less than others have more.
+    should cost less than others have more. stages: bins are ranks, and their slots micro-batches,
+    the largest of which counts once more for each further stage.
     Each round pairs the i-th most with the i-th least loaded bin of a row and makes, in every
     pair, the one swap that comes closest to levelling it. Rows that are level, or whose most
     loaded bin nobody can help, are left alone; all ends when the largest loads are within
@@ -161,13 +221,15 @@ def swap_level(
     half, looked_at = bins // 2, np.arange(min(slots, tuning.SWAP_SLOTS))
     if not half:
         return
-    held = _Held(ids.reshape(-1, slots), x, s, budget, parts)
+    held = _Held(ids.reshape(-1, slots), x, stages - 1)
+    if s is not None:
+        held.limit(s, budget, parts)
     beside = np.zeros((rows, bins)) if base is None else base
     tight = s is not None and bool(np.ptp(s[:-1]))  # then tokens stand in the way as well
     patience = 1 if tight else tuning.OTHER_PAIRINGS
     stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
     for turn in range(tuning.ROUNDS):
-        loads = held.cost.sum(axis=1).reshape(rows, bins) + beside
+        loads = held.loads().reshape(rows, bins) + beside
         mean = loads.sum(axis=1) / bins
         over = loads.max(axis=1) - mean
         uneven = (over > mean * min(tuning.TOLERANCE, enough)) & (stalled <= patience)
@@ -198,18 +260,21 @@ def levelled(
     *,
     rows: int = 1,
     parts: int = 1,
+    base: FloatArray | None = None,
     enough: float = tuning.TOLERANCE,
 ) -> Labels:
     """Bin of each item after `swap_level`, in rows of neighbouring bins, each of so many parts.
 
     Left as they are where one bin has so many more items that most slots would be empty.
     """
-    if too_many_slots(labels, bins):
+    if bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS:
         return labels
     ids = members(labels, bins).reshape(rows, bins // rows // parts, -1)
     tokens = None if s is None else np.append(s, 0)
-    swap_level(ids, np.append(x, 0.0), tokens, budget, parts=parts, enough=enough)
-    return bin_of_each(ids.reshape(bins, -1), len(labels))
+    swap_level(ids, np.append(x, 0.0), tokens, budget, parts=parts, base=base, enough=enough)
+    found = np.empty(len(labels) + 1, dtype=np.int64)
+    found[ids.reshape(bins, -1)] = np.arange(bins)[:, None]
+    return found[:-1]
 
 
 def members(labels: Labels, bins: int) -> IntArray:
@@ -222,35 +287,30 @@ def members(labels: Labels, bins: int) -> IntArray:
     return ids
 
 
-def bin_of_each(ids: IntArray, n: int) -> Labels:
-    """Bin of each of n items from `members`, whose rows may have been swapped since."""
-    labels = np.empty(n + 1, dtype=np.int64)
-    labels[ids] = np.arange(len(ids))[:, None]
-    return labels[:-1]
-
-
-def too_many_slots(labels: Labels, bins: int) -> bool:
-    """Whether the rows of `members` would be nearly all padding, and large."""
-    return bins * int(np.bincount(labels).max(initial=0)) > tuning.TOO_MANY_SLOTS
-
-
 #: Bins, and slots of each that are looked at.
 _Some = tuple[IntArray, IntArray]
 
 
 class _Held:
-    """What the slots of each bin hold: items, their cost, and, under a budget, their tokens."""
+    """What the slots of each bin hold: items, their cost, and, under a budget, their tokens.
 
-    def __init__(
-        self, ids: IntArray, x: FloatArray, s: IntArray | None, budget: int, parts: int
-    ) -> None:
-        self.ids, self.cost = ids, x[ids]
-        self.of_part = np.arange(ids.shape[1]) * parts // ids.shape[1]
-        if s is None:
-            self.room = None
-            return
-        self.tokens = s[ids]
-        self.room = budget - self.tokens.reshape(len(ids), parts, -1).sum(axis=2)
+    further: how often the dearest item of a bin counts once more.
+    """
+
+    def __init__(self, ids: IntArray, x: FloatArray, further: int) -> None:
+        self.ids, self.cost, self.further = ids, x[ids], further
+        self.room: IntArray | None = None
+
+    def limit(self, s: IntArray, budget: int, parts: int) -> None:
+        """Each of so many equal parts of a bin's slots has room for so many tokens."""
+        self.tokens, self.of_part = s[self.ids], np.arange(self.ids.shape[1]) * parts
+        self.of_part //= self.ids.shape[1]
+        self.room = budget - self.tokens.reshape(len(self.ids), parts, -1).sum(axis=2)
+
+    def loads(self) -> FloatArray:
+        """What each bin takes."""
+        loads: FloatArray = self.cost.sum(axis=1)
+        return loads + self.further * self.cost.max(axis=1) if self.further else loads
 
     def swap(self, high: _Some, low: _Some, gap: FloatArray) -> BoolArray:
         """Make the best swap of each pair of bins that gains by one; which pairs do.
@@ -258,7 +318,14 @@ class _Held:
         gap: what has to go from the one to the other to make them equal.
         """
         given, taken = self.cost[high[0][:, None], high[1]], self.cost[low[0][:, None], low[1]]
-        error = np.abs((given - gap[:, None])[:, :, None] - taken[:, None])
+        more = given[:, :, None] - taken[:, None]
+        error = np.abs(more - gap[:, None, None])
+        if self.further:  # by how much the slower of both then takes longer than their mean
+            one: FloatArray = np.maximum(self._others(high)[:, :, None], taken[:, None])
+            other: FloatArray = np.maximum(self._others(low)[:, None], given[:, :, None])
+            one = one * self.further + self.cost[high[0]].sum(axis=1)[:, None, None] - more
+            other = other * self.further + self.cost[low[0]].sum(axis=1)[:, None, None] + more
+            error = np.maximum(one, other) - (self.loads()[high[0]] - gap)[:, None, None]
         if self.room is not None:
             gives = self.tokens[high[0][:, None], high[1]][:, :, None]
             takes = self.tokens[low[0][:, None], low[1]][:, None]
@@ -271,13 +338,20 @@ class _Held:
         i, j = np.divmod(best[gain], len(low[1]))
         mine, theirs = (high[0][gain], high[1][i]), (low[0][gain], low[1][j])
         if self.room is not None:
-            more = self.tokens[mine] - self.tokens[theirs]
-            self.room[mine[0], self.of_part[mine[1]]] += more
-            self.room[theirs[0], self.of_part[theirs[1]]] -= more
+            tokens = self.tokens[mine] - self.tokens[theirs]
+            self.room[mine[0], self.of_part[mine[1]]] += tokens
+            self.room[theirs[0], self.of_part[theirs[1]]] -= tokens
             self.tokens[mine], self.tokens[theirs] = self.tokens[theirs], self.tokens[mine]
         for of in (self.ids, self.cost):
             of[mine], of[theirs] = of[theirs], of[mine]
         return gain
+
+    def _others(self, some: _Some) -> FloatArray:
+        """The dearest item of each bin without the one in each of these slots."""
+        cost = self.cost[some[0]]
+        first, second = (-cost).argsort(axis=1, kind="stable")[:, :2, None].transpose(1, 0, 2)
+        others: FloatArray = np.take_along_axis(cost, np.where(some[1] == first, second, first), 1)
+        return others
 
 
 def bins_onto_ranks(load: FloatArray, R: int, M: int, stages: int = 1) -> IntArray:
@@ -292,80 +366,13 @@ def bins_onto_ranks(load: FloatArray, R: int, M: int, stages: int = 1) -> IntArr
         swap_level(ids[None], x)
         ids.sort(axis=1)
     if stages > 1 and M > 1:
-        ids = for_pipelines(ids, x, stages)
+        labels = np.append(np.arange(R), lpt(x[R:], R, M - 1, start=stages * x[:R]))
+        dealt = by_label(labels, R).reshape(R, M)
+        ids = min((ids, dealt), key=lambda found: step_time(x[found], Sync.STEP, stages))
+        swap_level(ids[None], x, stages=stages)
     place = np.empty(R * M, dtype=np.int64)
     place[falling[ids.ravel()]] = np.arange(R * M)
     return place
-
-
-def for_pipelines(ids: IntArray, load: FloatArray, stages: int) -> IntArray:
-    """`ids[R, M]` of equal sums, or better ones for pipelines of so many stages.
-
-    load: float64[R*M], falling, what each micro-batch costs.
-    """
-    R, M = ids.shape
-
-    def time(found: IntArray) -> float:
-        return step_time(load[found], Sync.STEP, stages)
-
-    better = min((ids, _deal(load, R, M, stages)), key=time)
-    swapped = better.ravel()[_swapped(load[better], stages)]
-    return min((ids, swapped), key=time)
-
-
-def _deal(load: FloatArray, R: int, M: int, stages: int) -> IntArray:
-    """LPT onto R ranks of M each, ids[R, M] of descending `load`; a rank's first counts for all."""
-    labels = np.arange(len(load))
-    labels[R:] = lpt(load[R:], R, M - 1, start=stages * load[:R])
-    return np.argsort(labels, kind="stable").reshape(R, M)
-
-
-def _swapped(load: FloatArray, stages: int) -> IntArray:
-    """Swap micro-batches of slow and fast ranks while that helps: where each of load[R, M] goes."""
-    R, M = load.shape
-    ids, load = np.arange(R * M).reshape(R, M), load.copy()
-    enough = even_time(load, stages) * (1 + tuning.TOLERANCE)
-    pairs, looked_at, stalled = R // 2, min(M, tuning.SWAP_SLOTS), 0
-    for turn in range(tuning.ROUNDS):
-        times = load.sum(axis=1) + (stages - 1) * load.max(axis=1)
-        if not pairs or stalled > tuning.OTHER_PAIRINGS or times.max() <= enough:
-            break
-        by_time = times.argsort(kind="stable")
-        high, low = by_time[::-1][:pairs], np.roll(by_time[:pairs], -stalled)
-        at = (np.arange(looked_at) * M // looked_at + turn) % M
-        slower = _slower_after(load, high, low, at, stages).reshape(pairs, -1)
-        best = slower.argmin(axis=1)
-        gain = slower[np.arange(pairs), best] < times[high] * (1 - tuning.ROUNDING)
-        stalled = 0 if gain[0] else stalled + 1
-        one, other = np.divmod(best[gain], looked_at)
-        here, there = (high[gain], at[one]), (low[gain], at[other])
-        for array in (ids, load):
-            array[here], array[there] = array[there], array[here]
-    return ids
-
-
-def _slower_after(
-    load: FloatArray, high: IntArray, low: IntArray, at: IntArray, stages: int
-) -> FloatArray:
-    """Time of the slower of each pair of ranks after each swap, [pair, of high's, of low's]."""
-    one, other = load[high], load[low]
-    gives, takes = one[:, at, None], other[:, None, at]
-    more = takes - gives
-    mine = np.maximum(_largest_of_others(one, at)[:, :, None], takes) * (stages - 1)
-    theirs = np.maximum(_largest_of_others(other, at)[:, None, :], gives) * (stages - 1)
-    mine += one.sum(axis=1)[:, None, None] + more
-    theirs += other.sum(axis=1)[:, None, None] - more
-    slower: FloatArray = np.maximum(mine, theirs)
-    return slower
-
-
-def _largest_of_others(load: FloatArray, at: IntArray) -> FloatArray:
-    """The largest of each row of load[n, M] without the one at each of `at`, [n, len(at)]."""
-    order = (-load).argsort(axis=1, kind="stable")
-    rows = np.arange(len(load))[:, None]
-    first, second = order[:, :1], order[:, 1:2]
-    out: FloatArray = load[rows, np.where(at == first, second, first)]
-    return out
 
 
 def levels(x: FloatArray, R: int, M: int, company: float = 0.0) -> FloatArray:

@@ -37,11 +37,11 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.errors import PlanError
 from rollout_planner.objective import micro_batches_for
-from rollout_planner.order import by_falling_tokens, by_label, group_max, running_sums
+from rollout_planner.order import by_label, group_max, running_sums
 from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
-from rollout_planner.split.padded import begin_cost
+from rollout_planner.split.padded import price_of
 from rollout_planner.split.parts import Batch, Padded, Parts, Work, time_of
 from rollout_planner.split.recut import recut
 from rollout_planner.types import (
@@ -71,35 +71,23 @@ def by_differences(load: FloatArray, _weight: IntArray, R: int, _cap: int) -> In
 
 
 def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray | None:
-    """Each to the next rank that has room."""
+    """Each to the next rank; if one has no room for all of its own to those that have fewest."""
     turns = np.arange(len(weight)) % R
     if np.bincount(turns, weight).max() <= cap:
         return turns
-    room, ranks = [cap] * R, []
-    for g, count in enumerate(weight.tolist()):
-        turn = next((r % R for r in range(g, g + R) if room[r % R] >= count), None)
-        if turn is None:
-            return None
-        room[turn] -= count
-        ranks.append(turn)
-    return np.array(ranks, dtype=np.int64)
+    return assign.lpt_budget(np.ones(len(weight)), weight, R, cap)
 
 
 def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Micro-batches of ranks that hold whole groups. work: pays for cutting padded ones anew."""
     task = _Task.of(batch, config)
-    begin = 0.0 if task.counts else begin_cost(batch.x, batch.s, task.cap, config.cost)
-
-    def rating(parts: Parts) -> float:
-        return time_of(batch, parts, config) + begin * parts.num_micro_batches
-
     M = task.fewest()
     while not (found := task.found(M, work)):
         M += config.micro_batch_multiple
-    found.sort(key=rating)
+    found.sort(key=lambda each: price_of(batch, each, config))
     if task.pads:
         found += [recut(batch, parts, config, work) for parts in found[:2]]
-    return min(found, key=rating)
+    return min(found, key=lambda each: price_of(batch, each, config))
 
 
 def split_plainly(
@@ -214,8 +202,10 @@ class _Task:
         ranks = share(load[order], held[order], R, room)
         if ranks is None or np.bincount(ranks, weights=held[order]).max() > room:
             order = np.lexsort((-load, -held))
-            ranks = _fitted(None, held[order], R, room)
-        if ranks is None:
+            ranks = assign.fill_sets(
+                held[order].astype(np.float64), held[order], np.zeros_like(order), R, room
+            )
+        if ranks.min() < 0:
             return None
         way = np.empty_like(ranks)
         way[order] = ranks
@@ -237,22 +227,17 @@ class _Task:
         """
         cost, weight, cap, sync = self.batch.cost, self.weight, self.cap, self.config.sync
         level, x, w = self.levels(ranks, M), np.append(cost, 0.0), np.append(weight, 0)
-        place, best, least = np.full(len(cost), -1), np.zeros((0, M, 0), np.int64), np.inf
-
-        def to_levels(own: FloatArray, s: IntArray) -> IntArray | None:
-            return _fitted(assign.lpt_budget(own, s, M, cap, level[0] - level), s, M, cap)
-
-        def by_differences(own: FloatArray, s: IntArray) -> IntArray | None:
-            labels = differencing_labels(own, M, equal_size=False)
-            return labels if np.bincount(labels, s, M).max() <= cap else None
-
-        for start in (to_levels, by_differences):
-            for r, ids in enumerate(ranks):
-                labels = start(cost[ids], weight[ids])
-                if labels is not None:
-                    place[ids] = labels + r * M
-            if place.min() < 0:
-                return None
+        place, best, least = np.empty(len(cost), np.int64), np.zeros((0, M, 0), np.int64), np.inf
+        ids, rank_of = np.concatenate(ranks), _ranks_of(ranks)
+        labels = assign.fill_sets(cost[ids], weight[ids], rank_of, M, cap, start=level[0] - level)
+        if labels.min() < 0:
+            return None
+        place[ids] = labels + rank_of * M
+        for by_differences in (False, True):
+            for r, own in enumerate(ranks if by_differences else []):
+                labels = differencing_labels(cost[own], M, equal_size=False)
+                if np.bincount(labels, weight[own], M).max() <= cap:
+                    place[own] = labels + r * M
             bins = assign.members(place, len(ranks) * M).reshape(len(ranks), M, -1)
             targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
             for target in (None, *targets):
@@ -282,15 +267,6 @@ class _Task:
             first = cost[ids[:M]]
             np.maximum(largest[: len(first)], first, out=largest[: len(first)])
         return assign.levels(np.append(largest, most - largest.sum()), 1, M)
-
-
-def _fitted(labels: IntArray | None, w: IntArray, bins: int, cap: int) -> IntArray | None:
-    """These, or bins that are filled evenly by weight, or tightly; None if there is no room."""
-    if labels is None:
-        labels = assign.lpt_budget(w.astype(np.float64), w, bins, cap)
-    if labels is None:
-        labels = assign.best_fit(w, np.full(bins, cap), cap)
-    return None if labels.min(initial=0) < 0 else labels
 
 
 def layers_of(cost: FloatArray, group: IntArray) -> FloatArray:
@@ -352,21 +328,30 @@ def cut_ranks(
     M: micro-batches of a rank, where these have a fixed size. as_came: under a token budget only
     the last micro-batch is filled on.
     """
-    m, budget = config.micro_batch_size, config.micro_batch_tokens or 1
-    padded, tokens = config.layout is Layout.PADDED, [batch.tokens[items] for items in ranks]
+    m, budget, ids = config.micro_batch_size, config.micro_batch_tokens or 1, np.concatenate(ranks)
+    rank_of, in_runs = _ranks_of(ranks), as_came or config.layout is Layout.PADDED
     if m is not None:
-        own = [np.arange(len(items)) // m for items in ranks]
-    elif padded or as_came:
-        own = [run_of_each(s.tolist(), budget, padded=padded) for s in tokens]
-        M = config.micro_batches(max(map(assign.num_bins, own)))
+        own = np.concatenate([np.arange(len(each)) // m for each in ranks])
     else:
-        own = [assign.first_fit(np.minimum(s, budget), np.full(len(s), budget)) for s in tokens]
-        needed = max(map(assign.num_bins, own))
-        if (M := config.micro_batches(needed)) > needed:
-            costs = [batch.cost[items] for items in ranks]
-            own = [_spread(*each, M, budget) for each in zip(costs, tokens, own, strict=True)]
-    labels = np.concatenate([r * M + each for r, each in enumerate(own)])
-    return Parts.of_labels(np.concatenate(ranks), labels, M, len(ranks))
+        tokens, padded = np.minimum(batch.tokens, budget), config.layout is Layout.PADDED
+        own = np.concatenate(
+            [
+                run_of_each(tokens[each].tolist(), budget, padded=padded)
+                if in_runs
+                else assign.first_fit(tokens[each], np.full(len(each), budget))
+                for each in ranks
+            ]
+        )
+        needed = assign.num_bins(own)
+        if (M := config.micro_batches(needed)) > needed and not in_runs:
+            spread = assign.fill_sets(batch.cost[ids], tokens[ids], rank_of, M, budget)
+            own = spread if spread.min() >= 0 else own
+    return Parts.of_labels(ids, rank_of * M + own, M, len(ranks))
+
+
+def _ranks_of(ranks: list[IntArray]) -> IntArray:
+    """Rank of each sample of these, one rank after the other."""
+    return np.repeat(np.arange(len(ranks)), list(map(len, ranks)))
 
 
 def run_of_each(s: list[int], budget: int, *, padded: bool) -> IntArray:
@@ -381,20 +366,6 @@ def run_of_each(s: list[int], budget: int, *, padded: bool) -> IntArray:
         held, count = (more, count + 1) if fits or not count else (tokens, 1)
         runs.append((runs[-1] if runs else -1) + (count == 1))
     return np.array(runs, dtype=np.int64)
-
-
-def _spread(x: FloatArray, s: IntArray, fitted: IntArray, M: int, budget: int) -> IntArray:
-    """Micro-batch of each of a rank's samples so that M cost about the same, or as fitted.
-
-    The largest goes first, wherever it stands.
-    """
-    falling = by_falling_tokens(s)
-    found = assign.lpt_budget(x[falling], s[falling], M, budget)
-    if found is None:
-        return fitted
-    labels = np.empty_like(found)
-    labels[falling] = found
-    return labels
 
 
 def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batch, PlanConfig]:

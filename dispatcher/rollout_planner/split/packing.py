@@ -20,11 +20,11 @@ Example, R = 2, M = 2, costs 9 5 4 3 3: the share is 6, so the first micro-step 
 Example, R = 2, budget 10, cost = tokens, 8 5 4 3: 20 tokens need M = 1 bin a rank; 8 | 5 4, and 3
 fits neither, nor by best fit, so M = 2.
 
-Where ranks meet once a step (`pack_ranks`) what counts is the most that a rank has in all. Two
-ways, the better of which stays. Samples go to ranks by cost, largest first onto the least loaded,
-and each rank packs its own; what finds no room there goes where there is some. Or bins, as few as
-can be, go to ranks, M to each, so that their sums are close. Swaps between ranks, in and out of
-micro-batches with room, level what is left.
+Where ranks meet once a step (`pack_ranks`) what counts is the most that a rank has in all. Bins, as
+few as can be, go to ranks, M to each, so that their sums are close. Where these are not level,
+samples go to ranks by cost, largest first onto the least loaded, and each rank packs its own; what
+finds no room there goes where there is some; and the better way stays. Swaps between ranks, in and
+out of micro-batches with room, level what is left of either.
 
 Example, R = 2, budget 10, tokens 10 6 5 5 3 2 1, cost tokens squared: 32 tokens need M = 2. By
 cost 10 2 | 6 5 5 3 1 are 104 and 96, and the second rank packs as 6 3 1 and 5 5.
@@ -229,14 +229,18 @@ def pack_ranks(
     """Micro-batch of each item, numbered rank by rank, and M; items fall in cost and in tokens."""
     bins, M = fill(x, s, R, budget, allowed)
     t, load = np.minimum(s, budget), np.bincount(bins, weights=x, minlength=R * M)
-    starts = (
-        assign.bins_onto_ranks(load.astype(np.float64), R, M)[bins],
-        _by_samples(x, t, R, M, budget),
-    )
-    found = [
-        assign.levelled(each, x, R * M, t, budget, parts=M) for each in starts if each is not None
-    ]
-    return min(found, key=lambda each: float(np.bincount(each // M, weights=x).max())), M
+
+    def levelled(labels: IntArray) -> IntArray:
+        return assign.levelled(labels, x, R * M, t, budget, parts=M)
+
+    def time(labels: IntArray) -> float:
+        return float(np.bincount(labels // M, weights=x).max())
+
+    found = levelled(assign.bins_onto_ranks(load.astype(np.float64), R, M)[bins])
+    if time(found) > max(float(x.sum()) / R, x.item(0)) * (1 + tuning.LEVEL):
+        start = _by_samples(x, t, R, M, budget)
+        found = found if start is None else min((found, levelled(start)), key=time)
+    return found, M
 
 
 def count_ranks(x: FloatArray, R: int, M: int, most: int) -> IntArray:
@@ -256,18 +260,13 @@ def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntA
     rank = assign.lpt_budget(x, t, R, M * budget)
     if rank is None:
         return None
-    rank, labels = assign.levelled(rank, x, R, t, M * budget), np.full(len(x), -1)
-    room, load = np.full(R * M, budget), np.zeros(R)
-    for r in range(R):
-        items = np.flatnonzero(rank == r)
-        own = assign.lpt_budget(x[items], t[items], M, budget)
-        if own is None:
-            own = assign.best_fit(t[items], np.full(M, budget), budget)
-        items, own = items[own >= 0], own[own >= 0]
-        labels[items] = own + r * M
-        room[r * M : (r + 1) * M] -= np.bincount(own, t[items], M).astype(np.int64)
-        load[r] = x[items].sum()
-    for i in np.flatnonzero(labels < 0).tolist():
+    rank = assign.levelled(rank, x, R, t, M * budget)
+    own = assign.fill_sets(x, t, rank, M, budget)
+    labels = np.where(own < 0, -1, own + rank * M)
+    placed = labels >= 0
+    room = budget - np.bincount(labels[placed], t[placed], R * M).astype(np.int64)
+    load = np.bincount(rank[placed], x[placed], R)
+    for i in np.flatnonzero(~placed).tolist():
         fits = np.flatnonzero(room >= t[i])
         if not len(fits):
             return None

@@ -43,7 +43,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.cost import Quadratic
 from rollout_planner.order import running_sums
-from rollout_planner.split.parts import Batch
+from rollout_planner.split.parts import Batch, Parts, time_of
 from rollout_planner.types import CostModel, FloatArray, IntArray, PlanConfig
 
 
@@ -249,6 +249,11 @@ def begin_of(batch: Batch, config: PlanConfig) -> float:
     return 0.0 if budget is None else begin_cost(batch.x, batch.s, budget, config.cost)
 
 
+def price_of(batch: Batch, parts: Parts, config: PlanConfig) -> float:
+    """What these micro-batches take, with what it costs to begin each micro-step."""
+    return time_of(batch, parts, config) + begin_of(batch, config) * parts.num_micro_batches
+
+
 def padded_time(x: FloatArray, s: IntArray, config: PlanConfig) -> float:
     """What a good split takes where ranks meet at every micro-step, with what it costs to begin.
 
@@ -305,8 +310,7 @@ def padded_runs(items: Items, counts: Counts, *, per_step: bool) -> IntArray | N
         pool.search(noise)  # where ranks meet once a step, and of groups, more hardly helps
     if per_step:
         for starts in {len(each.starts): each.starts for each in reversed(pool.found)}.values():
-            for part in tuning.LARGEST_RUN:
-                pool.add(moved(items, starts, part * items.work / counts.R))
+            pool.add(moved(items, starts, items.work / counts.R))
     return pool.found[0].starts
 
 

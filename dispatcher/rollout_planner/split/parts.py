@@ -107,6 +107,12 @@ class Parts:
         counts = np.bincount(labels, minlength=R * M).reshape(R, M)
         return cls(sequence[by_label(labels, R * M)], counts)
 
+    def labels(self) -> IntArray:
+        """The micro-batch of each sample, numbered rank by rank."""
+        labels = np.empty(len(self.sequence), dtype=np.int64)
+        labels[self.sequence] = np.arange(self.counts.size).repeat(self.counts.ravel())
+        return labels
+
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches per DP rank."""
@@ -240,12 +246,12 @@ def without_fillers(batch: Batch, parts: Parts) -> Parts:
 
 def _shared(labels: IntArray, counts: IntArray, cost: FloatArray) -> IntArray:
     """Ranks with fewer samples than micro-batches get the cheapest that others can spare."""
-    (R, M), sizes, labels = counts.shape, counts.sum(axis=1), labels.copy()
+    M, sizes, labels = counts.shape[1], counts.sum(axis=1), labels.copy()
     by_rank = np.lexsort((cost, labels // M))
     place = np.arange(len(labels)) - np.repeat(sizes.cumsum() - sizes, sizes)
     spare = by_rank[place < np.repeat(np.maximum(sizes - M, 0), sizes)]
-    empty = [np.flatnonzero(counts[r] == 0)[: max(M - sizes[r], 0)] + r * M for r in range(R)]
-    wanted = np.concatenate(empty)[: len(spare)]
+    empty = counts == 0
+    wanted = np.flatnonzero(empty & (empty.cumsum(axis=1) <= (M - sizes)[:, None]))[: len(spare)]
     labels[spare[np.argsort(cost[spare], kind="stable")][: len(wanted)]] = wanted
     return labels
 

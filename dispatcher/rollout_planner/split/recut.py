@@ -18,8 +18,8 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label
-from rollout_planner.split.padded import begin_of, most_in_run
-from rollout_planner.split.parts import Batch, Parts, Work, evenly, matrix, rearranged, time_of
+from rollout_planner.split.padded import begin_of, most_in_run, price_of
+from rollout_planner.split.parts import Batch, Parts, Work, evenly, matrix, rearranged
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, step_time
 
 
@@ -32,8 +32,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
     (R, M), n, m, last, begin = parts.counts.shape, len(batch), config.micro_batch_size, 0, 0.0
     if m is not None and (M == 1 or n == R * M * m):
         return parts
-    sizes, rank_of = parts.counts.sum(axis=1), np.empty(n, dtype=np.int64)
-    rank_of[parts.sequence] = np.repeat(np.arange(R), sizes)
+    sizes, rank_of = parts.counts.sum(axis=1), parts.labels() // M
     place, most = by_label(rank_of[batch.order], R), np.full(n, m or 1)
     if m is None:
         most = most_in_run(batch.s, config.micro_batch_tokens or 1)
@@ -79,10 +78,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
         if time(found) >= time(best) * (1 - tuning.ROUNDING):
             break
         best = found
-    return min(
-        (parts, placed(best)),
-        key=lambda each: time_of(batch, each, config) + begin * each.num_micro_batches,
-    )
+    return min((parts, placed(best)), key=lambda each: price_of(batch, each, config))
 
 
 def _beyond(cost: FloatArray, pace: FloatArray) -> FloatArray:

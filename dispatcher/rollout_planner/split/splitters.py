@@ -65,9 +65,7 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
             labels = pack_by_count(x, R, M, budget)
         if per_step:
             labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
-        load = np.bincount(labels, weights=x, minlength=R * M).astype(np.float64)
-        place = places_of(load, R, M, per_step, stages)
-        ways.append(Parts.of_labels(order, place[labels], M, R))
+        ways.append(_placed(order, labels, M, batch, config))
     return min(ways, key=lambda parts: time_of(batch, parts, config))
 
 

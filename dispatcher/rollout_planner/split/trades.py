@@ -15,7 +15,7 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import labels_of
-from rollout_planner.split.assign import spread_columns
+from rollout_planner.split.assign import places_of
 from rollout_planner.split.parts import Batch, Parts, Work
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, cut
 
@@ -181,11 +181,6 @@ class _Trades:
 
     def parts(self) -> Parts:
         """Bins of like cost share a micro-step."""
-        R, M = self.R, self.M
-        bins = np.arange(R * M)
-        if not self.per_step:
-            place = spread_columns(self.levels) * M + np.arange(M)[:, None]
-            bins[place.ravel()] = self.order.ravel()
-        held = [self.bins[b] for b in bins.tolist()]
-        counts = np.array([len(each) for each in held], dtype=np.int64).reshape(R, M)
-        return Parts(np.array([i for each in held for i in each], dtype=np.int64), counts)
+        R, M, n = self.R, self.M, self.nobody
+        place = np.arange(R * M) if self.per_step else places_of(self.load, R, M, per_step=False)
+        return Parts.of_labels(np.arange(n), place[labels_of(self.bins, n)], M, R)

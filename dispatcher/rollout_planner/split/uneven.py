@@ -20,7 +20,6 @@ What does not gain by any of that changes places at least: the least work to the
 """
 
 from bisect import bisect_left
-from heapq import heappop, heappush, heapreplace
 from itertools import pairwise
 
 import numpy as np
@@ -29,13 +28,12 @@ from rollout_planner import tuning
 from rollout_planner.order import by_label
 from rollout_planner.split import assign
 from rollout_planner.split.groups import Share, split_plainly
-from rollout_planner.split.padded import begin_of, most_in_run
+from rollout_planner.split.padded import most_in_run, price_of
 from rollout_planner.split.parts import (
     Batch,
     Parts,
     matrix,
     rearranged,
-    time_of,
     without_fillers,
 )
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
@@ -47,7 +45,7 @@ def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
     assert slowness is not None, "there is nothing to do for ranks that are alike"
 
     def share(load: FloatArray, weight: IntArray, _ranks: int, cap: int) -> IntArray | None:
-        ranks = first_done(load, weight, slowness, cap)
+        ranks = assign.lpt_budget(load, weight, len(slowness), cap, slowness=slowness)
         return None if ranks is None else _levelled(ranks, load, weight, cap=cap, slowness=slowness)
 
     found, alone = [parts, _placed(batch, parts, config, share)], batch.group is None
@@ -62,43 +60,7 @@ def for_speeds(batch: Batch, parts: Parts, config: PlanConfig) -> Parts:
         found += [
             without_fillers(batch, _dealt(batch, each, config, slowness)) for each in found[1:]
         ]
-    begin = begin_of(batch, config)
-    return min(
-        found, key=lambda each: time_of(batch, each, config) + begin * each.num_micro_batches
-    )
-
-
-def first_done(
-    load: FloatArray, weight: IntArray, slowness: tuple[float, ...], cap: int
-) -> IntArray | None:
-    """Rank of each item of falling load: the one that would be done first of those with room.
-
-    weight: what each takes of a rank's `cap`; one above it has a rank to itself. None: no room.
-    Ranks that are equally fast have a heap together, by what they have, and of each heap only the
-    least loaded is asked.
-    """
-    heaps: dict[float, list[tuple[float, int]]] = {}
-    for rank, slow in enumerate(slowness):
-        heaps.setdefault(slow, []).append((0.0, rank))
-    room, full, ranks = [cap] * len(slowness), list[tuple[int, float, tuple[float, int]]](), []
-    for cost, taken in zip(load.tolist(), weight.tolist(), strict=True):
-        needed = min(taken, cap)
-        while full and -full[0][0] >= needed:
-            _, slow, entry = heappop(full)
-            heappush(heaps[slow], entry)
-        best, soonest = None, np.inf
-        for slow, heap in heaps.items():
-            while heap and room[heap[0][1]] < needed:
-                heappush(full, (-room[heap[0][1]], slow, heappop(heap)))
-            if heap and (heap[0][0] + cost) * slow < soonest:
-                best, soonest = heap, (heap[0][0] + cost) * slow
-        if best is None:
-            return None
-        loaded, rank = best[0]
-        room[rank] -= needed
-        heapreplace(best, (loaded + cost, rank))
-        ranks.append(rank)
-    return np.array(ranks, dtype=np.int64)
+    return min(found, key=lambda each: price_of(batch, each, config))
 
 
 def _placed(batch: Batch, parts: Parts, config: PlanConfig, share: Share) -> Parts:
@@ -172,25 +134,27 @@ def _parts_of(found: list[list[int]], R: int) -> Parts:
 
 def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
     """The samples of each micro-step dealt to ranks anew where that gains, and levelled."""
-    (R, M), counts, m = parts.counts.shape, parts.counts.ravel(), config.micro_batch_size
-    labels = np.empty(len(batch), dtype=np.int64)  # micro-step by micro-step
-    labels[parts.sequence] = np.repeat(np.arange(R * M).reshape(M, R).T.ravel(), counts)
-    weight = batch.tokens if m is None else np.ones(len(batch), dtype=np.int64)
-    cap, slow = m or config.micro_batch_tokens or 1, np.array(slowness)
-    order = batch.dearest_first[np.argsort(labels[batch.dearest_first] // R, kind="stable")]
-    ends = np.searchsorted(labels[order] // R, np.arange(M + 1)).tolist()
-    for j, (start, end) in enumerate(pairwise(ends)):
-        own = order[start:end]
-        ranks = first_done(batch.cost[own], weight[own], slowness, cap)
-        if ranks is None:
-            continue
-        before = np.bincount(labels[own] % R, weights=batch.cost[own], minlength=R) * slow
-        after = np.bincount(ranks, weights=batch.cost[own], minlength=R) * slow
-        if after.max() < before.max():
-            labels[own] = ranks + j * R
-    labels = _levelled(labels, batch.cost, weight, cap=cap, slowness=slowness, rows=M)
-    labels = labels % R * M + labels // R
-    return Parts.of_labels(batch.order, labels[batch.order], M, R)
+    (R, M), m, order, x = (
+        parts.counts.shape,
+        config.micro_batch_size,
+        batch.dearest_first,
+        batch.falling,
+    )
+    rank, step = np.divmod(parts.labels()[order], M)
+    weight = batch.tokens[order] if m is None else np.ones_like(order)
+    cap = m or config.micro_batch_tokens or 1
+    dealt = assign.fill_sets(x, weight, step, R, cap, slowness=slowness)
+
+    def times(ranks: IntArray) -> FloatArray:
+        load = np.bincount(step * R + ranks, x, R * M).reshape(M, R)
+        longest: FloatArray = (load * slowness).max(axis=1)
+        return longest
+
+    gains = times(np.maximum(dealt, 0)) < times(rank)
+    gains &= np.bincount(step, dealt < 0, M) == 0
+    rank = np.where(gains[step], dealt, rank)
+    bins = _levelled(step * R + rank, x, weight, cap=cap, slowness=slowness, rows=M)
+    return Parts.of_labels(order, bins % R * M + bins // R, M, R)
 
 
 def _levelled(
@@ -206,11 +170,7 @@ def _levelled(
 
     weight: what each takes of a bin's `cap`.
     """
-    R, slow = len(slowness), np.array(slowness)
-    if assign.too_many_slots(labels, rows * R):
-        return labels
-    ids, x = assign.members(labels, rows * R).reshape(rows, R, -1), np.append(cost, 0.0)
-    level = x[ids].sum(axis=(1, 2)) / (1 / slow).sum()
-    base = level[:, None] * (1 - 1 / slow)
-    assign.swap_level(ids, x, np.append(weight, 0), cap, base=base)
-    return assign.bin_of_each(ids.reshape(rows * R, -1), len(labels))
+    R, speed = len(slowness), 1 / np.array(slowness)
+    level = np.bincount(labels // R, cost, rows) / speed.sum()
+    base = level[:, None] * (1 - speed)
+    return assign.levelled(labels, cost, rows * R, weight, cap, rows=rows, base=base)

@@ -303,9 +303,9 @@ def _start_dispatcher(children: Children, strategy: Strategy, load: Load, folder
     ready.unlink(missing_ok=True)
     options = {
         "dp-size": RANKS,
-        "dispatch-batch-size": load.batch,
+        "global-batch-size": load.batch,
         "micro-batch-size": MICRO_BATCH,
-        "window-multiple": WINDOW_MULTIPLE,
+        "window": WINDOW_MULTIPLE,
         "strategy": strategy,
         "sync": "step",  # DDP with no_sync: ranks meet once a step
         "cost": load.cost,
