@@ -22,7 +22,6 @@ COMMANDS = {
     "check-config": ("serve", "check", "show the config that serve would use, and its sources"),
     "wait-ready": ("ask", "run", "wait until a dispatcher serves (for scripts and probes)"),
     "top": ("top", "run", "watch a running dispatcher on a terminal"),
-    "gc": ("gc", "run", "release what lies in a payload store and nobody needs"),
     "simulate": (
         "simulate",
         "run",

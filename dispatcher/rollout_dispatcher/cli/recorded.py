@@ -135,7 +135,7 @@ def _measured(args: Namespace) -> Mapping[str, Any]:
     """What the dispatcher has measured."""
     client = Client(args, os.environ, timeout=5.0)
     try:
-        response, body = client.ask("GET", "/statusz", Accept="application/json")
+        response, body = client.get("/statusz", Accept="application/json")
         said = json.loads(body)
         if response.status != 200:
             raise NoAnswer(f"HTTP {response.status} {said['message']}")

@@ -110,9 +110,7 @@ class Source:
 
     def _get(self, path: str, accept: str) -> tuple[str, float]:
         """An answer, and the dispatcher's time of day, whose clock may not be ours."""
-        response, body = self.client.ask(
-            "GET", path, **{"Accept": accept, "Accept-Encoding": "gzip"}
-        )
+        response, body = self.client.get(path, **{"Accept": accept, "Accept-Encoding": "gzip"})
         if response.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         text = body.decode(errors="replace")
