@@ -237,7 +237,7 @@ def _configure() -> Described:
 
 
 def _known() -> Described:
-    """What `dispatcher gc` asks."""
+    """For who frees the others."""
     body = {"schema": {"$ref": "#/components/schemas/KnownRequest"}}
     return {
         "summary": "Which objects of a payload store are needed",
