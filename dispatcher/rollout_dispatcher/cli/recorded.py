@@ -22,7 +22,7 @@ from rollout_dispatcher.simulate.recorded import fitted_cost
 from rollout_dispatcher.simulate.result import Result
 
 REPORT = """\
-Make an HTML page with plots, which needs no other file: of a recorded run, what balancing bought,
+Make an HTML page, which needs no other file: of a recorded run, what balancing bought,
 by rank and over time; of a simulation, which window is worth it."""
 REPORT_EPILOG = """\
 examples:
