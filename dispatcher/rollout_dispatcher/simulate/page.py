@@ -219,11 +219,6 @@ def _mean(values: FloatArray) -> float | None:
 
 
 def _rank_section(ranks: list[RankShare]) -> str:
-    first, by = ranks[0], "measured by the ranks"
-    if first.measured_steps < first.steps:
-        told = f"{by} in {first.measured_steps:,} of {first.steps:,} steps, and "
-        by = f"{told if first.measured_steps else ''}by the plans' costs"
-        by += " in the others" if first.measured_steps else ""
     rows = [
         (
             str(each.rank), f"{each.work:.1f}", f"{each.stragglers:.1f}", f"{each.data:.1f}",
@@ -233,9 +228,9 @@ def _rank_section(ranks: list[RankShare]) -> str:
     ]  # fmt: skip
     return table(
         "Who waits for whom?",
-        f"Work and waiting for other ranks are {by}. The rank that waits least is the one that "
-        "the others wait for. What is left blank is neither: the optimizer, a weight sync, "
-        "evaluation, or a time that nobody told.",
+        f"As ranks measured it in {ranks[0].measured_steps:,} of {ranks[0].steps:,} steps. The "
+        "rank that waits least is the one that the others wait for. What is left blank is neither: "
+        "the optimizer, a weight sync, evaluation, or a time that nobody told.",
         [
             ("DP rank", ""), ("at work", "s"), ("for ranks", "s"), ("for data", "s"),
             ("lost", "%"), ("share of its time", ""),
