@@ -29,7 +29,6 @@ COMMANDS = {
     ),
     "calibrate": ("recorded", "calibrate", "say what samples cost, from what micro-batches took"),
     "report": ("recorded", "report", "make an HTML page of a recorded run, or of a simulation"),
-    "trace": ("recorded", "trace", "write a recorded run as a trace for Perfetto"),
     "demo": (
         "demo.command",
         "run",
