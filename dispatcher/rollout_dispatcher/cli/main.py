@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.cli.problems import show_problems
 from rollout_dispatcher.errors import ConfigError, DispatcherError
 from rollout_dispatcher.hints import nearest
 
@@ -62,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(name, rest)
     except ConfigError as error:
-        show_problems(error.problems, sys.stderr)
+        for problem in error.problems:
+            print(f"dispatcher: {problem}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:  # `dispatcher ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
