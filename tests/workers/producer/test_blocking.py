@@ -175,17 +175,6 @@ async def test_the_asyncio_producer_takes_mappings_too(
     assert [push.group_ids for push in serving.result(10)] == [None, ["g"]]
 
 
-def test_a_group_has_as_many_members_as_are_pushed_unless_told(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join()
-    pushing = threads.submit(producer.push_group, [RolloutSample(FIELDS)] * 2, "p17")
-    push = peer.expect(m.Push)
-    assert (push.group_ids, push.group_sizes) == (["p17", "p17"], [2, 2])
-    peer.answer(push)
-    pushing.result(10)
-
-
 def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
     join: Join, threads: ThreadPoolExecutor
 ) -> None:
