@@ -132,20 +132,6 @@ def test_a_commit_that_a_lost_connection_swallowed_is_told_by_the_hello(serve: S
     assert server.status()["steps_committed"] == 1
 
 
-def test_a_step_is_not_released_while_a_rank_is_away(serve: Serve) -> None:
-    server = serve()
-    first, second = two_ranks_one_prepared(server)
-    first.settle()
-    first.close()
-    server.await_status(ranks_connected=1)
-    second.prepare(0)
-    second.settle()
-    assert not second.steps[0].released
-    again = first.reconnect()
-    again.await_release(0)
-    second.await_release(0)
-
-
 def test_a_new_process_in_the_same_generation_starts_at_the_steps_beginning(serve: Serve) -> None:
     server = serve(micro_batch_size=1)
     Producer(server.endpoint, "p").push([3] * 4)
