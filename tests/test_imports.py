@@ -64,11 +64,11 @@ THIRD_PARTY = {
     "transport": {"numpy"},
     "core": {"numpy"},
     "record": {"numpy", "pydantic_core"},
-    "simulate": {"numpy"},
+    "simulate": {"numpy", "pydantic"},
     "journal": set(),
     "service": {"aiohttp", "numpy", "prometheus_client", "pydantic", "pydantic_core"},
     "package": set(),
-    "cli": {"numpy", "prometheus_client", "pydantic", "rich"},
+    "cli": {"numpy", "prometheus_client", "pydantic"},
     "workers": {"numpy", "pydantic", "torch", "tensordict"},  # the last for who asks for one
     "integrations": {"torch", "trl"},
     "engines": {"mooncake", "numpy", "ray", "torch", "transfer_queue"},

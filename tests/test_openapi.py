@@ -15,14 +15,11 @@ from rollout_dispatcher.service.config.values import RUN_HEADER
 from rollout_dispatcher.service.http.bodies import SUPPORTED
 from rollout_dispatcher.service.http.plane import (
     MAX_CONFIG_BYTES,
-    MAX_KNOWN_BYTES,
     CloseQuery,
     ConfigAnswer,
     ControlAnswer,
     EndQuery,
     GroupPath,
-    KnownAnswer,
-    KnownRequest,
     PhasePath,
 )
 from rollout_dispatcher.service.http.pushes import PushQuery
@@ -64,13 +61,6 @@ CONFIG_ERRORS: Final = {
     "422": "It cannot be so: message says why, and names what needs a restart; nothing has changed",
 }
 #: What a question for what is needed of a payload store is answered with besides.
-KNOWN_ERRORS: Final = {
-    "400": "The body is no JSON object, or not this one",
-    "408": "The request took longer than --set request-timeout to arrive",
-    "413": f"The body is larger than {MAX_KNOWN_BYTES} bytes; ask of fewer keys",
-    "415": "The body is compressed",
-    "422": "--payload-stores does not name this store",
-}
 #: Where a push is answered sample by sample.
 PUSH_OUTCOMES: Final = {
     "200": "All samples are accepted, or were before (duplicate)",
@@ -146,8 +136,7 @@ def describe() -> Described:
     schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
     schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
     models = (
-        PushRequest, ReferenceRequest, ConfigPatch, ConfigAnswer, ControlAnswer, KnownRequest,
-        KnownAnswer,
+        PushRequest, ReferenceRequest, ConfigPatch, ConfigAnswer, ControlAnswer,
     )  # fmt: skip
     for model in models:
         _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
@@ -191,7 +180,6 @@ def _paths() -> Described:
         },
         "/v1/stream/end": {"post": _control("Nothing comes any more", EndQuery)},
         "/v1/config": {"get": _get("The settings in force", "ConfigAnswer"), "post": _configure()},
-        "/v1/references/known": {"post": _known()},
         "/metrics": {"get": _get("Prometheus text format")},
         "/livez": {"get": _get("The process serves")},
         "/readyz": {"get": _get("Samples are accepted")},
@@ -233,20 +221,6 @@ def _configure() -> Described:
         "responses": {
             "200": _answer("The settings in force now", "ConfigAnswer"),
             **_errors(ANY_ERROR | CONFIG_ERRORS),
-        },
-    }
-
-
-def _known() -> Described:
-    """What `dispatcher gc` asks."""
-    body = {"schema": {"$ref": "#/components/schemas/KnownRequest"}}
-    return {
-        "summary": "Which objects of a payload store are needed",
-        "description": "Answered once it is durable that nobody needs the others.",
-        "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {
-            "200": _answer("Those that are needed", "KnownAnswer"),
-            **_errors(ANY_ERROR | KNOWN_ERRORS),
         },
     }
 

@@ -1,6 +1,5 @@
 """The command: exit codes, one-line errors, and help that shows what can be done."""
 
-import io
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pydantic import BaseModel
 from rollout_dispatcher import __version__
 from rollout_dispatcher.cli.main import COMMANDS, main
 from rollout_dispatcher.cli.options import is_advanced, metavar, unit_of
-from rollout_dispatcher.cli.problems import flag_of, show_problems
+from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.cli.simulate_options import SimulateOptions
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.reloading import ConfigPatch
@@ -124,20 +123,6 @@ def test_a_mistake_is_exit_code_2_and_each_is_a_line(
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("dispatcher: ") for line in lines)
     assert fact in lines[0]
-
-
-def test_on_a_terminal_mistakes_are_wrapped_and_coloured() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    problem = "--strategy windw: write " + "many words " * 20
-    shown, plain = Terminal(), Terminal()
-    show_problems([problem, "another"], shown, {"COLUMNS": "60"})
-    show_problems([problem, "another"], plain, {"NO_COLOR": "1"})
-    assert "\x1b[1m--strategy windw\x1b[0m" in shown.getvalue()
-    assert "\x1b" not in plain.getvalue()
-    assert max(map(len, plain.getvalue().splitlines())) <= 100
 
 
 def test_a_checked_config_can_be_given_back(

@@ -79,7 +79,6 @@ def test_ranks_are_measured_and_the_model_learns(finished: tuple[Path, str]) -> 
     for figures in results["strategies"].values():
         assert 0 < figures["wait_share"] < 1
         assert figures["tokens_per_second"] > 0
-        assert figures["flops_per_second"] > 0
         assert len(figures["wait_share_per_rank"]) == 2
         assert figures["final_loss"] < figures["first_loss"]
 

@@ -24,14 +24,6 @@ def test_what_needs_torch_names_the_extra(name: str) -> None:
     assert last.endswith(remedy)
 
 
-def test_the_live_view_names_its_extra() -> None:
-    code = "import sys; sys.modules['rich'] = None; from rollout_dispatcher.cli.main import main; "
-    command = [sys.executable, "-c", f"{code} sys.exit(main(['top']))"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    assert ended.returncode == 2
-    assert "pip install 'rollout-dispatcher[top]'" in ended.stderr
-
-
 @pytest.mark.parametrize("name", ["Credentials", "RankClient", "RolloutProducer", "RolloutSample"])
 def test_what_does_not_need_it_comes_without(name: str) -> None:
     assert run(f"w.{name}").returncode == 0

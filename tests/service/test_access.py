@@ -317,7 +317,6 @@ def test_over_http_a_producers_token_pushes_and_does_nothing_else(
     refused: list[tuple[str, bytes | None]] = [
         ("/v1/config", None), ("/v1/config", b'{"max_wait": 9}'), ("/statusz", None),
         ("/metrics", None), ("/debug/steps", None), ("/nowhere", None),
-        ("/v1/references/known", b'{"store": "file:///x", "keys": []}'),
         ("/v1/stream/end?force=true", b""), ("/v1/phases/3/end?force=1", b""),
     ]  # fmt: skip
     for path, body in refused:

@@ -56,8 +56,7 @@ def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
         assert tokens == [2, 3, 5, 8]
     assert {sample.version for sample in recording.samples.values()} == {1}
     assert recording.config["global_batch_size"] == 4
-    for command in ("report", "trace"):
-        assert main([command, str(record), "-o", str(tmp_path / command)]) == 0
+    assert main(["report", str(record), "-o", str(tmp_path / "report.html")]) == 0
     assert main(["simulate", str(record), "--recommend"]) == 0
     assert "as it ran: 5 steps" in capsys.readouterr().out
 

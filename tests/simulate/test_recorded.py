@@ -1,12 +1,7 @@
 """A recorded run as its users look at it: simulated again, as a page, as a trace."""
 
-import json
-import math
 import re
-from collections import defaultdict
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,21 +9,13 @@ import pytest
 from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.core.measuring.times import Pass
-from rollout_dispatcher.record.recording import Waited, load_recording
+from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate import table
 from rollout_dispatcher.simulate.page import recorded_page
-from rollout_dispatcher.simulate.perfetto import trace_json
 from rollout_dispatcher.simulate.recorded import as_it_ran, rank_shares, slowness, trainer_load
 from rollout_dispatcher.simulate.result import Result
 from rollout_planner.cost import Quadratic, parse_cost
 from tests.support.recorded import RANKS, SLOW_RANK, SPEED, STEPS, write_record
-
-#: What the Trace Event Format knows of processes and tracks, as far as it is used here.
-METADATA = {
-    ("process_name", "name"),
-    ("thread_name", "name"),
-    ("thread_sort_index", "sort_index"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +182,7 @@ def test_the_report_says_of_how_many_steps_ranks_told(record: Path) -> None:
     recording = load_recording(record)
     recording.trained()[0].measured.clear()
     shown = recorded_page(recording, own_setting(recording))
-    assert f"measured by the ranks in {STEPS - 1} of {STEPS} steps, and by the plans" in shown
+    assert f"As ranks measured it in {STEPS - 1} of {STEPS} steps." in shown
 
 
 @pytest.mark.parametrize("measured", [True, False])
@@ -207,98 +194,8 @@ def test_the_report_says_what_was_measured_and_what_was_not(tmp_path: Path, meas
     slow = f"DP rank {SLOW_RANK} is slower than the others: for the same planned cost it takes 1.40"
     assert (slow in text) == measured
     assert ("No rank told how long" in text) != measured
-    for words in ("over time?", "Who waits for whom?", "Was the window full?", "dropped: stale"):
+    for words in ("over time?", "<th>window", "dropped: stale"):
         assert words in text
+    assert ("Who waits for whom?" in text) == measured
     assert "nan" not in text
     assert not re.search(r"(src|href)=|url\(|@import|<script", text)
-
-
-@pytest.mark.parametrize("measured", [True, False])
-def test_the_trace_is_one_that_viewers_open(tmp_path: Path, measured: bool) -> None:
-    write_record(tmp_path / "record", measured=measured)
-    assert main(["trace", str(tmp_path / "record"), "-o", str(tmp_path / "trace.json")]) == 0
-    events = trace_events((tmp_path / "trace.json").read_text())
-    tracks = tracks_of(events)
-    ranks = {key: slices for key, slices in tracks.items() if key[0] == 2}
-    assert len(ranks) == RANKS
-    names = {event["name"] for slices in ranks.values() for event in slices}
-    assert ("micro-batch 1" in names) == measured
-    assert {"step 0", "waiting for data"} <= names
-    assert {event["name"] for event in events if event["ph"] == "M"} == {
-        "process_name", "thread_name", "thread_sort_index",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_trace_is_whole_however_steps_and_waits_overlap(tmp_path: Path, seed: int) -> None:
-    """Many are open at once, loops begin the next before the last is committed, clocks jump."""
-    write_record(tmp_path / "record", measured=True)
-    recording, random = load_recording(tmp_path / "record"), Random(seed)
-    ranks = range(RANKS)
-    for step in recording.steps.values():
-        step.committed = step.at + random.uniform(-1, 40)
-        step.taken = [step.at + random.choice([0, random.uniform(0, 9), math.nan]) for _ in ranks]
-        step.done = [step.at + random.choice([0, random.uniform(0, 20), math.nan]) for _ in ranks]
-    recording.waits += [
-        Waited("r", wait.at + random.uniform(0, 5), rank, random.choice([0, random.uniform(0, 5)]))
-        for wait in recording.waits[:50]
-        for rank in ranks
-    ]
-    events = trace_events("".join(trace_json(recording)))
-    steps = [event for event in events if event["name"].startswith("step ") and event["pid"] == 1]
-    assert len(steps) == len(recording.steps)
-
-
-def trace_events(text: str) -> list[dict[str, Any]]:
-    """A trace's events, each of which keeps the rules of the Trace Event Format.
-
-    Numbers are JSON's, so neither NaN nor Infinity; times are microseconds from 0 on; an instant
-    says how wide it is drawn; counters have numbers; metadata is of the kinds that there are; each
-    track with slices has a name; and slices of one track do not cross.
-    """
-    document = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert document["displayTimeUnit"] in {"ms", "ns"}
-    events: list[dict[str, Any]] = document["traceEvents"]
-    for event in events:
-        assert isinstance(event["name"], str)
-        assert type(event["pid"]) is type(event["tid"]) is int
-        assert isinstance(event.get("args", {}), dict)
-        assert event["ph"] == "M" or event["ts"] >= 0
-        match event["ph"]:
-            case "X":
-                assert event["dur"] >= 0
-            case "C":
-                assert {type(value) for value in event["args"].values()} == {int}
-            case "i":
-                assert event["s"] in {"g", "p", "t"}
-            case "M":
-                (about,) = event["args"]
-                assert (event["name"], about) in METADATA
-            case other:
-                pytest.fail(f"there is no phase {other}")
-    named = {(it["pid"], it["tid"]) for it in events if it["name"] == "thread_name"}
-    tracks = tracks_of(events)
-    assert tracks.keys() <= named
-    for slices in tracks.values():
-        check_nesting(slices)
-    return events
-
-
-def tracks_of(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """Slices by process and track."""
-    tracks: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X":
-            tracks[event["pid"], event["tid"]].append(event)
-    return tracks
-
-
-def check_nesting(slices: list[dict[str, Any]]) -> None:
-    """Slices of one track lie in each other or apart; viewers drop those that cross."""
-    open_until: list[float] = []
-    for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
-        end = event["ts"] + event["dur"]
-        while open_until and open_until[-1] <= event["ts"] + 0.01:
-            open_until.pop()
-        assert not open_until or end <= open_until[-1] + 0.01
-        open_until.append(end)

@@ -26,18 +26,21 @@ CLOSES_WHILE_IT_READS = """
 import sys, threading
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference
+from rollout_workers.stores.interface import Part
 from rollout_workers.stores.registry import OpenedStores
 stores = OpenedStores()
 stores.allow([sys.argv[1]])
 stored = [stores.put(f"{sys.argv[2]}/{at}", [bytes(100_000)]) for at in range(8)]
 wanted = [Reference(one, 0, one.nbytes) for one in stored]
+parts = [[Part(0, 100_000 * at, 100_000)] for at in range(8)]
 reading = threading.Barrier(5)
 def read():
-    stores.get(wanted)
+    memory = memoryview(bytearray(800_000))
+    stores.get_into(wanted, memory, parts)
     reading.wait()
     try:
         while True:
-            stores.get(wanted)
+            stores.get_into(wanted, memory, parts)
     except StoreFailed as error:
         assert "closed" in str(error), error
 threads = [threading.Thread(target=read) for _ in range(4)]

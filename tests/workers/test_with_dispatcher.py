@@ -95,21 +95,6 @@ def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None
         first.close()
 
 
-def test_a_rank_out_of_range_or_claimed_twice_is_refused(endpoint: str) -> None:
-    ranks = join(endpoint)
-    generation = ranks[0].generation
-    with pytest.raises(RankRefused, match="out of range"):
-        RankClient(endpoint, dp_rank=2, dp_size=2, generation=generation)
-    with pytest.raises(RankRefused, match="two processes claim one rank"):
-        RankClient(endpoint, dp_rank=1, dp_size=2, generation=generation)
-    with pytest.raises(RankRefused, match="only DP rank 0 may"):
-        RankClient(endpoint, dp_rank=1, dp_size=2)
-    with pytest.raises(RankRefused, match=f"generation {generation} has 2"):
-        RankClient(endpoint, dp_rank=0, dp_size=3, generation=generation)
-    for rank in ranks:
-        rank.close()
-
-
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
@@ -174,13 +159,6 @@ def test_a_push_behind_the_producers_end_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SampleRefused, match="this producer has ended its stream") as told:
             producer.push(FIELDS)
     assert told.value.reason == "closed"
-
-
-def test_a_sample_that_fits_no_micro_batch_is_refused_and_the_next_is_fine(endpoint: str) -> None:
-    with RolloutProducer(endpoint) as producer:
-        with pytest.raises(SampleRefused, match="17 tokens"):
-            producer.push({"input_ids": list(range(17))})
-        assert producer.push(FIELDS) is Outcome.ACCEPTED
 
 
 def test_an_id_of_the_users_is_accepted_once_from_whomever(endpoint: str) -> None:

@@ -212,8 +212,7 @@ class HttpConnection(http.client.HTTPConnection):
 class Client:
     """Asks one dispatcher over one connection as long as that holds.
 
-    timeout: seconds that one answer may take. address: whom it asks, for messages. run_id: of the
-    dispatcher that is expected; None: any.
+    timeout: seconds that one answer may take. address: whom it asks, for messages.
     """
 
     def __init__(self, args: Namespace, environ: Mapping[str, str], *, timeout: float) -> None:
@@ -224,21 +223,17 @@ class Client:
         if path not in (None, "", NONE):
             self._headers["Authorization"] = f"Bearer {read_token(Path(str(path)))}"
         self._args, self._timeout = args, timeout
-        run_id = getattr(args, "run_id", None)
-        self._expected = Expected(address_of(args, environ), run_id, args.ready_file)
+        self._expected = Expected(address_of(args, environ), ready_file=args.ready_file)
         if self._expected.http is not None and self._expected.http.tls:
             tls_of(args)  # what is wrong with its files is told at once
         self._connection: HttpConnection | None = None
         self.address = str(self._expected.http or args.ready_file)
-        self.run_id: str | None = None
 
-    def ask(
-        self, method: str, path: str, body: str | None = None, **headers: str
-    ) -> tuple[http.client.HTTPResponse, bytes]:
+    def get(self, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
         """The answer and its body, at most MAX_BODY bytes. Raises OSError or HTTPException."""
         if self._connection is None:
             try:
-                at, self.run_id = self._expected.look()
+                at, _ = self._expected.look()
             except OSError as error:
                 raise OSError(f"{self.address} cannot be read: {reason(error)}") from None
             except ValueError:
@@ -247,7 +242,7 @@ class Client:
             self._connection = HttpConnection(
                 at, self._timeout, tls_of(self._args) if at.tls else None
             )
-        self._connection.request(method, path, body, self._headers | headers)
+        self._connection.request("GET", path, headers=self._headers | headers)
         response = self._connection.getresponse()
         return response, response.read(MAX_BODY)
 

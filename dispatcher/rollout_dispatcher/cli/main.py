@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.cli.problems import show_problems
 from rollout_dispatcher.errors import ConfigError, DispatcherError
 from rollout_dispatcher.hints import nearest
 
@@ -22,7 +21,6 @@ COMMANDS = {
     "check-config": ("serve", "check", "show the config that serve would use, and its sources"),
     "wait-ready": ("ask", "run", "wait until a dispatcher serves (for scripts and probes)"),
     "top": ("top", "run", "watch a running dispatcher on a terminal"),
-    "gc": ("gc", "run", "release what lies in a payload store and nobody needs"),
     "simulate": (
         "simulate",
         "run",
@@ -30,7 +28,6 @@ COMMANDS = {
     ),
     "calibrate": ("recorded", "calibrate", "say what samples cost, from what micro-batches took"),
     "report": ("recorded", "report", "make an HTML page of a recorded run, or of a simulation"),
-    "trace": ("recorded", "trace", "write a recorded run as a trace for Perfetto"),
     "demo": (
         "demo.command",
         "run",
@@ -64,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(name, rest)
     except ConfigError as error:
-        show_problems(error.problems, sys.stderr)
+        for problem in error.problems:
+            print(f"dispatcher: {problem}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:  # `dispatcher ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

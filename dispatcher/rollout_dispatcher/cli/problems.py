@@ -6,13 +6,10 @@ serve.toml:3: max_delay = -1: it must be at least 0
 """
 
 import json
-import os
 import re
-import shutil
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -143,32 +140,3 @@ def _as_toml(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
     except TypeError:  # a date, which TOML has and JSON has not
         return str(value)
-
-
-def show_problems(
-    problems: Sequence[str], out: TextIO, environ: Mapping[str, str] = os.environ
-) -> None:
-    """Write what is wrong: a line each in pipes, wrapped and coloured on a terminal."""
-    if not out.isatty():
-        for problem in problems:
-            print(f"dispatcher: {problem}", file=out)
-        return
-    plain = "NO_COLOR" in environ or environ.get("TERM") == "dumb"
-    bold, red, off = ("", "", "") if plain else ("\x1b[1m", "\x1b[31m", "\x1b[0m")
-    many = f"{len(problems)} things have" if len(problems) > 1 else "one thing has"
-    print(f"{red}dispatcher:{off} {many} to be mended first", file=out)
-    width = max(30, min(100, shutil.get_terminal_size().columns))
-    for problem in problems:
-        where, colon, what = problem.partition(": ")
-        where, what = (where, what) if colon and len(where) < width else ("", problem)
-        if where:
-            print(f"\n  {bold}{where}{off}", file=out)
-        else:
-            print(file=out)
-        print(
-            textwrap.fill(
-                what, width, initial_indent="    ", subsequent_indent="    ",
-                break_on_hyphens=False, break_long_words=False,
-            ),
-            file=out,
-        )  # fmt: skip

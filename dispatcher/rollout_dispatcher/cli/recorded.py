@@ -1,5 +1,5 @@
-"""Commands that look at a recorded run: `report` makes a page of it, `trace` a file for Perfetto,
-and `calibrate` says what its samples cost.
+"""Commands that look at a recorded run: `report` makes a page of it, `calibrate` says what its
+samples cost.
 """
 
 import http.client
@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.simulate.page import page, recorded_page
-from rollout_dispatcher.simulate.perfetto import trace_json
 from rollout_dispatcher.simulate.recorded import fitted_cost
 from rollout_dispatcher.simulate.result import Result
 
 REPORT = """\
-Make an HTML page with plots, which needs no other file: of a recorded run, what balancing bought,
+Make an HTML page, which needs no other file: of a recorded run, what balancing bought,
 by rank and over time; of a simulation, which window is worth it."""
 REPORT_EPILOG = """\
 examples:
@@ -31,17 +30,6 @@ examples:
   dispatcher simulate lineage --dp-size 8 --global-batch-size 64 --micro-batch-size 1 \\
       --json > result.json
   dispatcher report result.json -o report.html
-"""
-TRACE = """\
-Write a recorded run as a trace: what each DP rank did, step by step, the dispatcher's steps from
-plan to commit, what was waited for, and what was held. Open it at https://ui.perfetto.dev (the file
-stays on your machine) or chrome://tracing."""
-TRACE_EPILOG = """\
-examples:
-  dispatcher serve ... --record-dir /var/lib/dispatcher/record
-  dispatcher trace /var/lib/dispatcher/record -o trace.json
-
-exit codes: 0 written, 1 failure, 2 usage, or no record
 """
 CALIBRATE = """\
 Print what samples cost as serve and simulate take it, fitted to what micro-batches took: of a
@@ -67,10 +55,12 @@ def report(argv: Sequence[str]) -> int:
         metavar="DIR|FILE.json",
         help="what serve --record-dir wrote, or what simulate --json printed (- reads stdin)",
     )
-    args = _parsed(parser, argv, "FILE.html", "the page")
+    parser.add_argument("-o", "--output", metavar="FILE.html", required=True, help="the page")
+    parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
+    args = parser.parse_strictly(argv)
     if Path(args.source).is_dir():
         recording = load_recording(Path(args.source), args.run)
-        _write(args.output, [recorded_page(recording, own_setting(recording))])
+        _write(args.output, recorded_page(recording, own_setting(recording)))
         return 0
     if args.run is not None:
         raise ConfigError("--run chooses a run of a record, and this is no directory")
@@ -80,32 +70,13 @@ def report(argv: Sequence[str]) -> int:
         raise ConfigError(f"{args.source} is not UTF-8 text") from None
     except OSError as error:
         raise ConfigError(f"{args.source} cannot be read: {error.strerror}") from None
-    _write(args.output, [page(Result.from_json(text))])
+    _write(args.output, page(Result.from_json(text)))
     return 0
 
 
-def trace(argv: Sequence[str]) -> int:
-    """Write the trace of a record."""
-    parser = Parser(prog="dispatcher trace", description=TRACE, epilog=TRACE_EPILOG)
-    parser.add_argument("record", metavar="DIR", help="what serve --record-dir wrote")
-    args = _parsed(parser, argv, "FILE.json", "the trace")
-    recording = load_recording(Path(args.record), args.run)
-    for note in recording.notes:
-        print(f"dispatcher trace: {note}", file=sys.stderr)
-    _write(args.output, trace_json(recording))
-    return 0
-
-
-def _parsed(parser: Parser, argv: Sequence[str], metavar: str, what: str) -> Namespace:
-    parser.add_argument("-o", "--output", metavar=metavar, required=True, help=what)
-    parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
-    return parser.parse_strictly(argv)
-
-
-def _write(path: str, text: Iterable[str]) -> None:
+def _write(path: str, text: str) -> None:
     try:
-        with Path(path).open("w", encoding="utf-8") as file:
-            file.writelines(text)
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -135,7 +106,7 @@ def _measured(args: Namespace) -> Mapping[str, Any]:
     """What the dispatcher has measured."""
     client = Client(args, os.environ, timeout=5.0)
     try:
-        response, body = client.ask("GET", "/statusz", Accept="application/json")
+        response, body = client.get("/statusz", Accept="application/json")
         said = json.loads(body)
         if response.status != 200:
             raise NoAnswer(f"HTTP {response.status} {said['message']}")

@@ -111,7 +111,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
     plans: Path | None = None
     """write every step to this file, as JSON lines, for anyone to check"""
     html: Path | None = None
-    """write a report with plots to this file, one page that needs no other"""
+    """write the table with bars to this file, an HTML page that needs no other"""
 
     @property
     def combinations(self) -> list[tuple[Strategy, float]]:

@@ -1,22 +1,20 @@
-"""`dispatcher top`: a live table of one dispatcher, for an operator on a terminal.
+"""`dispatcher top`: what `/statusz` says of one dispatcher, again and again, on a terminal.
 
-It asks `/statusz` and `/metrics` every interval and draws what `top_view` makes of the answers of
-the last half minute. While nobody answers the last picture stays, with why and since when.
+Its words come first, then what ranks lose, rates of the last half minute, and a row a rank. While
+nobody answers the last picture stays, with why and since when. Nothing is told by a colour.
 """
 
-import gzip
 import http.client
 import json
 import os
-import re
 import shutil
 import sys
+import textwrap
 import time
-import zlib
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from email.utils import parsedate_to_datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rollout_dispatcher.cli.ask import (
     Client,
@@ -27,7 +25,6 @@ from rollout_dispatcher.cli.ask import (
     seconds_of,
 )
 from rollout_dispatcher.cli.options import Parser
-from rollout_dispatcher.cli.top_view import FAMILIES, Line, Reading, lines
 from rollout_dispatcher.errors import ConfigError
 
 #: Shorter would cost the dispatcher more than it tells.
@@ -36,11 +33,15 @@ MIN_INTERVAL = 0.1
 RATE_SECONDS = 30.0
 #: How long one answer may take.
 ANSWER_SECONDS = 5.0
+#: A rank that needs a tenth more than the median is named, as in docs/measured.md.
+SLOW = 1.1
 #: What comes of an answer that is none of ours, or of a release with other names.
-_ODD = (
-    ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError, zlib.error,
-)  # fmt: skip
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+#: How states of ranks are sorted, the worst first.
+_WORST = ("missing", "absent", "left", "hangs", "")
+_TABLE = f"{'rank':>5}  {'':9}{'step':>7}{'computes':>11}{'for others':>12}{'slowness':>11}"
+#: The other screen without a cursor, and back.
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 EPILOG = """\
 examples:
@@ -65,10 +66,14 @@ def run(argv: Sequence[str]) -> int:
     source = Source(args, os.environ)
     if args.once:
         return _once(source, interval)
-    watch = _watch_of()
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise ConfigError("the live view needs a terminal; --once prints one frame")
-    return watch(source, interval)
+    try:
+        print(_ENTER, end="")
+        _watch(source, interval)
+    finally:
+        print(_LEAVE, end="", flush=True)
+    return 0
 
 
 def parser() -> Parser:
@@ -87,19 +92,27 @@ def parser() -> Parser:
     return made
 
 
+class Look(NamedTuple):
+    """What `/statusz` said of a run, in words and as data. at: when, on our monotonic clock."""
+
+    at: float
+    run_id: str
+    words: str
+    said: Mapping[str, Any]
+
+
 class Source:
     """One dispatcher, asked again and again."""
 
     def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
         self.client = Client(args, environ, timeout=ANSWER_SECONDS)
 
-    def read(self) -> Reading:
+    def read(self) -> Look:
         """Look once. Raises NoAnswer, with why in a few words."""
         try:
-            status, _ = self._get("/statusz", "application/json")
-            text, said_at = self._get("/metrics", "text/plain")
-            found = Reading(time.monotonic(), said_at, json.loads(status), parse(text))
-            lines([found])  # all that is shown is looked up
+            words, said = self._get("text/plain"), json.loads(self._get("application/json"))
+            found = Look(time.monotonic(), said["run_id"], words, said)
+            picture([found])  # all that is shown is looked up
         except (OSError, http.client.HTTPException) as error:
             self.client.close()
             raise NoAnswer(reason(error)) from None
@@ -108,18 +121,12 @@ class Source:
             raise NoAnswer("what answers there is no dispatcher of this release") from None
         return found
 
-    def _get(self, path: str, accept: str) -> tuple[str, float]:
-        """An answer, and the dispatcher's time of day, whose clock may not be ours."""
-        response, body = self.client.ask(
-            "GET", path, **{"Accept": accept, "Accept-Encoding": "gzip"}
-        )
-        if response.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
+    def _get(self, accept: str) -> str:
+        response, body = self.client.get("/statusz", Accept=accept)
         text = body.decode(errors="replace")
         if response.status != 200:
             raise http.client.HTTPException(f"HTTP {response.status} {_message(text)}")
-        said = response.headers.get("Date")
-        return text, time.time() if said is None else parsedate_to_datetime(said).timestamp()
+        return text
 
 
 def _message(text: str) -> str:
@@ -129,19 +136,91 @@ def _message(text: str) -> str:
         return " ".join(text[:80].split())
 
 
-def parse(text: str) -> dict[str, dict[tuple[str, ...], float]]:
-    """The FAMILIES of a Prometheus text, by name without `dispatcher_` and by the values of their
-    labels, in the order of the labels' names. All else is passed over, which is fast.
+# -- the picture ------------------------------------------------------------------------------
+
+
+def picture(
+    looks: Sequence[Look],
+    address: str = "",
+    away: str = "",
+    *,
+    width: int = 80,
+    height: int | None = None,
+) -> list[str]:
+    """Lines of at most `width`; no more than `height` of them, if that is given.
+
+    looks: at one run, the oldest first. away: why there was no answer of late.
     """
-    found: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in FAMILIES}
-    for line in text.splitlines():
-        name, _, _ = line.partition(" ")
-        name, _, _ = name.partition("{")
-        series = found.get(name.removeprefix("dispatcher_"))
-        if series is not None:
-            labels, _, value = line.rpartition(" ")
-            series[tuple(value for _, value in sorted(_LABEL.findall(labels)))] = float(value)
-    return found
+    told = [f"dispatcher top  {address}", *([away] if away else [])]
+    if looks:
+        first, last = looks[0], looks[-1]
+        told[0] += f"  {last.said['version']}"
+        told += [*last.words.splitlines(), *_lost(last.said), _rates(first, last)]
+    shown = [part for line in told for part in textwrap.wrap(line, width, subsequent_indent="    ")]
+    if looks:
+        shown += _ranks(last.said, None if height is None else height - len(shown))
+    return [line[:width] for line in shown[:height]]
+
+
+def _lost(said: Mapping[str, Any]) -> list[str]:
+    step = said["measured"]["last_step"]
+    if step is None:
+        return [f"lost: not measured: {said['measured']['why_not'] or 'no step has been yet'}"]
+    lost = [f"lost: {100 * step['lost_share']:.2g} % of the ranks' time in step {step['step']}"]
+    ratios = [(each["slowness"] or 0.0, each["dp_rank"]) for each in step["ranks"]]
+    slow = sorted((each for each in ratios if each[0] >= SLOW), reverse=True)
+    if slow:
+        named = ", ".join(f"rank {rank} takes {ratio:.2f}" for ratio, rank in slow[:3])
+        more = f", and {len(slow) - 3} more" if len(slow) > 3 else ""
+        lost.append(f"slow: {named} times as long as the median{more}")
+    return lost
+
+
+def _rates(first: Look, last: Look) -> str:
+    names = ("steps_committed", "samples_committed", "dispatched_tokens")
+    gained = [last.said[name] - first.said[name] for name in names]
+    if (seconds := last.at - first.at) <= 0:
+        return "rate: not known yet"
+    steps, samples, tokens = (each / seconds for each in gained)
+    return f"rate: {steps:.2f} steps/s, {samples:,.1f} samples/s, {tokens:,.0f} tokens/s"
+
+
+def _ranks(said: Mapping[str, Any], room: int | None) -> list[str]:
+    """A header and a row a rank; the worst first where not all fit."""
+    states = {rank: _state(said, rank) for rank in range(said["dp_size"])}
+    step = said["measured"]["last_step"] or {"ranks": []}
+    took = {each["dp_rank"]: each for each in step["ranks"]}
+    order, title = list(states), _TABLE
+    if room is not None and len(order) + 1 > room:
+        slowness = {rank: each["slowness"] or 0.0 for rank, each in took.items()}
+        order.sort(key=lambda rank: (_WORST.index(states[rank]), -slowness.get(rank, 0.0), rank))
+        order = order[: max(0, room - 1)]
+        title += f"   the worst {len(order)} of {len(states)}"
+    shown = [title]
+    for rank in order:
+        own = took.get(rank, {"compute_s": None, "wait_s": None, "slowness": None})
+        ratio, at = own["slowness"], said["ranks"].get(str(rank), {"taken": -1})["taken"]
+        slow = f"{'-' if ratio is None else f'{ratio:.2f}'}{' <' if (ratio or 0) >= SLOW else '  '}"
+        shown.append(
+            f"{rank:>5}  {states[rank]:9}{'-' if at < 0 else at:>7}"
+            f"{_seconds(own['compute_s']):>11}{_seconds(own['wait_s']):>12}{slow:>11}"
+        )
+    return shown
+
+
+def _state(said: Mapping[str, Any], rank: int) -> str:
+    about, absent = said["ranks"].get(str(rank)), rank in said["absent_ranks"]
+    if about is None:
+        return "missing"
+    if rank in said["hung_ranks"]:
+        return "hangs"
+    if about["connected"]:
+        return ""
+    return "absent" if absent else "left"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g} s"
 
 
 # -- showing ----------------------------------------------------------------------------------
@@ -152,62 +231,39 @@ def _once(source: Source, interval: float) -> int:
     try:
         first = source.read()
         time.sleep(interval)
-        shown = lines([first, source.read()], source.client.address)
+        looks = [first, source.read()]
     except NoAnswer as error:
         raise NoAnswer(f"{source.client.address} does not answer: {error}") from None
     finally:
         source.client.close()
     width = max(40, shutil.get_terminal_size().columns)
-    print("\n".join(text[:width].rstrip() for text, _ in shown))
+    print("\n".join(picture(looks, source.client.address, width=width)))
     return 0
 
 
-def _watch_of() -> Callable[[Source, float], int]:
-    """The live view. Raises ConfigError without the extra that it needs."""
-    try:
-        from rich.console import Console  # noqa: PLC0415  it needs the extra
-        from rich.live import Live  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("rich"):
-            raise
-        raise ConfigError(
-            "the live view needs rich: pip install 'rollout-dispatcher[top]'; "
-            "--once does without it"
-        ) from None
-
-    def watch(source: Source, interval: float) -> int:
-        console, readings = Console(), deque[Reading]()
-        since = time.strftime("%H:%M:%S")
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                began = time.monotonic()
-                why = _look(source, readings)
-                if not why:
-                    since = time.strftime("%H:%M:%S")
-                away = f"no answer since {since}: {why}; asking again" if why else ""
-                shown = lines(readings, source.client.address, away, console.height)
-                live.update(_as_text(shown, console.width), refresh=True)
-                time.sleep(max(MIN_INTERVAL, interval - (time.monotonic() - began)))
-
-    def _as_text(shown: list[Line], width: int) -> Text:
-        parts = [(f"{text[:width]:{width}}", style) for text, style in shown]
-        return Text("\n", no_wrap=True).join(Text(text, style) for text, style in parts)
-
-    return watch
+def _watch(source: Source, interval: float) -> None:
+    looks, since = deque[Look](), time.strftime("%H:%M:%S")
+    while True:
+        began = time.monotonic()
+        why = _look(source, looks)
+        if not why:
+            since = time.strftime("%H:%M:%S")
+        away = f"no answer since {since}: {why}; asking again" if why else ""
+        width, height = shutil.get_terminal_size()
+        shown = picture(looks, source.client.address, away, width=width, height=height)
+        print("\x1b[H" + "\x1b[K\n".join(shown), end="\x1b[K\x1b[J", flush=True)
+        time.sleep(max(MIN_INTERVAL, interval - (time.monotonic() - began)))
 
 
-def _look(source: Source, readings: deque[Reading]) -> str:
-    """Add a reading; those of another process, and those too old for rates, go. Returns why there
-    is none.
-    """
+def _look(source: Source, looks: deque[Look]) -> str:
+    """Add a look; those at another run, or too old for rates, go. Returns why there is none."""
     try:
         found = source.read()
     except (NoAnswer, ConfigError) as error:  # a ready file may be another one soon
         return str(error)
-    if readings and readings[-1].process != found.process:
-        readings.clear()
-    readings.append(found)
-    while len(readings) > 2 and readings[1].at <= found.at - RATE_SECONDS:
-        readings.popleft()
+    if looks and looks[-1].run_id != found.run_id:
+        looks.clear()
+    looks.append(found)
+    while len(looks) > 2 and looks[1].at <= found.at - RATE_SECONDS:
+        looks.popleft()
     return ""

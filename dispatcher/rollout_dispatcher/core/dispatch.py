@@ -516,10 +516,6 @@ class Dispatch:
         """Objects of payload stores to be released, and producers to be swept."""
         return self._references.left
 
-    def needed_objects(self, keys: Iterable[str]) -> list[str]:
-        """Which of these keys are of objects that are needed, or may still be pushed."""
-        return self._references.needed(keys)
-
     def holds(self, worker: str) -> bool:
         """Whether nobody but this worker, which wants to leave, can do what is unreleased."""
         return self._references.holds(worker)

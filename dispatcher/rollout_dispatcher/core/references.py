@@ -217,10 +217,6 @@ class References:
         """Objects to be released, and incarnations to be swept."""
         return len(self.releases) + len(self.sweeps)
 
-    def needed(self, keys: Iterable[str]) -> list[str]:
-        """Those of objects in which live samples lie, in any store, or that may still be pushed."""
-        return [key for key in keys if self._is_needed(key) or self.sweeps.may_push(key)]
-
     def _is_needed(self, key: str) -> bool:
         """In any store: one place may have two addresses, as with a link, and is two for us."""
         return any((store, key) in self.objects for store in self._stores)

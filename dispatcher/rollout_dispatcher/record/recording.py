@@ -43,8 +43,8 @@ class RecordedStep:
     cost: float64[R, M], as planned, and slowness, float64[R], of ranks in the plan; attempt: how
     often it was planned. eligible: samples that the plan could choose from. staleness: versions, of
     the samples of which it is known.
-    delivered, taken, done: when each rank was given its last micro-batch, began to train, and
-    committed; nan where that was not seen. measured: by pass.
+    taken, done: when each rank began to train, and committed; nan where that was not seen.
+    measured: by pass.
     """
 
     run: str
@@ -67,7 +67,6 @@ class RecordedStep:
     window_multiple: float = 1.0
     released: float | None = None
     committed: float | None = None
-    delivered: list[float] = field(default_factory=list)
     taken: list[float] = field(default_factory=list)
     done: list[float] = field(default_factory=list)
     measured: dict[str, Pass] = field(default_factory=dict)
@@ -104,17 +103,6 @@ class Waited:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """What was held at some moment, in samples."""
-
-    at: float
-    buffered: int
-    ready: int
-    in_flight: int
-    held_pushes: int
-
-
 @dataclass(slots=True)
 class Recording:
     """All of it. config: the options of the last process; dropped: samples by reason.
@@ -127,10 +115,8 @@ class Recording:
     samples: dict[Key, RecordedSample] = field(default_factory=dict)
     steps: dict[Key, RecordedStep] = field(default_factory=dict)
     waits: list[Waited] = field(default_factory=list)
-    states: list[State] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     redelivered: Counter[str] = field(default_factory=Counter)
-    versions: list[tuple[float, int]] = field(default_factory=list)
     processes: dict[str, Header] = field(default_factory=dict)
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
@@ -267,7 +253,7 @@ def _committed(into: Recording, header: Header, event: Event) -> None:
     if (step := into.steps.get((header.run, event["step"]))) is None:
         return
     step.committed = header.unix + event["at"]
-    for name in ("delivered", "taken", "done"):
+    for name in ("taken", "done"):
         times = [float("nan") if at is None else header.unix + at for at in event.get(name, [])]
         setattr(step, name, times)
 
@@ -285,15 +271,6 @@ def _waited(into: Recording, header: Header, event: Event) -> None:
     columns = zip(event["ranks"], event["since"], event["seconds"], strict=True)
     for rank, since, seconds in columns:
         into.waits.append(Waited(header.run, header.unix + since, rank, seconds))
-
-
-def _state(into: Recording, header: Header, event: Event) -> None:
-    names = ("buffered", "ready", "in_flight", "held_pushes")
-    into.states.append(State(header.unix + event["at"], *(event[name] for name in names)))
-
-
-def _version(into: Recording, header: Header, event: Event) -> None:
-    into.versions.append((header.unix + event["at"], event["version"]))
 
 
 def _redelivered(into: Recording, header: Header, event: Event) -> None:
@@ -321,8 +298,6 @@ _HANDLERS: Mapping[str, Callable[[Recording, Header, Event], None]] = {
     "committed": _committed,
     "measured": _measured,
     "waited": _waited,
-    "state": _state,
-    "version": _version,
     "redelivered": _redelivered,
     "settings": _settings,
     "lost": _lost,

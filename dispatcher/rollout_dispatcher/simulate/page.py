@@ -1,19 +1,21 @@
 """The HTML pages, each of which needs no other file: of a simulation, and of a recorded run.
 
-Invariant: a simulation's is made from its `Result` alone, so a saved one gives the same page; a
-recorded run's from the record alone, and says where something was planned, not measured.
+They are tables, in which shares are drawn as bars. Invariants: a simulation's is made from its
+`Result` alone, so a saved one gives the same page; a recorded run's from the record alone, and says
+where something was planned, not measured. Colours come from CSS classes only (`c0`, `c1`, ...), so
+one page serves light and dark; every text is escaped.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
-from itertools import pairwise
+from itertools import accumulate
 
 import numpy as np
 
 from rollout_dispatcher.record.recording import RecordedStep, Recording
-from rollout_dispatcher.simulate.charts import bar_chart, line_chart, percent_tick, thousands
 from rollout_dispatcher.simulate.recorded import (
     Course,
     RankShare,
@@ -32,55 +34,58 @@ from rollout_planner.types import FloatArray, Strategy
 RANK_TIME = ("at work", "waiting for other ranks", "waiting for data")
 #: A rank that takes this many times the median rank's time for its cost is worth a word.
 SLOW = 1.1
-#: Points of a line over time; more steps than that are averaged.
-MAX_POINTS = 120
-#: Bars of a chart; of more DP ranks those that work most and those that work least are shown.
-MAX_BARS = 32
-#: Shares smaller than this are drawn as this on a logarithmic scale.
-_LEAST_SHARE = 1e-4
+#: Rows of a table over time; more steps than that are averaged.
+MAX_PARTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A cell that shows shares of 1 side by side, one for each kind."""
+
+    shares: Sequence[float]
+
+
+Cell = str | Bar
 
 
 def page(result: Result) -> str:
     """The page of a simulation."""
-    candidates = windows(result.runs) or list(result.runs)
+    chosen = [run for run in result.runs if looks_ahead(run.strategy)]
     if result.recommendation is not None:
         wanted = result.recommendation.window
-        candidates = [run for run in candidates if run.window == wanted] or candidates
-    focus = min(candidates, key=lambda run: run.time)
-    columns = columns_for(result)
-    sections = [_tiles_of(result, focus)]
-    if any(run.timing for run in result.runs):
-        sections.append(_time_section(rows_of(result)))
-    sections += [_excess_section(result.runs), _step_section(result, focus)]
-    if windows(result.runs):
-        sections.append(_delay_section(windows(result.runs)))
-    sections += [
-        _lengths_section(result, focus),
-        table(
-            "All figures",
-            [(heading, unit) for heading, unit, _ in columns],
-            [[show(run) for _, _, show in columns] for run in rows_of(result)],
-        ),
-    ]
+        chosen = [run for run in chosen if run.window == wanted] or chosen
+    focus = min(chosen or result.runs, key=lambda run: run.time)
+    rows, columns = rows_of(result), columns_for(result)
+    is_timed = any(run.timing for run in rows)
+    largest = max(run.excess for run in rows) or 1.0
+
+    def bar(run: Run) -> Bar:
+        if (at := run.timing) is not None:
+            return Bar((at.busy, at.waiting_for_stragglers, at.waiting_for_data))
+        return Bar((run.excess / largest,))
+
+    figures = table(
+        "What does each window give?",
+        "Excess is the time that ranks spend waiting for each other, over the time of the work "
+        "itself. Strategies without a window take the oldest samples and never choose. "
+        + ("Waiting for data is the producers' doing. " if is_timed else "")
+        + _bias(focus),
+        [*((heading, unit) for heading, unit, _ in columns),
+         ("rank time" if is_timed else "excess", "")],
+        [[*(show(run) for _, _, show in columns), bar(run)] for run in rows],
+        RANK_TIME if is_timed else (),
+    )  # fmt: skip
     return document(
-        f"Which window? {result.trace.name}", headline(result), sections,
+        f"Which window? {result.trace.name}", headline(result), [_tiles_of(result, focus), figures],
         "Made by <code>dispatcher simulate</code>: the planner and triggers of <code>dispatcher "
         "serve</code>, under a virtual clock.",
     )  # fmt: skip
 
 
-def windows(runs: Sequence[Run]) -> list[Run]:
-    """The rows that choose from a window, by its size."""
-    return sorted((run for run in runs if looks_ahead(run.strategy)), key=lambda run: run.window)
-
-
-def _name(run: Run) -> str:
-    return f"{run.strategy} {run.window:g}" if looks_ahead(run.strategy) else run.strategy
-
-
 def _tiles_of(result: Result, focus: Run) -> str:
     plain = next((run for run in result.runs if run.strategy == Strategy.ROUND_ROBIN), None)
-    shown = [(signed(focus.excess), f"straggler excess, {_name(focus)}")]
+    name = f"{focus.strategy} {focus.window:g}" if looks_ahead(focus.strategy) else focus.strategy
+    shown = [(signed(focus.excess), f"straggler excess, {name}")]
     if plain is not None and plain is not focus:
         shown.append((signed(plain.excess), "straggler excess, samples dealt as they come"))
         shown.append((f"{plain.time / focus.time:.2f} x", "training speed against that"))
@@ -91,117 +96,14 @@ def _tiles_of(result: Result, focus: Run) -> str:
     return tiles(shown, result.recommendation.why if result.recommendation else "")
 
 
-def _time_section(runs: Sequence[Run]) -> str:
-    rows = [
-        (
-            f"{run.strategy} {run.window:g}",
-            (run.timing.busy, run.timing.waiting_for_stragglers, run.timing.waiting_for_data),
-        )
-        for run in runs
-        if run.timing is not None
-    ]
-    return figure(
-        "What do ranks do with their time?",
-        "Samples come at the times of the trace. Waiting for data is the producers' doing, "
-        "waiting for other ranks is what balancing takes away.",
-        bar_chart("what ranks do with their time", "share of rank time", RANK_TIME, rows),
-    )
-
-
-def _excess_section(runs: Sequence[Run]) -> str:
-    chosen = windows(runs)
-    plain = [run for run in runs if not looks_ahead(run.strategy)]
-    values = [max(run.excess, _LEAST_SHARE) for run in (*chosen, *plain)]
-    log = max(values) > 20 * min(values)
-
-    def point(run: Run) -> tuple[float, float]:
-        return run.window, max(run.excess, _LEAST_SHARE) if log else run.excess
-
-    series = [("window", [point(run) for run in chosen])] if chosen else []
-    series += [(f"{run.strategy} {signed(run.excess)}", [point(run)]) for run in plain]
-    return figure(
-        "What does a larger window give?",
-        "Straggler excess is the time ranks spend waiting for each other, over the time of the "
-        "work itself. Level lines: strategies that take the oldest samples and never choose.",
-        line_chart(
-            "straggler excess against window multiple",
-            ("window, in dispatch batches", "straggler excess"),
-            series,
-            log=(False, log),
-        ),
-    )
-
-
-def _step_section(result: Result, focus: Run) -> str:
-    plain = next((run for run in result.runs if run.strategy == Strategy.ROUND_ROBIN), focus)
-    before = focus.example.plain if plain is focus else plain.example.planned
-    series = [
-        (
-            f"{work.name}: {signed(max(work.time - 1, 0))} excess",
-            [(float(at), own) for at, own in enumerate(sorted(work.ranks, reverse=True), 1)],
-        )
-        for work in (focus.example.planned, before)
-    ]
-    return figure(
-        "How does one step look?",
-        "A step whose excess is near that of all steps: the work of each rank, the largest first. "
-        "Level at 1 is perfect balance; all ranks wait for the first.",
-        line_chart(
-            "work of each DP rank in one step",
-            ("DP ranks", "work, fair share = 1"),
-            series,
-            shows=("{:g}".format, "{:g}".format),
-        ),
-    )
-
-
-def _delay_section(chosen: Sequence[Run]) -> str:
-    series = [
-        (
-            f"window {run.window:g}, mean {run.delay.mean:.2f}",
-            [
-                (float(k), sum(run.delays[k:]) / (sum(run.delays) or 1))
-                for k in range(len(run.delays))
-            ],
-        )
-        for run in chosen
-    ]
-    return figure(
-        "How long are samples held back?",
-        "A window of W dispatch batches holds samples back for W - 1 dispatches on average, "
-        "whatever is chosen; what choosing shapes is the tail, and max_skips "
-        f"({chosen[0].max_skips}) ends it.",
-        line_chart(
-            "share of samples by dispatches that passed them over",
-            ("passed over at least so many times", "share of samples"),
-            series,
-            log=(False, True),
-        ),
-    )
-
-
-def _lengths_section(result: Result, focus: Run) -> str:
-    edges = result.trace.edges
-    middles = [(low * high) ** 0.5 for low, high in pairwise(edges)]
-    lengths = {f"window {focus.window:g}": focus.lengths, "the trace": result.trace.lengths}
-    series = [(name, list(zip(middles, each, strict=True))) for name, each in lengths.items()]
-    text = "There are too few steps to say by how much: it takes more than 20 dispatches."
-    if focus.ks_fifo:
-        text = (
-            "Over 20 dispatches the lengths that left differ from the trace's by a "
-            f"Kolmogorov-Smirnov distance of {focus.ks:.4f}; as many samples in the order of "
-            f"arrival differ by {focus.ks_fifo:.4f}."
-        )
-    return figure(
-        "Does choosing bend the lengths that the trainer sees?",
-        text,
-        line_chart(
-            "lengths that arrived and lengths that were dispatched",
-            ("tokens of a sample", "share of samples"),
-            series,
-            shows=(thousands, percent_tick),
-            log=(True, False),
-        ),
+def _bias(focus: Run) -> str:
+    """How choosing bends the lengths that the trainer sees."""
+    if not focus.ks_fifo:
+        return "It takes more than 20 dispatches to say how choosing bends lengths."
+    return (
+        "Over 20 dispatches the lengths that left differ from the trace's by a "
+        f"Kolmogorov-Smirnov distance of {focus.ks:.4f}; as many samples in the order of "
+        f"arrival differ by {focus.ks_fifo:.4f}."
     )
 
 
@@ -213,32 +115,12 @@ def recorded_page(recording: Recording, setting: Setting) -> str:
     steps = trained_steps(recording)
     course = Course.of(steps, setting)
     ranks = rank_shares(recording, steps, setting)
-    lost = [
-        ("dealt as they came", lost_share(course.fifo)),
-        ("as planned", lost_share(course.planned)),
-        ("measured", lost_share(course.measured)),
-        ("the least possible", lost_share(course.bound)),
-    ]
     sections = [
         _recorded_tiles(recording, steps, course),
-        figure(
-            "What was lost to waiting for other ranks, over time?",
-            "Share of rank time. What is planned rests on the cost model, what is measured on the "
-            "ranks' own clocks.",
-            _over_time("time lost over time", "time lost", course.at, lost),
-        ),
-        *(_rank_sections(ranks) if ranks else []),
-        figure(
-            "Was the window full?",
-            "What a plan could choose from, over what a full window has. Below 100 % ranks were "
-            "hungry before it was full: rollouts are the bottleneck, or max_wait is short.",
-            _over_time(
-                "window fill over time", "fill", course.at,
-                [("eligible samples when planned", course.fill)], top=1.0,
-            ),
-        ),
+        _over_time(course),
+        *([_rank_section(ranks)] if ranks else []),
         _counts(recording, steps, course),
-    ]  # fmt: skip
+    ]
     return document(
         f"What did balancing buy? {recording.name}", _head(recording, steps, setting), sections,
         "Made by <code>dispatcher report</code> from what <code>serve --record-dir</code> wrote.",
@@ -306,35 +188,55 @@ def _advice(
     return f"Measured on {int(known.sum())} of {len(known)} steps; it is near to what was planned."
 
 
-def _rank_sections(ranks: list[RankShare]) -> list[str]:
-    first, by = ranks[0], "measured by the ranks"
-    if first.measured_steps < first.steps:
-        told = f"{by} in {first.measured_steps:,} of {first.steps:,} steps, and "
-        by = f"{told if first.measured_steps else ''}by the plans' costs"
-        by += " in the others" if first.measured_steps else ""
-    shown = ranks
-    if len(ranks) > MAX_BARS:
-        by_work = sorted(ranks, key=lambda each: -each.work)
-        shown = by_work[: MAX_BARS // 2] + by_work[-MAX_BARS // 2 :]
-    rows = [(f"rank {each.rank}", each.shares) for each in shown]
-    figures = [
+def _over_time(course: Course) -> str:
+    """Means over as many neighbours as it takes; `-` where nothing is known."""
+    columns = [
+        course.at, lost_share(course.measured), lost_share(course.planned),
+        lost_share(course.fifo), lost_share(course.bound), course.fill,
+    ]  # fmt: skip
+    rows: list[tuple[Cell, ...]] = []
+    for part in np.array_split(np.arange(len(course.at)), min(MAX_PARTS, len(course.at))):
+        at, *shares = (_mean(column[part]) for column in columns)
+        told = ("-" if share is None else signed(share) for share in shares)
+        rows.append((f"{at or 0.0:,.0f}", *told))
+    return table(
+        "What was lost to waiting for other ranks, over time?",
+        "Share of rank time. What is planned rests on the cost model, what is measured on the "
+        "ranks' own clocks. Window: what a plan could choose from, over what a full one has; below "
+        "100 % ranks were hungry before it was full: rollouts are the bottleneck, or max_wait is "
+        "short.",
         [
+            ("since the first step", "s"), ("measured", ""), ("as planned", ""),
+            ("dealt as they came", ""), ("the least possible", ""), ("window", ""),
+        ],
+        rows,
+    )  # fmt: skip
+
+
+def _mean(values: FloatArray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _rank_section(ranks: list[RankShare]) -> str:
+    rows = [
+        (
             str(each.rank), f"{each.work:.1f}", f"{each.stragglers:.1f}", f"{each.data:.1f}",
-            f"{100 * each.stragglers / (each.work + each.stragglers or 1.0):.1f}",
-        ]
+            f"{100 * each.stragglers / (each.work + each.stragglers or 1.0):.1f}", Bar(each.shares),
+        )
         for each in ranks
     ]  # fmt: skip
-    head = [("DP rank", ""), ("at work", "s"), ("for ranks", "s"), ("for data", "s"), ("lost", "%")]
-    return [
-        figure(
-            "Who waits for whom?",
-            f"Work and waiting for other ranks are {by}. The rank that waits least is the one that "
-            "the others wait for. What is left blank is neither: the optimizer, a weight sync, "
-            "evaluation, or a time that nobody told.",
-            bar_chart("what each rank does with its time", "share of its time", RANK_TIME, rows),
-        ),
-        table("By rank", head, figures),
-    ]
+    return table(
+        "Who waits for whom?",
+        f"As ranks measured it in {ranks[0].measured_steps:,} of {ranks[0].steps:,} steps. The "
+        "rank that waits least is the one that the others wait for. What is left blank is neither: "
+        "the optimizer, a weight sync, evaluation, or a time that nobody told.",
+        [
+            ("DP rank", ""), ("at work", "s"), ("for ranks", "s"), ("for data", "s"),
+            ("lost", "%"), ("share of its time", ""),
+        ],
+        rows, RANK_TIME,
+    )  # fmt: skip
 
 
 def _counts(recording: Recording, steps: list[RecordedStep], course: Course) -> str:
@@ -349,34 +251,7 @@ def _counts(recording: Recording, steps: list[RecordedStep], course: Course) -> 
     if not np.isnan(course.stale).all():
         rows.append(["policy versions behind, mean", f"{np.nanmean(course.stale):.2f}"])
         rows.append(["the same, largest step's mean", f"{np.nanmax(course.stale):.2f}"])
-    return table("What else happened?", [("what", ""), ("count", "")], rows)
-
-
-def _over_time(
-    title: str,
-    label: str,
-    at: FloatArray,
-    columns: Sequence[tuple[str, FloatArray]],
-    *,
-    top: float = 0.0,
-) -> str:
-    """Lines over the steps; those of which nothing is known are left out."""
-    units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-    unit, per_unit = next(each for each in units if at[-1] >= 3 * each[1] or each[1] == 1)
-    series = [
-        (name, _averaged(at / per_unit, values))
-        for name, values in columns
-        if not np.isnan(values).all()
-    ]
-    return line_chart(title, (f"{unit} since the first step", label), series, top=top)
-
-
-def _averaged(at: FloatArray, values: FloatArray) -> list[tuple[float, float]]:
-    """Means over as many neighbours as it takes; what is not known is left out."""
-    known = ~np.isnan(values)
-    parts = min(MAX_POINTS, int(known.sum()))
-    columns = (np.array_split(each[known], parts) for each in (at, values))
-    return [(float(a.mean()), float(b.mean())) for a, b in zip(*columns, strict=True)]
+    return table("What else happened?", "", [("what", ""), ("count", "")], rows)
 
 
 # -- what pages are made of -------------------------------------------------------------------
@@ -393,12 +268,6 @@ def document(title: str, head: Iterable[str], sections: Iterable[str], footer: s
     )
 
 
-def figure(title: str, text: str, chart: str) -> str:
-    """A question, what is to be seen, and the chart that answers it."""
-    caption = f"<figcaption><h2>{escape(title)}</h2><p>{escape(text)}</p></figcaption>"
-    return f"<figure>{caption}{chart}</figure>"
-
-
 def tiles(shown: Sequence[tuple[str, str]], advice: str = "") -> str:
     """Figures with a word for each, and what follows from them."""
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(text)}</div>" for value, text in shown)
@@ -406,40 +275,52 @@ def tiles(shown: Sequence[tuple[str, str]], advice: str = "") -> str:
     return f"<section class='tiles'>{cells}</section>{said}"
 
 
-def table(title: str, head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
-    """head: each column's heading and unit."""
+def table(
+    title: str,
+    text: str,
+    head: Sequence[tuple[str, str]] = (),
+    rows: Iterable[Sequence[Cell]] = (),
+    kinds: Sequence[str] = (),
+) -> str:
+    """A question, what is to be seen, and the rows that answer it.
+
+    head: each column's heading and unit. kinds: what the parts of bars are.
+    """
     heads = "".join(f"<th>{escape(name)}<small>{escape(unit)}</small></th>" for name, unit in head)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    lines = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+    legend = "".join(f"<span class='c{at}'>{escape(kind)}</span>" for at, kind in enumerate(kinds))
     return (
-        f"<figure><h2>{escape(title)}</h2><div class='scroll'><table><thead><tr>{heads}</tr>"
-        f"</thead><tbody>{lines}</tbody></table></div></figure>"
+        f"<section><h2>{escape(title)}</h2><p>{escape(text)}</p><p class='legend'>{legend}</p>"
+        f"<div class='scroll'><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+        "</div></section>"
     )
+
+
+def _cell(cell: Cell) -> str:
+    if not isinstance(cell, Bar):
+        return f"<td>{escape(cell)}</td>"
+    ends = [100 * min(end, 1.0) for end in accumulate(cell.shares)]
+    parts = "".join(
+        f"<i class='c{at}' style='width:{max(0.0, end - start):.2f}%' title='{100 * share:.3g} %'>"
+        "</i>"
+        for at, (start, end, share) in enumerate(zip([0.0, *ends], ends, cell.shares, strict=False))
+    )
+    return f"<td class='bar'>{parts}</td>"
 
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #5c6570; --hair: #dfe2e5; --page: #fff;
-  --c0: #1f6feb; --c1: #d9822b; --c2: #8a94a0; --c3: #0f8a6a; --c4: #a0449b; --c5: #8a6d3b; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8eaed; --soft: #9aa4af; --hair: #2b3139;
-  --page: #0f1216; --c0: #6aa8ff; --c1: #fb9f4b; --c3: #3cc7a0; --c4: #dd8ad8; --c5: #d2b072; } }
-body { margin: 0 auto; max-width: 900px; padding: 32px 16px; background: var(--page);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-h2 { font-size: 17px; margin: 0; } p, small, footer, .tiles div { color: var(--soft); margin: 0; }
-figure { margin: 24px 0 0; padding-top: 16px; border-top: 1px solid var(--hair); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 16px;
-  margin: 24px 0; } .tiles b { display: block; font-size: 24px; color: var(--ink); }
-.advice { border-left: 3px solid var(--c0); padding-left: 12px; color: var(--ink); }
-svg { display: block; width: 100%; } svg text { font-size: 12px; fill: var(--soft); }
-.grid { stroke: var(--hair); } .axis { stroke: var(--soft); } .line { fill: none; stroke-width: 2; }
+:root { color-scheme: light dark; } h2 { font-size: 17px; margin: 0; } p { margin: 0; }
+body { margin: 0 auto; max-width: 1000px; padding: 32px 16px; font: 15px/1.5 sans-serif; }
+section { margin: 24px 0 0; padding-top: 16px; border-top: 1px solid #8884; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(128px, 1fr)); gap: 16px; }
+.tiles b { display: block; font-size: 24px; } .advice { margin: 16px 0 0; font-weight: 600; }
+.c0 { --c: #3b82f6; } .c1 { --c: #d9822b; } .c2 { --c: #8a94a0; }
 .legend span { margin-right: 16px; } .legend span::before { content: "\\25A0  "; color: var(--c); }
-.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); } .c3 { --c: var(--c3); }
-.c4 { --c: var(--c4); } .c5, .c6, .c7, .c8, .c9 { --c: var(--c5); }
-.line { stroke: var(--c); } rect, circle { fill: var(--c); }
+.bar { min-width: 160px; white-space: nowrap; font-size: 0; text-align: left; }
+.bar i { display: inline-block; height: 14px; background: var(--c); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid var(--hair); }
+th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; } small { display: block; font-weight: 400; }
-footer { margin-top: 24px; font-size: 13px; }
 """
 
 _DOCUMENT = """\

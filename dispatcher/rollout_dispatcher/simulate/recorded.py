@@ -295,8 +295,7 @@ def lost_share(excess: FloatArray) -> FloatArray:
 @dataclass(frozen=True, slots=True)
 class RankShare:
     """One DP rank, in seconds of the time from the first step to the last: at work, waiting for
-    other ranks, for data, and what nobody told. Of so many steps, work and stragglers are measured
-    by the rank; of the others they are by the plans' costs.
+    other ranks, for data, and what nobody told, as of the steps that ranks have not measured.
     """
 
     rank: int
@@ -317,25 +316,23 @@ class RankShare:
 def rank_shares(
     recording: Recording, steps: list[RecordedStep], setting: Setting
 ) -> list[RankShare]:
-    """Each rank of the last number of DP ranks, over the steps that had that many."""
+    """Each rank of the last number of DP ranks, over the steps that had that many.
+
+    None where ranks have measured no step.
+    """
     ranks = steps[-1].dp_size
     timed = [
-        (step, seconds)
+        step
         for step, seconds in zip(steps, durations(steps), strict=True)
         if step.dp_size == ranks and seconds > 0
     ]
-    if not timed:
+    found = (_measured_work(step, setting.plan.sync) for step in timed)
+    measured = [each for each in found if each is not None]
+    if not measured:
         return []
-    work, stragglers = np.zeros(ranks), np.zeros(ranks)
-    measured = 0
-    for step, seconds in timed:
-        found = _measured_work(step, setting.plan.sync)
-        measured += found is not None
-        busy, lost = _planned_work(step, seconds, setting) if found is None else found
-        work += busy
-        stragglers += lost
-    first = min(min(step.taken) for step, _ in timed)
-    last = max(step.committed or 0.0 for step, _ in timed)
+    work, stragglers = (np.sum(each, axis=0) for each in zip(*measured, strict=True))
+    first = min(min(step.taken) for step in timed)
+    last = max(step.committed or 0.0 for step in timed)
     data = np.zeros(ranks)
     for wait in recording.waits:
         if wait.rank < ranks:
@@ -343,7 +340,7 @@ def rank_shares(
     return [
         RankShare(
             rank, float(work[rank]), float(stragglers[rank]), float(data[rank]),
-            last - first, steps=len(timed), measured_steps=measured,
+            last - first, steps=len(timed), measured_steps=len(measured),
         )
         for rank in range(ranks)
     ]  # fmt: skip
@@ -379,15 +376,6 @@ def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArr
     work = sum((compute.sum(axis=1) for compute in known), np.zeros(step.dp_size))
     lost = sum((_behind(compute, sync) for compute in known), np.zeros(step.dp_size))
     return work, lost
-
-
-def _planned_work(
-    step: RecordedStep, seconds: float, setting: Setting
-) -> tuple[FloatArray, FloatArray]:
-    """The same by the plan's costs, scaled to the time that the step took."""
-    work, lost = step.cost.sum(axis=1), _behind(step.cost, setting.plan.sync)
-    scale = seconds / float((work + lost).max() or 1.0)
-    return work * scale, lost * scale
 
 
 def _behind(cost: FloatArray, sync: Sync) -> FloatArray:

@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rollout_dispatcher.core.totals import StepMix
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import renamed
@@ -174,36 +176,10 @@ class Result:
             data = json.loads(text)
             if data.pop("format") != FORMAT:
                 raise ConfigError("this result was written by another release of the dispatcher")
-            chosen, recorded = data.pop("recommendation"), data.get("recorded")
-            return Result(
-                trace=TraceSummary(**data["trace"] | _spreads(data["trace"], "tokens")),
-                options=renamed(data["options"]),
-                runs=[_run(run) for run in data["runs"]],
-                recommendation=Recommendation(**chosen) if chosen else None,
-                recorded=Recorded(**recorded | {"run": _run(recorded["run"])})
-                if recorded
-                else None,
-            )
+            data["options"] = renamed(data["options"])
+            return TypeAdapter(Result).validate_python(data)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 "this is not a result of `dispatcher simulate --json` "
                 f"({type(error).__name__}: {error})"
             ) from None
-
-
-def _run(data: dict[str, Any]) -> Run:
-    timing = data["timing"]
-    parts = _spreads(data, "step_excess", "delay", "outlier_delay") | {
-        "mix": StepMix(**data["mix"]),
-        "example": _example(data["example"]),
-        "timing": Timing(**timing | _spreads(timing, "wait")) if timing else None,
-    }
-    return Run(**data | parts)
-
-
-def _example(data: dict[str, Any]) -> Example:
-    return Example(data["step"], Work(**data["planned"]), Work(**data["plain"]))
-
-
-def _spreads(data: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: Spread(**data[name]) for name in names}

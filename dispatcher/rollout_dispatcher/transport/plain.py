@@ -10,7 +10,6 @@ read costs what was written before `pause_writing`, and references rather than c
 import asyncio
 import socket
 from collections.abc import Iterable
-from typing import Any
 
 from rollout_dispatcher.protocol.outbox import Buffer, Outbox
 from rollout_dispatcher.transport.turns import Turns, turns_of
@@ -60,10 +59,6 @@ class StreamTransport(asyncio.Transport):
         self.resume_reading()
 
     # -- reading ----------------------------------------------------------------------------
-
-    def is_reading(self) -> bool:
-        """Whether what arrives is received."""
-        return self._reading
 
     def pause_reading(self) -> None:
         """Leave what arrives with the kernel."""
@@ -247,11 +242,3 @@ class StreamTransport(asyncio.Transport):
     def __del__(self) -> None:
         if not self._lost:
             self._sock.close()
-
-    def set_protocol(self, protocol: Any) -> None:
-        """Have another protocol take over."""
-        self._protocol = protocol
-
-    def get_protocol(self) -> Any:
-        """The protocol that is in charge."""
-        return self._protocol

@@ -1,6 +1,6 @@
 """The picture in docs/top.md, taken of a real run in a real terminal.
 
-python -m tests.cli.top.captures    takes it again, in about a minute; it needs tmux and rich
+python -m tests.cli.top.captures    takes it again, in about a minute; it needs tmux
 """
 
 import sys

@@ -390,25 +390,6 @@ def test_keys_of_a_producer_whose_name_begins_like_an_incarnation_are_not_releas
     assert bench.objects == {"p.1/q.1/0"}
 
 
-def test_needed_is_what_live_samples_lie_in_and_what_a_producer_may_still_push() -> None:
-    bench = bench_with("a")
-    bench.connect("p")
-    bench.connect("q/of.many")  # a name may have what stands between it and the number
-    bench.send(bench.put("r", 0, 1))  # pushed by reference, by nobody's incarnation
-    there = ["p.1/0", "q/of.many.1/7@node", "r.1/0", "p.2/0", "p.1", "p.10/0", "r.1/1", "/", ""]
-
-    def needed() -> list[str]:
-        return bench.core.needed_objects(there)
-
-    assert needed() == there[:3]
-    bench.lose("p")
-    assert needed() == there[:3], "it may come back"
-    bench.crash()
-    assert needed() == there[:3], "and so it may after a restart"
-    bench.pass_time(AWAY_S)
-    assert needed() == ["r.1/0"]
-
-
 @pytest.mark.parametrize("now", [0.1, 0.25, 1 / 3])
 def test_who_is_away_has_ended_at_the_deadline_that_was_said(now: float) -> None:
     """0.1 + 3600 - 3600 is less than 0.1: another deadline would have been due at once."""

@@ -29,14 +29,6 @@ def test_a_push_that_is_sent_again_is_a_duplicate(serve: Serve) -> None:
     assert server.status()["accepted"] == 4
 
 
-def test_an_id_that_users_gave_is_accepted_once_whoever_sends_it(serve: Serve) -> None:
-    server = serve()
-    first, second = Producer(server.endpoint, "p"), Producer(server.endpoint, "q")
-    assert first.push([3], named=True, sample_ids=["mine"]).outcomes == ACCEPTED
-    assert second.push([3], named=True, sample_ids=["mine"]).outcomes == ["duplicate"]
-    assert second.push([3], named=True, sample_ids=["yours"]).outcomes == ACCEPTED
-
-
 def test_a_number_below_the_floor_is_never_stored(serve: Serve) -> None:
     producer = Producer(serve().endpoint, "p", first_seq=10)
     assert producer.push([3], floor=10).outcomes == ACCEPTED
@@ -92,38 +84,6 @@ def test_every_cap_holds_producers_back_by_its_name(serve: Serve) -> None:
     assert 100 < held < 200
 
 
-def test_pushes_beyond_the_credits_are_full_and_not_kept(serve: Serve) -> None:
-    server = serve(producer_credits=2)
-    producer, other = Producer(server.endpoint, "p"), Producer(server.endpoint, "q")
-    producer.push([3, 3, 3, 3])
-    for _ in range(2):
-        producer.send_push([3])
-        producer.expect(m.Blocked)
-    assert producer.push([3, 3]).outcomes == ["full", "full"]
-    other.send_push([3])
-    other.expect(m.Blocked)  # the credits are each producer's own
-    status = server.status()
-    assert (status["pushes_held"], status["buffered"]) == (3, 4)
-    assert status["received"]["full"] == 2
-
-
-def test_held_pushes_enter_in_the_order_of_their_arrival(serve: Serve) -> None:
-    server = serve()
-    first, second = Producer(server.endpoint, "p"), Producer(server.endpoint, "q")
-    first.push([3] * 4)
-    first.send_push([3] * 3)
-    first.expect(m.Blocked)
-    second.send_push([3] * 3)
-    second.expect(m.Blocked)
-    with Trainer(server.endpoint, 2) as trainer:
-        trainer.train()
-        first.expect(m.Pushed)
-        parts = trainer.train()
-        second.expect(m.Pushed)
-    names = sorted(name for part in parts for name in part.sample_ids)
-    assert names == ["p/4", "p/5", "p/6", "q/0"]
-
-
 def test_a_blocked_push_of_a_lost_connection_was_never_accepted(serve: Serve) -> None:
     server = serve()
     producer = Producer(server.endpoint, "p")
@@ -149,20 +109,6 @@ def test_a_client_that_connects_again_replaces_its_older_connection(serve: Serve
     older.expect_end()
     assert newer.push([3], seq=1).outcomes == ACCEPTED
     assert server.status()["accepted"] == 2
-
-
-def test_members_of_an_open_group_are_never_held_back(serve: Serve) -> None:
-    server = serve()
-    grouping, other = Producer(server.endpoint, "g"), Producer(server.endpoint, "p")
-    group: dict[str, Any] = {"group_ids": ["g"], "group_sizes": [3]}
-    assert grouping.push([3], **group).outcomes == ACCEPTED
-    assert other.push([3] * 4).outcomes == ACCEPTED * 4  # nothing is reserved for the group
-    other.send_push([3])
-    assert other.expect(m.Blocked).held == 4
-    assert grouping.push([3], **group).outcomes == ACCEPTED
-    assert grouping.push([3], **group).outcomes == ACCEPTED
-    status = server.status()
-    assert (status["buffered"], status["open_groups"], status["pushes_held"]) == (7, 0, 1)
 
 
 def test_a_group_may_learn_its_size_when_it_is_closed(serve: Serve) -> None:
@@ -207,17 +153,6 @@ def test_payloads_of_held_pushes_are_asked_for_again_when_their_turn_comes(serve
     assert server.status()["pushes_held"] == 0
 
 
-def test_a_group_that_is_closed_incomplete_is_dropped_whole_and_counted(serve: Serve) -> None:
-    server = serve()
-    producer = Producer(server.endpoint, "p")
-    producer.push([3, 3], group_ids=["g", "g"], group_sizes=[3, 3])
-    producer.send(m.CloseGroup(group_id="g"))
-    producer.ping()
-    status = server.status()
-    assert (status["buffered"], status["open_groups"], status["balanced"]) == (0, 0, True)
-    assert server.scrape()["samples_dropped_total{reason=incomplete-group}"] == 2
-
-
 def test_a_group_of_a_producer_that_is_gone_is_dropped_whole(serve: Serve) -> None:
     server = serve(group_timeout="100ms", producer_timeout="100ms")
     producer, other = Producer(server.endpoint, "p"), Producer(server.endpoint, "q")
@@ -227,19 +162,6 @@ def test_a_group_of_a_producer_that_is_gone_is_dropped_whole(serve: Serve) -> No
     server.await_status(open_groups=1, buffered=2, balanced=True)
     other.bye()
     server.await_status(open_groups=0, buffered=0, balanced=True)
-
-
-def test_a_phase_that_has_ended_takes_no_older_samples(serve: Serve) -> None:
-    server = serve()
-    producer = Producer(server.endpoint, "p")
-    assert producer.push([3], policy_versions=[4]).outcomes == ACCEPTED
-    producer.send(m.EndPhase(policy_version=5))
-    answer = producer.push([3, 3], policy_versions=[4, 5])
-    assert answer.outcomes == ["refused", "accepted"]
-    assert "whose phase has ended" in answer.errors["0"]
-    with Trainer(server.endpoint, 2) as trainer:
-        parts = trainer.train()
-    assert [name for part in parts for name in part.sample_ids] == ["p/0"]
 
 
 def test_an_empty_push_is_answered(serve: Serve) -> None:

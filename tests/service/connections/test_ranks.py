@@ -1,7 +1,6 @@
 """Ranks: a step is prepared by all, then released to all, and committed when all have said so."""
 
 import numpy as np
-import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import Serve
@@ -70,17 +69,6 @@ def test_a_step_is_released_only_when_every_rank_is_prepared(serve: Serve) -> No
     second.await_release(0)
 
 
-def test_nothing_is_planned_before_every_rank_is_there(serve: Serve) -> None:
-    server = serve()
-    Producer(server.endpoint, "p").push([3] * 4)
-    first = Rank(server.endpoint, 0, 2)
-    first.demand(taken=-1)
-    first.settle()
-    assert (first.steps, server.status()["open_steps"]) == ({}, 0)
-    Rank(server.endpoint, 1, 2, generation=first.generation).hold(0)
-    first.hold(0)
-
-
 def test_a_step_is_committed_when_every_rank_has_said_so(serve: Serve) -> None:
     server = serve()
     Producer(server.endpoint, "p").push([3] * 4)
@@ -144,20 +132,6 @@ def test_a_commit_that_a_lost_connection_swallowed_is_told_by_the_hello(serve: S
     assert server.status()["steps_committed"] == 1
 
 
-def test_a_step_is_not_released_while_a_rank_is_away(serve: Serve) -> None:
-    server = serve()
-    first, second = two_ranks_one_prepared(server)
-    first.settle()
-    first.close()
-    server.await_status(ranks_connected=1)
-    second.prepare(0)
-    second.settle()
-    assert not second.steps[0].released
-    again = first.reconnect()
-    again.await_release(0)
-    second.await_release(0)
-
-
 def test_a_new_process_in_the_same_generation_starts_at_the_steps_beginning(serve: Serve) -> None:
     server = serve(micro_batch_size=1)
     Producer(server.endpoint, "p").push([3] * 4)
@@ -200,16 +174,6 @@ def test_a_new_generation_gets_uncommitted_steps_again_and_fences_the_old(serve:
     assert server.scrape()["redeliveries_total{reason=new-generation}"] == 1
 
 
-def test_a_rank_of_an_old_generation_stays_out(serve: Serve) -> None:
-    server = serve()
-    old = Trainer(server.endpoint, 2)
-    Trainer(server.endpoint, 2)
-    with WireClient(server.endpoint) as late:
-        late.send(m.HelloRank(client_id="late", dp_rank=1, dp_size=2, generation=old.generation))
-        words = f"generation {old.generation} is over, the current one is {old.generation + 1}"
-        assert words in late.expect_error("fenced").message
-
-
 def test_rank_0_may_ask_again_when_it_did_not_hear_the_answer(serve: Serve) -> None:
     server = serve()
     Rank(server.endpoint, 0, 2, client_id="zero")
@@ -240,26 +204,6 @@ def test_ranks_that_disagree_on_a_plan_are_all_told(serve: Serve) -> None:
     server.await_status(steps_committed=1, balanced=True)
 
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
-        (m.Commit(step=0), "committed step 0 before it was prepared"),
-        (m.Demand(taken=0, hungry=True), "took step 0 before it was prepared"),
-        (m.Prepared(step=5, digest="d"), "prepared step 5, which is not open"),
-    ],
-)
-def test_a_rank_cannot_speak_of_steps_that_it_was_not_given(
-    message: m.Message, words: str, serve: Serve
-) -> None:
-    server = serve()
-    first, second = two_ranks(server)
-    second.send(message)
-    assert words in second.expect_error("protocol").message
-    second.close()
-    first.settle()
-    server.await_status(ranks_connected=1)
-
-
 def test_the_last_batch_has_fillers_where_ranks_have_nothing_to_do(serve: Serve) -> None:
     server = serve(global_batch_size=8, micro_batch_size=2)
     producer = Producer(server.endpoint, "p")
@@ -276,18 +220,6 @@ def test_the_last_batch_has_fillers_where_ranks_have_nothing_to_do(serve: Serve)
     assert token_ids(filler) == [0]
     assert (parts[0].header.tokens, parts[0].header.num_samples) == (6, 1)
     assert all(rank.await_end() == "ended" for rank in trainer.ranks)
-    trainer.bye()
-    assert server.wait() == 0
-
-
-def test_the_last_batch_may_be_dropped_instead(serve: Serve) -> None:
-    server = serve(final_batch="drop")
-    producer = Producer(server.endpoint, "p")
-    producer.push([6, 5])
-    trainer = Trainer(server.endpoint, 2)
-    producer.end_stream()
-    assert trainer.train() == []
-    assert server.scrape()["samples_dropped_total{reason=last-batch}"] == 2
     trainer.bye()
     assert server.wait() == 0
 
@@ -319,24 +251,3 @@ def test_staleness_is_judged_by_the_version_that_rank_0_reports(serve: Serve) ->
     for rank in (first, second):
         rank.demand(taken=-1)
         rank.hold(0)
-
-
-@pytest.mark.parametrize(
-    ("told", "words"),
-    [
-        ({"saved": 9}, "a checkpoint after step 9, which was never planned"),
-        ({"taken": 9}, "says that it has taken step 9, and the last one"),
-        ({"received": [(9, 1)]}, "says that it has got step 9, and the last one"),
-    ],
-)
-def test_a_hello_that_cannot_be_true_begins_no_generation(
-    told: dict[str, object], words: str, serve: Serve
-) -> None:
-    server = serve()
-    Producer(server.endpoint, "p").push([3] * 4)
-    trainer = Trainer(server.endpoint, 2)
-    with WireClient(server.endpoint) as liar:
-        liar.send(m.HelloRank.model_validate({"client_id": "x", "dp_rank": 0, "dp_size": 2} | told))
-        assert words in liar.expect_error("protocol").message
-    assert len(trainer.train()) == 2
-    server.await_status(steps_committed=1, generation=1, ranks_connected=2)

@@ -64,17 +64,6 @@ def test_a_larger_group_gets_the_open_step_again_and_a_smaller_one_goes_on(serve
         assert per_rank(server, metric) == [f"{metric}{{dp_rank=0}}"]
 
 
-def test_the_ranks_of_a_mesh_are_not_taken_for_data_parallel_ones(serve: Serve) -> None:
-    server = serve()
-    words = refusal(server, 0, 4, None)
-    assert "this dispatcher was started with --dp-size 2" in words
-    assert "pass dp_rank= and dp_size= of its data-parallel dimension" in words
-    with Trainer(server.endpoint, 2):
-        server.await_status(generation=1, dp_size=2, ranks_connected=2)
-    with Trainer(server.endpoint, 4):
-        server.await_status(generation=2, dp_size=4, ranks_connected=4)
-
-
 def test_the_first_group_is_that_of_the_run_not_of_the_process(
     serve: Serve, tmp_path: Path
 ) -> None:
@@ -145,14 +134,6 @@ def test_more_ranks_than_connections_are_refused(serve: Serve) -> None:
     server = serve(max_connections=8)
     Rank(server.endpoint, 0, 2)
     assert "--set max-connections is 8; raise it" in refusal(server, 0, 2**31 - 1, None)
-
-
-def test_ranks_of_one_generation_agree_on_their_number(serve: Serve) -> None:
-    server = serve()
-    Rank(server.endpoint, 0, 2)
-    first = Rank(server.endpoint, 0, 4)
-    words = "DP rank 1 says there are 2 DP ranks, generation 2 has 4"
-    assert words in refusal(server, 1, 2, first.generation)
 
 
 def test_the_number_may_be_fixed(serve: Serve) -> None:

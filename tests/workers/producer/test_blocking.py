@@ -5,7 +5,6 @@ import gc
 import logging
 import subprocess
 import sys
-import threading
 from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -173,17 +172,6 @@ async def test_the_asyncio_producer_takes_mappings_too(
         with pytest.raises(SampleRefused, match="sample 0 is no sample but int"):
             await producer.push_many([7])  # type: ignore[list-item]
     assert [push.group_ids for push in serving.result(10)] == [None, ["g"]]
-
-
-def test_a_group_has_as_many_members_as_are_pushed_unless_told(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join()
-    pushing = threads.submit(producer.push_group, [RolloutSample(FIELDS)] * 2, "p17")
-    push = peer.expect(m.Push)
-    assert (push.group_ids, push.group_sizes) == (["p17", "p17"], [2, 2])
-    peer.answer(push)
-    pushing.result(10)
 
 
 def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
@@ -409,19 +397,6 @@ async def test_a_bad_argument_is_named_before_anything_is_sent() -> None:
 async def test_a_producer_that_was_not_started_says_how_to() -> None:
     with pytest.raises(ClientClosed, match="async with"):
         await AsyncRolloutProducer("127.0.0.1:1").push(FIELDS)
-
-
-def test_a_large_push_arrives_whole_while_the_peer_reads_slowly(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join(max_payload_bytes=1 << 26)
-    ids = np.arange(2_000_000)
-    pushing = threads.submit(producer.push, {"input_ids": ids})
-    threading.Event().wait(0.1)
-    push = peer.expect(m.Push)
-    assert np.array_equal(np.frombuffer(peer.payload, np.int64), ids)
-    peer.answer(push)
-    pushing.result(10)
 
 
 def test_an_interpreter_exits_with_a_producer_left_open(

@@ -406,16 +406,6 @@ def test_a_long_computation_is_alive_by_its_pings(join: Join) -> None:
     assert client.statistics().reconnects == 0
 
 
-def test_a_dispatcher_that_answers_no_ping_is_left(
-    join: Join, dispatcher: ScriptedDispatcher
-) -> None:
-    _, peer = join(heartbeat_interval_s=0.05)
-    peer.mute = True
-    peer.expect_end()
-    again = dispatcher.accept()
-    again.welcome_rank()
-
-
 def test_a_refused_rank_is_told_why(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
@@ -440,11 +430,6 @@ def test_a_retriable_refusal_is_tried_again(
     again.welcome_rank()
     dispatcher.hang_up()
     joining.result(10).close()
-
-
-def test_a_dispatcher_that_never_was_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DispatcherUnreachable, match="No such file"):
-        RankClient(f"unix:{tmp_path}/nobody", dp_rank=0, dp_size=1, reconnect_timeout=0.2)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(-1, 2), (0, 0)])

@@ -1,4 +1,4 @@
-"""`python -m rollout_workers.stores`, as `dispatcher gc` runs it."""
+"""`python -m rollout_workers.stores`, as an operator empties a store with it."""
 
 import json
 import subprocess

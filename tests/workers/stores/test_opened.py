@@ -12,6 +12,7 @@ from rollout_dispatcher.errors import ConfigError, StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.file import FileStore
+from rollout_workers.stores.interface import Part
 from rollout_workers.stores.registry import PAUSE_MOST_S, OpenedStores
 from tests.support.server import eventually
 from tests.workers.support.stored import make_store
@@ -57,7 +58,7 @@ def test_only_what_is_allowed_is_opened(store: FileStore) -> None:
     opened.allow(["file:///nowhere"])
     stored = store.put("p.1/0", [b"x" * 8])
     for ask in (
-        lambda: opened.get([Reference(stored, 0, 8)]),
+        lambda: opened.get_into([Reference(stored, 0, 8)], memoryview(b""), [[]]),
         lambda: opened.release(store.address, ["p.1/0"]),
         lambda: opened.list(store.address, ""),
     ):
@@ -107,9 +108,10 @@ def test_references_into_several_stores_come_back_in_order(store: FileStore) -> 
     opened = OpenedStores()
     opened.allow([store.address, other.address])
     asked = [Reference(one, 8, 8), Reference(two, 0, 8), Reference(one, 0, 8)]
-    assert [bytes(item) for item in opened.get(asked) if isinstance(item, memoryview)] == [
-        b"2" * 8, b"3" * 8, b"1" * 8,
-    ]  # fmt: skip
+    memory = memoryview(bytearray(24))
+    parts = [[Part(0, start, 8)] for start in (0, 8, 16)]
+    assert opened.get_into(asked, memory, parts) == [None] * 3
+    assert bytes(memory) == b"2" * 8 + b"3" * 8 + b"1" * 8
 
 
 def test_an_object_goes_into_the_first_store_that_takes_it(store: FileStore) -> None:

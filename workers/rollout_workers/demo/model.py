@@ -1,7 +1,7 @@
 """A small causal transformer over packed samples, whose cost grows with length as a real one's.
 
 Attention runs sample by sample inside a packed micro-batch, so no sample sees another and a
-sample of s tokens costs a*s^2 + b*s. `flops` counts both from the shape.
+sample of s tokens costs a*s^2 + b*s.
 
 `Meter` measures what a DP rank does with its time: compute, wait for other ranks, reduce, wait for
 data. The wait is measured where it happens: DDP calls `before_reduce` when this rank's gradients
@@ -13,7 +13,7 @@ as then that moment is the end of the rank's own backward pass.
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TextIO, TypeVar
@@ -36,18 +36,6 @@ class Shape:
     width: int = 64
     layers: int = 2
     heads: int = 2
-
-    def flops(self, lengths: Sequence[int]) -> float:
-        """Floating-point operations to train once on samples of these lengths.
-
-        Forward, a multiply and an add each count one: 24*width^2 a token and layer in matrices,
-        2*width*s^2 a layer in causal attention, 2*width*vocabulary a token in the output; backward
-        is twice that. Norms, softmax and the optimizer are not counted.
-        """
-        width = self.width
-        per_token = self.layers * 24 * width * width + 2 * width * self.vocabulary
-        forward = sum(per_token * s + self.layers * 2 * width * s * s for s in lengths)
-        return 3.0 * forward
 
 
 #: Small enough for two cores, and its samples large enough to dwarf what a step costs by itself.
@@ -130,7 +118,6 @@ class StepTimes:
 
     step: int = 0
     tokens: int = 0
-    flops: float = 0.0
     loss_sum: float = 0.0
     loss_tokens: int = 0
     compute_s: float = 0.0

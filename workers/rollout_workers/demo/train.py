@@ -131,7 +131,6 @@ def _count(meter: Meter, micro_batch: MicroBatch, losses: Tensor) -> None:
         return
     counted = micro_batch.loss_weights > 0
     meter.times.tokens += micro_batch.tokens
-    meter.times.flops += SHAPE.flops(micro_batch.cu_seqlens.diff().tolist())
     meter.times.loss_sum += float(losses.detach()[counted].sum())
     meter.times.loss_tokens += int(counted.sum())
 

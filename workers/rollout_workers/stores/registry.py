@@ -157,14 +157,6 @@ class OpenedStores:
         self._puts.pop(address, None)
         return stored
 
-    def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
-        """The bytes of each, in their order."""
-        found = dict[int, memoryview | Missing]()
-        for address, places in _by_store(references).items():
-            with self._asking(address) as store:
-                found.update(zip(places, store.get([references[at] for at in places]), strict=True))
-        return [found[at] for at in range(len(references))]
-
     def get_into(
         self,
         references: Sequence[Reference],

@@ -12,6 +12,7 @@ time in one micro-batch; stretches in it in which the rank was blocked are told 
 import time
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from operator import add
 from typing import Any, Protocol
 
@@ -169,7 +170,7 @@ class Span:
 
     owner: Pass
     index: int
-    begin: Mark
+    begin: Mark = None
     end: Mark = None
     blocked: list[tuple[Mark, Mark]] = field(default_factory=list)
     untimed: frozenset[str] = frozenset()
@@ -205,42 +206,18 @@ class Span:
 
     def fold(self, clock: Clock) -> bool:
         """Add it to its pass, if what is computed has come to its end."""
-        owner, index = self.owner, self.index
-        if any(None in pair for pair in self.blocked):
+        owner, begin, end = self.owner, self.begin, self.end
+        if begin is None or end is None or (self.blocked and None in chain(*self.blocked)):
             owner.has_gaps = True
             return True
-        if not fold(clock, owner, index, self.begin, self.end):
+        if not clock.has_passed(end):
             return False
-        for start, stop in self.blocked:
-            owner.blocked_s[index] += clock.seconds(start, stop)
-            _free(clock, start, stop)
+        owner.busy_s[self.index] += clock.seconds(begin, end)
+        for pair in self.blocked:
+            owner.blocked_s[self.index] += clock.seconds(*pair)
+            _free(clock, *pair)
+        _free(clock, begin, end)
         return True
-
-
-#: A stretch of time in one micro-batch of which nothing else is known: whose, where, from, to.
-Stretch = tuple[Pass, int, Mark, Mark]
-
-
-def fold(clock: Clock, owner: Pass, index: int, begin: Mark, end: Mark) -> bool:
-    """Add a stretch to its pass, if what is computed has come to its end."""
-    if begin is None or end is None:
-        owner.has_gaps = True
-        return True
-    if not clock.has_passed(end):
-        return False
-    owner.busy_s[index] += clock.seconds(begin, end)
-    _free(clock, begin, end)
-    return True
-
-
-def fold_all(clock: Clock, stretches: list[Stretch]) -> None:
-    """Add those up, and take them away, that what is computed has come to the end of."""
-    if clock.is_instant:
-        for owner, index, begin, end in stretches:
-            owner.busy_s[index] += end - begin
-        stretches.clear()
-    while stretches and fold(clock, *stretches[0]):
-        stretches.pop(0)
 
 
 def _free(clock: Clock, *marks: Mark) -> None:

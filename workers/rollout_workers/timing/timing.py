@@ -36,9 +36,7 @@ from rollout_workers.timing.clocks import (
     Mark,
     Pass,
     Span,
-    Stretch,
     clock_for,
-    fold_all,
 )
 from rollout_workers.timing.probes import Collectives
 
@@ -47,7 +45,7 @@ log = logging.getLogger(__name__)
 
 #: Micro-batches less than this share of their step's time were not computed when they seemed to be.
 LEAST_SHARE = 0.1
-#: Stretches that are kept before they are added up, all at once.
+#: Spans that are kept before they are added up, all at once.
 FOLDED_AT_ONCE = 64
 #: Characters of a reason.
 MAX_WHY = 200
@@ -69,13 +67,6 @@ class StepTimer:
     note two moments, and what can be done for all micro-batches at once is left for the end.
     """
 
-    __slots__ = (
-        "_at", "_began", "_begin", "_blocked_at", "_cannot", "_clock", "_collectives",
-        "_count", "_depth", "_has_waited", "_index", "_is_late", "_is_whole", "_iteration",
-        "_left_out_s", "_mark", "_named", "_owner", "_passes", "_paused", "_span", "_spans",
-        "_step", "_stretches", "_took_s",
-    )  # fmt: skip
-
     def __init__(
         self, clock: Clock, step: int, count: int, collectives: Collectives, cannot: str = ""
     ) -> None:
@@ -83,14 +74,9 @@ class StepTimer:
         self._step, self._count = step, count
         self._collectives, self._cannot = collectives, cannot
         self._passes: list[Pass] = []
-        #: What is timed now, if anything is: for which pass and micro-batch, and since when; it is
-        #: a span once there is more to know.
-        self._owner: Pass | None = None
-        self._index = 0
-        self._begin: Mark = None
+        #: What is timed now, if anything is, and what was.
         self._span: Span | None = None
-        self._stretches: list[Stretch] = []
-        self._spans: list[Span] = []
+        self._spans: deque[Span] = deque()
         #: The micro-batch that was handed out last, until the next is asked for.
         self._at: int | None = None
         #: The pass of `timer`, if one is entered, and of the iteration under way if none is.
@@ -109,7 +95,7 @@ class StepTimer:
 
     def hand_out(self, index: int) -> None:
         """A micro-batch is computed from now on."""
-        if self._owner is not None:
+        if self._span is not None:
             self._end_before()
         now = perf_counter()
         if self._paused:
@@ -119,25 +105,16 @@ class StepTimer:
             self._began = self._began or now
         if probes.listener is not self:
             probes.listen(self)
-        self._at = self._index = index
-        self._owner, self._depth = self._named or self._iteration, 0
-        if self._collectives.groups:
-            self._collectives.look()
-        self._begin = self._mark()
+        self._at = index
+        self._enter(self._named or self._iteration, index)
 
     def asked(self, index: int) -> None:
         """The training loop asks for the one after that, or for no more."""
         if self._at != index:
             return  # it is a loop that was left, and collected only now
         self._paused, self._at = perf_counter(), None
-        last, owner = index == self._count - 1, self._owner
-        if self._span is None and self._named is None and not self._collectives.groups:
-            if owner is not None:
-                self._stretches.append((owner, self._index, self._begin, self._mark()))
-                self._owner = None
-                if len(self._stretches) >= FOLDED_AT_ONCE:
-                    self._fold()
-        elif self._named is None or not last:  # in a timer the last one lasts until that is left
+        last = index == self._count - 1
+        if self._named is None or not last:  # in a timer the last one lasts until that is left
             self._close(at_backward=last and self._named is None)
 
     @contextmanager
@@ -154,11 +131,11 @@ class StepTimer:
             finally:
                 self._close()
             return
-        named, around, index = self._pass(key), self._owner, self._index
+        named, around = self._pass(key), self._span
         is_first = around is None and self._at is None
         if is_first:
             self._begin_all(named)
-        elif around is not None and around.key is None:
+        elif around is not None and around.owner.key is None:
             self._drop()  # what counted by itself does not, as the trainer knows better
             around = None
         elif around is not None:
@@ -175,8 +152,8 @@ class StepTimer:
                 self._named, self._is_whole = None, False
             self._close()
             if around is not None:
-                around.as_one |= named.as_one
-                self._enter(around, index)
+                around.owner.as_one |= named.as_one
+                self._enter(around.owner, around.index)
 
     def waiting(self) -> AbstractContextManager[None]:
         """The rank waits for others, in collectives of the trainer's own."""
@@ -197,21 +174,21 @@ class StepTimer:
 
     def block(self, forgiven: dist.ProcessGroup | None = None) -> None:
         """See `probes.Listener`."""
-        if self._depth == 0 and (span := self._open()) is not None:
+        if self._depth == 0 and (span := self._span) is not None:
             span.untimed |= self._collectives.since(forgiven)
             self._blocked_at = self._mark()
         self._depth += 1
 
     def unblock(self) -> None:
         """See `probes.Listener`."""
-        if self._depth == 1 and (span := self._open()) is not None:
+        if self._depth == 1 and (span := self._span) is not None:
             span.blocked.append((self._blocked_at, self._mark()))
             self._collectives.look()
         self._depth = max(0, self._depth - 1)  # 0: what was waited for began in another micro-batch
 
     def will_begin(self) -> None:
         """See `probes.Listener`."""
-        if self._depth == 0 and (span := self._open()) is not None:
+        if self._depth == 0 and (span := self._span) is not None:
             span.untimed |= self._collectives.since()
 
     def has_begun(self) -> None:
@@ -221,7 +198,7 @@ class StepTimer:
 
     def saw_backward(self) -> None:
         """See `probes.Listener`."""
-        if (span := self._open()) is None:
+        if (span := self._span) is None:
             self._is_late = True
         else:
             span.saw_backward(self._clock)
@@ -289,11 +266,9 @@ class StepTimer:
 
     def _fold(self) -> bool:
         """Add up what has an end; returns whether the clock has come to all of it."""
-        clock, stretches, spans = self._clock, self._stretches, self._spans
-        fold_all(clock, stretches)
-        while spans and spans[0].fold(clock):
-            spans.pop(0)
-        return not (stretches or spans)
+        while self._spans and self._spans[0].fold(self._clock):
+            self._spans.popleft()
+        return not self._spans
 
     def _begin_all(self, named: Pass) -> None:
         """Whatever is computed from now on counts for this pass."""
@@ -331,31 +306,23 @@ class StepTimer:
         self._depth = 0
         if self._collectives.groups:
             self._collectives.look()
-        self._owner, self._index, self._begin = owner, index, self._mark()
-
-    def _open(self) -> Span | None:
-        """What is timed now, if anything is."""
-        if self._span is None and self._owner is not None:
-            self._span = Span(self._owner, self._index, self._begin)
-        return self._span
+        self._span = span = Span(owner, index)
+        span.begin = self._mark()
 
     def _close(self, *, at_backward: bool = False) -> None:
-        if (owner := self._owner) is None:
+        if (span := self._span) is None:
             return
-        if self._span is None and not self._collectives.groups:
-            self._stretches.append((owner, self._index, self._begin, self._mark()))
-        elif (span := self._open()) is not None:
-            span.untimed |= self._collectives.since()
-            span.close(self._clock, at_backward=at_backward)
-            self._spans.append(span)
-        self._owner = self._span = None
-        if len(self._spans) + len(self._stretches) >= FOLDED_AT_ONCE:
+        span.untimed |= self._collectives.since()
+        span.close(self._clock, at_backward=at_backward)
+        self._span = None
+        self._spans.append(span)
+        if len(self._spans) >= FOLDED_AT_ONCE:
             self._fold()
 
     def _drop(self) -> None:
-        if (span := self._open()) is not None:
-            span.drop(self._clock)
-        self._owner = self._span = None
+        if self._span is not None:
+            self._span.drop(self._clock)
+        self._span = None
 
 
 class _Waiting:

@@ -6,7 +6,7 @@ Every figure is measured, except the planned imbalance, which is what the dispat
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, pstdev, pvariance
+from statistics import fmean
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,9 +29,6 @@ def summarise(folder: Path) -> dict[str, Any]:
         "tokens": int(_total(everything, "tokens")),
         "seconds": seconds,
         "tokens_per_second": _total(everything, "tokens") / seconds,
-        "flops_per_second": _total(everything, "flops") / seconds,
-        "compute_variance": fmean(pvariance(times) for times in compute),
-        "compute_deviation": fmean(pstdev(times) / fmean(times) for times in compute),
         "wait_share": _total(everything, "wait_s") / spent,
         "wait_share_per_rank": [_total(r, "wait_s") / _total(r, "step_s") for r in ranks],
         "data_wait_share": _total(everything, "data_s") / spent,
@@ -41,7 +38,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         "imbalance_measured": fmean(max(times) / fmean(times) - 1 for times in compute),
         "first_loss": _mean_loss(steps[:1]),
         "final_loss": _mean_loss(steps[-LAST_STEPS:]),
-        **_from_metrics(folder.joinpath("metrics.txt").read_text()),
+        "imbalance_planned": _imbalance_planned(folder.joinpath("metrics.txt").read_text()),
     }
 
 
@@ -58,42 +55,16 @@ def _mean_loss(steps: Sequence[tuple[Record, ...]]) -> float:
     return _total(records, "loss_sum") / _total(records, "loss_tokens")
 
 
-def _from_metrics(text: str) -> dict[str, float]:
-    """What the dispatcher saw of the run."""
+def _imbalance_planned(text: str) -> float:
+    """The mean that the dispatcher saw of the run."""
+    name = "dispatcher_step_imbalance_ratio"
     samples = {
-        (sample.name, sample.labels.get("stage", ""), sample.labels.get("le", "")): sample.value
+        sample.name: sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
+        if sample.labels.get("stage") == "planned"
     }
-    name, stage = "dispatcher_step_imbalance_ratio", "planned"
-    buckets = [
-        (float(le), count)
-        for (metric, _, le), count in samples.items()
-        if metric == "dispatcher_sample_wait_seconds_bucket"
-    ]
-    return {
-        "imbalance_planned": samples[f"{name}_sum", stage, ""]
-        / samples[f"{name}_count", stage, ""],
-        "sample_wait_p50": quantile(buckets, 0.5),
-        "sample_wait_p99": quantile(buckets, 0.99),
-    }
-
-
-def quantile(buckets: Iterable[tuple[float, float]], q: float) -> float:
-    """Quantile of cumulative (upper bound, count) buckets, linear inside one like Prometheus's.
-
-    0 for an empty histogram; the largest finite bound for what lies beyond it.
-    """
-    ordered = sorted(buckets)
-    rank = q * ordered[-1][1]
-    below, lower = 0.0, 0.0
-    for bound, count in ordered:
-        if bound == float("inf") or not ordered[-1][1]:
-            break
-        if count >= rank and count > below:
-            return lower + (bound - lower) * (rank - below) / (count - below)
-        below, lower = count, bound
-    return lower
+    return samples[f"{name}_sum"] / samples[f"{name}_count"]
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -120,20 +91,15 @@ def _rows(ranks: Iterable[int]) -> list[_Row]:
     """One figure a row; what each rank has, one a rank."""
     return [
         ("tokens/s", lambda run: f"{run['tokens_per_second']:,.0f}"),
-        ("GFLOP/s, all ranks", lambda run: f"{run['flops_per_second'] / 1e9:.1f}"),
         ("time waiting for other ranks, %", _percent("wait_share")),
         *_each(ranks, "wait_share_per_rank", 100),
         ("time waiting for data, %", _percent("data_wait_share")),
-        ("compute variance of ranks, ms^2", lambda run: f"{1e6 * run['compute_variance']:,.0f}"),
-        ("  deviation over mean, %", _percent("compute_deviation")),
         ("step imbalance, planned, %", _percent("imbalance_planned")),
         ("step imbalance, measured, %", _percent("imbalance_measured")),
         ("compute by wall clock, s", _mean("compute_seconds_per_rank")),
         *_each(ranks, "compute_seconds_per_rank"),
         ("compute by thread CPU, s", _mean("compute_cpu_seconds_per_rank")),
         *_each(ranks, "compute_cpu_seconds_per_rank"),
-        ("sample wait (turns), median, s", lambda run: f"{run['sample_wait_p50']:.2f}"),
-        ("  99th percentile, s", lambda run: f"{run['sample_wait_p99']:.2f}"),
         ("first loss", lambda run: f"{run['first_loss']:.3f}"),
         ("final loss", lambda run: f"{run['final_loss']:.3f}"),
         ("trained, s", lambda run: f"{run['seconds']:.1f}"),

@@ -57,10 +57,6 @@ class HttpPlaces:
         self._resting: dict[web.RequestHandler, None] = {}  # the longest first
         self._waiting: dict[web.RequestHandler, asyncio.Task[object]] = {}
 
-    def watched(self, handler: web.RequestHandler) -> asyncio.BaseProtocol:
-        """The protocol of a new connection, whose requests `handler` serves."""
-        return _Watched(handler, self)
-
     def begins(self, handler: web.RequestHandler) -> bool:
         """A request of this connection may be served: returns whether there is a place for it."""
         self._resting.pop(handler, None)
@@ -130,27 +126,6 @@ class HttpPlaces:
         del self._resting[longest]
         longest.force_close()
         return True
-
-
-class _Watched(asyncio.Protocol):
-    """Hands everything on to aiohttp, and tells when a connection is made and lost."""
-
-    def __init__(self, handler: web.RequestHandler, places: HttpPlaces) -> None:
-        self._handler, self._places = handler, places
-        self.data_received = handler.data_received  # type: ignore[method-assign]
-        self.pause_writing = handler.pause_writing  # type: ignore[method-assign]
-        self.resume_writing = handler.resume_writing  # type: ignore[method-assign]
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._handler.connection_made(transport)
-        self._places.connected(self._handler)
-
-    def eof_received(self) -> None:
-        self._handler.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._places.lost(self._handler)
-        self._handler.connection_lost(exc)
 
 
 def server_log(count: Callable[[str], None]) -> logging.Logger:
@@ -246,13 +221,28 @@ class HttpGuard:
         self._config, self._count, self._clock = config, count, clock
         self._access = access
         self._asks_certificate = access.tls_for(config.http) is not None
-        self.places = HttpPlaces(max_connections, pending, config.handshake_timeout, count)
+        self.places = places = HttpPlaces(max_connections, pending, config.handshake_timeout, count)
+
+        class Handler(_RequestHandler):
+            """Of this plane."""
+
+            __slots__ = ()
+
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                super().connection_made(transport)
+                places.connected(self)
+
+            def connection_lost(self, exc: BaseException | None) -> None:
+                places.lost(self)
+                super().connection_lost(exc)
+
+        self._handler = Handler
 
     def protocol(self, server: web.Server) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
         handler = server()
-        handler.__class__ = _RequestHandler  # aiohttp makes them itself, of no class but its own
-        return self.places.watched(handler)
+        handler.__class__ = self._handler  # aiohttp makes them itself, of no class but its own
+        return handler
 
     @property
     def middleware(self) -> Middleware:

@@ -3,7 +3,6 @@
 aiohttp parses, limits and serves; here is only what the answers mean.
 """
 
-import asyncio
 import json
 from collections.abc import Callable
 from functools import cache, partial
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.effects import Advised, Decision
 from rollout_dispatcher.errors import ConfigError, DispatcherError, IllegalTransition, RunChanged
-from rollout_dispatcher.protocol.messages import MAX_KEY_LETTERS, MAX_KEYS, MAX_NAME, StoreAddress
+from rollout_dispatcher.protocol.messages import MAX_NAME
 from rollout_dispatcher.service.config.values import RUN_HEADER
 from rollout_dispatcher.service.http.bodies import leave_unasked, read_object
 from rollout_dispatcher.service.http.guard import HttpGuard, Refused, indented, problem
@@ -26,11 +25,8 @@ from rollout_dispatcher.service.http.pushes import Pushes, Query, valid
 from rollout_dispatcher.service.reloading import RELOADABLE
 from rollout_dispatcher.service.router import Router
 
-#: Bodies: a few numbers; and keys, which are some 30 bytes each, those of other engines more.
+#: A few numbers.
 MAX_CONFIG_BYTES: Final = 64 * 1024
-MAX_KNOWN_BYTES: Final = 2**20
-#: Keys that are looked up before others get their turn on the event loop: made to take long, 5 ms.
-KEYS_AT_ONCE: Final = 64
 #: Producers that are named as awaited.
 MAX_NAMED = 100
 
@@ -50,26 +46,6 @@ class ConfigAnswer(BaseModel):
 
     generation: int
     options: dict[str, Setting]
-
-
-class KnownRequest(BaseModel):
-    """Objects of a payload store."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    store: StoreAddress
-    """its address, as --payload-stores has it"""
-    keys: Annotated[list[str], Field(max_length=MAX_KEYS)]
-    """of what is there"""
-
-
-class KnownAnswer(BaseModel):
-    """Which of them are needed."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    run_id: str
-    """of the run that needs them"""
-    needed: list[str]
-    """keys of objects in which live samples lie, or that a producer may still push"""
 
 
 class CloseQuery(Query):
@@ -135,7 +111,6 @@ class HttpPlane:
                 web.get("/openapi.json", self.openapi),
                 web.get("/v1/config", self.settings),
                 web.post("/v1/config", self.configure, expect_handler=leave_unasked),
-                web.post("/v1/references/known", self.known, expect_handler=leave_unasked),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),
@@ -196,29 +171,6 @@ class HttpPlane:
             return problem(422, error.code, "; ".join(error.problems))
         await self._router.barrier.settled()
         return await self.settings(request)
-
-    async def known(self, request: web.Request) -> web.Response:
-        """Which objects of a payload store are needed, for who frees the rest.
-
-        Answered once it is durable that the others are not needed: they may be freed then.
-        """
-        barrier, core = self._router.barrier, self._router.core
-        asked = valid(KnownRequest, await read_object(request, self._router, MAX_KNOWN_BYTES), ())
-        _check(barrier.failure)
-        stores = self._router.config.payload_stores
-        if asked.store not in stores:
-            known = ", ".join(stores) or "none"
-            return problem(
-                422, "unknown-store",
-                f"{asked.store} is no payload store of this dispatcher; --payload-stores: {known}",
-            )  # fmt: skip
-        keys = [key for key in asked.keys if len(key) <= MAX_KEY_LETTERS]
-        needed = list[str]()
-        for first in range(0, len(keys), KEYS_AT_ONCE):
-            needed += core.needed_objects(keys[first : first + KEYS_AT_ONCE])
-            await asyncio.sleep(0)
-        await barrier.settled()
-        return web.json_response(KnownAnswer(run_id=core.run_id, needed=needed).model_dump())
 
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
