@@ -137,9 +137,9 @@ def _row(cell: Cell, name: str, steps: list[dict[Sync, IntArray]], data: IntArra
         for sync, tokens in step.items():
             work: FloatArray = cost(tokens.ravel()).reshape(tokens.shape)
             totals[sync].add(straggler_excess(work, sync), float(work.sum()) / len(work))
-    distance = median(distance(step[Sync.STEP].ravel(), data) for step in steps)
+    apart = median(distance(step[Sync.STEP].ravel(), data) for step in steps)
     by_step, by_micro_step = totals[Sync.STEP].excess, totals[Sync.MICRO_STEP].excess
-    return Row(cell.name, name, by_step, by_micro_step, distance)
+    return Row(cell.name, name, by_step, by_micro_step, apart)
 
 
 def distance(sample: IntArray, data: IntArray) -> float:
