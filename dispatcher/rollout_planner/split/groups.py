@@ -84,6 +84,8 @@ def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     M = task.fewest()
     while not (found := task.found(M, work)):
         M += config.micro_batch_multiple
+    if not (task.counts or task.cuts) and (enough := task.enough()) > M:
+        found += task.found(enough, work)
     found.sort(key=lambda each: price_of(batch, each, config))
     if task.pads:
         found += [recut(batch, parts, config, work) for parts in found[:2]]
@@ -162,6 +164,11 @@ class _Task:
         else:
             M = fewest_micro_batches(self.batch.tokens, config.dp_size, self.cap)
         return config.micro_batches(max(M, -(-int(self.held.max()) // self.cap)))
+
+    def enough(self) -> int:
+        """Micro-batches under a budget that have room for ranks of level cost."""
+        level = self.ways(len(self.batch))[0]
+        return self.config.micro_batches(-(-int(np.bincount(level, self.held).max()) // self.cap))
 
     def found(self, M: int, work: Work) -> list[Parts]:
         """M micro-batches of each rank, by each way that finds room for all."""
