@@ -32,7 +32,7 @@ from typing import Any
 
 from rollout_dispatcher import Dispatcher, ServeConfig
 from rollout_dispatcher.cli.options import themes
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_workers import MicroBatchStream, RolloutProducer
 from tests.support.source import ROOT
 
@@ -49,7 +49,7 @@ NOT_CODE = {
 }  # fmt: skip
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 #: A push is decided once this has returned.
-DECIDES = Dispatch.push.__code__
+DECIDES = DispatcherCore.push.__code__
 SAMPLES, QUIET_S = 9, 0.05
 ONE_AT_A_TIME = {
     "dp_size": 1,

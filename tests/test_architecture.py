@@ -19,7 +19,7 @@ ROOTS = (
     ROOT / "dispatcher" / "rollout_planner",
     ROOT / "workers" / "rollout_workers",
 )
-#: `core/dispatch.py`, or with a name in it: `core/dispatch.py:Dispatch.push`.
+#: `core/dispatch.py`, or with a name in it: `core/dispatch.py:DispatcherCore.push`.
 MENTION = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
 
 
@@ -94,8 +94,8 @@ def test_what_is_mentioned_exists(path: str, name: str) -> None:
 
 
 def test_a_name_that_is_gone_would_be_seen() -> None:
-    assert "Dispatch.push" in names_in(ROOTS[0] / "core" / "dispatch.py")
-    assert "Dispatch.pushed_by_nobody" not in names_in(ROOTS[0] / "core" / "dispatch.py")
+    assert "DispatcherCore.push" in names_in(ROOTS[0] / "core" / "dispatch.py")
+    assert "DispatcherCore.pushed_by_nobody" not in names_in(ROOTS[0] / "core" / "dispatch.py")
 
 
 if __name__ == "__main__":

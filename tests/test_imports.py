@@ -22,7 +22,7 @@ import pytest
 
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from tests.support.source import ROOT
 
@@ -81,7 +81,7 @@ IMPURE = {"asyncio", "datetime", "os", "selectors", "socket", "subprocess", "thr
 #: Parts of the house that may hold a core.
 USES_CORE = {part for part, below in MAY_IMPORT.items() if "core" in below} - {"core"}
 #: What the core offers, by a name without an underscore; and what settings called `core` have.
-OFFERED = {"config", "run_id"} | {name for name in vars(Dispatch) if not name.startswith("_")}
+OFFERED = {"config", "run_id"} | {name for name in vars(DispatcherCore) if not name.startswith("_")}
 OFFERED |= {field.name for field in dataclasses.fields(DispatchConfig)}
 #: Loading any of these formats runs what the sender wrote.
 UNPICKLE = {"cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
@@ -235,7 +235,7 @@ def test_a_reach_into_the_core_would_be_seen(text: str) -> None:
 
 def test_the_core_has_no_parts_that_others_see() -> None:
     config = DispatchConfig(1, BufferLimits(1, 1, None, 1, 1), TriggerConfig(1, 1, 1.0))
-    parts = {name for name in vars(Dispatch(config)) if not name.startswith("_")}
+    parts = {name for name in vars(DispatcherCore(config)) if not name.startswith("_")}
     assert parts == {"config", "run_id"}
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from prometheus_client import Metric
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
@@ -35,7 +35,7 @@ def families() -> Iterator[Metric]:
         config = ServeConfig(
             dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=Path(folder)
         )
-        core = Dispatch(core_config(config))
+        core = DispatcherCore(core_config(config))
         metrics = Metrics(config, core, lambda: 0.0)
         journal = open_journal(config, core, metrics, lambda: 0.0)
         writer = RecordWriter(Path(folder) / "record", 1 << 20, {})

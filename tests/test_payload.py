@@ -4,12 +4,12 @@ import pytest
 
 from rollout_dispatcher.core.buffer.entry import Amount
 from rollout_dispatcher.payload import (
+    Footprint,
     InJournal,
     InMemory,
     Payload,
     Reference,
     StoredObject,
-    Taken,
     WithProducer,
     are_in_memory,
     count_references,
@@ -54,11 +54,11 @@ def test_a_payload_without_bytes_is_somewhere_too() -> None:
 def test_only_what_is_in_memory_counts_as_memory() -> None:
     spans: list[Payload] = [InMemory(bytes(8)), InMemory(bytes(24))]
     assert are_in_memory(spans)
-    assert Taken.by(spans) == Taken(memory=32)
+    assert Footprint.by(spans) == Footprint(memory=32)
     assert not are_in_memory([*spans, InJournal(7)])
-    assert Taken.by([*spans, *ELSEWHERE]) == Taken(memory=32, referenced=32)
+    assert Footprint.by([*spans, *ELSEWHERE]) == Footprint(memory=32, referenced=32)
     assert are_in_memory([])
-    assert Taken.by([]) == Taken()
+    assert Footprint.by([]) == Footprint()
     assert (count_references(spans), count_references(ELSEWHERE)) == (0, 1)
 
 

@@ -66,7 +66,7 @@ def count_references(payloads: Sequence[Payload]) -> int:
     return 0 if are_in_memory(payloads) else [*map(type, payloads)].count(Reference)
 
 
-class Taken(NamedTuple):
+class Footprint(NamedTuple):
     """Bytes of memory, and of payload stores, that payloads take; those in the journal neither."""
 
     memory: int = 0

@@ -245,7 +245,7 @@ class Sample(NamedTuple):
         return self.payload.nbytes if isinstance(self.payload, InMemory) else 0
 
     @property
-    def taken(self) -> tuple[int, int]:
+    def footprint(self) -> tuple[int, int]:
         """Bytes of memory, and of a payload store, that the payload takes."""
         payload = self.payload
         if isinstance(payload, InMemory):

@@ -3,8 +3,8 @@
 import pytest
 
 from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.admission.ends import MAX_ENDS
-from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.admission.producers import MAX_NUMBERS, DuplicateMemory
 from rollout_dispatcher.core.buffer.entry import SPARE
 from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroups

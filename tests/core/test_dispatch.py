@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.effects import (
     Deliver,
@@ -128,7 +128,7 @@ def test_a_group_is_dropped_whole_once_it_has_not_grown_for_long_and_its_produce
     bench.pass_time(60)
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 0  # a rollout may take its time
     bench.push(make_sample("h0", group_id="h", group_size=3))
-    bench.perform(bench.core.producer_lost("p", bench.now, for_good=True))
+    bench.perform(bench.core.producer_disconnected("p", bench.now, for_good=True))
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 0
     bench.pass_time(0.1)
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 2
@@ -277,8 +277,11 @@ def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
     bench.perform(bench.core.drain(bench.now))
     assert bench.dropped(DropReason.SHUTDOWN) == 3
     assert Drained("drained") in bench.log[-2:], "producers hear of what was dropped with it"
-    assert (bench.core.losses.samples, bench.core.losses.reasons) == (3, {DropReason.SHUTDOWN: 3})
-    assert str(bench.core.losses).endswith("(shutdown 3): p/0, p/1, p/2")
+    assert (bench.core.shutdown_drops.samples, bench.core.shutdown_drops.reasons) == (
+        3,
+        {DropReason.SHUTDOWN: 3},
+    )
+    assert str(bench.core.shutdown_drops).endswith("(shutdown 3): p/0, p/1, p/2")
 
 
 def test_the_end_of_the_stream_loses_nothing_that_the_settings_do_not_ask_for() -> None:
@@ -287,7 +290,7 @@ def test_the_end_of_the_stream_loses_nothing_that_the_settings_do_not_ask_for() 
     bench.perform(bench.core.end_stream(bench.now, "p"))
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
     bench.perform(bench.core.drain(bench.now))
-    assert bench.core.losses.samples == 0
+    assert bench.core.shutdown_drops.samples == 0
 
 
 def test_ranks_that_join_after_the_end_are_told_so() -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig, SteadyClock
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Decision,
     Deliver,
@@ -72,7 +72,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def start(self, window: int, capacity: int, retain: bool) -> None:
         self.reading = 0.0
         self.clock = SteadyClock(lambda: self.reading)
-        self.core = Dispatch(
+        self.core = DispatcherCore(
             DispatchConfig(
                 dp_size=DP_SIZE,
                 limits=BufferLimits(capacity, BATCH, None, 1 << 20, 64, stores=frozenset({STORE})),
@@ -195,7 +195,7 @@ class DispatchMachine(RuleBasedStateMachine):
         if dice:
             return
         before = self.core
-        self.core = Dispatch(before.config)
+        self.core = DispatcherCore(before.config)
         self.wanted = None
         self.perform(self.core.restore(self.memory.remembered(), self.now))
         assert_same_state(before, self.core)
@@ -238,7 +238,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def report_a_checkpoint_saved(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(self.checkpoints)).step
-        if step >= self.core._ledger.steps.next_step:  # what was given again has lost its samples
+        if step >= self.core._ledger.steps.next_number:  # what was given again has lost its samples
             with pytest.raises(ProtocolError, match="never planned"):
                 self.core.checkpoint_saved(0, step)
             return
@@ -266,11 +266,11 @@ class DispatchMachine(RuleBasedStateMachine):
         position = replace(data.draw(st.sampled_from(self.checkpoints)), allow_lost_steps=lossy)
         self.begin_generation(size)
         steps = self.core._ledger.steps
-        if position.step >= steps.next_step:  # what was given again has lost its samples
+        if position.step >= steps.next_number:  # what was given again has lost its samples
             with pytest.raises(CheckpointRefused, match="which was withdrawn since"):
                 self.load(0, position)
             return
-        oldest = self.core._checkpoints.oldest
+        oldest = self.core._checkpoints.oldest_resume_point
         if self.core.config.retain and position.step < oldest and not lossy:
             with pytest.raises(CheckpointRefused, match=f"one after step {oldest}"):
                 self.load(0, position)
@@ -359,7 +359,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     def made(self, producer: str, first: int, samples: tuple[Sample, ...]) -> Push:
         refers = any(one.sample_id in self.stored for one in samples)
-        return Push(producer, first, samples, refers=refers)
+        return Push(producer, first, samples, has_references=refers)
 
     @precondition(lambda self: self.pushes)
     @rule(data=st.data())
@@ -367,7 +367,7 @@ class DispatchMachine(RuleBasedStateMachine):
         producer, first = data.draw(st.sampled_from(sorted(self.pushes)))
         samples = self.pushes[producer, first]
         # A producer sends again after a reconnect only.
-        self.perform(self.core.producer_lost(producer, self.now))
+        self.perform(self.core.producer_disconnected(producer, self.now))
         self.core.producer_connected(producer)
         self.perform(self.core.push(self.made(producer, first, samples), self.now))
 
@@ -576,7 +576,7 @@ class DispatchMachine(RuleBasedStateMachine):
         """Nobody can tell this from time that passed: a group whose producer is gone is over."""
         if dice:
             return
-        self.perform(self.core.producer_lost("q", self.now))
+        self.perform(self.core.producer_disconnected("q", self.now))
         before = self.core._totals.dropped[DropReason.INCOMPLETE_GROUP]
         waiting = sum(
             len(group.entries)
@@ -668,7 +668,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def caps_hold(self) -> None:
         limits = self.core.config.limits
         assert self.core._buffer.held.nbytes <= limits.nbytes
-        held = self.core._admission.held
+        held = self.core._admission.blocked
         assert held.nbytes <= limits.held_bytes or len(held) == 1
         assert held.nbytes == sum(sample.memory_bytes for push in held for sample in push.waiting)
         assert self.core._buffer.ready_units == self.core._buffer.num_ready
@@ -680,7 +680,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert all(entry.skips <= MAX_SKIPS for entry in ready)
 
 
-def assert_same_state(before: Dispatch, after: Dispatch) -> None:
+def assert_same_state(before: DispatcherCore, after: DispatcherCore) -> None:
     """A core that was restored stands where the one before it stood."""
     window = before.config.trigger.window
     for core in (before, after):
@@ -701,7 +701,7 @@ def assert_same_state(before: Dispatch, after: Dispatch) -> None:
     assert [(step.number, step.digest, step.attempt) for step in steps.uncommitted()] == [
         (step.number, step.digest, step.attempt) for step in others.uncommitted()
     ]
-    assert (steps.next_step, steps.withdrawn) == (others.next_step, others.withdrawn)
+    assert (steps.next_number, steps.withdrawn) == (others.next_number, others.withdrawn)
     assert after._ledger.generation.number == before._ledger.generation.number
     assert after._ledger.generation.dp_size == before._ledger.generation.dp_size
     assert after._ledger.generation.resumed == before._ledger.generation.resumed

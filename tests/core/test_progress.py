@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.admission.eligibility import HARD_CAPS
-from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Decision,
     PayloadsToJournal,
     PlanWanted,
     PushAnswered,
-    PushHeld,
-    PushRecalled,
+    PushBlocked,
     ReplanWanted,
+    ResendRequested,
 )
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.steps.rank_state import RankHello, Unresolved
@@ -85,7 +85,7 @@ class Progress(RuleBasedStateMachine):
             samples, group, tokens, room * SAMPLE_BYTES, TOKENS, held * SAMPLE_BYTES,
             stores=frozenset({"files"}), referenced_bytes=stored * SAMPLE_BYTES,
         )  # fmt: skip
-        self.core = Dispatch(
+        self.core = DispatcherCore(
             DispatchConfig(
                 dp_size=2,
                 limits=limits,
@@ -110,7 +110,7 @@ class Progress(RuleBasedStateMachine):
         self.producers = {name: Producer() for name in "pqr"}
         self.groups = self.pushed = 0
         self.accepted: set[str] = set()
-        self.recalled: deque[PushRecalled] = deque()
+        self.recalled: deque[ResendRequested] = deque()
         self.to_journal: deque[PayloadsToJournal] = deque()
         self.wanted: PlanWanted | ReplanWanted | None = None
         self.books = Rules(self.core)
@@ -145,10 +145,10 @@ class Progress(RuleBasedStateMachine):
                     pass  # over HTTP, where whoever is told `full` may stay away
                 case PushAnswered():
                     self.answered(effect)
-                case PushHeld():
+                case PushBlocked():
                     assert effect.first_seq in self.producers[effect.producer].waiting
                     self.held.add((effect.producer, effect.first_seq))
-                case PushRecalled():
+                case ResendRequested():
                     self.recalled.append(effect)
 
     def answered(self, answer: PushAnswered) -> None:
@@ -173,8 +173,10 @@ class Progress(RuleBasedStateMachine):
 
     def line(self, answer: PushAnswered) -> set[int]:
         """Numbers of this producer's pushes that were held before and are still, with payload."""
-        held = self.core._admission.held
-        return {push.first_seq for push in held.of_producer(answer.producer) if not push.emptied}
+        held = self.core._admission.blocked
+        return {
+            push.first_seq for push in held.of_producer(answer.producer) if not push.payload_evicted
+        }
 
     # -- anything may happen ----------------------------------------------------------------
 
@@ -247,7 +249,7 @@ class Progress(RuleBasedStateMachine):
         producer.waiting.clear()
         self.held -= {(name, first) for name, first in self.held if name == by}
         self.books.pushing.discard(by)
-        self.perform(self.core.producer_lost(by, self.now, for_good=for_good))
+        self.perform(self.core.producer_disconnected(by, self.now, for_good=for_good))
 
     @rule(by=st.sampled_from("pqr"), force=st.booleans(), dice=st.integers(0, 7))
     def end_the_stream(self, by: str, force: bool, dice: int) -> None:
@@ -267,7 +269,7 @@ class Progress(RuleBasedStateMachine):
             return
         self.held -= {(name, first) for name, first in self.held if name == by}
         self.recalled = deque(asked for asked in self.recalled if asked.producer != by)
-        self.perform(self.core.producer_lost(by, self.now))
+        self.perform(self.core.producer_disconnected(by, self.now))
         self.perform(self.core.producer_connected(by))
         for first, samples in sorted(producer.waiting.items()):
             self.perform(self.core.push(_push(by, first, samples), self.now))
@@ -353,7 +355,7 @@ class Progress(RuleBasedStateMachine):
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        limits, held = self.core.config.limits, self.core._admission.held
+        limits, held = self.core.config.limits, self.core._admission.blocked
         assert self.core._buffer.held.nbytes <= limits.nbytes
         assert self.core._buffer.held.referenced <= limits.referenced_bytes
         with_payload = [push for push in held if any(one.is_in_memory for one in push.waiting)]
@@ -362,10 +364,10 @@ class Progress(RuleBasedStateMachine):
     @invariant()
     def who_waits_has_a_reason(self) -> None:
         """A push is held at a soft cap only while a step could be planned."""
-        pressed = self.core._capacity.pressed
-        if len(self.core._admission.held) and self.core._capacity.shortfall() > 0:
-            held = self.core._admission.held
-            waits = [push for push in held if not push.emptied]
+        pressed = self.core._capacity.blocking_cap
+        if len(self.core._admission.blocked) and self.core._capacity.units_short() > 0:
+            held = self.core._admission.blocked
+            waits = [push for push in held if not push.payload_evicted]
             assert not waits or (pressed is not None and pressed.cap in HARD_CAPS)
 
     @invariant()
@@ -425,7 +427,7 @@ def _alike(push: tuple[Sample, ...], other: tuple[Sample, ...]) -> bool:
 
 def _push(by: str, first: int, samples: tuple[Sample, ...]) -> Push:
     refers = any(not sample.is_in_memory for sample in samples)
-    return Push(by, first, samples, refers=refers)
+    return Push(by, first, samples, has_references=refers)
 
 
 TestProgress = Progress.TestCase

@@ -6,7 +6,7 @@ The same machine as in test_progress.py, with more that may happen.
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from tests.core.test_progress import BATCH, SHORT, TOKENS, Progress
 from tests.support.core.silence import SHRINKING, sequences
@@ -59,7 +59,7 @@ class ProgressOfVersions(Progress):
 
     @rule(version=st.integers(0, VERSIONS))
     def report_a_version(self, version: int) -> None:
-        first_step = self.core._ledger.steps.next_step
+        first_step = self.core._ledger.steps.next_number
         self.books.reports(version, first_step)
         self.perform(self.core.set_policy_version(version, self.now, first_step))
 
@@ -82,7 +82,7 @@ class ProgressOfVersions(Progress):
         samples = tuple(
             make_sample(f"{self.groups}.{at}", TOKENS, staleness_exempt=True) for at in range(count)
         )
-        self.perform(self.core.push(Push("", 0, samples), self.now, may_hold=False))
+        self.perform(self.core.push(Push("", 0, samples), self.now, may_wait=False))
 
 
 TestProgressOfVersions = ProgressOfVersions.TestCase

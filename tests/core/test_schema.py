@@ -52,10 +52,10 @@ def test_of_a_push_of_two_kinds_the_first_accepted_sample_decides() -> None:
 def test_a_push_held_before_anybody_has_decided_is_refused_when_it_is_its_turn() -> None:
     """Only a hard cap, here the journal's, holds a push back, and a smaller one passes it."""
     bench = Bench()
-    bench.core.heed_journal(lambda samples, nbytes: nbytes < 100)  # noqa: ARG005
+    bench.core.set_journal_capacity(lambda samples, nbytes: nbytes < 100)  # noqa: ARG005
     assert bench.push(real("large", tokens=50)) is None
     assert bench.push(make_sample("small"), by="") == (Outcome.ACCEPTED,)
-    bench.core.heed_journal(lambda samples, nbytes: True)  # noqa: ARG005
+    bench.core.set_journal_capacity(lambda samples, nbytes: True)  # noqa: ARG005
     bench.perform(bench.core.journal_takes_more(bench.now))
     assert "logprobs is unexpected" in bench.errors()[0]
 

@@ -142,7 +142,7 @@ def overfill_groups(plant: Plant) -> None:
 def wait_for_whoever_left(plant: Plant) -> None:
     """A group that nobody is left to complete is waited for, and the end with it."""
     plant(OpenGroups, "overdue", lambda *_: [])
-    plant(Ends, "settle", lambda *_: None)
+    plant(Ends, "end_agreed", lambda *_: None)
 
 
 #: Those that the session shows by itself.

@@ -5,7 +5,8 @@
 Once with the newest versions of what it requires, and once with the oldest that pyproject.toml
 allows; the latter only on the oldest Python, as old versions were not built for newer ones (with
 DISPATCHER_REQUIRE_TOOLS=1 another Python is an error). Nothing of this checkout or of its
-environment is in reach of what runs there. It needs a package index, so it is no part of `make test`.
+environment is in reach of what runs there. It needs a package index, so it is no part of
+`make test`.
 """
 
 import os

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import Metrics
@@ -26,7 +26,7 @@ class Run:
             sample_retention="checkpoint", drain_timeout=WAITS_SECONDS,
         )  # fmt: skip
         clock = asyncio.get_running_loop().time
-        core = Dispatch(core_config(config))
+        core = DispatcherCore(core_config(config))
         self.router = Router(config, core, Metrics(config, core, clock), clock, self.log)
 
     async def settles(self) -> None:

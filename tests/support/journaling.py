@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.journaling import go_on_from, read_journal
@@ -10,7 +10,7 @@ from rollout_dispatcher.service.metrics.registry import Metrics
 
 
 def open_journal(
-    config: ServeConfig, core: Dispatch, metrics: Metrics, clock: Callable[[], float]
+    config: ServeConfig, core: DispatcherCore, metrics: Metrics, clock: Callable[[], float]
 ) -> Journal:
     """The journal of `--journal-dir`, with the core restored from it."""
     return go_on_from(read_journal(config, clock), config, core, metrics, clock)

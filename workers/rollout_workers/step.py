@@ -68,9 +68,9 @@ class Step:
         """
         if not self._totals.are_known:
             self._totals.know(self._ranks.total(f"the weights of step {self.number}", self._local))
-        sent: Iterator[Coming] = map(self._send, range(len(self)))
+        sent: Iterator[Coming] = map(self._fetch_to_device, range(len(self)))
         if self._config.delivery.ahead:
-            sent = look_ahead(len(self), self._may_look_ahead, self._send)
+            sent = look_ahead(len(self), self._may_look_ahead, self._fetch_to_device)
         for index, coming in enumerate(sent):
             self._times[index] += 1
             micro_batch = coming()
@@ -85,8 +85,8 @@ class Step:
     def _may_look_ahead(self, index: int) -> bool:
         return self._times[index] != self._epochs and self._step.has(index)
 
-    def _send(self, index: int) -> Coming:
-        """Wait for a micro-batch, and send it to where it is computed."""
+    def _fetch_to_device(self, index: int) -> Coming:
+        """Wait for a micro-batch, collate it, and copy it to the device."""
         item, before = self._step.micro_batch(index), self._times[index]
         if before == self._epochs:
             raise StepContractError(

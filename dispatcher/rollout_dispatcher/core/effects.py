@@ -1,14 +1,14 @@
 """Effects: what the core asks the shell to do, and what it reports for metrics and the log.
 
-The core never performs anything. Each call on `Dispatch` returns the effects that follow from it,
-in the order in which the shell has to carry them out, in a `Decision`. They are named for whom they
-are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushHeld`, `PushRecalled`), all producers
-(`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`), the planner
-(`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open payload stores
-(`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); what else there is has
-happened, and is told.
+The core never performs anything. Each call on `DispatcherCore` returns the effects that follow from
+it, in the order in which the shell has to carry them out, in a `Decision`. They are named for whom
+they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushBlocked`, `ResendRequested`), all
+producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`), the
+planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open payload
+stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); the others report
+what has happened.
 
-`Decision`: all that follows from one thing that the core was told.
+`Decision`: all that follows from one event.
 
 Facts and effects come together, so that nobody performs the ones and forgets the others: what an
 effect tells the world rests on the facts beside it. Invariant: a fact is in one decision, the first
@@ -81,7 +81,7 @@ class PushAnswered(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class PushHeld(Effect):
+class PushBlocked(Effect):
     """A push waits for room; the answer follows when it is decided."""
 
     producer: str
@@ -90,7 +90,7 @@ class PushHeld(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class PushRecalled(Effect):
+class ResendRequested(Effect):
     """A push was held without its payload, for want of memory, and can come in now: ask for it."""
 
     producer: str
@@ -124,7 +124,9 @@ class PolicyReported(Effect):
 
 @dataclass(frozen=True, slots=True)
 class PayloadsToJournal(Effect):
-    """Call `Dispatch.payloads_durable` with these entries once all that was noted is durable."""
+    """Call `DispatcherCore.payloads_durable` with these entries once all that was noted is
+    durable.
+    """
 
     entries: tuple[Entry, ...]
 
@@ -150,8 +152,8 @@ class SweepWanted(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupGivenUp(Effect):
-    """For the log: an open group was given up, for want of room, with so many samples."""
+class GroupEvicted(Effect):
+    """For the log: an open group was evicted at a cap. num_samples: that it had."""
 
     group_id: str
     num_samples: int
@@ -184,7 +186,8 @@ class SchemaDecided(Effect):
 
 @dataclass(frozen=True, slots=True)
 class PlanWanted(Effect):
-    """Run the planner on `window` for `take` samples and call `Dispatch.planned` with its answer.
+    """Run the planner on `window` for `take` samples and call `DispatcherCore.planned` with its
+    answer.
 
     entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
     trial: the plan is used only if its straggler excess is within the target. cost: of samples;
@@ -203,7 +206,7 @@ class PlanWanted(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ReplanWanted(Effect):
-    """Run the planner on all of `window` for `dp_size` ranks, then call `Dispatch.replanned`.
+    """Run the planner on all of `window` for `dp_size` ranks, then call `DispatcherCore.replanned`.
 
     step: open, and without a plan for so many. entries: its samples and then `refill`, which is
     still buffered and takes the place of samples that the step has lost; each oldest first. cost,
@@ -315,7 +318,7 @@ class EndProducers(Effect):
 
 @dataclass(frozen=True, slots=True)
 class FailRanks(Effect):
-    """These connections of DP ranks, by client id, are over: hear them no more, tell them why."""
+    """End these connections of DP ranks, by client id, with this error."""
 
     client_ids: tuple[str, ...]
     error: DispatcherError

@@ -1,4 +1,5 @@
-"""Facts: what has to outlive the process, and what a new process is told of it.
+"""Facts: the changes that have to outlive the process, and the state that a new process recovers
+from them.
 
 The core notes a fact for each change that a restart must not forget; the shell makes them durable,
 in order, before it performs the effects that came with them. `RecoveredState` is the other
@@ -83,7 +84,7 @@ class ProducerKeyed(Fact):
 
 @fact("left")
 class ProducerLeft(Fact):
-    """It has said goodbye: nobody waits for it, until it comes back and pushes."""
+    """A producer said goodbye: it is not waited for until it pushes again."""
 
     producer: str
 
@@ -98,7 +99,9 @@ class GroupSized(Fact):
 
 @fact("group-ended")
 class GroupEnded(Fact):
-    """No further member of this group is taken. why: it was given up; empty if it is complete."""
+    """A group is closed: later members are refused. why: it was abandoned, in words; empty if it is
+    complete.
+    """
 
     group_id: str
     why: str
@@ -106,7 +109,8 @@ class GroupEnded(Fact):
 
 @fact("said")
 class ProducerSaid(Fact):
-    """What a producer has said last: the newest phase that it has ended, and its stream or not.
+    """The ends that a producer has announced: its newest ended phase, and whether its stream has
+    ended.
 
     phase: a policy version, 0 for none.
     """
@@ -153,7 +157,7 @@ class Committed(Fact):
 
 @fact("dropped")
 class Dropped(Fact):
-    """These tickets are given up."""
+    """Samples with these tickets are dropped."""
 
     tickets: tuple[int, ...]
     reason: DropReason
@@ -314,7 +318,7 @@ class Finished(Fact):
     pending: bool
 
 
-Note = Callable[[Fact], None]
+AppendFact = Callable[[Fact], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +350,8 @@ class RecoveredState:
     producers: floor and accepted numbers at or above it. words: of the
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
     the stream. given_ids, checksums: oldest first. ended_groups: with why, as in `GroupEnded`,
-    likewise. totals: as `Dispatch.totals` gave it. dp_size: of the last generation, None if there
-    was none. policy_step: the first step that trains with `policy_version`, None if that is.
+    likewise. totals: as `DispatcherCore.totals` gave it. dp_size: of the last generation, None if
+    there was none. policy_step: the first step that trains with `policy_version`, None if that is.
     group_size: as it was last set. cost: fitted, that plans were made with. posted: settings that
     were changed while it ran. schema: of all samples, None while that was not decided; set_by: who
     has, in words. finished: the run is, and not everybody has been told; was_finished: everybody

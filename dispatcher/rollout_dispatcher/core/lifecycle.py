@@ -9,14 +9,13 @@
 After the end nothing is accepted. Invariant: a rank is told of the end when nothing is left to be
 planned, once on each connection; the run is drained when every step is committed.
 
-`Joining`: a DP rank says hello: what of the run changes with that, and what it and the others are
-told.
+`Joining`: what the hello of a DP rank changes, and what this rank and the others are sent.
 
 In this order: the steps that its checkpoint commits or rewinds, the ranks that its new generation
-fences, its welcome, its deliveries. Nobody is told anything of a generation before it is welcomed
-in it. Invariant: where a hello is refused by raising, nothing has changed.
+fences, its welcome, its deliveries. No rank is sent anything of a generation before its welcome.
+Invariant: where a hello is refused by raising, nothing has changed.
 
-`Departures`: DP ranks that take no further step, and what the others are told of that.
+`RankDepartures`: DP ranks that take no further step, and how the others are stopped.
 
     connected --goodbye--> left
     connected --loss--> away --rank_timeout--> lost
@@ -24,22 +23,22 @@ in it. Invariant: where a hello is refused by raising, nothing has changed.
     connected --finish()--> finished, once every DP rank has: see below
     left, away, lost --hello--> connected
 
-The last step that such a rank has taken is the last one that any rank may take: others are told to
-stop there, so that none trains a step alone that was released to all. Who has begun one before it
-hears that (no more than the rank that left prefetches) is told at its next; it is never committed.
-Invariant: whoever asks for more, or waits for others to finish, gets an error that names the rank;
-who does not, hears nothing.
+No rank may go past the last step that the departed rank took (its *stop point*), so that no rank
+trains a step alone that was released to all. A rank that had already begun a later step (at most as
+many as a rank prefetches) learns of the limit when it asks for the next one; that step is never
+committed. Invariant: a rank that asks for a further step, or waits for others to finish, gets an
+error that names the departed rank; other ranks get none.
 
-`Finishing`: the trainer has had enough: every DP rank has said so after the same step.
+`Finishing`: the run is finished once every DP rank has sent Finish after the same step.
 
-    running --Finish of every DP rank--> finished --told to all--> over
+    running --Finish of every DP rank--> finished --sent to all--> over
                                              |
                                              +--kill -9, restart--> finished
 
-Producers are told, whatever they wait for; nothing is planned any more. What was not used stays for
-the next process if there is a journal, and is dropped otherwise, or where the ranks ask for that.
-Invariant: that the run is finished is a fact before anybody hears of it, and stands until everybody
-has; a start on the journal after that goes on with what is left.
+Every producer is told, also one that is blocked; no step is planned any more. Unused samples stay
+in the journal for the next process; without a journal, or where the ranks ask for that (`discard`),
+they are dropped. Invariant: the finish of the run is a fact before any peer is told, and stands
+until every peer was told; a start on the journal after that goes on with the samples that are left.
 """
 
 from collections.abc import Iterator
@@ -92,10 +91,11 @@ class Lifecycle:
         self.reason = EndReason.ENDED
         #: Whether the service is to stop.
         self.draining = False
-        #: Whether the stream has ended and everything is committed, or the run is finished.
+        #: Whether the run is over: the stream has ended and every step is committed, or the ranks
+        #: have finished.
         self.drained = False
-        self._told: set[str] = set()
-        self._untold = self._ledger.generation.filtered()
+        self._notified: set[str] = set()
+        self._not_notified = self._ledger.generation.filtered()
 
     @property
     def state(self) -> str:
@@ -110,29 +110,32 @@ class Lifecycle:
         return self.ended and self.reason is EndReason.FINISHED
 
     def end(self, reason: EndReason) -> None:
-        """Nothing more is accepted; that DP ranks finish counts beside any other reason."""
-        if reason is EndReason.FINISHED:  # ranks that were told of another end wait for this one
-            self._told.clear()
+        """Accept nothing more. FINISHED overrides an earlier reason."""
+        if reason is EndReason.FINISHED:  # ranks that were told of another end are told again
+            self._notified.clear()
             for dp_rank in self._ledger.ranks:
                 self._ledger.generation.changed(dp_rank)
         elif self.ended:
             return
         self.ended, self.reason = True, reason
 
-    def flushes(self, ready: int) -> bool:
-        """Whether so many samples go as they are, since nothing is to be waited for."""
-        return self.ended and self._may_go(ready)
+    def should_flush(self, ready: int) -> bool:
+        """Whether a step of `ready` samples is planned although it may be smaller than a batch."""
+        return self.ended and self._can_plan_partial(ready)
 
-    def untold(self, client_id: str) -> None:
-        """A rank's connection is gone or new: it may not have heard of the end."""
-        self._told.discard(client_id)
+    def forget_notified(self, client_id: str) -> None:
+        """A rank's connection is gone or new: tell it of the end (again)."""
+        self._notified.discard(client_id)
 
-    def has_told(self, client_id: str) -> bool:
-        """Whether a rank was told of the end, on the connection that it has."""
-        return client_id in self._told
+    def is_notified(self, client_id: str) -> bool:
+        """Whether a rank was told of the end on its present connection."""
+        return client_id in self._notified
 
-    def finish(self, *, flushing: bool) -> list[Effect]:
-        """Nothing is being planned: tell ranks if nothing is left, and the shell when all is done.
+    def end_if_done(self, *, flushing: bool) -> list[Effect]:
+        """End the ranks' streams if no sample is left to plan, and the run if every step is
+        committed.
+
+        To be called while no plan is being made.
 
         flushing: an ended phase still has samples.
         """
@@ -140,25 +143,25 @@ class Lifecycle:
             return [*self._end_ranks(), *self._end()]
         if not self.ended or self._ledger.steps.waiting:
             return []
-        if not flushing and not self._may_go(self._buffer.ready_units):
+        if not flushing and not self._can_plan_partial(self._buffer.ready_units):
             self._dropping.everything(DropReason.LAST_BATCH)
         if len(self._buffer):
             return []
         return [*self._end_ranks(), *self._end()]
 
-    def _may_go(self, ready: int) -> bool:
+    def _can_plan_partial(self, ready: int) -> bool:
         return self._flush_partial or ready >= self._batch
 
     def _end_ranks(self) -> list[Effect]:
-        generation, told = self._ledger.generation, self._told
-        untold = self._untold.find(
-            generation.number, lambda rank: rank.connected and rank.client_id not in told
+        generation, notified = self._ledger.generation, self._notified
+        not_notified = self._not_notified.find(
+            generation.number, lambda rank: rank.connected and rank.client_id not in notified
         )
-        if not untold:
+        if not not_notified:
             return []
-        dp_ranks = sorted(untold)
+        dp_ranks = sorted(not_notified)
         for dp_rank in dp_ranks:
-            told.add(generation.ranks[dp_rank].client_id)
+            notified.add(generation.ranks[dp_rank].client_id)
             generation.changed(dp_rank)
         return [EndRanks(tuple(dp_ranks), self.reason)]
 
@@ -172,14 +175,18 @@ class Lifecycle:
 
 
 class Joining:
-    """Gives DP ranks their places."""
+    """Admits DP ranks to the generation."""
 
     def __init__(self, parts: "Parts") -> None:
         self._ledger, self._checkpoints = parts.ledger, parts.checkpoints
-        self._freshness, self._lifecycle, self._note = parts.freshness, parts.lifecycle, parts.note
+        self._freshness, self._lifecycle, self._append = (
+            parts.freshness,
+            parts.lifecycle,
+            parts.append_fact,
+        )
 
     def join(self, hello: RankHello, run_id: str, now: float) -> list[Effect]:
-        """Welcome a DP rank, or refuse it by raising; see `Dispatch.join`."""
+        """Welcome a DP rank, or refuse it by raising; see `DispatcherCore.join`."""
         check_run(hello, run_id)
         generation = self._ledger.generation
         hello = self._ledger.check(hello)
@@ -198,9 +205,9 @@ class Joining:
             effects += self._resume(hello.resume, run_id, now)
         if hello.generation is None:
             effects += ledger.begin(hello)
-            self._note(GenerationBegan(generation.number, generation.dp_size))
+            self._append(GenerationBegan(generation.number, generation.dp_size))
         deliveries = ledger.join(hello, now)
-        self._lifecycle.untold(hello.client_id)
+        self._lifecycle.forget_notified(hello.client_id)
         committed = ledger.ranks[hello.dp_rank].committed
         effects.append(
             WelcomeRank(hello.client_id, hello.dp_rank, run_id, generation.number, committed)
@@ -221,16 +228,20 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Departure:
-    """A DP rank that takes no step after `last`. since: when it left."""
+class StopPoint:
+    """A DP rank that takes no step after `last`, since it departed or finished. since: when it
+    left.
+    """
 
     last: int
     since: float
     dp_rank: int
 
 
-class Departures:
-    """Follows who leaves. timeout: seconds after which a rank without a connection is lost."""
+class RankDepartures:
+    """Stops the other ranks where one has departed. timeout: seconds after which a rank without a
+    connection is lost.
+    """
 
     def __init__(self, parts: "Parts", timeout: float) -> None:
         self._ledger, self._lifecycle, self._timeout = parts.ledger, parts.lifecycle, timeout
@@ -242,36 +253,36 @@ class Departures:
         #: When an earlier process's generation began to be waited for, while it is.
         self._restored_at: float | None = None
         self._is_late = False
-        self._told: dict[str, int] = {}  # by client id
+        self._limit_sent: dict[str, int] = {}  # by client id
 
     def restore(self, now: float) -> None:
-        """Ranks of an earlier process's generation have so long to come back."""
+        """Ranks of an earlier process's generation have `timeout` seconds from now to come back."""
         if self._generation.number:
             self._of_generation, self._restored_at = self._generation.number, now
 
     # -- ranks come and go ------------------------------------------------------------------
 
     def joined(self, dp_rank: int, client_id: str) -> None:
-        """A DP rank has its place, on a connection that was told nothing."""
+        """A DP rank joined, on a new connection."""
         if self._of_generation != self._generation.number:  # earlier ones' ranks are void
             self._of_generation = self._generation.number
             self._restored_at, self._is_late = None, False
             self._away.clear()
-            self._told.clear()
+            self._limit_sent.clear()
         self._away.pop(dp_rank, None)
-        self._told.pop(client_id, None)
+        self._limit_sent.pop(client_id, None)
 
     def left(self, dp_rank: int, client_id: str, now: float) -> None:
-        """A DP rank's connection is gone, as the ledger knows."""
+        """A DP rank's connection is gone. To be called after `StepLedger.leave`."""
         rank = self._ledger.ranks.get(dp_rank)
         if rank is not None and rank.client_id == client_id:
             rank.away_since = now
-            self._told.pop(client_id, None)
+            self._limit_sent.pop(client_id, None)
             if not rank.gone:
                 self._away[dp_rank] = now
 
     def tick(self, now: float) -> None:
-        """See who has been away for too long."""
+        """Count ranks as lost that have been away for `timeout` seconds."""
         for dp_rank, since in list(self._away.items()):
             if since + self._timeout > now:
                 break
@@ -282,7 +293,7 @@ class Departures:
             self._restored_at, self._is_late = None, True
 
     def next_deadline(self) -> float | None:
-        """When somebody has been away for too long."""
+        """When the next rank has been away for `timeout` seconds; None if none is away."""
         since = list(self._away.values())[:1]
         if self._restored_at is not None:
             since.append(self._restored_at)
@@ -292,7 +303,9 @@ class Departures:
 
     @property
     def deserted(self) -> bool:
-        """Whether there was a trainer, and no rank of it will train anything more."""
+        """Whether the trainer is gone: every rank that had joined has left or is lost, or its
+        generation failed.
+        """
         if self._generation.number == 0:
             return False
         ranks = self._ledger.ranks.values()
@@ -301,68 +314,82 @@ class Departures:
             len(ranks) > 0 or self._is_late
         )
 
-    def look(self) -> list[Effect]:
-        """Tell ranks where to stop, and those who ask for more, why there is none."""
+    def stop_others(self) -> list[Effect]:
+        """Limit connected ranks to the stop point, and refuse those that ask for a step after
+        it.
+        """
         if self._generation.failed is not None:
             return []
-        gone, ended = min(self._departures(), default=None), min(self._finishes(), default=None)
-        if gone is None and ended is None and not self._told:
+        departed, finished = (
+            min(self._stops_of_departed(), default=None),
+            min(self._stops_of_finished(), default=None),
+        )
+        if departed is None and finished is None and not self._limit_sent:
             return []
-        effects = self._limit(min((each.last for each in (gone, ended) if each), default=None))
+        effects = self._limit(
+            min((each.last for each in (departed, finished) if each), default=None)
+        )
         for dp_rank, rank in sorted(self._ledger.ranks.items()):
-            if gone is not None and (self._asks(rank, gone) or self._waits_in_vain(rank)):
-                effects.append(self._generation.refuse(dp_rank, self._explain(gone)))
-            elif ended is not None and (self._asks(rank, ended) or rank.taken > ended.last):
-                differs = self._goes_on(ended.dp_rank, dp_rank, rank)
+            if departed is not None and (
+                self._wants_step_after(rank, departed) or self._waits_for_departed(rank)
+            ):
+                effects.append(self._generation.refuse(dp_rank, self._explain(departed)))
+            elif finished is not None and (
+                self._wants_step_after(rank, finished) or rank.taken > finished.last
+            ):
+                differs = self._mismatch_error(finished.dp_rank, dp_rank, rank)
                 return [*effects, *self._generation.fail(differs)]
         return effects
 
-    def _departures(self) -> Iterator[Departure]:
-        """Ranks that left, or are lost, and have not finished."""
+    def _stops_of_departed(self) -> Iterator[StopPoint]:
+        """Stop points of ranks that left, or are lost, and have not finished."""
         number, ranks = self._generation.number, self._ledger.ranks
         for dp_rank in self._departed.find(number, lambda rank: rank.departed):
-            yield Departure(ranks[dp_rank].taken, ranks[dp_rank].away_since, dp_rank)
+            yield StopPoint(ranks[dp_rank].taken, ranks[dp_rank].away_since, dp_rank)
         if self._is_late:
             for dp_rank in self._generation.missing:
-                yield Departure(self._ledger.steps.committed, 0.0, dp_rank)
+                yield StopPoint(self._ledger.steps.committed, 0.0, dp_rank)
 
-    def _finishes(self) -> Iterator[Departure]:
-        """Ranks that have finished, while others have not."""
+    def _stops_of_finished(self) -> Iterator[StopPoint]:
+        """Stop points of ranks that have finished, while others have not."""
         number, ranks = self._generation.number, self._ledger.ranks
         if not self._lifecycle.finished:
             for dp_rank in self._finished.find(number, lambda rank: rank.finished is not None):
-                yield Departure(ranks[dp_rank].taken, 0.0, dp_rank)
+                yield StopPoint(ranks[dp_rank].taken, 0.0, dp_rank)
 
     def _limit(self, last: int | None) -> list[Effect]:
-        """Tell connected ranks of their last step, as far as they do not know."""
-        untold = []
+        """Send the last step to connected ranks that were not sent this one."""
+        not_notified = []
         for dp_rank, rank in sorted(self._ledger.ranks.items()):
             if (
                 rank.connected
                 and not self._is_done(rank)
-                and self._told.get(rank.client_id) != last
+                and self._limit_sent.get(rank.client_id) != last
             ):
-                untold.append(dp_rank)
+                not_notified.append(dp_rank)
                 if last is None:
-                    del self._told[rank.client_id]
+                    del self._limit_sent[rank.client_id]
                 else:
-                    self._told[rank.client_id] = last
-        return [LimitSteps(tuple(untold), last)] if untold else []
+                    self._limit_sent[rank.client_id] = last
+        return [LimitSteps(tuple(not_notified), last)] if not_notified else []
 
-    def _asks(self, rank: RankState, gone: Departure) -> bool:
-        """Whether a rank asks for a step after another's last one."""
+    def _wants_step_after(self, rank: RankState, gone: StopPoint) -> bool:
+        """Whether a rank waits for a step after the stop point."""
         return rank.hungry and rank.taken >= gone.last and not self._is_done(rank)
 
-    def _waits_in_vain(self, rank: RankState) -> bool:
-        """Whether a rank waits for all to finish, one of which is gone."""
+    def _waits_for_departed(self, rank: RankState) -> bool:
+        """Whether a rank has finished and waits for the others, one of which has departed."""
         waits = rank.connected and rank.finished is not None
         return waits and not self._lifecycle.finished and not self._is_done(rank)
 
     def _is_done(self, rank: RankState) -> bool:
-        """Whether it has begun all that there will be, and was told so."""
-        return self._lifecycle.has_told(rank.client_id) and rank.taken >= self._ledger.steps.last
+        """Whether a rank was told of the end and has taken the last step."""
+        return (
+            self._lifecycle.is_notified(rank.client_id)
+            and rank.taken >= self._ledger.steps.last_opened
+        )
 
-    def _explain(self, gone: Departure) -> DispatcherError:
+    def _explain(self, gone: StopPoint) -> DispatcherError:
         rank = self._ledger.ranks.get(gone.dp_rank)
         last = "before its first step" if gone.last < 0 else f"after step {gone.last}"
         if rank is None:
@@ -380,7 +407,7 @@ class Departures:
             "and then calls finish() or close(): look at what ended it, and start the trainer again"
         )
 
-    def _goes_on(self, ended: int, dp_rank: int, rank: RankState) -> DispatcherError:
+    def _mismatch_error(self, ended: int, dp_rank: int, rank: RankState) -> DispatcherError:
         last = self._ledger.ranks[ended].finished
         return StepContractError(
             f"DP rank {ended} finished the run after step {last}, and DP rank {dp_rank} goes on "
@@ -396,15 +423,15 @@ RUN_FINISHED = (
 
 
 class Finishing:
-    """Hears that DP ranks finish. keeps: what is not used outlives the process, in a journal."""
+    """Finishes the run once every DP rank has. keeps: unused samples stay in a journal."""
 
     def __init__(self, parts: "Parts", *, keeps: bool) -> None:
         self._ledger, self._lifecycle = parts.ledger, parts.lifecycle
         self._admission, self._dropping = parts.admission, parts.dropping
-        self._note, self._keeps = parts.note, keeps
+        self._append, self._keeps = parts.append_fact, keeps
 
     def restore(self, memory: RecoveredState) -> None:
-        """An earlier process was not done with telling everybody."""
+        """End the run again if an earlier process had not told every peer."""
         if memory.finished:
             self._end()
 
@@ -422,33 +449,33 @@ class Finishing:
         rank.finished, rank.discards, rank.hungry = step, discard, False
         self._ledger.generation.changed(dp_rank)
 
-    def look(self) -> list[Effect]:
+    def end_if_all_finished(self) -> list[Effect]:
         """End the run if every DP rank has finished; fail all of them where they differ."""
         generation = self._ledger.generation
-        said = {
+        ends = {
             at: (rank.finished, rank.discards)
             for at, rank in sorted(generation.ranks.items())
             if rank.finished is not None
         }
-        if not said or self._lifecycle.drained or generation.failed is not None:
+        if not ends or self._lifecycle.drained or generation.failed is not None:
             return []
-        (first, mine), *others = said.items()
+        (first, mine), *others = ends.items()
         other = next((each for each in others if each[1] != mine), None)
         if other is not None:
             return [*generation.fail(_difference((first, mine), other))]
-        return self._decide(discard=mine[1]) if len(said) == generation.dp_size else []
+        return self._finish_run(discard=mine[1]) if len(ends) == generation.dp_size else []
 
     def refuse(self) -> list[Effect]:
-        """Tell producers that are connected, of which some may be new."""
+        """End the connected producers' streams if the run is finished; some of them may be new."""
         return [EndProducers(RunFinished(RUN_FINISHED))] if self._lifecycle.finished else []
 
     def carried_out(self) -> None:
-        """Everybody has been told, as far as they are there: the next process goes on."""
+        """Every connected peer was told: the next process continues the run."""
         if self._lifecycle.finished:
-            self._note(Finished(pending=False))
+            self._append(Finished(pending=False))
 
-    def _decide(self, *, discard: bool) -> list[Effect]:
-        self._note(Finished(pending=True))
+    def _finish_run(self, *, discard: bool) -> list[Effect]:
+        self._append(Finished(pending=True))
         effects = self._end()
         if discard or not self._keeps:
             self._drop_unused()
@@ -462,16 +489,16 @@ class Finishing:
     def _drop_unused(self) -> None:
         for step in self._ledger.steps.withdraw_all():
             self._dropping.planned(DropReason.UNUSED, list(step.entries()))
-            self._note(Withdrawn(step.number, step.attempt))
+            self._append(Withdrawn(step.number, step.attempt))
         self._dropping.everything(DropReason.UNUSED)
 
 
-def _difference(*words: tuple[int, tuple[int | None, bool]]) -> StepContractError:
-    told = [
+def _difference(*ends: tuple[int, tuple[int | None, bool]]) -> StepContractError:
+    parts = [
         f"DP rank {dp_rank} finished the run after step {step} with discard={discard}"
-        for dp_rank, (step, discard) in words
+        for dp_rank, (step, discard) in ends
     ]
     return StepContractError(
-        f"{', and '.join(told)}; call stream.finish() on every rank after the same step, with the "
+        f"{', and '.join(parts)}; call stream.finish() on every rank after the same step, with the "
         "same arguments"
     )

@@ -5,17 +5,17 @@ ranks hold, how steps come into being, what producers say.
 """
 
 from rollout_dispatcher.core.admission.admission import Admission
+from rollout_dispatcher.core.admission.blocked_pushes import BlockedPushes
 from rollout_dispatcher.core.admission.eligibility import Capacity, Eligibility, Outcomes
 from rollout_dispatcher.core.admission.ends import Ends, Presence
-from rollout_dispatcher.core.admission.held_pushes import HeldPushes
 from rollout_dispatcher.core.admission.producers import DuplicateMemory, Producers
 from rollout_dispatcher.core.buffer.buffer import DECLARED, SampleBuffer
 from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroups
 from rollout_dispatcher.core.buffer.phases import Freshness, Phases
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.facts import Note, RecoveredState
-from rollout_dispatcher.core.lifecycle import Departures, Finishing, Joining, Lifecycle
+from rollout_dispatcher.core.facts import AppendFact, RecoveredState
+from rollout_dispatcher.core.lifecycle import Finishing, Joining, Lifecycle, RankDepartures
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
 from rollout_dispatcher.core.measuring.measuring import Measuring
 from rollout_dispatcher.core.planning.planning import Planning
@@ -23,48 +23,52 @@ from rollout_dispatcher.core.references import References
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import Attempts, StepLedger
 from rollout_dispatcher.core.totals import LengthCounts, SelectionBias, Totals
-from rollout_dispatcher.core.waiting import Lockstep, Standings, Waiting
+from rollout_dispatcher.core.waiting import ProgressReport, StallDetector, Waiting
 
 
 class Parts:
-    """Parts that decide, by name; `Dispatch` tells each what is its."""
+    """Parts that decide, by name; `DispatcherCore` tells each what is its."""
 
-    def __init__(self, config: DispatchConfig, note: Note) -> None:
-        batch, self.note = config.trigger.batch, note
+    def __init__(self, config: DispatchConfig, append_fact: AppendFact) -> None:
+        batch, self.append_fact = config.trigger.batch, append_fact
         self.totals = Totals()
         self.producers = Producers(config.producer_timeout)
         self.memory = DuplicateMemory(config.id_horizon)
-        self.references = References(config.limits.stores, self.totals, note)
-        self.closed_groups = ClosedGroups(config.id_horizon, note)
+        self.references = References(config.limits.stores, self.totals, append_fact)
+        self.closed_groups = ClosedGroups(config.id_horizon, append_fact)
 
         groups = OpenGroups(self.producers.__contains__, config.group_timeout, self.closed_groups)
         self.buffer = SampleBuffer(
             config.limits, groups,
-            groups_matter=config.groups_matter, by_groups=config.by_groups,
+            keep_groups_whole=config.groups_matter, by_groups=config.by_groups,
             too_long=config.drop_above,
         )  # fmt: skip
         if config.schema is not None:
-            self.buffer.schema, self.buffer.set_by = config.schema, DECLARED
+            self.buffer.schema, self.buffer.schema_source = config.schema, DECLARED
         self.phases = Phases(self.buffer, batch)
         self.freshness = Freshness(
             config.max_staleness, config.staleness_policy, config.steps_per_version
         )
         self.dropping = Dropping(self, keep=config.keep_incomplete)
 
-        self.capacity = Capacity(self.buffer, self.phases.shortfall)
+        self.capacity = Capacity(self.buffer, self.phases.units_short)
         self.eligibility = Eligibility(self, config)
         self.outcomes = Outcomes(self, config)
-        self.held = HeldPushes(config.limits.held_bytes, groups_matter=config.groups_matter)
-        groups.on_change = self.closed_groups.on_change = self.held.regroup
+        self.blocked = BlockedPushes(
+            config.limits.held_bytes, keep_groups_whole=config.groups_matter
+        )
+        groups.on_change = self.closed_groups.on_change = self.blocked.mark_group_changed
         self.admission = Admission(self, config)
 
         self.ledger = StepLedger(config.dp_size, config.max_open_steps, config.check_size)
-        self.attempts = Attempts(self.ledger, self.dropping, note)
-        self.lockstep = Lockstep(self.ledger)
+        self.attempts = Attempts(self.ledger, self.dropping, append_fact)
+        self.stall_detector = StallDetector(self.ledger)
         self.cost = CostInUse(config.cost)
-        self.measuring = Measuring(self.ledger, config.sync, config.max_open_steps, self.cost, note)
+        self.measuring = Measuring(
+            self.ledger, config.sync, config.max_open_steps, self.cost, append_fact
+        )
         self.lifecycle = Lifecycle(self, config)
-        self.departures = Departures(self, config.rank_timeout)
+        self.rank_departures = RankDepartures(self, config.rank_timeout)
         self.finishing = Finishing(self, keeps=config.durable)
         self.checkpoints = Checkpoints(self, retain=config.retain)
         self.joining = Joining(self)
@@ -74,7 +78,7 @@ class Parts:
 
         self.presence = Presence(self)
         self.ends = Ends(self)
-        self.standings = Standings(self, batch=batch)
+        self.progress = ProgressReport(self, batch=batch)
         self.waiting = Waiting(self)
 
     def configure(self, config: DispatchConfig) -> None:
@@ -89,32 +93,34 @@ class Parts:
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
         accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}
-        awaited = (accepted | memory.words.keys()) - memory.left
-        said = {
-            name: memory.words.get(name, (0, False)) for name in memory.producers if name in awaited
+        may_return = (accepted | memory.words.keys()) - memory.left
+        ended = {
+            name: memory.words.get(name, (0, False))
+            for name in memory.producers
+            if name in may_return
         }
-        self.producers.restore(said, now, contributed=accepted)
+        self.producers.restore(ended, now, contributed=accepted)
         given_ids = zip(memory.given_ids, memory.checksums, strict=True)
         self.memory.restore(memory.producers, given_ids, memory.keys)
         self.closed_groups.restore(memory.ended_groups)
         self.buffer.restore(memory.entries, memory.next_ticket, now)
         for name in memory.left:
             self.buffer.groups.producer_gone(name, left=True)
-        held = LengthCounts()
-        held.add([entry.sample.tokens for entry in memory.entries])
-        self.selection_bias.restore(held)
+        buffered = LengthCounts()
+        buffered.add([entry.sample.tokens for entry in memory.entries])
+        self.selection_bias.restore(buffered)
         self._restore_schema(memory)
         self.cost.restore(memory.cost, memory.speeds)
         self.ends.restore(memory)
         self.checkpoints.restore(memory)
-        self.departures.restore(now)
+        self.rank_departures.restore(now)
         self.finishing.restore(memory)
 
     def _restore_schema(self, memory: RecoveredState) -> None:
         """The settings come first: what was accepted with other fields gives way to them."""
         buffer = self.buffer
         if buffer.schema is None and memory.schema is not None:
-            buffer.schema, buffer.set_by = memory.schema, memory.set_by
+            buffer.schema, buffer.schema_source = memory.schema, memory.set_by
         elif buffer.schema is not None and buffer.schema != memory.schema:
-            self.outcomes.fix_schema(buffer.schema, buffer.set_by)
-            self.dropping.other_fields()
+            self.outcomes.fix_schema(buffer.schema, buffer.schema_source)
+            self.dropping.schema_mismatches()

@@ -1,19 +1,19 @@
-"""Payloads by reference, from the dispatcher's side: what is needed no more is released by workers.
+"""Payloads by reference, from the dispatcher's side: workers free unneeded objects.
 
-    Objects     which are needed            Workers    who can be asked
-    Releases    which are not any more      OrphanCollector     whose may be there unknown
+    NeededObjects    which are needed             Workers            who can be asked
+    ObjectsToFree    which are unneeded now       OrphanCollector    whose may be there unknown
 
 The dispatcher opens no store: it asks one of the workers, another one if that fails or goes, and
 goes on until it is done. What became unneeded in one turn of the event loop is asked of one worker
-together, since asking is left to the next tick. Invariant: an object is released only after it was
-a fact that nobody needs it.
+together, since asking is left to the next tick. Invariant: an object is freed only after it was a
+fact that it is unneeded.
 
-`Dispatch.hear` is told what is said of stores and of the workers that open them. A worker is any
+`DispatcherCore.on_worker_event` takes the events of workers that open stores. A worker is any
 client that opens payload stores: its name is the shell's, and tells DP ranks from producers.
 
 `Workers`: who is there to release objects, one thing at a time. Whoever could not do it for a store
 *rests* from that store, longer each time, while others are asked; whoever does not answer is not
-asked again until it does. Nobody is given up for good.
+asked again until it does. No worker is excluded for good.
 """
 
 import math
@@ -24,17 +24,17 @@ from itertools import takewhile
 from rollout_dispatcher.core.buffer.objects import (
     AWAY_S,
     SEPARATOR,
-    Objects,
+    Incarnation,
+    NeededObjects,
+    ObjectsToFree,
     OrphanCollector,
-    ProducerSession,
-    Releases,
 )
 from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
 from rollout_dispatcher.core.facts import (
+    AppendFact,
     Deleted,
     IncarnationBegan,
     IncarnationSwept,
-    Note,
     RecoveredState,
     Releasable,
 )
@@ -51,7 +51,7 @@ class WorkerThere:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeaves:
-    """It has said goodbye, and waits until we say it too."""
+    """A worker said goodbye, and waits for ours."""
 
     worker: str
 
@@ -83,7 +83,7 @@ class Swept:
     failed: bool = False
 
 
-Said = WorkerThere | WorkerLeaves | WorkerGone | Freed | Swept
+WorkerEvent = WorkerThere | WorkerLeaves | WorkerGone | Freed | Swept
 
 
 #: A worker that failed is asked again after so long, twice as long each time up to the second.
@@ -186,26 +186,26 @@ ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Errand:
-    """What a worker was asked: to release these objects, or else to sweep an incarnation."""
+class _StoreRequest:
+    """A request to a worker: to free these objects, or else to sweep an incarnation."""
 
     worker: str
     store: str
     objects: tuple[StoredObject, ...]
-    incarnation: ProducerSession | None
+    incarnation: Incarnation | None
     until: float
 
 
 class References:
     """The objects of the stores that the operator allows."""
 
-    def __init__(self, stores: Collection[str], totals: Totals, note: Note) -> None:
-        self.objects = Objects(stores)
-        self.releases = Releases()
+    def __init__(self, stores: Collection[str], totals: Totals, append_fact: AppendFact) -> None:
+        self.objects = NeededObjects(stores)
+        self.to_free = ObjectsToFree()
         self.sweeps = OrphanCollector(stores)
         self.workers = Workers()
-        self._stores, self._totals, self._note = stores, totals, note
-        self._errands: dict[int, _Errand] = {}  # in the order in which they are due
+        self._stores, self._totals, self._append = stores, totals, append_fact
+        self._requests: dict[int, _StoreRequest] = {}  # in the order in which they are due
         self._next_number = 0
         self._over = False
         #: Producers without an incarnation that are away, since when and in that order, as far as
@@ -213,17 +213,19 @@ class References:
         self._nameless: dict[str, float] = {}
 
     @property
-    def left(self) -> int:
-        """Objects to be released, and incarnations to be swept."""
-        return len(self.releases) + len(self.sweeps)
+    def num_pending(self) -> int:
+        """Number of objects to be freed, and of incarnations to be swept."""
+        return len(self.to_free) + len(self.sweeps)
 
     def _is_needed(self, key: str) -> bool:
         """In any store: one place may have two addresses, as with a link, and is two for us."""
         return any((store, key) in self.objects for store in self._stores)
 
-    def _is_only_awaited(self, key: str) -> bool:
-        """A crash forgets why it is needed: till that is over its incarnation stands for it."""
-        return any(self.objects.is_only_awaited((store, key)) for store in self._stores)
+    def _is_only_pending(self, key: str) -> bool:
+        """Only memory knows that the object of this key is pending: keep its incarnation until its
+        samples are decided, so that a crash cannot leak it.
+        """
+        return any(self.objects.is_only_pending((store, key)) for store in self._stores)
 
     def restore(self, memory: RecoveredState, now: float) -> None:
         """Go on with the list, and with what samples of an earlier process need."""
@@ -236,7 +238,7 @@ class References:
         )
         self.sweeps.restore(memory.incarnations, now)
         for producer in memory.left:
-            self.sweeps.lost(producer, now, for_good=True)
+            self.sweeps.disconnected(producer, now, for_good=True)
         newest = {
             name: max(seqs)
             for name, (_, seqs) in memory.producers.items()
@@ -245,10 +247,10 @@ class References:
         self.objects.restore((*memory.entries, *in_steps), newest, self.sweeps.has_ended)
         self._nameless = {
             producer: now
-            for producer in self.objects.awaited
+            for producer in self.objects.producers_pending
             if self.sweeps.current(producer) is None
         }
-        self.releases.add(memory.unneeded)
+        self.to_free.add(memory.unneeded)
 
     # -- producers ----------------------------------------------------------------------------
 
@@ -260,26 +262,26 @@ class References:
         if self.sweeps.current(producer) not in (None, incarnation):
             self.objects.producer_gone(producer)  # what it has not heard of is not sent again
         if self.sweeps.begins(producer, incarnation):
-            self._note(IncarnationBegan(producer, incarnation))
+            self._append(IncarnationBegan(producer, incarnation))
             if (forgotten := self.sweeps.forget_oldest()) is not None:
-                self._note(IncarnationSwept(forgotten))
+                self._append(IncarnationSwept(forgotten))
 
     def producer_leaves(self, producer: str, now: float) -> None:
         """It says goodbye: it puts nothing any more, so it can be swept while it is there still.
 
         Whoever leaves last could not be, by anybody, once it had left.
         """
-        self.sweeps.lost(producer, now, for_good=True)
+        self.sweeps.disconnected(producer, now, for_good=True)
 
-    def producer_lost(self, producer: str, now: float, *, for_good: bool) -> None:
+    def producer_disconnected(self, producer: str, now: float, *, for_good: bool) -> None:
         """Its connection is lost, `for_good` if it said goodbye; after the stream's end it is."""
         for_good = for_good or self._over
-        self.sweeps.lost(producer, now, for_good=for_good)
+        self.sweeps.disconnected(producer, now, for_good=for_good)
         if for_good:
             self.objects.producer_gone(producer)
             return
         self.objects.producer_away(producer)
-        if self.sweeps.current(producer) is None and producer in self.objects.awaited:
+        if self.sweeps.current(producer) is None and producer in self.objects.producers_pending:
             self._nameless[producer] = now
 
     def stream_over(self) -> None:
@@ -287,7 +289,7 @@ class References:
         if not self._over:
             self._over = True
             self._end_away(math.inf)
-            for producer in list(self.objects.awaited):
+            for producer in list(self.objects.producers_pending):
                 self.objects.producer_gone(producer)
 
     def _end_away(self, now: float) -> None:
@@ -301,9 +303,9 @@ class References:
 
     # -- workers ------------------------------------------------------------------------------
 
-    def hear(self, said: Said, now: float) -> None:
+    def on_worker_event(self, event: WorkerEvent, now: float) -> None:
         """A worker comes, goes, or answers."""
-        match said:
+        match event:
             case WorkerThere(worker):
                 self._recall(worker)
                 self.workers.there(worker)
@@ -313,108 +315,109 @@ class References:
                 self._recall(worker)
                 self.workers.gone(worker)
             case Freed() | Swept():
-                self._answered(said, now)
+                self._answered(event, now)
 
-    def holds(self, worker: str) -> bool:
-        """Whether a worker that wants to leave is needed still: nobody else is there."""
-        return self.left > 0 and self.workers.is_leaving(worker) and not self.workers.staying
+    def is_last_to_free(self, worker: str) -> bool:
+        """Whether a worker that wants to leave is the last that can free the remaining objects."""
+        return self.num_pending > 0 and self.workers.is_leaving(worker) and not self.workers.staying
 
-    def _answered(self, said: Freed | Swept, now: float) -> None:
+    def _answered(self, answer: Freed | Swept, now: float) -> None:
         """A worker has done what it was asked; what it was not asked, or long ago, is no answer."""
-        asked = self.workers.answered(said.worker, said.number)
-        errand = self._errands.pop(said.number, None) if asked else None
-        if errand is None:
+        asked = self.workers.answered(answer.worker, answer.number)
+        request = self._requests.pop(answer.number, None) if asked else None
+        if request is None:
             return
-        if isinstance(said, Freed) and errand.objects:
-            self._freed(errand, {*said.left}, now)
-        elif isinstance(said, Swept) and errand.incarnation:
-            self._swept(errand, said, now)
+        if isinstance(answer, Freed) and request.objects:
+            self._freed(request, {*answer.left}, now)
+        elif isinstance(answer, Swept) and request.incarnation:
+            self._swept(request, answer, now)
         else:
-            self._put_back(errand)
+            self._put_back(request)
 
-    def _freed(self, errand: _Errand, left: set[str], now: float) -> None:
-        still = [stored for stored in errand.objects if stored.key in left]
-        gone = tuple(stored for stored in errand.objects if stored.key not in left)
-        self.releases.put_back(still)
-        self.releases.forget(gone)
+    def _freed(self, request: _StoreRequest, left: set[str], now: float) -> None:
+        still = [stored for stored in request.objects if stored.key in left]
+        gone = tuple(stored for stored in request.objects if stored.key not in left)
+        self.to_free.put_back(still)
+        self.to_free.forget(gone)
         self._totals.objects_freed += len(gone)
         if gone:
-            self._note(Deleted(gone))
-        self._note_success(errand, len(still), now)
+            self._append(Deleted(gone))
+        self._note_success(request, len(still), now)
 
-    def _swept(self, errand: _Errand, said: Swept, now: float) -> None:
-        store, ended = errand.store, errand.incarnation
-        self._note_success(errand, int(said.failed), now)
+    def _swept(self, request: _StoreRequest, answer: Swept, now: float) -> None:
+        store, ended = request.store, request.incarnation
+        self._note_success(request, int(answer.failed), now)
         if ended is None or not self.sweeps.is_wanted(ended):
             return  # it has come back meanwhile, and may push them
         begins = ended.name + SEPARATOR
-        keys = [key for key in said.keys if key.startswith(begins)]
+        keys = [key for key in answer.keys if key.startswith(begins)]
         unneeded = [key for key in keys if not (self._is_needed(key) or self.sweeps.may_push(key))]
-        unknown = [key for key in unneeded if (store, key) not in self.releases]
+        unknown = [key for key in unneeded if (store, key) not in self.to_free]
         self._unneeded(tuple(StoredObject(store, key, 0) for key in unknown))
-        if (said.more and not unneeded) or any(map(self._is_only_awaited, keys)):
-            self.sweeps.postpone(ended, store)  # it would be told the same again
-        elif said.failed or said.more:
+        if (answer.more and not unneeded) or any(map(self._is_only_pending, keys)):
+            # objects in use fill the listing; retry once one is freed
+            self.sweeps.postpone(ended, store)
+        elif answer.failed or answer.more:
             self.sweeps.put_back(ended, store)
         elif self.sweeps.swept(ended, store):
-            self._note(IncarnationSwept(ended.name))
+            self._append(IncarnationSwept(ended.name))
 
-    def _note_success(self, errand: _Errand, failures: int, now: float) -> None:
+    def _note_success(self, request: _StoreRequest, failures: int, now: float) -> None:
         if failures:
             self._totals.releases_failed += 1
-            self.workers.failed(errand.worker, errand.store, now)
+            self.workers.failed(request.worker, request.store, now)
         else:
-            self.workers.succeeded(errand.worker, errand.store)
+            self.workers.succeeded(request.worker, request.store)
 
     def _recall(self, worker: str) -> None:
-        """What it was asked is asked of others."""
+        """Put the requests of a worker back, for others."""
         number = self.workers.busy_with(worker)
-        if number is not None and (errand := self._errands.pop(number, None)) is not None:
-            self._put_back(errand)
+        if number is not None and (request := self._requests.pop(number, None)) is not None:
+            self._put_back(request)
 
-    def _put_back(self, errand: _Errand) -> None:
-        if errand.incarnation is not None:
-            self.sweeps.put_back(errand.incarnation, errand.store)
+    def _put_back(self, request: _StoreRequest) -> None:
+        if request.incarnation is not None:
+            self.sweeps.put_back(request.incarnation, request.store)
         else:
-            self.releases.put_back(errand.objects)
+            self.to_free.put_back(request.objects)
 
     # -- asking -----------------------------------------------------------------------------
 
-    def take_unneeded(self) -> None:
-        """What was decided has made objects unneeded: that is a fact of the same decision."""
+    def pop_unneeded(self) -> None:
+        """Put unneeded objects on the list, as a fact of the same decision."""
         if self.objects.unneeded:
-            self._unneeded(self.objects.take_unneeded())
+            self._unneeded(self.objects.pop_unneeded())
             self.sweeps.resume()
 
     def _unneeded(self, objects: tuple[StoredObject, ...]) -> None:
         if objects:
-            self.releases.add(objects)
-            self._note(Releasable(objects))
+            self.to_free.add(objects)
+            self._append(Releasable(objects))
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; minus infinity if somebody can be asked at once."""
         if not self._stores:
             return None
-        deadlines = [self.sweeps.next_deadline(), self._errands_due]
+        deadlines = [self.sweeps.next_deadline(), self._requests_due]
         if (since := next(iter(self._nameless.values()), None)) is not None:
             deadlines.append(since + AWAY_S)
-        if self.left:
+        if self.num_pending:
             deadlines.append(self.workers.ready_at(self._to_do()))
         return min([at for at in deadlines if at is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
         """Ask whoever can be asked, and expect no more of who has not answered."""
         self._end_away(now)
-        self.take_unneeded()
-        while (due := self._errands_due) is not None and due <= now:
-            errand = self._errands.pop(next(iter(self._errands)))
+        self.pop_unneeded()
+        while (due := self._requests_due) is not None and due <= now:
+            request = self._requests.pop(next(iter(self._requests)))
             self._totals.releases_failed += 1
-            self._put_back(errand)
-        return list(self._ask(now)) if self.left else []
+            self._put_back(request)
+        return list(self._ask(now)) if self.num_pending else []
 
     @property
-    def _errands_due(self) -> float | None:
-        first = next(iter(self._errands.values()), None)
+    def _requests_due(self) -> float | None:
+        first = next(iter(self._requests.values()), None)
         return None if first is None else first.until
 
     def _to_do(self) -> Iterator[str]:
@@ -422,21 +425,21 @@ class References:
 
         What is unneeded goes before what is to be swept, which would find it again.
         """
-        yield from self.releases.stores
-        yield from (store for store in self.sweeps.stores if not self.releases.has(store))
+        yield from self.to_free.stores
+        yield from (store for store in self.sweeps.stores if not self.to_free.has(store))
 
     def _ask(self, now: float) -> Iterator[Effect]:
         """Give everything that is to be done to somebody who can be asked."""
-        for store in self.releases.stores:
-            while self.releases.waits(store) and (worker := self.workers.ready(store, now)):
-                objects = tuple(self.releases.take(store, KEYS_AT_A_TIME))
+        for store in self.to_free.stores:
+            while self.to_free.waits(store) and (worker := self.workers.ready(store, now)):
+                objects = tuple(self.to_free.assign(store, KEYS_AT_A_TIME))
                 number = self._begin(worker, store, now, objects)
                 yield FreeWanted(worker, number, store, tuple(item.key for item in objects))
         for store in self.sweeps.stores:
-            if self.releases.has(store):
+            if self.to_free.has(store):
                 continue
             if (worker := self.workers.ready(store, now)) is not None:
-                ended = self.sweeps.take(store)
+                ended = self.sweeps.assign(store)
                 number = self._begin(worker, store, now, ended=ended)
                 yield SweepWanted(worker, number, store, ended.name + SEPARATOR)
 
@@ -446,9 +449,9 @@ class References:
         store: str,
         now: float,
         objects: tuple[StoredObject, ...] = (),
-        ended: ProducerSession | None = None,
+        ended: Incarnation | None = None,
     ) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
-        self._errands[number] = _Errand(worker, store, objects, ended, now + ANSWER_S)
+        self._requests[number] = _StoreRequest(worker, store, objects, ended, now + ANSWER_S)
         self.workers.asked(worker, number)
         return number

@@ -121,7 +121,7 @@ class ObjectStatistics(_Table):
     needed_bytes: int = _gauge("objects_needed_bytes", "Bytes of these objects.",
                                lambda parts: parts.references.objects.nbytes)
     unneeded: int = _gauge("objects_unneeded", "Objects that are to be released.",
-                           lambda parts: len(parts.references.releases))
+                           lambda parts: len(parts.references.to_free))
     sweeps: int = _value(lambda parts: len(parts.references.sweeps))
     workers: int = _value(lambda parts: len(parts.references.workers))
     freed: int = _counter("objects_released", "Objects of payload stores released.",
@@ -180,11 +180,11 @@ class Statistics(_Table):
                                      lambda parts: parts.buffer.groups.samples)
     oldest_arrival: float | None = _value(lambda parts: parts.buffer.oldest_arrival())
     pushes_held: int = _gauge("pushes_held", "Pushes that wait for room.",
-                              lambda parts: len(parts.held))
+                              lambda parts: len(parts.blocked))
     pushes_held_bytes: int = _gauge("pushes_held_bytes", "Payload bytes of pushes that wait.",
-                                    lambda parts: parts.held.nbytes)
+                                    lambda parts: parts.blocked.nbytes)
     backpressure: bool = _gauge("backpressure_active", "1 while a cap holds producers back.",
-                                lambda parts: parts.capacity.pressed is not None)
+                                lambda parts: parts.capacity.blocking_cap is not None)
     in_flight: int = _gauge(
         "samples_in_flight", "Samples of open steps.",
         lambda parts: sum(step.num_samples for step in parts.ledger.steps.uncommitted()))
@@ -252,7 +252,7 @@ class Statistics(_Table):
     ranks: Mapping[int, RankStatistics] = _value(lambda parts: {
         dp_rank: RankStatistics.of(rank) for dp_rank, rank in sorted(parts.ledger.ranks.items())})
     wanted: bool = _gauge("step_wanted", "1 while every rank has room for one more step.",
-                          lambda parts: parts.ledger.wanted)
+                          lambda parts: parts.ledger.has_room)
     hungry: bool = _value(lambda parts: parts.ledger.hungry)
     run_state: str = _value(lambda parts: parts.lifecycle.state)
     selection_bias: float = _gauge(

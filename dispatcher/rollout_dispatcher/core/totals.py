@@ -34,7 +34,7 @@ import numpy as np
 
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.payload import Payload, Taken, count_references
+from rollout_dispatcher.payload import Footprint, Payload, count_references
 from rollout_dispatcher.sample import Outcome
 from rollout_planner.types import BoolArray, FloatArray, IntArray
 
@@ -134,14 +134,16 @@ class Totals:
     objects_freed: int = 0
     releases_failed: int = 0
 
-    def accepted(self, tokens: Sequence[int], payloads: Sequence[Payload], taken: Taken) -> None:
-        """Count samples that were accepted; taken: by the payloads of all of them."""
+    def accepted(
+        self, tokens: Sequence[int], payloads: Sequence[Payload], footprint: Footprint
+    ) -> None:
+        """Count samples that were accepted; footprint: by the payloads of all of them."""
         self.received[Outcome.ACCEPTED] += len(tokens)
         self.arrived.add(tokens)
-        self.received_bytes += taken.memory
-        if taken.referenced:
+        self.received_bytes += footprint.memory
+        if footprint.referenced:
             self.samples_referenced += count_references(payloads)
-            self.referenced_bytes += taken.referenced
+            self.referenced_bytes += footprint.referenced
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""

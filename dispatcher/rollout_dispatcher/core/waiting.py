@@ -4,7 +4,7 @@ It says what lacks, and who could bring it: absent ranks, ranks that hang or hav
 producers of open groups, producers that have not ended a phase, or time that samples are given.
 Bounded, however many there are of them.
 
-`Lockstep`: which DP ranks hang: those that are behind the others while none of them gets on.
+`StallDetector`: which DP ranks hang: those that are behind the others while none of them gets on.
 
 Training ranks are in lockstep, so where one hangs the others soon stand still as well, in a
 collective or in `next()`, and heartbeats go on everywhere. What tells them apart is how far each
@@ -14,8 +14,8 @@ the same position are paused (evaluation, weight sync), or hang where nothing te
 Invariant: no rank is named while any rank gets on, while ranks are away (which is said otherwise),
 or while no rank holds a step.
 
-`Standings`: how far producers are ahead of the trainer: what whoever pushes is told, to keep pace
-with it.
+`ProgressReport`: how far producers are ahead of the trainer; sent with every answer to a push, so
+that they keep pace.
 
 Looked up for every answer to a push, so it is worked out from counts that are kept anyway.
 """
@@ -28,7 +28,7 @@ from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.phases import NextStep
 from rollout_dispatcher.core.effects import Advised, Effect
 from rollout_dispatcher.core.steps.ledger import StepLedger
@@ -54,7 +54,7 @@ REMEMBERED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Standstill:
+class Stall:
     """No DP rank gets on. hung: those that are behind all others; empty where all stand alike.
 
     since: when a rank got on last. usual: seconds that a step usually takes; None if not known.
@@ -83,7 +83,7 @@ class Standstill:
         return f"in step {behind.taken}, before a collective that others have begun"
 
 
-class Lockstep:
+class StallDetector:
     """Watches how far the DP ranks of the current generation get."""
 
     def __init__(self, ledger: StepLedger) -> None:
@@ -97,10 +97,10 @@ class Lockstep:
     def joined(self, dp_rank: int, now: float) -> None:
         """A rank is there, maybe again."""
         self._positions.pop(dp_rank, None)
-        self.heard(dp_rank, now)
+        self.on_progress(dp_rank, now)
 
-    def heard(self, dp_rank: int, now: float) -> None:
-        """A rank has said how far it is."""
+    def on_progress(self, dp_rank: int, now: float) -> None:
+        """A rank reported how far it is."""
         generation = self._ledger.generation
         if generation.number != self._generation:
             self._generation = generation.number
@@ -119,7 +119,7 @@ class Lockstep:
             if (began := self._taken.pop(step.number, None)) is not None:
                 self._took.append(now - began)
 
-    def standstill(self, now: float) -> Standstill | None:
+    def stall(self, now: float) -> Stall | None:
         """Why nothing gets on; None while anything does, or waits for samples."""
         ledger, ranks = self._ledger, self._ledger.ranks
         usual = median(self._took) if self._took else None
@@ -130,13 +130,13 @@ class Lockstep:
             or len(ranks) < ledger.generation.dp_size
             or not all(rank.connected for rank in ranks.values())
             or not any(rank.taken > rank.committed for rank in ranks.values())
-            or (ledger.wanted and ledger.hungry)
+            or (ledger.has_room and ledger.hungry)
         ):
             return None
         positions = {dp_rank: rank.position for dp_rank, rank in sorted(ranks.items())}
         last, first = min(positions.values()), max(positions.values())
         hung = [at for at, position in positions.items() if position == last < first]
-        return Standstill(tuple(hung), self._got_on, usual, positions)
+        return Stall(tuple(hung), self._got_on, usual, positions)
 
 
 #: The trainer's word of its weights may come later than the weights: by one version.
@@ -149,7 +149,7 @@ AHEAD = (
 
 
 class TrainerProgress(NamedTuple):
-    """Where the trainer is, for those who push.
+    """Where the trainer is, for producers.
 
     policy_version: that DP rank 0 reported last. training_version: that the next step trains with.
     expected_version: that a sample pushed now is trained with if samples go in order of arrival.
@@ -169,35 +169,35 @@ class TrainerProgress(NamedTuple):
         return max(0, self.training_version - oldest)
 
 
-class Standings:
-    """Looks at the parts of one run. batch: samples or groups of a step."""
+class ProgressReport:
+    """The trainer's progress, for producers. batch: samples or groups of a step."""
 
     def __init__(self, parts: "Parts", *, batch: int) -> None:
-        self._buffer, self._held, self._batch = parts.buffer, parts.held, batch
+        self._buffer, self._blocked, self._batch = parts.buffer, parts.blocked, batch
         self._freshness, self._steps = parts.freshness, parts.ledger.steps
-        self._told: set[str] = set()
+        self._advised: set[str] = set()
 
     def now(self) -> TrainerProgress:
         """As it is."""
         buffer, version, step = self._buffer, self._freshness.training_version, self._steps.next
         behind = NextStep(step.number + buffer.ready_units // self._batch, step.committed)
-        remaining = 0 if self._held else buffer.remaining
+        remaining = 0 if self._blocked else buffer.remaining
         return TrainerProgress(self._freshness.reported, version(step), version(behind), remaining)
 
     def ahead(self, push: Push) -> list[Effect]:
         """Tell its producer, once a connection, that the trainer can have no such weights yet."""
         version, producer = self.now().training_version, push.producer
-        if version is None or producer in self._told:
+        if version is None or producer in self._advised:
             return []
         newest = max((sample.judged_version or 0 for sample in push.samples), default=0)
         if newest <= version + MOST_AHEAD:
             return []
-        self._told.add(producer)
+        self._advised.add(producer)
         return [Advised(AHEAD.format(newest, version), producer)]
 
     def forget(self, producer: str) -> None:
         """Its connection is gone."""
-        self._told.discard(producer)
+        self._advised.discard(producer)
 
 
 #: Names that are said of each kind.
@@ -252,7 +252,7 @@ class Waiting:
     """Looks at the parts of one run."""
 
     def __init__(self, parts: "Parts") -> None:
-        self._lifecycle, self._lockstep = parts.lifecycle, parts.lockstep
+        self._lifecycle, self._lockstep = parts.lifecycle, parts.stall_detector
         self._ledger, self._buffer = parts.ledger, parts.buffer
         self._admission, self._phases, self._all_ends = parts.admission, parts.phases, parts.ends
         self._planning, self._producers = parts.planning, parts.producers
@@ -272,11 +272,11 @@ class Waiting:
             return
         yield from self._ranks(now)
         yield from self._samples(now)
-        if (pressed := self._admission.capacity.pressed) is not None:
+        if (pressed := self._admission.capacity.blocking_cap) is not None:
             used = f"{pressed.held} of {pressed.capacity}"
-            pushes = _counted(len(self._admission.held), "push waits", "pushes wait")
+            pushes = _counted(len(self._admission.blocked), "push waits", "pushes wait")
             yield Reason(Cause.CAP, f"{pushes} at the {pressed.cap} cap ({used})")
-        if coming := self._admission.held.asked_samples:
+        if coming := self._admission.blocked.resending_samples:
             samples = _counted(coming, "sample is", "samples are")
             text = f"{samples} asked for again, of pushes that waited"
             yield Reason(Cause.RESENDS, text)
@@ -299,9 +299,9 @@ class Waiting:
         if generation.failed is not None:
             failed = f"generation {generation.number} has failed"
             yield Reason(Cause.FAILED_GENERATION, f"{failed}: {generation.failed}", failed)
-        elif (standstill := self._lockstep.standstill(now)) is not None:
-            yield self._stands(standstill, now)
-        elif ledger.wanted or missing or absent or left or finished:
+        elif (stall := self._lockstep.stall(now)) is not None:
+            yield self._stands(stall, now)
+        elif ledger.has_room or missing or absent or left or finished:
             return
         elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
             yield Reason(Cause.SILENT_RANKS, f"{_ranks(silent)} did not load the checkpoint yet")
@@ -310,7 +310,7 @@ class Waiting:
         elif len(steps):
             yield Reason(Cause.OPEN_STEPS, self._open_steps())
 
-    def _stands(self, found: Standstill, now: float) -> Reason:
+    def _stands(self, found: Stall, now: float) -> Reason:
         usual = "" if found.usual is None else f", and a step usually takes {found.usual:.0f} s"
         stood = f"no DP rank has got on for {now - found.since:.0f} s{usual}"
         if found.hung:
@@ -339,9 +339,9 @@ class Waiting:
 
     def _samples(self, now: float) -> Iterator[Reason]:
         buffer = self._buffer
-        shortfall, batch = self._phases.shortfall(), self._planning.trigger.batch
+        shortfall, batch = self._phases.units_short(), self._planning.trigger.batch
         if shortfall <= 0:
-            if self._ledger.wanted:
+            if self._ledger.has_room:
                 yield from self._window(now)
             return
         ready = f"{batch - shortfall} of {batch} {buffer.units} are ready"

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition, NotServing
 from rollout_dispatcher.service.connections.connections import Connections
 
@@ -88,7 +88,7 @@ class Failure:
 class Completion:
     """Waits for the end of a run; timeout: seconds that the absent have to come back."""
 
-    def __init__(self, core: Dispatch, connections: Connections, timeout: float) -> None:
+    def __init__(self, core: DispatcherCore, connections: Connections, timeout: float) -> None:
         self._core, self._connections, self._timeout = core, connections, timeout
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -124,7 +124,7 @@ class Completion:
 
     @property
     def _is_over(self) -> bool:
-        return self._everybody_knows and not self._core.unreleased
+        return self._everybody_knows and not self._core.pending_store_work
 
     @property
     def _everybody_knows(self) -> bool:
@@ -152,7 +152,7 @@ class Completion:
                 log.warning(
                     "%d objects or more are left in payload stores, and nobody is there to release "
                     "them: the journal remembers that for the next start on it",
-                    self._core.unreleased,
+                    self._core.pending_store_work,
                 )
             else:
                 log.warning("a client left without a goodbye and did not come back")

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.config import SteadyClock
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.errors import ConfigError, JournalError, NotServing
 from rollout_dispatcher.journal.files.disk import write_new
@@ -162,7 +162,7 @@ class Dispatcher:
                 raise
             if not self._is_over:
                 router.perform(router.core.finish_carried_out())
-        losses = router.core.losses
+        losses = router.core.shutdown_drops
         if losses.samples and not self._is_over:
             log.error("%s; with --journal-dir they would wait for the next start", losses)
         self._is_over = True
@@ -221,7 +221,7 @@ class Dispatcher:
             opened = await in_own_thread(partial(read_journal, config, clock), Opened.let_go)
             settings = resume(settings, opened.memory.posted)
         config = settings.config.model_copy(update={"max_connections": limits.sample})
-        core = Dispatch(core_config(config), uuid4().hex)
+        core = DispatcherCore(core_config(config), uuid4().hex)
         metrics = Metrics(config, core, clock)
         journal = None
         if opened is not None:
@@ -259,7 +259,7 @@ class Dispatcher:
         self,
         stack: AsyncExitStack,
         config: ServeConfig,
-        core: Dispatch,
+        core: DispatcherCore,
         metrics: Metrics,
     ) -> RecordWriter | None:
         """Have the run recorded if that is asked for, until the very end.
@@ -310,7 +310,7 @@ class Dispatcher:
         """With a journal there is nothing to drain: the next process goes on with what is here."""
         router = self._started
         if self.config.journal_dir is None:
-            return _name_undone(router.core)
+            return _name_unfinished(router.core)
         if router.failure is not None:
             return True  # what is durable is
         router.stop(GOES_ON_LATER)
@@ -385,12 +385,12 @@ async def _watch(router: Router, retention: Retention | None) -> None:
             retention.look(router.clock())
 
 
-def _name_undone(core: Dispatch) -> bool:
+def _name_unfinished(core: DispatcherCore) -> bool:
     """Name what an end that was not waited for gives up; returns whether there is nothing."""
     at = core.statistics()
     if not at.buffered and not at.in_flight:
         return True
-    named = core.name_undone()
+    named = core.name_unfinished()
     log.error(
         "stopped with %d samples buffered and %d in open steps%s",
         at.buffered, at.in_flight, f", which are given up: {named}" if named else "",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVarTuple
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol import codec
@@ -46,7 +46,7 @@ AT_ONCE = (
     e.WelcomeProducer, e.RefuseRank,
 )  # fmt: skip
 #: What a producer hears of its push.
-_Answer = e.PushAnswered | e.PushHeld | e.PushRecalled
+_Answer = e.PushAnswered | e.PushBlocked | e.ResendRequested
 #: Effects that are for the DP ranks of one generation.
 TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.LimitSteps, e.EndRanks)
 #: How long what the next step waits for is told in the same words.
@@ -58,7 +58,7 @@ class EffectRunner:
 
     def __init__(
         self,
-        core: Dispatch,
+        core: DispatcherCore,
         config: ServeConfig,
         connections: Connections,
         barrier: DurabilityBarrier,
@@ -90,17 +90,17 @@ class EffectRunner:
             e.WelcomeProducer: self._welcome_producer,
             e.AcceptedUnknown: reporter.accepted_unknown,
             e.PushAnswered: self.feedback.answer,
-            e.PushHeld: self._tell_held,
-            e.PushRecalled: self._recall,
+            e.PushBlocked: self._send_blocked,
+            e.ResendRequested: self._request_resend,
             e.SchemaDecided: self._tell_schema,
             e.IdsRepeated: reporter.ids_repeated,
             e.SamplesAccepted: step_trace.accepted,
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,
-            e.PayloadsToJournal: self._let_go,
+            e.PayloadsToJournal: self._spill,
             e.FreeWanted: store_workers.ask,
             e.SweepWanted: store_workers.ask,
-            e.GroupGivenUp: reporter.given_up,
+            e.GroupEvicted: reporter.group_evicted,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
             e.RefuseRank: self._refuse_rank,
@@ -290,7 +290,7 @@ class EffectRunner:
         self.feedback.changed()
         log.debug("step %d committed after %.3f s", effect.step, effect.seconds)
 
-    def _tell_held(self, effect: e.PushHeld) -> None:
+    def _send_blocked(self, effect: e.PushBlocked) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
         waits_for = self.whom_it_waits_for()
         blocked = m.Blocked(
@@ -305,10 +305,10 @@ class EffectRunner:
             self._explained_at, self._explained = now, self._core.waits_for(now)
         return self._explained
 
-    def _recall(self, effect: e.PushRecalled) -> None:
+    def _request_resend(self, effect: e.ResendRequested) -> None:
         self._connections.to_producer(effect.producer, m.Resend(first_seq=effect.first_seq))
 
-    def _let_go(self, effect: e.PayloadsToJournal) -> None:
+    def _spill(self, effect: e.PayloadsToJournal) -> None:
         self.perform(self._core.payloads_durable(effect.entries, self._clock()))
         self.feedback.changed()
 

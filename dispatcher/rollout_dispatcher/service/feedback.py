@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import PushAnswered, SamplesDropped
 from rollout_dispatcher.core.waiting import TrainerProgress
 from rollout_dispatcher.protocol import codec
@@ -30,13 +30,16 @@ class Feedback:
     """Tells producers. run: calls for the event loop, so that what fails is known."""
 
     def __init__(
-        self, core: Dispatch, connections: Connections, run: Callable[[Callable[[], None]], None]
+        self,
+        core: DispatcherCore,
+        connections: Connections,
+        run: Callable[[Callable[[], None]], None],
     ) -> None:
         self._core, self._connections, self._run = core, connections, run
         self._timer: asyncio.Handle | None = None
         #: Whether anything has changed since it was begun to tell everybody, and who is left.
         self._news = False
-        self._untold: deque[Peer] = deque()
+        self._to_send: deque[Peer] = deque()
         #: Rises with all that may have made room for pushes.
         self.moves = 0
         self._watching: set[asyncio.Future[None]] = set()
@@ -60,11 +63,11 @@ class Feedback:
             header["errors"] = {str(index): text for index, text in effect.errors.items()}
             header["reasons"] = {str(index): word for index, word in effect.reasons.items()}
         if peer.hears_feedback:
-            standing = self._core.standing
-            header |= _news(peer.told, standing)
-            peer.told = standing
+            progress = self._core.trainer_progress
+            header |= _news(peer.told, progress)
+            peer.told = progress
             oldest = effect.oldest
-            if oldest is not None and (staleness := standing.staleness(oldest)) is not None:
+            if oldest is not None and (staleness := progress.staleness(oldest)) is not None:
                 header["staleness"] = staleness
         peer.write(codec.encode_checked(m.Pushed, header, 0))
 
@@ -72,14 +75,14 @@ class Feedback:
         """Say all that there is to know to who has just come."""
         peer.told = None
         if peer.hears_feedback:
-            self._tell([peer])
+            self._send([peer])
 
     def changed(self) -> None:
         """The trainer has moved: tell everybody soon, and of what follows at once."""
         self._news = True
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TOLD_EVERY_SECONDS, self._run, self._tell_all)
+            self._timer = loop.call_later(TOLD_EVERY_SECONDS, self._run, self._send_all)
 
     async def next_move(self, after: int) -> None:
         """Wait until there were more moves than that, for who tries to push again then."""
@@ -98,36 +101,36 @@ class Feedback:
             if not move.done():
                 move.set_result(None)
 
-    def _tell_all(self) -> None:
+    def _send_all(self) -> None:
         self._news = False
         self.wake()
-        self._untold.extend(self._connections.producers.values())
-        self._tell_some()
+        self._to_send.extend(self._connections.producers.values())
+        self._send_some()
 
-    def _tell_some(self) -> None:
+    def _send_some(self) -> None:
         """Tell those whose turn it is; there may be thousands, and ranks wait meanwhile."""
-        some = [self._untold.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._untold)))]
-        self._tell([peer for peer in some if peer.hears_feedback])
-        if self._untold:
-            self._timer = asyncio.get_running_loop().call_soon(self._run, self._tell_some)
+        some = [self._to_send.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._to_send)))]
+        self._send([peer for peer in some if peer.hears_feedback])
+        if self._to_send:
+            self._timer = asyncio.get_running_loop().call_soon(self._run, self._send_some)
             return
         self._timer = None
         if self._news:
             self.changed()
 
-    def _tell(self, peers: Sequence[Peer]) -> None:
+    def _send(self, peers: Sequence[Peer]) -> None:
         """Tell these what they do not know; of as many as know the same it is written once."""
-        standing = self._core.standing
-        frames: dict[TrainerProgress | None, bytes] = {standing: b""}
+        progress = self._core.trainer_progress
+        frames: dict[TrainerProgress | None, bytes] = {progress: b""}
         for peer in peers:
             if peer.is_behind:
                 self._news = True
                 continue
             if (frame := frames.get(peer.told)) is None:
-                news = _news(peer.told, standing)
+                news = _news(peer.told, progress)
                 frame = codec.encode_checked(m.Feedback, news, 0) if news else b""
                 frames[peer.told] = frame
-            peer.told = standing
+            peer.told = progress
             if frame:
                 peer.write(frame)
 
@@ -144,17 +147,17 @@ class Feedback:
                     peer.send(*_dropped(reason, its))
 
 
-def _news(told: TrainerProgress | None, standing: TrainerProgress) -> dict[str, object]:
+def _news(told: TrainerProgress | None, progress: TrainerProgress) -> dict[str, object]:
     """What a producer does not know that was told that of where the trainer is."""
     found: dict[str, object] = {}
-    if told is None or told.remaining != standing.remaining:
-        found["remaining"] = standing.remaining
-    if standing.policy_version is None:
+    if told is None or told.remaining != progress.remaining:
+        found["remaining"] = progress.remaining
+    if progress.policy_version is None:
         return found
-    if told is None or told.policy_version != standing.policy_version:
-        found["policy_version"] = standing.policy_version
-    if told is None or told.expected_version != standing.expected_version:
-        found["expected_version"] = standing.expected_version
+    if told is None or told.policy_version != progress.policy_version:
+        found["policy_version"] = progress.policy_version
+    if told is None or told.expected_version != progress.expected_version:
+        found["expected_version"] = progress.expected_version
     return found
 
 

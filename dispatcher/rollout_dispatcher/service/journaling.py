@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, SamplesDropped
 from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, RecoveredState
 from rollout_dispatcher.errors import ConfigError, JournalFull
@@ -213,7 +213,7 @@ class Retention:
     def __init__(
         self,
         config: ServeConfig,
-        core: Dispatch,
+        core: DispatcherCore,
         journal: "Journal",
         perform: Callable[[Decision], None],
     ) -> None:
@@ -295,7 +295,7 @@ def _is_there(path: Path) -> bool:
 def go_on_from(
     opened: Opened,
     config: ServeConfig,
-    core: Dispatch,
+    core: DispatcherCore,
     metrics: Metrics,
     clock: Callable[[], float],
     *,

@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import Final
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.buffer.dropping import Losses
+from rollout_dispatcher.core.buffer.dropping import DropCounts
 from rollout_dispatcher.core.buffer.entry import STORES_CAP, Entry
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.waiting import Cause
@@ -47,7 +47,7 @@ class Health:
 
     def __init__(
         self,
-        core: Dispatch,
+        core: DispatcherCore,
         failure: Callable[[], DispatcherError | None],
         clock: Callable[[], float],
     ) -> None:
@@ -139,46 +139,46 @@ WORDS: Final = {
 
 
 @dataclass(slots=True)
-class _Untold:
+class _Unreported:
     """What was dropped for one reason since its last line. due: when the next may be written."""
 
     due: float
-    losses: Losses = field(default_factory=Losses)
+    drops: DropCounts = field(default_factory=DropCounts)
 
 
 class DropsLog:
     """Lines for one run."""
 
     def __init__(self) -> None:
-        self._untold: dict[DropReason, _Untold] = {}
+        self._unreported: dict[DropReason, _Unreported] = {}
 
     def note(self, dropped: Mapping[DropReason, Sequence[Entry]], now: float) -> None:
         """These were dropped."""
         for reason in filter(dropped.__contains__, WORDS):  # in that order
-            self._untold.setdefault(reason, _Untold(now)).losses.note(reason, dropped[reason])
+            self._unreported.setdefault(reason, _Unreported(now)).drops.add(reason, dropped[reason])
         self.check(now)
 
     def check(self, now: float) -> None:
         """Write what is due."""
-        for reason, untold in self._untold.items():
-            if untold.losses.samples and now >= untold.due:
-                self._write(reason, untold)
-                untold.due = now + INTERVAL_SECONDS
+        for reason, unsent in self._unreported.items():
+            if unsent.drops.samples and now >= unsent.due:
+                self._write(reason, unsent)
+                unsent.due = now + INTERVAL_SECONDS
 
     def close(self) -> None:
         """Write what is left."""
-        for reason, untold in self._untold.items():
-            if untold.losses.samples:
-                self._write(reason, untold)
+        for reason, unsent in self._unreported.items():
+            if unsent.drops.samples:
+                self._write(reason, unsent)
 
-    def _write(self, reason: DropReason, untold: _Untold) -> None:
+    def _write(self, reason: DropReason, unsent: _Unreported) -> None:
         level, why = WORDS[reason]
-        count = untold.losses.samples
+        count = unsent.drops.samples
         log.log(
             level, "%d accepted %s dropped (%s), %s: %s",
-            count, "sample is" if count == 1 else "samples are", reason, why, untold.losses.named,
+            count, "sample is" if count == 1 else "samples are", reason, why, unsent.drops.named,
         )  # fmt: skip
-        untold.losses = Losses()
+        unsent.drops = DropCounts()
 
 
 #: What has to change for a line on progress to be worth writing.
@@ -194,7 +194,12 @@ class ProgressLog:
     """Looks at one run, as often as it is asked to. interval: seconds between lines; None: none."""
 
     def __init__(
-        self, core: Dispatch, metrics: Metrics, health: Health, interval: float | None, now: float
+        self,
+        core: DispatcherCore,
+        metrics: Metrics,
+        health: Health,
+        interval: float | None,
+        now: float,
     ) -> None:
         self._core, self._metrics, self._health = core, metrics, health
         self._interval = interval
@@ -237,7 +242,7 @@ FIRST_AFTER_SECONDS, AGAIN_AFTER_SECONDS = 10.0, 60.0
 class StallLog:
     """Looks at one core, as often as it is asked to."""
 
-    def __init__(self, core: Dispatch) -> None:
+    def __init__(self, core: DispatcherCore) -> None:
         self._core = core
         self._silent_until = -math.inf
         #: Ranks that were said to hang; None where ranks waited for a step.
@@ -245,15 +250,15 @@ class StallLog:
 
     def check(self, now: float) -> None:
         """Speak if it is due."""
-        since, standstill = self._core.hungry_since, self._core.standstill(now)
-        if standstill is None and (since is None or now < since + FIRST_AFTER_SECONDS):
+        since, stall = self._core.hungry_since, self._core.stall(now)
+        if stall is None and (since is None or now < since + FIRST_AFTER_SECONDS):
             return
-        hung = None if standstill is None else standstill.hung
+        hung = None if stall is None else stall.hung
         if hung == self._hung and now < self._silent_until:
             return
         self._hung, self._silent_until = hung, now + AGAIN_AFTER_SECONDS
         whom = self._core.waits_for(now)
-        if standstill is not None:
+        if stall is not None:
             level = logging.WARNING if hung else logging.INFO
             log.log(level, "training stands still: %s", whom)
         elif since is not None:
@@ -292,7 +297,7 @@ def accepted_unknown(effect: e.AcceptedUnknown) -> None:
     )  # fmt: skip
 
 
-def given_up(effect: e.GroupGivenUp) -> None:
+def group_evicted(effect: e.GroupEvicted) -> None:
     """A group left, for want of room."""
     in_stores = effect.cap.cap == STORES_CAP
     log.warning(

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rollout_dispatcher import errors
-from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.admission.blocked_pushes import Push
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
@@ -55,7 +55,7 @@ class Router:
     def __init__(
         self,
         config: ServeConfig,
-        core: Dispatch,
+        core: DispatcherCore,
         metrics: Metrics,
         clock: Callable[[], float],
         journal: Log | None = None,
@@ -84,7 +84,7 @@ class Router:
         self.health = Health(core, lambda: self.barrier.failure, clock)
         metrics.is_ready = self.health.is_ready
         if journal is not None:
-            core.heed_journal(self.barrier.has_capacity)
+            core.set_journal_capacity(self.barrier.has_capacity)
         self._store_workers = StoreWorkers(core, config, self.barrier, clock, self.perform)
         self._effect_runner = EffectRunner(
             core,
@@ -166,7 +166,7 @@ class Router:
                 samples = samples_of(message, spans, self.config.group_size)
                 push = Push(
                     peer.client_id, message.first_seq, samples, message.floor, message.named,
-                    refers=message.objects is not None,
+                    has_references=message.objects is not None,
                 )  # fmt: skip
                 self.metrics.loss_positions_left_out.inc(message.left_out)
                 self.perform(self.core.push(push, now))
@@ -176,7 +176,7 @@ class Router:
             case m.CloseGroup():
                 said = None if message.number is None else (peer.client_id, message.number)
                 closed = self.core.close_group(
-                    message.group_id, now, size=message.size, keep=message.keep, said=said
+                    message.group_id, now, size=message.size, keep=message.keep, request=said
                 )
                 self.perform(closed)
             case m.EndPhase() | m.EndStream():
@@ -226,7 +226,7 @@ class Router:
         if connections.producers.get(peer.client_id) is peer:
             del connections.producers[peer.client_id]
             connections.left(peer.client_id, for_good=for_good)
-            gone = self.core.producer_lost(peer.client_id, self.clock(), for_good=for_good)
+            gone = self.core.producer_disconnected(peer.client_id, self.clock(), for_good=for_good)
             self.perform(gone)
         if (rank := connections.rank_of(peer)) is not None:
             connections.detach(peer.client_id)
@@ -262,7 +262,7 @@ class Router:
         """Push on behalf of an HTTP request; what finds no room is answered `full`."""
         refers = count_references([sample.payload for sample in samples]) > 0
         push = Push("", 0, samples, 0, named, refers)
-        decision = self.ask(partial(self.core.push, push, self.clock(), may_hold=False))
+        decision = self.ask(partial(self.core.push, push, self.clock(), may_wait=False))
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
 
     def ask(self, say: Callable[[], Decision]) -> Decision:
@@ -292,7 +292,7 @@ class Router:
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
         if before is not None:
-            self.perform(self.core.producer_lost(peer.client_id, self.clock()))
+            self.perform(self.core.producer_disconnected(peer.client_id, self.clock()))
             before.close()
         self.metrics.connections.labels("producer").inc()
         incarnation, accepted = message.incarnation or "", message.accepted

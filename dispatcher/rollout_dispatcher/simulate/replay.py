@@ -26,10 +26,10 @@ from itertools import groupby
 
 import numpy as np
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Decision,
     Deliver,
@@ -98,7 +98,7 @@ class VirtualDispatch:
     def __init__(
         self, setting: Setting, on_step: Callable[[VirtualStep], None], core_ranks: int = 1
     ) -> None:
-        self.core = Dispatch(replace(setting.core, dp_size=core_ranks))
+        self.core = DispatcherCore(replace(setting.core, dp_size=core_ranks))
         self.now = 0.0
         #: Steps that the ranks hold and may train, in order.
         self.released: deque[int] = deque()
@@ -120,7 +120,7 @@ class VirtualDispatch:
         self._unanswered[first] = samples
         push = Push(PRODUCER, first, tuple(samples), min(self._unanswered))
         before = self._num_accepted
-        self._perform(self.core.push(push, self.now, may_hold=may_hold))
+        self._perform(self.core.push(push, self.now, may_wait=may_hold))
         return self._num_accepted > before
 
     def drop(self, samples: Sequence[Sample], reason: str) -> None:
@@ -383,7 +383,7 @@ class _Producers:
 
     def _push_expected(self) -> None:
         """What waits, and belongs to groups that the buffer has begun."""
-        is_expected = self._virtual.core.is_expected
+        is_expected = self._virtual.core.belongs_to_open_group
         if self._groups_matter and (found := [each for each in self._waiting if is_expected(each)]):
             passed = {sample.sample_id for sample in found}
             self._waiting = deque(each for each in self._waiting if each.sample_id not in passed)

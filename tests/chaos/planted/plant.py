@@ -11,7 +11,7 @@ from inspect import signature
 from types import ModuleType
 from typing import Any
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, Deliver, Effect
 from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.core.steps.rank_state import RankHello
@@ -48,19 +48,19 @@ def forget_facts(*kinds: str) -> None:
 
 
 def mishear_hello(**values: Any) -> None:
-    join = Dispatch.join
+    join = DispatcherCore.join
 
-    def mishearing(core: Dispatch, hello: RankHello, now: float) -> Any:
+    def mishearing(core: DispatcherCore, hello: RankHello, now: float) -> Any:
         return join(core, replace(hello, **values), now)
 
-    plant(Dispatch, "join", mishearing)
+    plant(DispatcherCore, "join", mishearing)
 
 
 def redeliver(change: Callable[[RankHello, Deliver], Deliver | None]) -> None:
     """Change what a rank is given that comes back."""
-    join = Dispatch.join
+    join = DispatcherCore.join
 
-    def changing(core: Dispatch, hello: RankHello, now: float) -> Decision:
+    def changing(core: DispatcherCore, hello: RankHello, now: float) -> Decision:
         back = core.client_of(hello.dp_rank) == hello.client_id
         decision = join(core, hello, now)
         effects: list[Effect] = []
@@ -69,4 +69,4 @@ def redeliver(change: Callable[[RankHello, Deliver], Deliver | None]) -> None:
             effects += [] if changed is None else [changed]
         return replace(decision, effects=effects)
 
-    plant(Dispatch, "join", changing)
+    plant(DispatcherCore, "join", changing)

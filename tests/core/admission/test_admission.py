@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission
-from rollout_dispatcher.core.admission.held_pushes import MAX_OF_GROUP, HeldPushes, Push
+from rollout_dispatcher.core.admission.blocked_pushes import MAX_OF_GROUP, BlockedPushes, Push
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import BufferLimits
-from rollout_dispatcher.core.effects import Effect, PushAnswered, PushHeld, PushRecalled
+from rollout_dispatcher.core.effects import Effect, PushAnswered, PushBlocked, ResendRequested
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject, WithProducer
 from rollout_dispatcher.sample import Outcome, Sample
@@ -50,36 +50,36 @@ def outcomes(effects: list[Effect]) -> list[tuple[str, int, tuple[Outcome, ...]]
 
 def test_a_push_with_room_is_accepted_at_once() -> None:
     admission, buffer = make_admission()
-    effects = admission.push(plain("p", 0, 3), 0.0, may_hold=True)
+    effects = admission.push(plain("p", 0, 3), 0.0, may_wait=True)
     assert outcomes(effects) == [("p", 0, (A, A, A))]
     assert len(buffer) == 3
 
 
 def test_the_same_push_again_is_answered_as_duplicate_and_stored_once() -> None:
     admission, buffer = make_admission()
-    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
-    effects = admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    admission.push(plain("p", 0, 2), 0.0, may_wait=True)
+    effects = admission.push(plain("p", 0, 2), 0.0, may_wait=True)
     assert outcomes(effects) == [("p", 0, (D, D))]
     assert len(buffer) == 2
 
 
 def test_a_given_id_from_another_producer_is_a_duplicate() -> None:
     admission, _ = make_admission()
-    admission.push(push("p", 0, make_sample("x"), named=True), 0.0, may_hold=True)
-    effects = admission.push(push("q", 7, make_sample("x"), named=True), 0.0, may_hold=True)
+    admission.push(push("p", 0, make_sample("x"), named=True), 0.0, may_wait=True)
+    effects = admission.push(push("q", 7, make_sample("x"), named=True), 0.0, may_wait=True)
     assert outcomes(effects) == [("q", 7, (D,))]
 
 
 def test_a_given_id_twice_in_one_push_is_a_duplicate_the_second_time() -> None:
     admission, _ = make_admission()
     twice = push("p", 0, make_sample("x"), make_sample("y"), make_sample("x"), named=True)
-    assert outcomes(admission.push(twice, 0.0, may_hold=True)) == [("p", 0, (A, A, D))]
+    assert outcomes(admission.push(twice, 0.0, may_wait=True)) == [("p", 0, (A, A, D))]
 
 
 def test_a_bad_sample_does_not_spoil_its_push() -> None:
     admission, _ = make_admission()
     mixed = push("p", 0, make_sample("a"), make_sample("b", tokens=0), make_sample("c"))
-    (answer,) = admission.push(mixed, 0.0, may_hold=True)
+    (answer,) = admission.push(mixed, 0.0, may_wait=True)
     assert isinstance(answer, PushAnswered)
     assert answer.outcomes == (A, R, A)
     assert answer.errors == {1: "sample b has no tokens"}
@@ -87,21 +87,21 @@ def test_a_bad_sample_does_not_spoil_its_push() -> None:
 
 def test_a_push_that_finds_no_room_is_held_and_answered_once_there_is() -> None:
     admission, buffer = make_admission(capacity=2)
-    (held,) = admission.push(plain("p", 0, 3), 0.0, may_hold=True)
-    assert isinstance(held, PushHeld)
+    (held,) = admission.push(plain("p", 0, 3), 0.0, may_wait=True)
+    assert isinstance(held, PushBlocked)
     assert (held.full.cap, held.full.held, held.full.capacity) == ("samples", 2, 2)
     assert admission.retry(1.0) == []
-    buffer.take(buffer.ready(1))
+    buffer.remove(buffer.ready(1))
     assert outcomes(admission.retry(2.0)) == [("p", 0, (A, A, A))]
-    assert len(admission.held) == 0
+    assert len(admission.blocked) == 0
 
 
 def test_what_is_accepted_of_a_push_that_waits_for_the_rest_is_accepted_once() -> None:
     admission, buffer = make_admission(capacity=3)
-    admission.push(plain("p", 0), 0.0, may_hold=True)
-    admission.push(plain("", 0, 3), 0.0, may_hold=True)
+    admission.push(plain("p", 0), 0.0, may_wait=True)
+    admission.push(plain("", 0, 3), 0.0, may_wait=True)
     assert len(buffer) == 3
-    buffer.take(buffer.ready(3))
+    buffer.remove(buffer.ready(3))
     assert outcomes(admission.retry(1.0)) == [("", 0, (A, A, A))]
     assert len(buffer) == 1
 
@@ -110,24 +110,24 @@ def test_a_smaller_sample_finds_room_where_a_larger_one_before_it_does_not() -> 
     lobby = Lobby(BufferLimits(9, 9, None, 80, 100), batch=9)
     admission = lobby.admission
     samples = [make_sample(f"{at}", tokens) for at, tokens in enumerate([4, 7, 6])]
-    admission.push(push("p", 0, samples[0]), 0.0, may_hold=False)
-    answers = admission.push(push("p", 1, *samples[1:]), 0.0, may_hold=False)
+    admission.push(push("p", 0, samples[0]), 0.0, may_wait=False)
+    answers = admission.push(push("p", 1, *samples[1:]), 0.0, may_wait=False)
     assert outcomes(answers) == [("p", 1, (F, A))]
     assert admission.capacity.at_hard_cap
 
 
 def test_what_would_never_find_room_is_refused_though_others_wait() -> None:
     admission, _ = make_admission(capacity=1)
-    admission.push(plain("p", 0), 0.0, may_hold=True)
-    assert isinstance(admission.push(plain("p", 1), 0.0, may_hold=True)[0], PushHeld)
-    large = admission.push(push("q", 0, make_sample("c", 101)), 0.0, may_hold=True)
+    admission.push(plain("p", 0), 0.0, may_wait=True)
+    assert isinstance(admission.push(plain("p", 1), 0.0, may_wait=True)[0], PushBlocked)
+    large = admission.push(push("q", 0, make_sample("c", 101)), 0.0, may_wait=True)
     assert outcomes(large) == [("q", 0, (R,))]
 
 
 def test_nobody_is_held_back_at_a_soft_cap_while_no_step_could_be_planned() -> None:
     lobby = Lobby(BufferLimits(3, 3, 8, 10_000, 100), batch=3)
-    effects = lobby.admission.push(plain("p", 0, 4), 0.0, may_hold=True)
-    assert isinstance(effects[0], PushHeld)  # three are ready, although two reach the token cap
+    effects = lobby.admission.push(plain("p", 0, 4), 0.0, may_wait=True)
+    assert isinstance(effects[0], PushBlocked)  # three are ready, although two reach the token cap
     assert lobby.buffer.ready_units == 3
     assert effects[0].full.cap == "samples"
 
@@ -135,13 +135,15 @@ def test_nobody_is_held_back_at_a_soft_cap_while_no_step_could_be_planned() -> N
 def test_beginnings_of_groups_hold_nobody_back() -> None:
     admission, buffer = make_admission(capacity=2, batch=2)
     for at in range(20):
-        effects = admission.push(push("p", at, member(f"{at}.0", f"g{at}")), 0.0, may_hold=True)
+        effects = admission.push(push("p", at, member(f"{at}.0", f"g{at}")), 0.0, may_wait=True)
         assert outcomes(effects) == [("p", at, (A,))]
-    admission.push(plain("q", 0, 2), 0.0, may_hold=True)
-    late = admission.push(push("p", 20, member("20.0", "g20")), 0.0, may_hold=True)
-    assert isinstance(late[0], PushHeld)  # a step could be planned: this group waits for its turn
+    admission.push(plain("q", 0, 2), 0.0, may_wait=True)
+    late = admission.push(push("p", 20, member("20.0", "g20")), 0.0, may_wait=True)
+    assert isinstance(
+        late[0], PushBlocked
+    )  # a step could be planned: this group waits for its turn
     for at in range(20):
-        effects = admission.push(push("r", at, member(f"{at}.1", f"g{at}")), 0.0, may_hold=True)
+        effects = admission.push(push("r", at, member(f"{at}.1", f"g{at}")), 0.0, may_wait=True)
         assert outcomes(effects) == [("r", at, (A,))]
     assert buffer.ready_units == 42
 
@@ -149,14 +151,14 @@ def test_beginnings_of_groups_hold_nobody_back() -> None:
 def test_members_of_a_group_that_begins_while_they_wait_come_in_with_it() -> None:
     lobby = Lobby(BufferLimits(1, 9, None, 10_000, 100), credits_=9)
     admission, buffer = lobby.admission, lobby.buffer
-    admission.push(plain("p", 0), 0.0, may_hold=True)
+    admission.push(plain("p", 0), 0.0, may_wait=True)
     for at, sample in enumerate([member("g0"), make_sample("a"), member("g1")], 1):
-        held = admission.push(push("p", at, sample), 0.0, may_hold=True)
-        assert isinstance(held[0], PushHeld)
-    buffer.take(buffer.ready(1))
+        held = admission.push(push("p", at, sample), 0.0, may_wait=True)
+        assert isinstance(held[0], PushBlocked)
+    buffer.remove(buffer.ready(1))
     # `g0` begins its group; then `a` fills the buffer; `g1` belongs to what is open by now.
     assert sorted(outcomes(admission.retry(1.0))) == [(("p"), at, (A,)) for at in (1, 2, 3)]
-    assert len(admission.held) == 0
+    assert len(admission.blocked) == 0
 
 
 class Counted(Admission):
@@ -172,34 +174,34 @@ class Counted(Admission):
 def test_a_group_of_which_nobody_waited_has_nobody_looked_at_again() -> None:
     lobby = Lobby(BufferLimits(4, 4, None, 100, 100), 4, 2, kind=Counted)
     admission = lobby.admission
-    admission.push(push("p", 0, member("a"), member("b", tokens=10)), 0.0, may_hold=True)
-    assert len(admission.held) == 1  # with the group that it began itself
+    admission.push(push("p", 0, member("a"), member("b", tokens=10)), 0.0, may_wait=True)
+    assert len(admission.blocked) == 1  # with the group that it began itself
     assert isinstance(admission, Counted)
     asked = admission.times
     empty = push("", 0, make_sample("c", 0))
-    assert outcomes(admission.push(empty, 0.0, may_hold=False)) == [("", 0, (Outcome.REFUSED,))]
+    assert outcomes(admission.push(empty, 0.0, may_wait=False)) == [("", 0, (Outcome.REFUSED,))]
     assert admission.times == asked + 1  # for the push itself
 
 
 def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 64, 100), batch=2)
     admission, buffer = lobby.admission, lobby.buffer
-    admission.push(push("p", 0, member("g0"), make_sample("a")), 0.0, may_hold=True)
-    (held,) = admission.push(push("p", 2, member("g1")), 0.0, may_hold=True)
-    assert isinstance(held, PushHeld)
+    admission.push(push("p", 0, member("g0"), make_sample("a")), 0.0, may_wait=True)
+    (held,) = admission.push(push("p", 2, member("g1")), 0.0, may_wait=True)
+    assert isinstance(held, PushBlocked)
     assert held.full.cap == "bytes"
-    assert admission.capacity.is_stuck(0.0, waits=len(admission.held) > 0)
-    buffer.take(buffer.ready(1))
+    assert admission.capacity.is_stuck(0.0, waits=len(admission.blocked) > 0)
+    buffer.remove(buffer.ready(1))
     assert outcomes(admission.retry(0.0)) == [("p", 2, (A,))]
     assert not admission.capacity.at_hard_cap
 
 
 def test_over_http_a_hard_cap_is_forgotten_when_nobody_asks_any_more() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 32, 100), batch=2)
-    lobby.admission.push(push("", 0, make_sample("a")), 0.0, may_hold=False)
-    lobby.admission.push(push("", 0, make_sample("b")), 1.0, may_hold=False)
-    assert lobby.admission.capacity.is_stuck(2.0, waits=len(lobby.admission.held) > 0)
-    assert not lobby.admission.capacity.is_stuck(9.0, waits=len(lobby.admission.held) > 0)
+    lobby.admission.push(push("", 0, make_sample("a")), 0.0, may_wait=False)
+    lobby.admission.push(push("", 0, make_sample("b")), 1.0, may_wait=False)
+    assert lobby.admission.capacity.is_stuck(2.0, waits=len(lobby.admission.blocked) > 0)
+    assert not lobby.admission.capacity.is_stuck(9.0, waits=len(lobby.admission.blocked) > 0)
 
 
 def test_a_refused_member_is_lost_to_its_group_but_not_what_claims_to_be_another() -> None:
@@ -210,7 +212,7 @@ def test_a_refused_member_is_lost_to_its_group_but_not_what_claims_to_be_another
         member("other", size=2),
         member("huge", "h", size=5),
     )
-    answers = lobby.admission.push(push("p", 0, *pushed), 0.0, may_hold=True)
+    answers = lobby.admission.push(push("p", 0, *pushed), 0.0, may_wait=True)
     assert outcomes(answers) == [("p", 0, (A, R, R, R))]
     assert ("g" in lobby.closed_groups, "h" in lobby.closed_groups) == (True, False)
 
@@ -219,10 +221,10 @@ def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100))
     lobby.closed_groups.lack("g", "there was no room", 2)
     for at in range(2):
-        (answer,) = lobby.admission.push(push("p", at, member(f"g{at}")), 1.0, may_hold=True)
+        (answer,) = lobby.admission.push(push("p", at, member(f"g{at}")), 1.0, may_wait=True)
         assert isinstance(answer, PushAnswered)
         assert answer.errors[0].startswith("group g was given up: there was no room; a group_id")
-    answers = lobby.admission.push(push("p", 2, member("anew")), 1.0, may_hold=True)
+    answers = lobby.admission.push(push("p", 2, member("anew")), 1.0, may_wait=True)
     assert outcomes(answers) == [("p", 2, (A,))]  # all that was missing has been refused
 
 
@@ -230,13 +232,13 @@ def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> 
     lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100), batch=9, note=lambda _: None)
     admission, room = lobby.admission, [70]
     admission.capacity.journal_takes = lambda _, nbytes: nbytes <= room[0]
-    held = admission.push(plain("p", 0, 3), 0.0, may_hold=True)  # of 32 bytes each
-    assert isinstance(held[0], PushHeld)
+    held = admission.push(plain("p", 0, 3), 0.0, may_wait=True)  # of 32 bytes each
+    assert isinstance(held[0], PushBlocked)
     assert (held[0].full.cap, lobby.buffer.ready_units) == ("journal", 2)
-    assert admission.capacity.is_stuck(0.0, waits=len(admission.held) > 0)
+    assert admission.capacity.is_stuck(0.0, waits=len(admission.blocked) > 0)
     room[0] = 40
     assert admission.retry(0.0) == []  # what was let in is not with the journal yet
-    admission.capacity.noted()
+    admission.capacity.journaled()
     assert outcomes(admission.retry(0.0)) == [("p", 0, (A, A, A))]
 
 
@@ -252,7 +254,7 @@ def test_a_reference_into_a_store_that_is_not_known_is_refused_with_what_to_do()
     lobby = Lobby(BufferLimits(4, 4, None, 10_000, 100, stores=frozenset()))
     admission, buffer = lobby.admission, lobby.buffer
     mixed = push("p", 0, make_sample("a"), referred("b", "ray"), make_sample("c"))
-    (answer,) = admission.push(mixed, 0.0, may_hold=True)
+    (answer,) = admission.push(mixed, 0.0, may_wait=True)
     assert isinstance(answer, PushAnswered)
     assert answer.outcomes == (A, R, A)
     assert answer.errors == {
@@ -260,13 +262,13 @@ def test_a_reference_into_a_store_that_is_not_known_is_refused_with_what_to_do()
         "(allowed: none); add it to --payload-stores, or push its tensors themselves"
     }
     assert len(buffer) == 2
-    assert outcomes(admission.push(mixed, 0.0, may_hold=True)) == [("p", 0, (A, R, A))]
+    assert outcomes(admission.push(mixed, 0.0, may_wait=True)) == [("p", 0, (A, R, A))]
 
 
 def test_a_group_hears_of_a_member_that_was_refused_as_a_reference() -> None:
     lobby = Lobby(BufferLimits(4, 4, None, 10_000, 100))
     pushed = push("p", 0, member("g0"), referred("g1", "ray", group_id="g", group_size=2))
-    assert outcomes(lobby.admission.push(pushed, 0.0, may_hold=True)) == [("p", 0, (A, R))]
+    assert outcomes(lobby.admission.push(pushed, 0.0, may_wait=True)) == [("p", 0, (A, R))]
     assert "g" in lobby.closed_groups
 
 
@@ -274,11 +276,11 @@ def test_a_reference_into_a_known_store_is_accepted_and_takes_no_memory() -> Non
     limits = BufferLimits(9, 9, None, 40, 100, stores=frozenset({"files", "ray"}))
     lobby = Lobby(limits, batch=9)
     pushed = push("p", 0, *(referred(f"s{at}", "ray") for at in range(4)), make_sample("here"))
-    assert outcomes(lobby.admission.push(pushed, 0.0, may_hold=True)) == [("p", 0, (A,) * 5)]
+    assert outcomes(lobby.admission.push(pushed, 0.0, may_wait=True)) == [("p", 0, (A,) * 5)]
     assert (len(lobby.buffer), lobby.buffer.held.nbytes) == (5, 32)
-    lobby.buffer.take(lobby.buffer.ready(9))
+    lobby.buffer.remove(lobby.buffer.ready(9))
     assert lobby.buffer.held.nbytes == 0
-    (answer,) = lobby.admission.push(push("p", 5, referred("t", "nfs")), 0.0, may_hold=True)
+    (answer,) = lobby.admission.push(push("p", 5, referred("t", "nfs")), 0.0, may_wait=True)
     assert isinstance(answer, PushAnswered)
     assert "'nfs', which is not allowed here (allowed: files, ray)" in answer.errors[0]
 
@@ -289,128 +291,132 @@ def test_a_reference_into_a_known_store_is_accepted_and_takes_no_memory() -> Non
 def crowded(held_bytes: int = 40) -> Lobby:
     """A batch is ready, and two pushes of one sample (32 bytes) wait."""
     lobby = Lobby(BufferLimits(2, 2, None, 10_000, 100, held_bytes), batch=2, credits_=9)
-    lobby.admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    lobby.admission.push(plain("p", 0, 2), 0.0, may_wait=True)
     for seq in (2, 3, 4):
-        assert isinstance(lobby.admission.push(plain("p", seq), 0.0, may_hold=True)[0], PushHeld)
+        assert isinstance(lobby.admission.push(plain("p", seq), 0.0, may_wait=True)[0], PushBlocked)
     return lobby
 
 
 def test_payloads_of_held_pushes_are_bounded_and_asked_for_when_their_turn_comes() -> None:
     lobby = crowded()
     admission, buffer = lobby.admission, lobby.buffer
-    assert admission.held.nbytes == 32  # of three
-    held = [push.samples[0].payload for push in admission.held]
+    assert admission.blocked.nbytes == 32  # of three
+    held = [push.samples[0].payload for push in admission.blocked]
     assert held[1:] == [WithProducer(32)] * 2
-    buffer.take(buffer.ready(2))
+    buffer.remove(buffer.ready(2))
     first, second = admission.retry(0.0)
     assert outcomes([first]) == [("p", 2, (A,))]
-    assert second == PushRecalled("p", 3)  # one is ready, one more may come
+    assert second == ResendRequested("p", 3)  # one is ready, one more may come
     assert admission.retry(0.0) == []  # it is on its way
-    assert outcomes(admission.push(plain("p", 3), 0.0, may_hold=True)) == [("p", 3, (A,))]
-    assert (len(admission.held), admission.held.nbytes, admission.held.asked_samples) == (1, 0, 0)
+    assert outcomes(admission.push(plain("p", 3), 0.0, may_wait=True)) == [("p", 3, (A,))]
+    assert (
+        len(admission.blocked),
+        admission.blocked.nbytes,
+        admission.blocked.resending_samples,
+    ) == (1, 0, 0)
 
 
 def test_a_payload_that_comes_again_may_not_be_another() -> None:
     lobby = crowded()
     with pytest.raises(ProtocolError, match="other samples"):
-        lobby.admission.push(push("p", 3, make_sample("else")), 0.0, may_hold=True)
+        lobby.admission.push(push("p", 3, make_sample("else")), 0.0, may_wait=True)
 
 
 def test_a_producer_that_is_gone_leaves_no_payload_behind() -> None:
     lobby = crowded(held_bytes=1000)
-    assert lobby.admission.held.nbytes == 96
+    assert lobby.admission.blocked.nbytes == 96
     lobby.admission.producer_gone("p")
-    assert (len(lobby.admission.held), lobby.admission.held.nbytes) == (0, 0)
+    assert (len(lobby.admission.blocked), lobby.admission.blocked.nbytes) == (0, 0)
 
 
 def test_held_pushes_go_in_order_of_arrival_and_later_ones_wait_behind_them() -> None:
     admission, buffer = make_admission(capacity=2)
-    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
-    admission.push(plain("q", 0, 2), 0.0, may_hold=True)
-    buffer.take(buffer.ready(1))
-    (late,) = admission.push(plain("r", 0, 1), 0.0, may_hold=True)
-    assert isinstance(late, PushHeld)  # there is room for it, but q was first
+    admission.push(plain("p", 0, 2), 0.0, may_wait=True)
+    admission.push(plain("q", 0, 2), 0.0, may_wait=True)
+    buffer.remove(buffer.ready(1))
+    (late,) = admission.push(plain("r", 0, 1), 0.0, may_wait=True)
+    assert isinstance(late, PushBlocked)  # there is room for it, but q was first
     assert outcomes(admission.retry(0.0)) == []
-    buffer.take(buffer.ready(2))
+    buffer.remove(buffer.ready(2))
     assert outcomes(admission.retry(0.0)) == [("q", 0, (A, A)), ("r", 0, (A,))]
 
 
 def test_what_exceeds_a_producers_credits_is_answered_full() -> None:
     admission, _ = make_admission(capacity=1, credits_=2)
-    admission.push(plain("p", 0), 0.0, may_hold=True)
+    admission.push(plain("p", 0), 0.0, may_wait=True)
     for seq in (1, 2):
-        assert isinstance(admission.push(plain("p", seq), 0.0, may_hold=True)[0], PushHeld)
-    assert outcomes(admission.push(plain("p", 3), 0.0, may_hold=True)) == [("p", 3, (F,))]
-    assert isinstance(admission.push(plain("q", 0), 0.0, may_hold=True)[0], PushHeld)
+        assert isinstance(admission.push(plain("p", seq), 0.0, may_wait=True)[0], PushBlocked)
+    assert outcomes(admission.push(plain("p", 3), 0.0, may_wait=True)) == [("p", 3, (F,))]
+    assert isinstance(admission.push(plain("q", 0), 0.0, may_wait=True)[0], PushBlocked)
 
 
 def test_more_members_of_one_group_than_may_wait_are_answered_full_until_some_have_left() -> None:
     admission, _ = make_admission(capacity=2)
-    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    admission.push(plain("p", 0, 2), 0.0, may_wait=True)
     crowd = [push(f"q{at}", 0, member(f"q{at}")) for at in range(MAX_OF_GROUP)]
     for one in crowd:
-        assert isinstance(admission.push(one, 0.0, may_hold=True)[0], PushHeld)
+        assert isinstance(admission.push(one, 0.0, may_wait=True)[0], PushBlocked)
     late = push("late", 0, member("late"), member("other", "h"))
-    assert outcomes(admission.push(late, 0.0, may_hold=True)) == [("late", 0, (F, F))]
+    assert outcomes(admission.push(late, 0.0, may_wait=True)) == [("late", 0, (F, F))]
     assert isinstance(
-        admission.push(push("r", 0, member("r", "h")), 0.0, may_hold=True)[0], PushHeld
+        admission.push(push("r", 0, member("r", "h")), 0.0, may_wait=True)[0], PushBlocked
     )
     admission.producer_gone("q0")
     again = push("late", 0, member("late"), member("other", "h"))
-    assert isinstance(admission.push(again, 0.0, may_hold=True)[0], PushHeld)
+    assert isinstance(admission.push(again, 0.0, may_wait=True)[0], PushBlocked)
 
 
 def test_where_groups_do_not_matter_any_number_of_one_group_may_wait() -> None:
-    held = HeldPushes(1 << 20, groups_matter=False)
+    held = BlockedPushes(1 << 20, keep_groups_whole=False)
     for at in range(MAX_OF_GROUP + 1):
         one = push(f"q{at}", 0, member(f"q{at}"))
-        assert not held.is_crowded(one)
+        assert not held.exceeds_group_limit(one)
         held.add(one)
         assert not one.groups
 
 
 def test_full_is_no_decision_the_sample_may_come_again() -> None:
     admission, buffer = make_admission(capacity=1)
-    admission.push(plain("p", 0), 0.0, may_hold=False)
-    assert outcomes(admission.push(plain("p", 1), 0.0, may_hold=False)) == [("p", 1, (F,))]
-    buffer.take(buffer.ready(1))
-    assert outcomes(admission.push(plain("p", 1), 0.0, may_hold=False)) == [("p", 1, (A,))]
+    admission.push(plain("p", 0), 0.0, may_wait=False)
+    assert outcomes(admission.push(plain("p", 1), 0.0, may_wait=False)) == [("p", 1, (F,))]
+    buffer.remove(buffer.ready(1))
+    assert outcomes(admission.push(plain("p", 1), 0.0, may_wait=False)) == [("p", 1, (A,))]
 
 
 def test_a_member_of_an_open_group_passes_those_who_wait() -> None:
     admission, _ = make_admission(capacity=2)
-    admission.push(push("p", 0, member("g0")), 0.0, may_hold=True)
-    assert isinstance(admission.push(plain("q", 0, 3), 0.0, may_hold=True)[0], PushHeld)
-    second = admission.push(push("r", 0, member("g1")), 0.0, may_hold=True)
+    admission.push(push("p", 0, member("g0")), 0.0, may_wait=True)
+    assert isinstance(admission.push(plain("q", 0, 3), 0.0, may_wait=True)[0], PushBlocked)
+    second = admission.push(push("r", 0, member("g1")), 0.0, may_wait=True)
     assert outcomes(second) == [("r", 0, (A,))]
 
 
 def test_a_producer_that_is_gone_has_nothing_waiting() -> None:
     admission, buffer = make_admission(capacity=1)
-    admission.push(plain("p", 0), 0.0, may_hold=True)
-    admission.push(plain("q", 0), 0.0, may_hold=True)
+    admission.push(plain("p", 0), 0.0, may_wait=True)
+    admission.push(plain("q", 0), 0.0, may_wait=True)
     admission.producer_gone("q")
-    buffer.take(buffer.ready(1))
+    buffer.remove(buffer.ready(1))
     assert admission.retry(0.0) == []
-    assert outcomes(admission.push(plain("q", 0), 0.0, may_hold=True)) == [("q", 0, (A,))]
+    assert outcomes(admission.push(plain("q", 0), 0.0, may_wait=True)) == [("q", 0, (A,))]
 
 
 def test_a_producer_that_reconnects_stands_where_it_would_have_stood() -> None:
     admission, _ = make_admission()
     for pushed in (plain("a", 0, 4), plain("b", 0, 4), plain("b", 4, 4)):
-        admission.push(pushed, 0.0, may_hold=True)
+        admission.push(pushed, 0.0, may_wait=True)
     for _ in range(5):
-        admission.push(plain("c", 0, 4), 0.0, may_hold=True)
+        admission.push(plain("c", 0, 4), 0.0, may_wait=True)
         admission.producer_gone("c")
-    admission.push(plain("c", 0, 4), 0.0, may_hold=True)
-    assert [held.producer for held in admission.held] == ["b", "c", "b"]
+    admission.push(plain("c", 0, 4), 0.0, may_wait=True)
+    assert [held.producer for held in admission.blocked] == ["b", "c", "b"]
 
 
 def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
     admission, _ = make_admission(capacity=1)
-    admission.push(plain("p", 0, 2), 0.0, may_hold=True)
+    admission.push(plain("p", 0, 2), 0.0, may_wait=True)
     assert outcomes(admission.shut_down("the stream has ended")) == [("p", 0, (A, R))]
-    (answer,) = admission.push(plain("q", 0), 0.0, may_hold=True)
+    (answer,) = admission.push(plain("q", 0), 0.0, may_wait=True)
     assert isinstance(answer, PushAnswered)
     assert answer.errors == {0: "the stream has ended"}
 
@@ -419,7 +425,7 @@ def test_a_sample_of_an_ended_phase_comes_too_late() -> None:
     admission, _ = make_admission()
     admission.eligibility.oldest_version = 3
     late, new = make_sample("a", policy_version=2), make_sample("b", policy_version=3)
-    assert outcomes(admission.push(push("p", 0, late, new), 0.0, may_hold=True)) == [
+    assert outcomes(admission.push(push("p", 0, late, new), 0.0, may_wait=True)) == [
         ("p", 0, (R, A))
     ]
 
@@ -427,10 +433,10 @@ def test_a_sample_of_an_ended_phase_comes_too_late() -> None:
 def test_a_floor_that_would_have_too_much_remembered_is_refused_and_changes_nothing() -> None:
     admission, buffer = make_admission()
     with pytest.raises(ProtocolError, match="raise the floor"):
-        admission.push(plain("p", MAX_UNANSWERED), 0.0, may_hold=True)
+        admission.push(plain("p", MAX_UNANSWERED), 0.0, may_wait=True)
     assert len(buffer) == 0
     near = push("p", MAX_UNANSWERED, make_sample("s"), floor=1)
-    assert outcomes(admission.push(near, 0.0, may_hold=True)) == [("p", MAX_UNANSWERED, (A,))]
+    assert outcomes(admission.push(near, 0.0, may_wait=True)) == [("p", MAX_UNANSWERED, (A,))]
 
 
 @pytest.mark.parametrize("leaves", ["lost", "withdrawn"])
@@ -440,7 +446,7 @@ def test_who_stands_behind_a_push_that_leaves_the_line_comes_in_at_once(leaves: 
     assert bench.push(member("large", tokens=16), by="q") is None
     assert bench.push(make_sample("small", 4), by="r") is None
     if leaves == "lost":
-        bench.perform(bench.core.producer_lost("q", bench.now))
+        bench.perform(bench.core.producer_disconnected("q", bench.now))
     else:
         bench.perform(bench.core.withdraw("g", 2, "q", [2], bench.now))
     assert bench.core.statistics().pushes_held == 0

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits, Entry
-from rollout_dispatcher.core.effects import Effect, PushHeld
+from rollout_dispatcher.core.effects import Effect, PushBlocked
 from rollout_dispatcher.core.facts import Accepted, Fact
 from rollout_dispatcher.sample import DType, Field, Schema
 from tests.support.core.admissions import Lobby
@@ -30,7 +30,7 @@ OTHER = Schema((Field("input_ids", DType.INT64), Field("reward", DType.FLOAT32, 
 class SampleBySample(Admission):
     """Decides nothing as a whole."""
 
-    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
+    def _decide_samples(self, push: Push, now: float, *, in_line: bool) -> None:
         self._decide_each(push, now, in_line=in_line)
 
 
@@ -55,15 +55,15 @@ class Side:
             [(entry.ticket, entry.group, entry.sample.sample_id) for entry in buffer.ready(99)],
             (len(buffer), buffer.held.tokens, buffer.held.nbytes, buffer.held.referenced),
             len(buffer.groups),
-            str(self.admission.capacity.pressed),
+            str(self.admission.capacity.blocking_cap),
             self.totals.as_json(),
-            len(self.admission.held),
+            len(self.admission.blocked),
         )
 
 
 def _shown(what: Effect | Fact) -> str:
     """An effect or a fact in words; an error is equal to no other, its words are."""
-    if isinstance(what, PushHeld):
+    if isinstance(what, PushBlocked):
         return f"{what.producer} {what.first_seq} held: {what.full}"
     if isinstance(what, Accepted):
         return f"{what.entry} {what.producer} {what.seq} {what.given_id}"
@@ -108,14 +108,14 @@ def _pushes(draw: st.DrawFn) -> Act:
             for odd_ in [odd.get(at, {})]
         )
         push = Push(producer, first, samples, max(0, side.next_number - floor), named)
-        return side.admission.push(push, 1.0, may_hold=may_hold)
+        return side.admission.push(push, 1.0, may_wait=may_hold)
 
     return act
 
 
 def _take(count: int) -> Act:
     def act(side: Side) -> Sequence[Effect]:
-        side.buffer.take(side.buffer.ready(count))
+        side.buffer.remove(side.buffer.ready(count))
         return side.admission.retry(2.0)
 
     return act
@@ -160,12 +160,12 @@ def test_what_fits_of_a_plain_push_comes_in_as_a_whole_and_the_rest_later(
 ) -> None:
     lobby = Lobby(limits, 6, kind=AtOnce)
     push = Push("p", 0, tuple(make_sample(f"{at}", 5) for at in range(32)))
-    lobby.admission.push(push, 1.0, may_hold=True)
+    lobby.admission.push(push, 1.0, may_wait=True)
     taken = list[Entry]()
-    while lobby.admission.held:
+    while lobby.admission.blocked:
         assert 0 < len(lobby.buffer) < 32
         taken += lobby.buffer.ready(6)
-        lobby.buffer.take(lobby.buffer.ready(6))
+        lobby.buffer.remove(lobby.buffer.ready(6))
         lobby.admission.retry(2.0)
     taken += lobby.buffer.ready(32)
     assert [entry.sample.sample_id for entry in taken] == [f"{at}" for at in range(32)]

@@ -3,21 +3,21 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.admission.held_pushes import Line
+from rollout_dispatcher.core.admission.blocked_pushes import FairQueue
 
 
-def take(line: Line[str]) -> str:
+def take(line: FairQueue[str]) -> str:
     first = line.first()
     line.remove(first)
     return first
 
 
-def drain(line: Line[str]) -> list[str]:
+def drain(line: FairQueue[str]) -> list[str]:
     return [take(line) for _ in list(line)]
 
 
 def test_who_comes_late_and_asks_for_little_does_not_stand_behind_a_backlog() -> None:
-    line = Line[str]()
+    line = FairQueue[str]()
     for at in range(8):
         for owner in "ab":
             line.add(f"{owner}{at}", owner, 512)
@@ -27,7 +27,7 @@ def test_who_comes_late_and_asks_for_little_does_not_stand_behind_a_backlog() ->
 
 
 def test_shares_are_counted_in_units_not_in_pushes() -> None:
-    line = Line[str]()
+    line = FairQueue[str]()
     for at in range(4):
         line.add(f"large{at}", "a", 300)
     for at in range(6):
@@ -39,7 +39,7 @@ def test_shares_are_counted_in_units_not_in_pushes() -> None:
 
 
 def test_who_was_taken_out_of_turn_keeps_nobody_else_waiting() -> None:
-    line = Line[str]()
+    line = FairQueue[str]()
     line.add("a0", "a", 5)
     line.add("a1", "a", 5)
     line.add("b0", "b", 5)
@@ -50,20 +50,20 @@ def test_who_was_taken_out_of_turn_keeps_nobody_else_waiting() -> None:
 
 
 def test_what_was_given_up_is_not_held_against_who_comes_again_with_it() -> None:
-    line = Line[str]()
+    line = FairQueue[str]()
     for at in range(8):
         line.add(f"a{at}", "a", 512)
     for _ in range(5):
         line.add("b0", "b", 512)
         line.add("b1", "b", 512)
-        line.give_up("b0", "b", 512)
-        line.give_up("b1", "b", 512)
+        line.withdraw("b0", "b", 512)
+        line.withdraw("b1", "b", 512)
     line.add("b0", "b", 512)
     assert drain(line)[:3] == ["a0", "b0", "a1"]
 
 
 def test_an_empty_line_remembers_nothing() -> None:
-    line = Line[str]()
+    line = FairQueue[str]()
     line.add("a0", "a", 1000)
     take(line)
     line.add("a1", "a", 1)
@@ -75,7 +75,7 @@ def test_an_empty_line_remembers_nothing() -> None:
 def test_of_one_owner_first_come_is_first_served(
     story: list[tuple[str, int, bool]],
 ) -> None:
-    line, waiting = Line[str](), list[str]()
+    line, waiting = FairQueue[str](), list[str]()
     for number, (owner, units, takes) in enumerate(story):
         line.add(f"{owner}{number}", owner, units)
         waiting.append(f"{owner}{number}")

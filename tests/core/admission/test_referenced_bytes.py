@@ -3,9 +3,9 @@
 import pytest
 
 from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
-from rollout_dispatcher.core.effects import GroupGivenUp, PushAnswered
+from rollout_dispatcher.core.effects import GroupEvicted, PushAnswered
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.admissions import Lobby
 from tests.support.core.worlds import NBYTES, STORE, TOKENS, World
@@ -34,7 +34,7 @@ def there(name: str, tokens: int = TOKENS) -> Sample:
 def push(admission: Admission, first: int, *samples: Sample) -> list[Outcome | None]:
     """What becomes of each for now; None: it waits."""
     pushed = Push("p", first, samples)
-    admission.push(pushed, 0.0, may_hold=True)
+    admission.push(pushed, 0.0, may_wait=True)
     return list(pushed.outcomes)
 
 
@@ -44,8 +44,8 @@ def test_a_cap_holds_back_what_it_counts_and_nothing_else(order: object) -> None
     admission = lobby().admission
     assert push(admission, 0, first("a"), first("b")) == [A, A]
     assert push(admission, 2, first("c"), other("d"), first("e"), other("f")) == [None, A, None, A]
-    assert admission.capacity.pressed is not None
-    assert admission.capacity.pressed.cap == ("bytes" if order is here else "referenced-bytes")
+    assert admission.capacity.blocking_cap is not None
+    assert admission.capacity.blocking_cap.cap == ("bytes" if order is here else "referenced-bytes")
     assert push(admission, 6, other("g")) == [None]
 
 
@@ -53,10 +53,10 @@ def test_what_leaves_lets_in_as_much_as_it_had_there() -> None:
     lot = lobby(batch=2)
     assert push(lot.admission, 0, there("a"), there("b")) == [A, A]
     assert push(lot.admission, 2, there("c"), there("d", 2 * TOKENS)) == [None, None]
-    lot.buffer.take(lot.buffer.ready(1))
+    lot.buffer.remove(lot.buffer.ready(1))
     assert lot.admission.retry(0.0) == []
     assert lot.buffer.held.referenced == 2 * NBYTES
-    lot.buffer.take(lot.buffer.ready(2))
+    lot.buffer.remove(lot.buffer.ready(2))
     assert lot.buffer.held.referenced == 0
     (answer,) = lot.admission.retry(0.0)
     assert isinstance(answer, PushAnswered)
@@ -68,9 +68,9 @@ def test_who_is_first_in_line_at_once_comes_in_unless_a_cap_holds_it_back() -> N
     assert push(lot.admission, 0, there("a"), there("b")) == [A, A]
     assert push(lot.admission, 2, there("c")) == [None]
     assert push(lot.admission, 3, there("d")) == [None]
-    lot.buffer.take(lot.buffer.ready(1))
+    lot.buffer.remove(lot.buffer.ready(1))
     assert len(lot.admission.retry(0.0)) == 1  # c, so that it is the turn of others
-    (answer,) = lot.admission.push(Push("q", 0, (here("e"),)), 0.0, may_hold=True)
+    (answer,) = lot.admission.push(Push("q", 0, (here("e"),)), 0.0, may_wait=True)
     assert isinstance(answer, PushAnswered)
     assert answer.outcomes == (A,)
     assert push(lot.admission, 4, here("f")) == [None]
@@ -88,11 +88,11 @@ def test_the_youngest_group_that_makes_room_there_is_given_up() -> None:
     for group, store in (("old", STORE), ("young", STORE), ("inline", "")):
         world.pushes("p", group_id=group, group_size=3, store=store)
     world.pushes("q", store=STORE)
-    given_up: list[GroupGivenUp] = []
+    given_up: list[GroupEvicted] = []
     for _ in range(8):
         world.now += 1e9
         decision = world.core.tick(world.now)
-        given_up += [effect for effect in decision.effects if isinstance(effect, GroupGivenUp)]
+        given_up += [effect for effect in decision.effects if isinstance(effect, GroupEvicted)]
     assert [(effect.group_id, effect.cap.cap) for effect in given_up] == [
         ("young", "referenced-bytes")
     ]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.admission.admission import Admission
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.effects import Effect
 from tests.support.core.admissions import Lobby
@@ -25,8 +25,8 @@ class AsksEverybody(Admission):
     def _retry_behind(self, now: float) -> list[Effect]:
         return [
             effect
-            for push in list(self.held)[1:]
-            if push in self.held
+            for push in list(self.blocked)[1:]
+            if push in self.blocked
             for effect in self._try(push, now)
         ]
 
@@ -52,7 +52,7 @@ def _pushes(draw: st.DrawFn) -> Act:
             make_sample(f"{at}-{index}", tokens, group_id=group, group_size=4, store=store)
             for index, (tokens, group, store) in enumerate(given)
         )
-        return lobby.admission.push(Push(producer, 10 * at, samples), 1.0, may_hold=True)
+        return lobby.admission.push(Push(producer, 10 * at, samples), 1.0, may_wait=True)
 
     return act
 
@@ -73,7 +73,7 @@ def _give_up(group_id: str, missing: int | None) -> Act:
 
 def _take(count: int) -> Act:
     def act(lobby: Lobby, at: int) -> Sequence[Effect]:
-        lobby.buffer.take(lobby.buffer.ready(count))
+        lobby.buffer.remove(lobby.buffer.ready(count))
         return lobby.admission.retry(1.0)
 
     return act
@@ -105,4 +105,4 @@ def _told(effects: Sequence[Effect]) -> list[str]:
 
 
 def _held(lobby: Lobby) -> tuple[list[str], int]:
-    return [repr(push) for push in lobby.admission.held], len(lobby.buffer)
+    return [repr(push) for push in lobby.admission.blocked], len(lobby.buffer)

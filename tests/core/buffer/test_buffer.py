@@ -26,7 +26,11 @@ def make_buffer(
         samples, group, tokens, nbytes, max_sample_tokens, micro_batch=micro_batch
     )
     return SampleBuffer(
-        limits, make_groups(), groups_matter=groups_matter, by_groups=by_groups, too_long=too_long
+        limits,
+        make_groups(),
+        keep_groups_whole=groups_matter,
+        by_groups=by_groups,
+        too_long=too_long,
     )
 
 
@@ -56,7 +60,7 @@ def test_taking_samples_frees_their_room() -> None:
     full = buffer.soft_cap()
     assert full is not None
     assert (full.cap, full.held, full.capacity) == ("samples", 2, 2)
-    buffer.take(buffer.ready(1))
+    buffer.remove(buffer.ready(1))
     assert buffer.soft_cap() is None
     assert (len(buffer), buffer.held.tokens, buffer.held.nbytes) == (1, 4, 32)
 
@@ -119,7 +123,7 @@ def test_counted_by_groups_a_group_is_one_and_so_is_a_sample_without_one() -> No
     assert names(buffer, 1) == ["g0", "g1", "g2", "g3", "g4"]
     assert names(buffer, 2) == ["g0", "g1", "g2", "g3", "g4", "a"]
     assert buffer.units_of(buffer.ready(3)) == 3
-    buffer.take(buffer.ready(2))
+    buffer.remove(buffer.ready(2))
     assert buffer.ready_units == 1
 
 
@@ -150,13 +154,13 @@ def test_payloads_that_the_journal_has_leave_memory_and_are_not_counted_again() 
     buffer = make_buffer()
     entries = [buffer.add(member(f"g{at}", "g", 3), "p", 0.0) for at in range(2)]
     add(buffer, "a")
-    buffer.let_go(entries)
+    buffer.drop_payloads(entries)
     assert buffer.held.nbytes == 32
     assert not any(entry.sample.is_in_memory for entry in entries)
     buffer.add(member("g2", "g", 3), "p", 0.0)
-    buffer.take(buffer.ready(9))
+    buffer.remove(buffer.ready(9))
     assert len(buffer) == buffer.held.nbytes == buffer.held.tokens == 0
-    buffer.let_go(entries)  # they have left meanwhile
+    buffer.drop_payloads(entries)  # they have left meanwhile
     assert buffer.held.nbytes == 0
 
 
@@ -188,15 +192,15 @@ def test_a_group_is_as_old_as_its_oldest_member() -> None:
     buffer.add(make_sample("g0", group_id="g", group_size=2, policy_version=1), "p", 0.0)
     buffer.add(make_sample("old", policy_version=0), "p", 0.0)
     buffer.add(make_sample("g1", group_id="g", group_size=2, policy_version=2), "p", 0.0)
-    older = [buffer.ages.older_than(version) for version in (0, 1, 2, 2)]
+    older = [buffer.drop_index.older_than(version) for version in (0, 1, 2, 2)]
     assert [[entry.sample.sample_id for entry in found] for found in older] == [
         [], ["old"], ["old", "g0", "g1"], ["old", "g0", "g1"],
     ]  # fmt: skip
-    buffer.take(older[-1])
-    assert buffer.ages.older_than(9) == [buffer.ready(9)[1]]
+    buffer.remove(older[-1])
+    assert buffer.drop_index.older_than(9) == [buffer.ready(9)[1]]
     assert (
-        buffer.ages.has_before(2, 0),
-        buffer.ages.has_before(2, 1),
+        buffer.drop_index.has_before(2, 0),
+        buffer.drop_index.has_before(2, 1),
     ) == (False, True)
 
 
@@ -206,10 +210,10 @@ def test_a_group_is_as_long_as_its_longest_member() -> None:
         buffer.add(make_sample(name, tokens, group_id="g", group_size=2), "p", 0.0)
     buffer.add(make_sample("h", 10), "p", 0.0)
     buffer.add(make_sample("i", 11), "p", 0.0)
-    too_long = buffer.ages.too_long()
+    too_long = buffer.drop_index.too_long()
     assert [entry.sample.sample_id for entry in too_long] == ["g0", "g1", "i"]
-    buffer.take(too_long)
-    assert (buffer.ages.too_long(), names(buffer)) == ([], ["h"])
+    buffer.remove(too_long)
+    assert (buffer.drop_index.too_long(), names(buffer)) == ([], ["h"])
 
 
 def test_with_groups_ignored_members_are_like_any_sample() -> None:

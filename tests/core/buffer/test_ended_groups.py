@@ -2,8 +2,8 @@
 
 import pytest
 
-from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.admission.blocked_pushes import Push
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.core.cores import Bench
@@ -20,7 +20,7 @@ def of_group(*names: str, size: int = 4, group: str = "g") -> list[Sample]:
 
 def restarted(bench: Bench) -> None:
     """The dispatcher is killed, and goes on from its journal."""
-    bench.core = Dispatch(bench.core.config)
+    bench.core = DispatcherCore(bench.core.config)
     bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
 
 
@@ -36,7 +36,7 @@ def buffered(bench: Bench) -> list[str]:
 def test_a_member_after_group_timeout_is_refused_however_late(keep: bool, restart: bool) -> None:
     bench = Bench(group_timeout=5.0, producer_timeout=1.0, keep_incomplete=keep, durable=True)
     bench.push(*of_group("0", "1"))
-    bench.perform(bench.core.producer_lost("p", bench.now))
+    bench.perform(bench.core.producer_disconnected("p", bench.now))
     bench.pass_time(100)
     assert bench.dropped(INCOMPLETE) == (0 if keep else 2)
     if restart:
@@ -104,7 +104,7 @@ def test_what_waits_for_room_is_refused_as_soon_as_its_group_is_complete() -> No
 
 def died(bench: Bench, producer: str) -> None:
     """Its connection is lost without a goodbye, and it does not come back in time."""
-    bench.perform(bench.core.producer_lost(producer, bench.now))
+    bench.perform(bench.core.producer_disconnected(producer, bench.now))
     bench.pass_time(61)
 
 
@@ -132,7 +132,7 @@ def test_a_prompt_that_is_pushed_again_has_no_members_of_the_worker_that_died(
 def test_a_whole_group_replaces_what_a_worker_left_that_is_not_there_at_the_moment() -> None:
     bench = Bench()
     bench.push(*of_group("old0", "old1"))
-    bench.perform(bench.core.producer_lost("p", bench.now))  # restarted at once
+    bench.perform(bench.core.producer_disconnected("p", bench.now))  # restarted at once
     assert bench.push(*of_group("new0", "new1", "new2", "new3"), by="q") == (A, A, A, A)
     assert bench.dropped(SUPERSEDED) == 2
     assert buffered(bench) == ["new0", "new1", "new2", "new3"]
@@ -162,7 +162,7 @@ def test_what_a_producer_pushed_before_its_goodbye_counts() -> None:
     bench = Bench(durable=True)
     bench.push(*of_group("p0"), by="p")
     bench.perform(bench.core.producer_leaves("p", bench.now))
-    bench.perform(bench.core.producer_lost("p", bench.now, for_good=True))
+    bench.perform(bench.core.producer_disconnected("p", bench.now, for_good=True))
     restarted(bench)
     assert bench.push(*of_group("q0"), by="q") == (A,)
     assert (len(buffered(bench)), bench.dropped(SUPERSEDED)) == (2, 0)
@@ -171,7 +171,7 @@ def test_what_a_producer_pushed_before_its_goodbye_counts() -> None:
 def test_a_producer_that_is_away_goes_on_with_its_group() -> None:
     bench = Bench(producer_timeout=1.0)
     bench.push(*of_group("p0"))
-    bench.perform(bench.core.producer_lost("p", bench.now))
+    bench.perform(bench.core.producer_disconnected("p", bench.now))
     assert bench.push(*of_group("q0"), by="q") == (A,)  # it may come back, and does
     bench.perform(bench.core.producer_connected("p"))
     died(bench, "p")
@@ -184,10 +184,10 @@ def test_another_process_of_the_same_name_is_a_successor_at_once() -> None:
     bench = Bench()
     bench.perform(bench.core.producer_connected("p", incarnation="p.1"))
     bench.push(*of_group("old0"))
-    bench.perform(bench.core.producer_lost("p", bench.now))
+    bench.perform(bench.core.producer_disconnected("p", bench.now))
     bench.perform(bench.core.producer_connected("p", incarnation="p.1"))
     bench.push(*of_group("old1"))
-    bench.perform(bench.core.producer_lost("p", bench.now))
+    bench.perform(bench.core.producer_disconnected("p", bench.now))
     bench.perform(bench.core.producer_connected("p", incarnation="p.2"))
     assert bench.push(*of_group("new0")) == (A,)
     assert (buffered(bench), bench.dropped(SUPERSEDED)) == (["new0"], 2)

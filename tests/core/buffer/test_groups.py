@@ -2,9 +2,14 @@
 
 import pytest
 
-from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.dispatch import Dispatch
-from rollout_dispatcher.core.effects import Advised, GroupGivenUp, PayloadsToJournal, PushRecalled
+from rollout_dispatcher.core.admission.blocked_pushes import Push
+from rollout_dispatcher.core.dispatch import DispatcherCore
+from rollout_dispatcher.core.effects import (
+    Advised,
+    GroupEvicted,
+    PayloadsToJournal,
+    ResendRequested,
+)
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
@@ -104,15 +109,15 @@ def test_one_contributor_that_is_there_keeps_a_group_open() -> None:
     bench = Bench(group_timeout=5.0, producer_timeout=10.0)
     bench.push(member("g0"), by="p")
     bench.push(member("g1"), by="q")
-    bench.perform(bench.core.producer_lost("p", bench.now))
+    bench.perform(bench.core.producer_disconnected("p", bench.now))
     bench.pass_time(100)
     assert bench.dropped(INCOMPLETE) == 0
-    bench.perform(bench.core.producer_lost("q", bench.now))
+    bench.perform(bench.core.producer_disconnected("q", bench.now))
     bench.pass_time(9.9)
     bench.core.producer_connected("q")  # it was away, and is back in time
     bench.pass_time(100)
     assert bench.dropped(INCOMPLETE) == 0
-    bench.perform(bench.core.producer_lost("q", bench.now))
+    bench.perform(bench.core.producer_disconnected("q", bench.now))
     bench.pass_time(10.1)
     assert bench.dropped(INCOMPLETE) == 2
 
@@ -163,7 +168,7 @@ def test_a_refused_member_that_is_sent_again_is_lacking_once() -> None:
         bench.perform(
             bench.core.push(Push("p", 0, (member("g0"), member("g1", tokens=2000))), bench.now)
         )
-        bench.perform(bench.core.producer_lost("p", bench.now))
+        bench.perform(bench.core.producer_disconnected("p", bench.now))
         bench.core.producer_connected("p")
     assert bench.core.statistics().ready == 0
     bench._next_seq = 2
@@ -193,19 +198,19 @@ def test_the_first_that_is_heard_of_a_group_may_be_that_a_member_is_withdrawn() 
 def test_a_close_may_come_before_its_members_and_be_said_again() -> None:
     bench = Bench(capacity=20)
     for _ in range(2):
-        bench.perform(bench.core.close_group("g", bench.now, size=2, said=("p", 0)))
+        bench.perform(bench.core.close_group("g", bench.now, size=2, request=("p", 0)))
     assert bench.push(*members("g:0,1", SIZE_AT_CLOSE)) == (A, A)
-    bench.perform(bench.core.close_group("g", bench.now, size=2, said=("p", 0)))
+    bench.perform(bench.core.close_group("g", bench.now, size=2, request=("p", 0)))
     assert (bench.core.statistics().ready, bench.core.statistics().open_groups) == (2, 0)
 
 
 def test_who_closes_a_group_of_which_nothing_is_known_is_told() -> None:
     bench = Bench()
     for _ in range(2):  # said again after a reconnect
-        bench.perform(bench.core.close_group("gee", bench.now, said=("p", 0)))
+        bench.perform(bench.core.close_group("gee", bench.now, request=("p", 0)))
     bench.push(*members("g:0,1"))
-    bench.perform(bench.core.close_group("g", bench.now, said=("p", 1)))
-    bench.perform(bench.core.close_group("g", bench.now, said=("p", 2)))
+    bench.perform(bench.core.close_group("g", bench.now, request=("p", 1)))
+    bench.perform(bench.core.close_group("g", bench.now, request=("p", 2)))
     [told] = [effect for effect in bench.log if isinstance(effect, Advised)]
     assert told.producer == "p"
     assert told.text.startswith("group gee is not known, so closing it changes nothing")
@@ -218,7 +223,7 @@ def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> No
     bench.push(member("g2", size, tokens=2000))  # lacking from now on
     bench.push(*members("h:0,1,2", SIZE_AT_CLOSE))
     bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than was told
-    bench.core = Dispatch(bench.core.config)
+    bench.core = DispatcherCore(bench.core.config)
     bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     assert bench.core.statistics().ready == 3
     assert bench.push(member("g3", size)) == (A,)
@@ -253,7 +258,7 @@ def test_without_a_journal_the_youngest_beginning_makes_room_and_its_producers_a
     bench.hungry()
     bench.pass_time(2.1)
     assert bench.dropped(NO_ROOM) == 1
-    (given_up,) = [effect for effect in bench.log if isinstance(effect, GroupGivenUp)]
+    (given_up,) = [effect for effect in bench.log if isinstance(effect, GroupEvicted)]
     assert (given_up.group_id, given_up.num_samples, given_up.cap.cap) == ("d", 1, "bytes")
     assert bench.core.statistics().pushes_held == 0  # `a1` came in and `d1` was refused
     assert "group d was given up: there was no room" in bench.errors()[-1]
@@ -308,7 +313,7 @@ def test_a_journal_that_does_not_take_payloads_gives_no_group_up_for_want_of_mem
 def test_a_full_journal_is_relieved_of_one_beginning_after_the_other() -> None:
     bench = Bench(batch=4, durable=True)
     room = [True]
-    bench.core.heed_journal(lambda *_: room[0])
+    bench.core.set_journal_capacity(lambda *_: room[0])
     bench.join()
     bench.hungry()
     for name in ("a0", "b0", "c0"):
@@ -351,13 +356,13 @@ def crowded() -> Bench:
 
 
 def recalled(bench: Bench) -> list[str]:
-    return [effect.producer for effect in bench.log if isinstance(effect, PushRecalled)]
+    return [effect.producer for effect in bench.log if isinstance(effect, ResendRequested)]
 
 
 def test_a_producer_that_dies_when_it_was_asked_to_resend_stops_nobody() -> None:
     bench = crowded()
     assert recalled(bench) == ["b"]
-    bench.perform(bench.core.producer_lost("b", bench.now))
+    bench.perform(bench.core.producer_disconnected("b", bench.now))
     assert recalled(bench) == ["b", "c"]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.cores import Bench
@@ -53,7 +53,7 @@ def test_what_is_exempt_is_trained_on_however_old(restart: bool) -> None:
     bench.push(make_sample("demonstration", staleness_exempt=True))
     bench.push(make_sample("replay", policy_version=0, staleness_exempt=True))
     if restart:
-        bench.core = Dispatch(bench.core.config)
+        bench.core = DispatcherCore(bench.core.config)
         bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     bench.perform(bench.core.set_policy_version(9, bench.now, 0))
     bench.join()

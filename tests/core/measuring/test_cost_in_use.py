@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted, SpeedsChanged
 from rollout_dispatcher.core.facts import CostFitted, SpeedsMeasured
 from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse, Timing
@@ -240,7 +240,7 @@ def test_the_core_asks_for_plans_by_it_notes_it_and_a_restart_goes_on_so(apart: 
     wanted = [effect.cost for effect in bench.log if isinstance(effect, PlanWanted)]
     assert wanted[0] is None
     assert wanted[-1] == fitted.cost
-    after = Dispatch(bench.core.config)
+    after = DispatcherCore(bench.core.config)
     after.restore(bench.memory.remembered(), bench.now)
     last = [fact for fact in bench.facts if isinstance(fact, CostFitted)][-1]
     assert after._parts.cost.fitted == last
@@ -264,7 +264,7 @@ def test_a_slow_rank_gets_less_work_and_as_much_as_others_once_it_is_slow_no_mor
     assert speeds[-1].first_step < 65
     assert np.mean(shares[20:45]) < np.mean(shares[65:]) - 0.05
 
-    after = Dispatch(bench.core.config)
+    after = DispatcherCore(bench.core.config)
     after.restore(bench.memory.remembered(), bench.now)
     generation = bench.core._ledger.generation.number
     assert after._parts.cost.slowness(generation) == bench.core._parts.cost.slowness(generation)

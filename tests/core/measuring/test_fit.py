@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.measuring.fit import Fit, most_probable, terms_of
+from rollout_dispatcher.core.measuring.fit import Fit, fit_cost, terms_of
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import FloatArray, computed_lengths
 
@@ -21,7 +21,7 @@ def fitted(truth: FloatArray, *, far: float = 0.0, noise: float = 0.05, seed: in
     terms = terms_of(tokens, counts)
     took = terms @ truth * np.exp(noise * rng.standard_normal(len(counts)))
     took[rng.random(len(counts)) < far] *= 5
-    return most_probable(terms, took, BELIEVED)
+    return fit_cost(terms, took, BELIEVED)
 
 
 def test_terms_are_sums_over_samples_or_over_what_is_padded() -> None:
@@ -46,7 +46,7 @@ def test_another_ratio_is_found_within_a_tenth_though_some_took_five_times_as_lo
 
 def test_micro_batches_that_are_all_alike_leave_what_was_believed() -> None:
     terms = np.tile(terms_of(np.full(4, 1000), np.array([4])), (200, 1))
-    a, b, _, _ = most_probable(terms, np.full(200, 0.3), BELIEVED).coefficients
+    a, b, _, _ = fit_cost(terms, np.full(200, 0.3), BELIEVED).coefficients
     assert b / a == pytest.approx(BELIEVED.b / BELIEVED.a, rel=0.1)
 
 
@@ -55,6 +55,6 @@ def test_nothing_is_negative_whatever_ranks_say() -> None:
     for _ in range(60):
         terms = terms_of(rng.integers(1, 9000, 160), np.full(32, 5))
         took = (10.0 ** rng.integers(-6, 6, 32)).astype(np.float64)
-        found = most_probable(terms, took, BELIEVED)
+        found = fit_cost(terms, took, BELIEVED)
         assert found.coefficients.min() >= 0
         assert found.coefficients[:2].max() > 0, "a cost, as Quadratic wants it"

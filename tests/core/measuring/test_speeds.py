@@ -21,7 +21,7 @@ def told(factors: list[float], steps: int = 12, spoilt: dict[int, int] | None = 
         compute = planned * np.array(factors)[:, None] * RNG.uniform(0.98, 1.02, planned.shape)
         if spoilt and step in spoilt:
             compute[spoilt[step], 0] += 60
-        speeds.note(compute.sum(axis=1), planned)
+        speeds.add(compute.sum(axis=1), planned)
     return speeds.slowness
 
 
@@ -50,10 +50,10 @@ def test_a_rank_that_becomes_slow_is_named_within_a_few_steps_and_forgiven_as_so
     planned = np.ones((4, 2))
     slow = planned * [[1], [1], [1.4], [1]]
     for found in (planned,) * 30 + (slow,) * 10:
-        speeds.note(found.sum(axis=1), planned)
+        speeds.add(found.sum(axis=1), planned)
     assert speeds.slowness[2] > 1.2
     for _ in range(30):
-        speeds.note(planned.sum(axis=1), planned)
+        speeds.add(planned.sum(axis=1), planned)
     assert speeds.slowness[2] < 1.05
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_said_of_too_few_steps_nor_of_a_rank_that_has_nothing_to_do()
     speeds = RankSpeeds(3)
     planned = np.array([[1.0], [1.0], [0.0]])
     for _ in range(5):
-        speeds.note(np.ones(3), planned)
+        speeds.add(np.ones(3), planned)
     assert speeds.slowness.tolist()[:2] == [1, 1]
     assert np.isnan(speeds.slowness[2])
 
@@ -75,7 +75,7 @@ def revised(
     for _ in range(steps):
         work = shares(len(factors))
         compute = work * np.array(factors)[:, None] * np.exp(noise * RNG.normal(size=work.shape))
-        speeds.note(compute.sum(axis=1), work)
+        speeds.add(compute.sum(axis=1), work)
         used = speeds.revised(used)
     return used
 
@@ -109,7 +109,7 @@ def test_ranks_wait_hardly_longer_than_by_shares_that_are_right(noise: float) ->
             if step >= 10:
                 seconds = work * took
                 waits += 1 - seconds.mean(axis=1) / seconds.max(axis=1)
-            speeds.note(work[0] * took, work[0][:, None])
+            speeds.add(work[0] * took, work[0][:, None])
             used = speeds.revised(used)
     assert waits[0] < 1.1 * waits[1]
 

@@ -7,9 +7,9 @@ import pytest
 from rollout_dispatcher.core.planning.trigger import (
     Go,
     MakeCapacity,
-    Situation,
     Trigger,
     TriggerConfig,
+    TriggerInputs,
     Wait,
     decide,
 )
@@ -28,8 +28,10 @@ def situation(
     stuck: bool = False,
     quiet_for: float = 0.0,
     helped_for: float = math.inf,
-) -> Situation:
-    return Situation(ready, full, growing, flush, hungry_for, tried, stuck, quiet_for, helped_for)
+) -> TriggerInputs:
+    return TriggerInputs(
+        ready, full, growing, flush, hungry_for, tried, stuck, quiet_for, helped_for
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,5 +67,5 @@ def situation(
         (situation(0, flush=True, full=True), Wait()),
     ],
 )
-def test_decisions(at: Situation, expected: Go | Wait | MakeCapacity) -> None:
+def test_decisions(at: TriggerInputs, expected: Go | Wait | MakeCapacity) -> None:
     assert decide(CONFIG, at) == expected

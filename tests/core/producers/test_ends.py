@@ -3,7 +3,7 @@
 import pytest
 
 from rollout_dispatcher.core.buffer.phases import Freshness, NextStep, StalenessPolicy
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Drained
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import Outcome
@@ -74,7 +74,7 @@ def test_a_phase_waits_for_nobody_who_is_done_with_the_run(leaves: str) -> None:
     if leaves == "ends its stream":
         bench.perform(bench.core.end_stream(bench.now, "q"))
     else:
-        gone = bench.core.producer_lost("q", bench.now, for_good=leaves == "says goodbye")
+        gone = bench.core.producer_disconnected("q", bench.now, for_good=leaves == "says goodbye")
         bench.perform(gone)
     if leaves == "stays away":
         assert bench.core.end_waits(2) == ["q"]
@@ -88,7 +88,7 @@ def test_who_is_gone_is_not_waited_for(for_good: bool) -> None:
     push(bench, "p", "p0")
     push(bench, "q", "q0")
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.perform(bench.core.producer_lost("q", bench.now, for_good=for_good))
+    bench.perform(bench.core.producer_disconnected("q", bench.now, for_good=for_good))
     if not for_good:
         assert bench.core.end_waits(None) == ["q"]
         bench.pass_time(9.9)
@@ -113,7 +113,7 @@ def test_nor_does_a_restart_end_it() -> None:
     for producer in "pq":
         bench.core.producer_connected(producer)
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.core = Dispatch(bench.core.config)
+    bench.core = DispatcherCore(bench.core.config)
     bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     bench.perform(bench.core.tick(bench.now))
     assert bench.core.statistics().run_state == "running"
@@ -197,7 +197,7 @@ def test_what_producers_have_said_outlives_the_dispatcher(says_so: bool) -> None
     push(bench, "p", "p0")
     push(bench, "q", "q0")
     bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.core = Dispatch(bench.core.config)
+    bench.core = DispatcherCore(bench.core.config)
     bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     for producer in "pq":
         bench.core.producer_connected(producer)
@@ -206,7 +206,7 @@ def test_what_producers_have_said_outlives_the_dispatcher(says_so: bool) -> None
     if says_so:
         bench.perform(bench.core.end_stream(bench.now, "q"))
     else:
-        bench.perform(bench.core.producer_lost("q", bench.now, for_good=True))
+        bench.perform(bench.core.producer_disconnected("q", bench.now, for_good=True))
     assert bench.core.statistics().run_state == "ended"
 
 

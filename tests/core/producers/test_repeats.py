@@ -1,7 +1,7 @@
 """Samples under ids that were accepted before: which are told, and how often."""
 
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.admission.eligibility import MANY
-from rollout_dispatcher.core.admission.held_pushes import Push
 from rollout_dispatcher.core.effects import IdsRepeated
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.cores import Bench
@@ -21,7 +21,7 @@ class Named(Bench):
         first = self._next_seq if seq is None else seq
         self._next_seq = max(self._next_seq, first + len(samples))
         push = Push(by, first, samples, named=True)
-        self.perform(self.core.push(push, self.now, may_hold=False))
+        self.perform(self.core.push(push, self.now, may_wait=False))
         return [outcome for outcome in push.outcomes if outcome is not None]
 
     def told(self) -> list[IdsRepeated]:
@@ -82,7 +82,7 @@ def test_a_row_begins_anew_when_its_producer_connects_anew() -> None:
         bench.perform(bench.core.producer_connected("q"))
         for _ in range(MANY - 1):
             bench.send(named("a"), by="q")
-        bench.perform(bench.core.producer_lost("q", bench.now))
+        bench.perform(bench.core.producer_disconnected("q", bench.now))
     assert bench.told() == []
 
 

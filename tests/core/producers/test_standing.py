@@ -18,8 +18,8 @@ def push(bench: Bench, by: str, count: int, version: int | None = 1) -> None:
 def test_before_a_version_is_reported_only_what_comes_in_is_known() -> None:
     bench = Bench(batch=4, window=6, capacity=8)
     push(bench, "p", 3)
-    assert bench.core.standing == TrainerProgress(None, None, None, 5)
-    assert bench.core.standing.staleness(1) is None
+    assert bench.core.trainer_progress == TrainerProgress(None, None, None, 5)
+    assert bench.core.trainer_progress.staleness(1) is None
 
 
 def test_a_sample_is_expected_behind_the_steps_that_what_is_buffered_makes() -> None:
@@ -28,10 +28,12 @@ def test_a_sample_is_expected_behind_the_steps_that_what_is_buffered_makes() -> 
     found = []
     for _ in range(6):
         push(bench, "p", 2, version=6)
-        found.append((bench.core.standing.expected_version, bench.core.standing.remaining))
+        found.append(
+            (bench.core.trainer_progress.expected_version, bench.core.trainer_progress.remaining)
+        )
     assert found == [(7, 18), (8, 16), (8, 14), (9, 12), (9, 10), (10, 8)]
-    assert bench.core.standing.staleness(5) == 2
-    assert bench.core.standing.staleness(8) == 0
+    assert bench.core.trainer_progress.staleness(5) == 2
+    assert bench.core.trainer_progress.staleness(8) == 0
 
 
 def test_and_behind_those_that_are_under_way() -> None:
@@ -41,22 +43,22 @@ def test_and_behind_those_that_are_under_way() -> None:
     push(bench, "p", 6)
     bench.hungry()
     assert len(bench.planned) == 1
-    assert bench.core.standing[:3] == (7, 8, 8)
+    assert bench.core.trainer_progress[:3] == (7, 8, 8)
     push(bench, "p", 2)
-    assert bench.core.standing[:3] == (7, 8, 9)
+    assert bench.core.trainer_progress[:3] == (7, 8, 9)
     bench.train(0)
     assert len(bench.planned) == 2
-    assert bench.core.standing[:3] == (7, 8, 8)  # the next report is on its way
+    assert bench.core.trainer_progress[:3] == (7, 8, 8)  # the next report is on its way
     bench.perform(bench.core.set_policy_version(8, bench.now, 1))
-    assert bench.core.standing[:3] == (8, 9, 9)
+    assert bench.core.trainer_progress[:3] == (8, 9, 9)
 
 
 def test_nothing_remains_while_pushes_wait() -> None:
     bench = Bench(batch=4, window=4, capacity=4)
     push(bench, "p", 4)
-    assert bench.core.standing.remaining == 0
+    assert bench.core.trainer_progress.remaining == 0
     assert bench.push(make_sample("held"), by="q") is None
-    assert bench.core.standing.remaining == 0
+    assert bench.core.trainer_progress.remaining == 0
 
 
 @pytest.mark.parametrize(("versions", "oldest"), [((3, 2, None), 2), ((None,), None)])
@@ -109,7 +111,7 @@ def test_who_pushes_versions_that_the_trainer_cannot_have_is_told_once_a_connect
     assert not [effect for effect in bench.log if isinstance(effect, Advised)]
     for _ in range(2):
         push(bench, "p", 2, version=9)
-    bench.perform(bench.core.producer_lost("p", bench.now))
+    bench.perform(bench.core.producer_disconnected("p", bench.now))
     push(bench, "p", 1, version=10)
     told = [effect for effect in bench.log if isinstance(effect, Advised)]
     assert [effect.producer for effect in told] == ["p", "p"]

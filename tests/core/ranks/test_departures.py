@@ -78,7 +78,9 @@ def test_a_step_that_is_released_is_not_begun_alone() -> None:
 def test_who_begins_a_released_step_before_the_goodbye_is_heard_trains_it_in_vain() -> None:
     bench = trainer()
     bench.take(0, 1)
-    assert bench.core._ledger.wanted is False  # rank 1 has room for no step behind the released one
+    assert (
+        bench.core._ledger.has_room is False
+    )  # rank 1 has room for no step behind the released one
     bench.leave(1, for_good=True)
     assert bench.heard(LimitSteps) == [LimitSteps((0,), 0)]
     bench.perform(bench.core.commit(0, 1, bench.now))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.effects import (
     Drained,
     EndProducers,

@@ -39,7 +39,7 @@ def test_a_rank_that_cannot_be_seated_is_refused_and_nothing_changes(
     with pytest.raises(RankRefused, match=words):
         join(ledger, greeting, 0.0)
     assert ledger.generation.number == 1
-    assert ledger.generation.ready
+    assert ledger.generation.all_connected
     assert ledger.ranks[1].client_id == "rank-1"
 
 
@@ -48,7 +48,7 @@ def test_a_number_of_ranks_that_no_step_can_have_is_refused_and_nothing_changes(
     with pytest.raises(RankRefused, match="no steps for 3 DP ranks: an odd number"):
         join(ledger, RankHello("x", 0, 3, None), 0.0)
     assert (ledger.generation.number, ledger.generation.dp_size, ledger.unplanned) == (1, 2, None)
-    assert ledger.generation.ready
+    assert ledger.generation.all_connected
     assert prepare(ledger, 1) == [Release((0, 1), 1)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Deliver,
     FailRanks,
@@ -32,26 +32,28 @@ from tests.support.frozen import frozen
 NONSENSE = 10**15
 
 
-def fresh() -> Dispatch:
+def fresh() -> DispatcherCore:
     return Run(steps=2, begin=False).core
 
 
-def under_way() -> Dispatch:
+def under_way() -> DispatcherCore:
     run = Run(retain=False)
     run.run_to(1)
     run.hungry()
     return run.core
 
 
-def half_joined() -> Dispatch:
+def half_joined() -> DispatcherCore:
     run = under_way_and_retained()
     run.births += 1
     run.say(0, None)
     return run.core
 
 
-def one_of_three_joined(training: dict[str, str]) -> tuple[Dispatch, Callable[..., list[object]]]:
-    core = Dispatch(replace(Bench().core.config, dp_size=3))
+def one_of_three_joined(
+    training: dict[str, str],
+) -> tuple[DispatcherCore, Callable[..., list[object]]]:
+    core = DispatcherCore(replace(Bench().core.config, dp_size=3))
 
     def join(dp_rank: int, training: dict[str, str], generation: int | None = 1) -> list[object]:
         hello = RankHello(f"r{dp_rank}", dp_rank, 3, generation, training=training)
@@ -90,7 +92,7 @@ def test_a_process_that_said_goodbye_or_is_replaced_has_no_say_in_how_ranks_trai
     assert any(isinstance(effect, WelcomeRank) for effect in join(0, {}))
 
 
-def one_rank_away() -> Dispatch:
+def one_rank_away() -> DispatcherCore:
     core = under_way()
     core.leave(1, core._ledger.ranks[1].client_id, 0.0)
     return core
@@ -103,27 +105,27 @@ def under_way_and_retained() -> Run:
     return run
 
 
-def going_back() -> Dispatch:
+def going_back() -> DispatcherCore:
     run = under_way_and_retained()
     run.begin()
     run.load(2, 0)
     return run.core
 
 
-def back() -> Dispatch:
+def back() -> DispatcherCore:
     run = under_way_and_retained()
     run.begin()
     run.load(2)
     return run.core
 
 
-def restarted() -> Dispatch:
+def restarted() -> DispatcherCore:
     run = under_way_and_retained()
     run.restart()
     return run.core
 
 
-def restarted_on_the_way_back() -> Dispatch:
+def restarted_on_the_way_back() -> DispatcherCore:
     run = under_way_and_retained()
     run.begin()
     run.load(2, 0)
@@ -131,13 +133,13 @@ def restarted_on_the_way_back() -> Dispatch:
     return run.core
 
 
-def failed() -> Dispatch:
+def failed() -> DispatcherCore:
     run = under_way_and_retained()
     run.perform(run.core.prepared(0, 4, "another plan", run.now))
     return run.core
 
 
-SCENES: dict[str, Callable[[], Dispatch]] = {
+SCENES: dict[str, Callable[[], DispatcherCore]] = {
     made.__name__: made
     for made in (
         fresh, under_way, half_joined, one_rank_away, going_back, back, restarted,
@@ -183,13 +185,13 @@ def test_a_hello_that_raises_leaves_everything_as_it_was(scene: str, data: st.Da
         )
 
 
-def everything(core: Dispatch) -> object:
+def everything(core: DispatcherCore) -> object:
     """With what is counted along up to date, which it is as soon as anybody looks."""
     core.statistics()
     return frozen(core)
 
 
-def assert_same(core: Dispatch, before: object, why: object = None) -> None:
+def assert_same(core: DispatcherCore, before: object, why: object = None) -> None:
     """Without the difference: pytest takes minutes to lay out two cores beside each other."""
     unchanged = everything(core) == before
     assert unchanged, why
@@ -319,7 +321,7 @@ def test_a_step_waits_for_the_process_that_takes_the_place_of_one_that_had_prepa
     bench.push_plain(6)
     bench.hungry()
     step = bench.core._ledger.steps[0]
-    before, bench.core = bench.core, Dispatch(bench.core.config)
+    before, bench.core = bench.core, DispatcherCore(bench.core.config)
     bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     bench.perform(bench.core.tick(bench.now))
     generation, held = before._ledger.generation.number, {0: len(step.micro_batches[0])}

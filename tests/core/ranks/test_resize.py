@@ -2,10 +2,10 @@
 
 import pytest
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Decision,
     Deliver,
@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, memory: Memory | None = None) -> None:
         self.memory = memory or Memory()
-        self.core = Dispatch(
+        self.core = DispatcherCore(
             DispatchConfig(
                 dp_size=2,
                 limits=BufferLimits(12, BATCH, None, 1 << 20, 64),

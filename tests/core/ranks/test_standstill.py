@@ -46,7 +46,7 @@ class Training(Bench):
         return {reason.cause: reason.text for reason in self.core.reasons(self.now)}
 
     def hung(self) -> tuple[int, ...] | None:
-        found = self.core.standstill(self.now)
+        found = self.core.stall(self.now)
         return None if found is None else found.hung
 
 

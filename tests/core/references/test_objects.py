@@ -7,7 +7,7 @@ import pytest
 
 from rollout_dispatcher.core.buffer import objects
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.objects import Objects
+from rollout_dispatcher.core.buffer.objects import NeededObjects
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome, Sample
@@ -53,7 +53,7 @@ def test_an_object_of_duplicates_or_refused_samples_is_needed_no_more() -> None:
 def test_what_a_producer_pushes_that_never_raises_its_floor_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(objects, "MOST_OF_ONE", 100)
+    monkeypatch.setattr(objects, "MAX_PENDING_PER_PRODUCER", 100)
     bench = StoreBench(batch=2, window=2, capacity=2)
     bench.send(bench.put("q", 0, 2))
     for at in range(300):
@@ -73,7 +73,7 @@ def test_what_a_producer_pushes_that_never_raises_its_floor_is_bounded(
 def test_what_producers_leave_behind_who_may_come_back_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(objects, "MOST", 10)
+    monkeypatch.setattr(objects, "MAX_PENDING", 10)
     bench = StoreBench(batch=2, window=2, capacity=2)
     bench.send(bench.put("q", 0, 2))
     for at in range(30):
@@ -138,18 +138,18 @@ def test_an_object_is_needed_while_some_of_its_push_waits_though_others_are_comm
 
 
 def test_what_was_answered_full_comes_again() -> None:
-    objects = Objects(STORES)
+    objects = NeededObjects(STORES)
     push = push_of("p", 0, "p.1/0", [make_sample("a"), make_sample("b")])
     objects.pushed(push)
-    objects.settled(push, 0, Outcome.REFUSED)
-    objects.settled(push, 1, Outcome.FULL)
-    assert objects.take_unneeded() == ()
+    objects.not_accepted(push, 0, Outcome.REFUSED)
+    objects.not_accepted(push, 1, Outcome.FULL)
+    assert objects.pop_unneeded() == ()
     objects.pushed(push_of("p", 5, "p.1/5", []))
     assert (STORE, "p.1/0") in objects
     last = push_of("p", 6, "p.1/6", [])
     last.floor = 2
     objects.pushed(last)
-    assert objects.take_unneeded() == (stored("p.1/0", 2),), "its numbers never come again"
+    assert objects.pop_unneeded() == (stored("p.1/0", 2),), "its numbers never come again"
 
 
 def test_nothing_waits_for_a_producer_that_is_gone_for_good() -> None:
@@ -192,24 +192,24 @@ def test_retained_steps_need_theirs_until_a_checkpoint_covers_them() -> None:
 
 
 def test_objects_of_other_stores_are_nobody_s_to_release() -> None:
-    objects = Objects(frozenset({"file:///other"}))
+    objects = NeededObjects(frozenset({"file:///other"}))
     push = push_of("p", 0, "p.1/0", [make_sample("a")])
     objects.pushed(push)
-    objects.settled(push, 0, Outcome.REFUSED)
-    assert objects.take_unneeded() == ()
+    objects.not_accepted(push, 0, Outcome.REFUSED)
+    assert objects.pop_unneeded() == ()
 
 
 def test_two_pushes_into_one_object_are_counted_together() -> None:
-    objects = Objects(STORES)
+    objects = NeededObjects(STORES)
     for producer in "pq":
         push = push_of(producer, 0, "p.1/0", [make_sample(producer)])
         objects.pushed(push)
         objects.accepted(push, [Entry(push.samples[0], ord(producer), 0.0)], range(1))
     assert (len(objects), objects.nbytes) == (1, 32)
     objects.done([Entry(push.samples[0], 0, 0.0)])
-    assert objects.take_unneeded() == ()
+    assert objects.pop_unneeded() == ()
     objects.done([Entry(push.samples[0], 1, 0.0)])
-    assert len(objects.take_unneeded()) == 1
+    assert len(objects.pop_unneeded()) == 1
     assert objects.nbytes == 0
 
 

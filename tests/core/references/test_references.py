@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollout_dispatcher.core.buffer.objects import AWAY_S, MAX_INCARNATIONS, OrphanCollector
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
 from rollout_dispatcher.core.references import (
     ANSWER_S,
@@ -53,7 +53,7 @@ def test_what_one_turn_has_made_unneeded_is_asked_of_one_worker() -> None:
     assert keys(bench.asked["b"]) == waiting
     bench.answer_all()
     assert bench.objects == set()
-    assert bench.core.unreleased == 0
+    assert bench.core.pending_store_work == 0
     assert bench.memory.remembered().unneeded == ()
     assert bench.core.statistics().objects.freed == 6
 
@@ -74,7 +74,7 @@ def test_what_a_worker_could_not_release_is_asked_of_another_one() -> None:
     assert list(bench.asked) == ["b"]
     assert keys(bench.asked["b"]) == gone[1:]
     bench.answer("b")
-    assert bench.core.unreleased == 0
+    assert bench.core.pending_store_work == 0
     assert bench.core.statistics().objects.failures == 1
 
 
@@ -113,7 +113,7 @@ def test_a_worker_that_does_not_answer_is_not_waited_for() -> None:
     assert keys(bench.asked["b"]) == gone
     bench.answer("b")
     bench.hear(Freed("a", slow.number, tuple(gone)))  # late, and no matter
-    assert bench.core.unreleased == 0
+    assert bench.core.pending_store_work == 0
     more = refuse(bench, 2)
     assert keys(bench.asked["b"] if "b" in bench.asked else bench.asked["a"]) == more
 
@@ -126,38 +126,38 @@ def test_answers_to_what_was_not_asked_change_nothing() -> None:
         Freed("b", number), Freed("a", number + 1), Swept("b", number), Freed("nobody", number),
     ):  # fmt: skip
         bench.hear(said)
-    assert bench.core.unreleased == 1
+    assert bench.core.pending_store_work == 1
     bench.hear(Swept("a", number, ("p.1/7",)))
-    assert bench.core.unreleased == 1, "not an answer to that: it is asked again"
+    assert bench.core.pending_store_work == 1, "not an answer to that: it is asked again"
     bench.answer_all()
-    assert bench.core.unreleased == 0
+    assert bench.core.pending_store_work == 0
 
 
 def test_the_list_outlives_the_process() -> None:
     bench = bench_with("a")
     gone = refuse(bench, 1, 2)
     bench.crash()
-    assert bench.core.unreleased == 2
+    assert bench.core.pending_store_work == 2
     bench.hear(WorkerThere("a"))
     assert keys(bench.asked["a"]) == gone
     bench.answer("a")
     bench.crash()
-    assert bench.core.unreleased == 0
+    assert bench.core.pending_store_work == 0
     assert bench.core.statistics().objects.freed == 2
 
 
 def test_the_last_worker_is_held_until_the_list_is_empty() -> None:
     bench = bench_with("a", "b")
     bench.hear(WorkerLeaves("a"))
-    assert not bench.core.holds("a"), "nothing is to be done"
+    assert not bench.core.is_last_to_free("a"), "nothing is to be done"
     gone = refuse(bench, 1)
-    assert not bench.core.holds("a"), "somebody else is there"
+    assert not bench.core.is_last_to_free("a"), "somebody else is there"
     bench.hear(WorkerLeaves("b"))
-    assert bench.core.holds("b")
-    assert not bench.core.holds("c")
+    assert bench.core.is_last_to_free("b")
+    assert not bench.core.is_last_to_free("c")
     assert keys(bench.asked["b"] if "b" in bench.asked else bench.asked["a"]) == gone
     bench.answer_all()
-    assert not bench.core.holds("b")
+    assert not bench.core.is_last_to_free("b")
 
 
 # -- sweeps ---------------------------------------------------------------------------------
@@ -184,13 +184,13 @@ def test_a_producer_that_is_the_last_to_leave_is_swept_by_itself() -> None:
     bench.put("p", 0, 1)
     bench.leave("p")
     bench.hear(WorkerLeaves("producer p"))
-    assert bench.core.holds("producer p")
+    assert bench.core.is_last_to_free("producer p")
     bench.answer_all()
-    assert not bench.core.holds("producer p")
+    assert not bench.core.is_last_to_free("producer p")
     bench.hear(WorkerGone("producer p"))
     bench.lose("p", for_good=True)
     assert bench.objects == set()
-    assert bench.core.unreleased == 0, "so nobody waits for somebody who could do it"
+    assert bench.core.pending_store_work == 0, "so nobody waits for somebody who could do it"
 
 
 def test_a_successor_ends_an_incarnation_and_keeps_what_it_puts_itself() -> None:
@@ -309,11 +309,11 @@ def test_a_process_that_opens_no_stores_waits_for_no_sweep_and_leaves_it_to_the_
     bench.put("p", 0, 1)
     bench.lose("p")
     config = bench.core.config
-    bench.core = Dispatch(replace(config, limits=replace(config.limits, stores=frozenset())))
+    bench.core = DispatcherCore(replace(config, limits=replace(config.limits, stores=frozenset())))
     bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
     bench.perform(bench.core.end_stream(bench.now, force=True))
-    assert bench.core.unreleased == 0
-    bench.core = Dispatch(config)
+    assert bench.core.pending_store_work == 0
+    bench.core = DispatcherCore(config)
     bench.crash()
     bench.hear(WorkerThere("a"))
     bench.pass_time(AWAY_S)
@@ -331,11 +331,11 @@ def test_a_sweep_that_fails_is_made_again_and_outlives_the_process() -> None:
     bench.hear(Swept("a", wanted.number, failed=True))
     assert isinstance(bench.asked["b"], SweepWanted)
     bench.crash()
-    assert bench.core.unreleased == 1
+    assert bench.core.pending_store_work == 1
     bench.hear(WorkerThere("b"))
     bench.answer_all()
     assert bench.objects == set()
-    assert bench.core.unreleased == 0
+    assert bench.core.pending_store_work == 0
 
 
 def test_incarnations_that_nobody_can_sweep_are_forgotten_beyond_a_bound() -> None:
@@ -346,8 +346,8 @@ def test_incarnations_that_nobody_can_sweep_are_forgotten_beyond_a_bound() -> No
     sweeps.begins("p", "p.last")
     assert sweeps.forget_oldest() == "p.0"
     assert len(sweeps) == MAX_INCARNATIONS - 1
-    assert sweeps.take(next(iter(sweeps.stores))).name == "p.1"
-    sweeps.lost("p", 0.0, for_good=True)
+    assert sweeps.assign(next(iter(sweeps.stores))).name == "p.1"
+    sweeps.disconnected("p", 0.0, for_good=True)
 
 
 def test_who_is_connected_is_never_forgotten_however_long_ago_it_came() -> None:
@@ -356,7 +356,7 @@ def test_who_is_connected_is_never_forgotten_however_long_ago_it_came() -> None:
     for word in range(MAX_INCARNATIONS):
         sweeps.begins(f"p{word}", f"p{word}.1")
         if word % 2:
-            sweeps.lost(f"p{word}", 0.0, for_good=False)
+            sweeps.disconnected(f"p{word}", 0.0, for_good=False)
     assert sweeps.forget_oldest() == "p1.1", "the oldest of those that are away"
     assert sweeps.current("old") == "old.1"
     assert sweeps.may_push("old.1/7")

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.objects import AWAY_S
 from rollout_dispatcher.core.effects import Decision, PushAnswered, SamplesDropped, StepCommitted
 from rollout_dispatcher.core.references import ANSWER_S, WorkerGone, WorkerThere
@@ -298,7 +298,7 @@ class ReferencesMachine(RuleBasedStateMachine):
         bench.pass_time(ANSWER_S * 2)
         bench.answer_all()
         assert bench.objects == set(), "left behind"
-        assert bench.core.unreleased == 0
+        assert bench.core.pending_store_work == 0
         assert bench.memory.remembered().unneeded == ()
         assert bench.memory.remembered().incarnations == {}
 

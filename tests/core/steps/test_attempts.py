@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Deliver,
     Drained,
@@ -74,7 +74,7 @@ class Ranks(Bench):
 
     def restart(self) -> None:
         """The process dies, and another goes on; ranks are still to come."""
-        before, self.core = self.core, Dispatch(self.core.config)
+        before, self.core = self.core, DispatcherCore(self.core.config)
         self.log.clear()
         self.perform(self.core.restore(self.memory.remembered(), self.now))
         assert self.core.statistics().accepted == before.statistics().accepted

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Advised,
     Effect,
@@ -72,7 +72,7 @@ class Run(Bench):
     def restart(self) -> None:
         """The dispatcher dies, and another goes on from what was noted."""
         before = self.core
-        self.core = Dispatch(before.config, "another")
+        self.core = DispatcherCore(before.config, "another")
         self.perform(self.core.restore(self.memory.remembered()))
 
 
@@ -315,7 +315,7 @@ def test_after_a_restart_with_a_lower_limit_no_more_steps_are_open_than_ranks_ho
             run.perform(run.core.prepared(rank, step, digest, run.now))
             run.perform(run.core.demand(rank, step, run.now, hungry=False))
     config = replace(run.core.config, max_open_steps=1)
-    run.core = Dispatch(config, "another")
+    run.core = DispatcherCore(config, "another")
     run.perform(run.core.restore(run.memory.remembered()))
     assert run.core.statistics().open_steps == 1
     if outlives:
@@ -345,9 +345,9 @@ def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
 
 
 def test_a_new_run_notes_its_name_and_one_that_goes_on_keeps_it() -> None:
-    fresh = Dispatch(Run().core.config, "named")
+    fresh = DispatcherCore(Run().core.config, "named")
     assert fresh.restore(RecoveredState()).facts == [RunBegan("named")]
-    later = Dispatch(fresh.config, "other")
+    later = DispatcherCore(fresh.config, "other")
     assert not later.restore(RecoveredState(run_id="named")).facts
     assert later.run_id == "named"
 

@@ -220,15 +220,15 @@ def test_steps_that_fit_again_stay_as_they_were_behind_those_that_do_not() -> No
 
 def test_a_step_is_wanted_when_every_rank_has_room_for_one_more() -> None:
     ledger = make_ledger()
-    wanted = [ledger.wanted]
+    wanted = [ledger.has_room]
     open_step(ledger)
-    wanted.append(ledger.wanted)
+    wanted.append(ledger.has_room)
     prepare(ledger, 0)
     for rank in (0, 1):
         ledger.demand(rank, 0, hungry=False)
-        wanted.append(ledger.wanted)
+        wanted.append(ledger.has_room)
     ledger.leave(1, "rank-1")
-    wanted.append(ledger.wanted)
+    wanted.append(ledger.has_room)
     assert wanted == [True, False, False, True, False]
 
 
@@ -236,12 +236,12 @@ def test_without_prefetch_a_step_is_wanted_only_by_the_hungry() -> None:
     ledger = StepLedger(2, 4)
     join(ledger, hello(0, None, prefetch_steps=0), 0.0)
     join(ledger, hello(1, prefetch_steps=0), 0.0)
-    assert not ledger.wanted
+    assert not ledger.has_room
     ledger.demand(0, -1, hungry=True)
     assert ledger.hungry
-    assert not ledger.wanted
+    assert not ledger.has_room
     ledger.demand(1, -1, hungry=True)
-    assert ledger.wanted
+    assert ledger.has_room
 
 
 def test_no_more_steps_are_open_than_allowed() -> None:
@@ -250,10 +250,10 @@ def test_no_more_steps_are_open_than_allowed() -> None:
     prepare(ledger, 0)
     for rank in (0, 1):
         ledger.demand(rank, 0, hungry=True)
-    assert not ledger.wanted
+    assert not ledger.has_room
     for rank in (0, 1):
         ledger.commit(rank, 0)
-    assert ledger.wanted
+    assert ledger.has_room
 
 
 def test_what_ranks_of_a_failed_generation_say_is_void() -> None:

@@ -23,10 +23,10 @@ def numbers(steps: list[OpenStep]) -> list[int]:
 
 def test_steps_are_numbered_in_the_order_of_their_plans() -> None:
     steps = opened(3)
-    assert (list(steps), steps.next_step) == ([0, 1, 2], 3)
-    assert (steps.committed, steps.last, steps.in_flight) == (-1, 2, 6)
+    assert (list(steps), steps.next_number) == ([0, 1, 2], 3)
+    assert (steps.committed, steps.last_opened, steps.in_flight) == (-1, 2, 6)
     assert numbers(steps.commit(1)) == [0, 1]
-    assert (steps.committed, steps.last, steps.in_flight) == (1, 2, 2)
+    assert (steps.committed, steps.last_opened, steps.in_flight) == (1, 2, 2)
 
 
 def test_a_rewind_puts_committed_steps_before_the_open_ones_and_all_of_them_wait() -> None:
@@ -34,7 +34,7 @@ def test_a_rewind_puts_committed_steps_before_the_open_ones_and_all_of_them_wait
     steps.rewind(steps.commit(1))
     assert (list(steps), steps.waiting, steps.num_uncommitted) == ([], 4, 4)
     assert numbers(steps.uncommitted()) == [0, 1, 2, 3]
-    assert (steps.committed, steps.last) == (-1, -1)
+    assert (steps.committed, steps.last_opened) == (-1, -1)
     assert {step.state for step in steps.uncommitted()} == {StepState.PLANNED}
 
 
@@ -43,9 +43,9 @@ def test_steps_that_wait_are_opened_one_by_one_and_the_next_plan_waits_behind_th
     steps.rewind(steps.commit(0))
     assert steps.open_waiting().number == 0
     assert steps.add(two_samples(), 2, 0.0).number == 2
-    assert (list(steps), steps.waiting, steps.last) == ([0], 2, 0)
+    assert (list(steps), steps.waiting, steps.last_opened) == ([0], 2, 0)
     assert [steps.open_waiting().number, steps.open_waiting().number] == [1, 2]
-    assert (list(steps), steps.waiting, steps.last) == ([0, 1, 2], 0, 2)
+    assert (list(steps), steps.waiting, steps.last_opened) == ([0, 1, 2], 0, 2)
 
 
 def test_a_checkpoint_commits_open_steps_and_those_that_wait() -> None:
@@ -82,6 +82,6 @@ def test_what_an_earlier_process_had_open_is_open_as_far_as_there_is_room() -> N
     earlier = opened(2)
     for room, is_open, waiting in ((4, [0, 1], 0), (1, [0], 1), (0, [], 2)):
         steps = OpenSteps()
-        steps.restore(earlier.uncommitted(), earlier.next_step, {}, room=room)
-        assert (list(steps), steps.waiting, steps.next_step) == (is_open, waiting, 2)
+        steps.restore(earlier.uncommitted(), earlier.next_number, {}, room=room)
+        assert (list(steps), steps.waiting, steps.next_number) == (is_open, waiting, 2)
         assert steps.committed == -1

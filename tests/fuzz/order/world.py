@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_dispatcher.core import facts as f
 from rollout_dispatcher.core.config import SteadyClock
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
@@ -124,7 +124,7 @@ class World:
     def _begin(self, remembered: f.RecoveredState) -> None:
         self._runs += 1
         core = replace(core_config(self.config), durable=True)
-        self.core = Dispatch(core, f"run-{self._runs}")
+        self.core = DispatcherCore(core, f"run-{self._runs}")
         self.log = MemoryLog(self._memory, self.books, self._last)
         restored = self.core.restore(remembered, self.clock())
         metrics = Metrics(self.config, self.core, self.clock)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.protocol import messages as m
@@ -284,7 +284,7 @@ async def test_a_slow_disk_under_a_real_journal_changes_nothing_of_it(
         tmp_path / "journal", parse_sync("batch"), to_wall=lambda at: at, from_wall=lambda at: at,
         map_bytes=1 << 20, segment_bytes=1 << 20,
     )  # fmt: skip
-    core = Dispatch(core_config(config))
+    core = DispatcherCore(core_config(config))
     core.restore(memory)
     clock = asyncio.get_running_loop().time
     router = Router(config, core, Metrics(config, core, clock), clock, journal)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits
@@ -85,7 +85,7 @@ class Connection:
 
 def make_hub(clock: Clock) -> Router:
     config = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=1)
-    core = Dispatch(core_config(config))
+    core = DispatcherCore(core_config(config))
     return Router(config, core, Metrics(config, core, clock), clock)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits
@@ -79,5 +79,5 @@ def make_hub() -> Router:
         dp_size=2, global_batch_size=4, micro_batch_tokens=2**20, receive_bytes=2**16
     )
     clock = asyncio.get_running_loop().time
-    core = Dispatch(core_config(config))
+    core = DispatcherCore(core_config(config))
     return Router(config, core, Metrics(config, core, clock), clock)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
@@ -90,7 +90,7 @@ def hub_with(log: SlowLog, dp_size: int = 1, samples: int = 1) -> Router:
         journal_dir=Path("unused"),
     )  # fmt: skip
     clock = asyncio.get_running_loop().time
-    core = Dispatch(core_config(config))
+    core = DispatcherCore(core_config(config))
     return Router(config, core, Metrics(config, core, clock), clock, log)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.admission.blocked_pushes import Push
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, PlanWanted, PushAnswered
 from rollout_dispatcher.core.facts import DropReason, RecoveredState
 from rollout_dispatcher.core.steps.rank_state import RankHello
@@ -31,7 +31,7 @@ class Life:
         settings = {"dp_size": 1, "global_batch_size": 8, "micro_batch_tokens": 100} | options
         config = ServeConfig(journal_dir=directory, **settings)
         clock = asyncio.get_running_loop().time
-        self.core = Dispatch(core_config(config))
+        self.core = DispatcherCore(core_config(config))
         metrics = Metrics(config, self.core, clock)
         journal = open_journal(config, self.core, metrics, clock)
         assert journal is not None

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.admission.blocked_pushes import Push
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import StreamEnded
 from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.completion import Failure
@@ -29,7 +29,7 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
 ) -> None:
     config = ServeConfig(dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
     clock = Clock()
-    core = Dispatch(core_config(config))
+    core = DispatcherCore(core_config(config))
     journal = open_journal(config, core, Metrics(config, core, clock), clock)
     assert journal is not None
     barrier = DurabilityBarrier(journal, Failure())
@@ -40,7 +40,7 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
     assert journal.close()
 
     clock.reading = 30.0
-    successor = Dispatch(core_config(config))
+    successor = DispatcherCore(core_config(config))
     journal = open_journal(config, successor, Metrics(config, successor, clock), clock)
     assert journal is not None
     assert journal.close()
@@ -53,13 +53,13 @@ async def test_what_an_earlier_process_dated_into_the_future_has_come_by_now(
 async def test_a_journal_that_cannot_be_gone_on_from_is_let_go_of(tmp_path: Path) -> None:
     config = ServeConfig(dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=tmp_path)
     clock = Clock()
-    core = Dispatch(core_config(config))
+    core = DispatcherCore(core_config(config))
     journal = open_journal(config, core, Metrics(config, core, clock), clock)
     assert journal is not None
     journal.append([StreamEnded()], {"received": {"of a later version": 1}})
     assert journal.close()
     for _ in range(2):  # the second time it is not "in use by another dispatcher", which is us
-        core = Dispatch(core_config(config))
+        core = DispatcherCore(core_config(config))
         with pytest.raises(ValueError, match="of a later version"):
             open_journal(config, core, Metrics(config, core, clock), clock)
 
@@ -73,7 +73,7 @@ async def test_the_log_says_where_the_journal_is_and_whether_it_is_a_new_one(
     there, fresh = Path("there/deep"), Path("empty")
     for folder, run in ((there, "one"), (fresh, "two"), (there, "three")):
         config = ServeConfig(dp_size=1, global_batch_size=1, micro_batch_size=1, journal_dir=folder)
-        core = Dispatch(core_config(config), run)
+        core = DispatcherCore(core_config(config), run)
         journal = open_journal(config, core, Metrics(config, core, Clock()), Clock())
         barrier = DurabilityBarrier(journal, Failure())
         pushed = core.push(Push("p", 0, (make_sample("s"),)), 0.0)

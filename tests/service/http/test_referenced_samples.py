@@ -32,7 +32,7 @@ def test_a_sample_is_where_it_says_and_as_large_as_its_fields_are() -> None:
     (sample,) = parse(ONE | at(offset=48))
     assert sample.payload == Reference(StoredObject(**PLACE), 48, 48)
     assert (sample.tokens, sample.loss_tokens, sample.schema) == (5, 3, SCHEMA)
-    assert (sample.memory_bytes, sample.taken) == (0, (0, 48))
+    assert (sample.memory_bytes, sample.footprint) == (0, (0, 48))
 
 
 def test_samples_share_the_runs_schema() -> None:

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.exposition import Format, RankFamily, render
@@ -34,7 +34,7 @@ def _no_created_series() -> None:
 def of_a_dispatcher() -> CollectorRegistry:
     """What a dispatcher shows whose ranks have joined."""
     config = ServeConfig(dp_size=RANKS, global_batch_size=6, micro_batch_size=2)
-    core = Dispatch(core_config(config))
+    core = DispatcherCore(core_config(config))
     metrics = Metrics(config, core, lambda: 7.0)
     for dp_rank in range(RANKS):
         generation = 1 if dp_rank else None

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import StepPlanned
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
@@ -22,7 +22,7 @@ def padding(packed_lengths: dict[int, int], **changes: Any) -> float:
     """What is counted for one step of these samples."""
     asked = {"dp_size": 2, "global_batch_size": 4, "micro_batch_tokens": 16, "cost": "tokens"}
     config = ServeConfig.model_validate(asked | changes)
-    metrics = Metrics(config, Dispatch(core_config(config), "run"), lambda: 0.0)
+    metrics = Metrics(config, DispatcherCore(core_config(config), "run"), lambda: 0.0)
     metrics.packed_lengths |= packed_lengths
     n = len(TOKENS)
     nothing = np.zeros(n, np.int64)

@@ -7,7 +7,7 @@ from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.buffer.open_groups import ClosedGroups, OpenGroups
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.facts import Note
+from rollout_dispatcher.core.facts import AppendFact
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 
@@ -29,7 +29,7 @@ class Lobby:
     batch: int = 1
     credits_: int = 2
     id_horizon: int = 100
-    note: Note | None = None
+    note: AppendFact | None = None
     kind: type[Admission] = Admission
 
     def __post_init__(self) -> None:

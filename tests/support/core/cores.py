@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Decision,
     Effect,
@@ -61,7 +61,7 @@ class Bench:
             trigger=TriggerConfig(batch, window, max_wait=2.0),
             **options,  # type: ignore[arg-type]
         )
-        self.core = Dispatch(config)
+        self.core = DispatcherCore(config)
         self.plan_config = PlanConfig(
             dp_size=2,
             dispatch_batch_size=batch,
@@ -102,7 +102,7 @@ class Bench:
         self._next_seq += len(samples)
         start = len(self.log)
         refers = any(not sample.is_in_memory for sample in samples)
-        self.perform(self.core.push(Push(by, first, samples, refers=refers), self.now))
+        self.perform(self.core.push(Push(by, first, samples, has_references=refers), self.now))
         answers = [
             effect.outcomes
             for effect in self.log[start:]

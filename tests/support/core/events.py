@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
@@ -34,12 +34,12 @@ def hello_of_a_known_producer(world: World, at: int) -> Happens:
 def producer_lost(world: World, at: int) -> Happens:
     world.perform(world.core.producer_connected(f"brief{at}"))
     world.perform(world.push(f"brief{at}", _sample(at))())
-    return lambda: world.core.producer_lost(f"brief{at}", world.now)
+    return lambda: world.core.producer_disconnected(f"brief{at}", world.now)
 
 
 def bye_of_a_producer(world: World, at: int) -> Happens:
     world.perform(world.core.producer_connected(f"brief{at}"))
-    return lambda: world.core.producer_lost(f"brief{at}", world.now, for_good=True)
+    return lambda: world.core.producer_disconnected(f"brief{at}", world.now, for_good=True)
 
 
 def push_of_one(world: World, at: int) -> Happens:
@@ -56,7 +56,7 @@ def push_of_64_references(world: World, at: int) -> Happens:
 
 def push_over_http(world: World, at: int) -> Happens:
     push = Push("", 0, (_sample(at),))
-    return lambda: world.core.push(push, world.now, may_hold=False)
+    return lambda: world.core.push(push, world.now, may_wait=False)
 
 
 def duplicate_push(world: World, at: int) -> Happens:
@@ -76,11 +76,11 @@ def push_of_a_member(world: World, at: int) -> Happens:
 
 def close_of_an_open_group(world: World, at: int) -> Happens:
     world.perform(world.push("p0", _sample(at, group_id=f"n{at}", group_size=SIZE_AT_CLOSE))())
-    return lambda: world.core.close_group(f"n{at}", world.now, size=3, said=("p0", at))
+    return lambda: world.core.close_group(f"n{at}", world.now, size=3, request=("p0", at))
 
 
 def close_of_an_unknown_group(world: World, at: int) -> Happens:
-    return lambda: world.core.close_group(f"unknown{at}", world.now, said=("p0", at))
+    return lambda: world.core.close_group(f"unknown{at}", world.now, request=("p0", at))
 
 
 def withdrawn_member(world: World, at: int) -> Happens:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from rollout_dispatcher.core.admission.held_pushes import Push
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.admission.blocked_pushes import Push
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, FreeWanted, PushAnswered, SweepWanted
-from rollout_dispatcher.core.references import Freed, Said, Swept, WorkerGone, WorkerThere
+from rollout_dispatcher.core.references import Freed, Swept, WorkerEvent, WorkerGone, WorkerThere
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.cores import Bench
@@ -31,7 +31,7 @@ def push_of(
         sample._replace(payload=Reference(whole, NBYTES * at, NBYTES))
         for at, sample in enumerate(samples)
     )
-    return Push(producer, first_seq, tuple(placed), floor, refers=True)
+    return Push(producer, first_seq, tuple(placed), floor, has_references=True)
 
 
 class StoreBench(Bench):
@@ -55,7 +55,7 @@ class StoreBench(Bench):
 
     def crash(self) -> None:
         """The process dies, and another goes on from what was noted."""
-        self.core, self.asked = Dispatch(self.core.config), {}
+        self.core, self.asked = DispatcherCore(self.core.config), {}
         self.perform(self.core.restore(self.memory.remembered(), self.now))
         self.pass_time(0.0)
 
@@ -80,17 +80,17 @@ class StoreBench(Bench):
 
     def send(self, push: Push, *, may_hold: bool = True) -> tuple[Outcome, ...] | None:
         """Outcomes, or None while it is held; it is the caller's to send again."""
-        again = Push(push.producer, push.first_seq, push.samples, push.floor, refers=True)
+        again = Push(push.producer, push.first_seq, push.samples, push.floor, has_references=True)
         start = len(self.log)
-        self.perform(self.core.push(again, self.now, may_hold=may_hold))
+        self.perform(self.core.push(again, self.now, may_wait=may_hold))
         answers = [e for e in self.log[start:] if isinstance(e, PushAnswered)]
         return next((e.outcomes for e in answers if e.first_seq == push.first_seq), None)
 
     def send_over_http(self, samples: Iterable[Sample]) -> tuple[Outcome, ...]:
         """Outcomes; what has no room is answered `full`, and is the caller's to send again."""
-        push = Push("", 0, tuple(samples), named=True, refers=True)
+        push = Push("", 0, tuple(samples), named=True, has_references=True)
         start = len(self.log)
-        self.perform(self.core.push(push, self.now, may_hold=False))
+        self.perform(self.core.push(push, self.now, may_wait=False))
         return next(e for e in self.log[start:] if isinstance(e, PushAnswered)).outcomes
 
     def connect(self, producer: str, word: str = "1") -> None:
@@ -105,15 +105,15 @@ class StoreBench(Bench):
     def lose(self, producer: str, *, for_good: bool = False) -> None:
         if for_good:
             self.leave(producer)
-        self.perform(self.core.producer_lost(producer, self.now, for_good=for_good))
+        self.perform(self.core.producer_disconnected(producer, self.now, for_good=for_good))
         self.pass_time(0.0)
 
     # -- workers ------------------------------------------------------------------------------
 
-    def hear(self, said: Said) -> None:
+    def hear(self, said: WorkerEvent) -> None:
         if isinstance(said, WorkerThere | WorkerGone):
             self.asked.pop(said.worker, None)
-        self.perform(self.core.hear(said, self.now))
+        self.perform(self.core.on_worker_event(said, self.now))
         self.pass_time(0.0)
 
     def answer(self, worker: str, *, left: Iterable[str] = ()) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
@@ -20,7 +20,7 @@ from rollout_dispatcher.sample import Sample
 ROUNDING_S = 1e-6
 
 
-def all_entries(core: Dispatch) -> list[Entry]:
+def all_entries(core: DispatcherCore) -> list[Entry]:
     """Every sample that is buffered; those of open groups last."""
     buffer = core._buffer
     return [*buffer.entries(), *(entry for group in buffer.groups for entry in group.entries)]
@@ -32,7 +32,7 @@ class Rules:
     reported: the version of DP rank 0 and the first step that trains with it.
     """
 
-    def __init__(self, core: Dispatch) -> None:
+    def __init__(self, core: DispatcherCore) -> None:
         self.core, self.config = core, core.config
         self.buffered: dict[int, Entry] = {}
         self.trained: set[str] = set()
@@ -75,7 +75,7 @@ class Rules:
         """An event is over, with this decision."""
         for effect in decision.effects:
             match effect:
-                case e.PushHeld():
+                case e.PushBlocked():
                     self._contributes(effect.producer)
                 case e.SamplesAccepted():
                     self._accepted(effect.entries)
@@ -92,7 +92,7 @@ class Rules:
         self._check_held()
         if self.core._lifecycle.ended:
             assert self.forced or not self.pushing, "ended while somebody may push"
-            assert not self.core._admission.held, "ended while somebody waits who came before"
+            assert not self.core._admission.blocked, "ended while somebody waits who came before"
 
     def _accepted(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -172,7 +172,7 @@ class Rules:
         """
         buffer = self.core._buffer
         ready, self._ready = self._ready, buffer.ready_units
-        before, self._departures = self._departures, buffer.departures
+        before, self._departures = self._departures, buffer.removals
         came = [
             entry.sample.group_id
             for one in decision.effects
@@ -186,7 +186,7 @@ class Rules:
     # -- when to plan, and what -----------------------------------------------------------------
 
     def _follow_hunger(self, now: float) -> None:
-        last = self.core._ledger.steps.last
+        last = self.core._ledger.steps.last_opened
         ranks = self.core._ledger.ranks.values()
         if not any(rank.connected and rank.hungry and rank.taken == last for rank in ranks):
             self._hungry_since = None
@@ -214,8 +214,8 @@ class Rules:
             rank.connected
             and generation.agrees(rank)
             and (
-                steps.last - rank.taken < rank.prefetch_steps
-                or (rank.hungry and rank.taken == steps.last)
+                steps.last_opened - rank.taken < rank.prefetch_steps
+                or (rank.hungry and rank.taken == steps.last_opened)
             )
             for rank in ranks
         )
@@ -233,7 +233,7 @@ class Rules:
             return Trigger.FLUSH
         if ready < config.batch:
             return None
-        if self.core._capacity.pressed is not None and (not growing or hungry is not None):
+        if self.core._capacity.blocking_cap is not None and (not growing or hungry is not None):
             return Trigger.BUFFER_FULL
         if hungry is not None and waited >= config.max_wait - ROUNDING_S:
             return Trigger.MAX_WAIT
@@ -299,7 +299,7 @@ class Rules:
         if most is None or self.reported is None:
             return None
         (version, first), steps = self.reported, self.core._ledger.steps
-        number = steps.next_step + ahead
+        number = steps.next_number + ahead
         open_ = max(0, number - max(first, steps.committed + 1))
         return version + min(max(0, number - first), open_) - most
 
@@ -311,16 +311,16 @@ class Rules:
 
     def _check_held(self) -> None:
         """Whoever waits is at a cap, and nobody waits beyond the bounds on who may."""
-        held, capacity = self.core._admission.held, self.core._capacity
-        short = capacity.shortfall() > 0
+        held, capacity = self.core._admission.blocked, self.core._capacity
+        short = capacity.units_short() > 0
         each: Counter[str] = Counter()
         for at, push in enumerate(held):
             each[push.producer] += 1
-            if push.emptied:
+            if push.payload_evicted:
                 continue
             just_came = self.latest == (push.producer, push.first_seq)
             for sample in push.waiting:
-                is_member = just_came and self.core._buffer.is_expected(sample)
+                is_member = just_came and self.core._buffer.belongs_to_open_group(sample)
                 if is_member or short or at == 0:
                     full = self._hard_cap(sample) or (not is_member and not short and self._soft())
                     assert full, f"{sample.sample_id} waits, and nothing holds it back"
@@ -333,7 +333,7 @@ class Rules:
 
     def _hard_cap(self, sample: Sample) -> bool:
         limits, buffer = self.config.limits, self.core._buffer
-        memory, referenced = sample.taken
+        memory, referenced = sample.footprint
         return buffer.held.nbytes + memory > limits.nbytes or (
             referenced > 0 and buffer.held.referenced + referenced > limits.referenced_bytes
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import Phase, settings
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision
 
 #: How many random sequences each state machine tries where the usual number is not enough.
@@ -31,13 +31,13 @@ def sequences(usual: int, *, steps: int) -> settings:
 SHRINKING = pytest.mark.timeout(0 if SEQUENCES in os.environ else 600)
 
 
-def is_due(core: Dispatch, now: float) -> bool:
+def is_due(core: DispatcherCore, now: float) -> bool:
     """Whether `tick` is wanted at once."""
     deadline = core.next_deadline()
     return deadline is not None and deadline <= now
 
 
-def assert_silent(core: Dispatch, now: float) -> None:
+def assert_silent(core: DispatcherCore, now: float) -> None:
     """Tell the core nothing new, in several ways; nothing is due."""
     before = _seen(core, now)
     for said, decision in _nothing_new(core, now):
@@ -49,7 +49,7 @@ def assert_silent(core: Dispatch, now: float) -> None:
     assert not found, f"somebody could have come in: {found}"
 
 
-def _nothing_new(core: Dispatch, now: float) -> Iterator[tuple[str, Decision]]:
+def _nothing_new(core: DispatcherCore, now: float) -> Iterator[tuple[str, Decision]]:
     yield "a tick", core.tick(now)
     generation = core._ledger.generation
     for dp_rank, rank in list(core._ledger.ranks.items()):
@@ -59,11 +59,11 @@ def _nothing_new(core: Dispatch, now: float) -> Iterator[tuple[str, Decision]]:
             yield f"the commit of DP rank {dp_rank}", core.commit(dp_rank, rank.committed, now)
 
 
-def _seen(core: Dispatch, now: float) -> object:
+def _seen(core: DispatcherCore, now: float) -> object:
     """The state, as far as anybody can see it and it is soon looked up."""
     buffer, parts = core._buffer, core._parts
     return (
-        len(buffer), buffer.ready_units, buffer.departures, len(core._admission.held),
-        core._lifecycle.state, parts.ends.num_pending, parts.phases.shortfall(),
+        len(buffer), buffer.ready_units, buffer.removals, len(core._admission.blocked),
+        core._lifecycle.state, parts.ends.num_pending, parts.phases.units_short(),
         core.reasons(now), core.next_deadline(),
     )  # fmt: skip

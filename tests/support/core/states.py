@@ -6,7 +6,7 @@ for events that come later, so that what these cost is their own.
 
 from collections.abc import Callable
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.effects import PayloadsToJournal
 from tests.support.core.worlds import NBYTES, STORE, TOKENS, World
@@ -53,7 +53,7 @@ def open_groups_at_the_cap(size: int) -> World:
     for group in names("g", size):
         world.pushes("p", group_id=group, group_size=3)
         decision = world.core.push(
-            Push("q", world.next_seq["q"], (make_sample("q/x", TOKENS),)), world.now, may_hold=False
+            Push("q", world.next_seq["q"], (make_sample("q/x", TOKENS),)), world.now, may_wait=False
         )
         for effect in decision.effects:
             if isinstance(effect, PayloadsToJournal):
@@ -85,7 +85,7 @@ def producers_away(size: int) -> World:
     """They have all lost their connections."""
     world = producers(size)
     for producer in names("p", size):
-        world.perform(world.core.producer_lost(producer, world.now))
+        world.perform(world.core.producer_disconnected(producer, world.now))
     return world
 
 

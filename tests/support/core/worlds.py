@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, PlanWanted
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from rollout_dispatcher.core.steps.rank_state import RankHello
@@ -43,7 +43,7 @@ class World:
             capacity, None, None, nbytes, 1000,
             stores=frozenset({STORE}), referenced_bytes=referenced_bytes,
         )  # fmt: skip
-        self.core = Dispatch(
+        self.core = DispatcherCore(
             DispatchConfig(
                 dp_size=dp_size,
                 limits=limits,

@@ -113,7 +113,7 @@ def test_a_step_that_is_withdrawn_is_let_go_of_and_its_number_may_come_again() -
 def test_only_the_last_step_is_withdrawn() -> None:
     core = connected()
     hear(core, step(0), step(1))
-    with pytest.raises(ProtocolError, match="step 0 is withdrawn, and it is prepared or not the"):
+    with pytest.raises(ProtocolError, match="step 0 is withdrawn, and it is announced or not the"):
         hear(core, m.StepWithdrawn(step=0))
 
 

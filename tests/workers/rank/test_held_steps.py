@@ -15,7 +15,7 @@ def holding(*numbers: int, count: int = 1) -> HeldSteps:
     """Steps of so many micro-batches, announced and not released."""
     steps = HeldSteps()
     for number in numbers:
-        assert steps.announce(step(number, count))
+        assert steps.on_header(step(number, count))
     return steps
 
 
@@ -29,7 +29,7 @@ def deliver(steps: HeldSteps, number: int, index: int, missing: int = 0) -> None
 
 
 def take(steps: HeldSteps) -> int:
-    held = steps.following()
+    held = steps.next_untaken()
     assert held is not None
     held.state = HeldState.TAKEN
     return held.header.step
@@ -37,23 +37,23 @@ def take(steps: HeldSteps) -> int:
 
 def test_a_step_that_comes_again_and_differs_is_an_error() -> None:
     steps = HeldSteps()
-    assert steps.announce(step(0, digest="one"))
-    assert steps.announce(step(0, digest="one"))
+    assert steps.on_header(step(0, digest="one"))
+    assert steps.on_header(step(0, digest="one"))
     with pytest.raises(ProtocolError, match="step 0 came twice and differs: digest one, then two"):
-        steps.announce(step(0, digest="two"))
+        steps.on_header(step(0, digest="two"))
 
 
 def test_a_step_that_comes_again_once_some_of_it_is_here_is_the_same_step() -> None:
     steps = holding(0)
     deliver(steps, 0, 0)
-    assert steps.announce(step(0))
+    assert steps.on_header(step(0))
     assert steps.received() == [(0, 1)]
 
 
 @pytest.mark.parametrize("groups", [None, [], [4, 4]])
 def test_a_group_that_the_step_does_not_have_is_an_error(groups: list[int] | None) -> None:
     steps = HeldSteps()
-    steps.announce(step(0).model_copy(update={"group_loss_tokens": groups}))
+    steps.on_header(step(0).model_copy(update={"group_loss_tokens": groups}))
     data = b"".join(assemble.micro_batch(0, 0, [sample([1])], [2]))
     (frame,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), data)
     header = codec.decode(frame)
@@ -66,7 +66,7 @@ def test_a_group_that_the_step_does_not_have_is_an_error(groups: list[int] | Non
 def test_steps_come_in_order() -> None:
     steps = holding(3)
     with pytest.raises(ProtocolError, match="step 2 comes after step 3"):
-        steps.announce(step(2))
+        steps.on_header(step(2))
     assert steps.received() == [(3, 0)]
 
 
@@ -74,7 +74,7 @@ def test_what_is_forgotten_may_come_once_more_in_another_order() -> None:
     steps = holding(3)
     steps.clear()
     assert len(steps) == 0
-    assert steps.announce(step(2))
+    assert steps.on_header(step(2))
 
 
 def test_micro_batches_come_in_order_and_no_more_than_announced() -> None:
@@ -125,7 +125,7 @@ def test_a_committed_step_is_gone_and_what_comes_of_it_is_ignored() -> None:
     steps.commit(0)
     with pytest.raises(StepContractError, match="step 0 is committed"):
         steps.find(0)
-    assert not steps.announce(step(0))
+    assert not steps.on_header(step(0))
     deliver(steps, 0, 0)
     steps.release(0)
     assert len(steps) == 0

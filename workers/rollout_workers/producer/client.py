@@ -278,11 +278,11 @@ class Putting:
         if not objects.stores:
             return
         self._stores.allow(objects.stores)
-        for put in objects.take_puts():
+        for put in objects.pop_puts():
             self._begin(self._put(put))
         for request in objects.requests.take():
             self._begin(self._perform(request))
-        for stored in objects.take_orphans():
+        for stored in objects.pop_orphans():
             self._begin(self._release(stored))
 
     async def finish(self) -> None:

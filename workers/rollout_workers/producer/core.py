@@ -35,11 +35,11 @@ from rollout_workers.client.role import Outgoing
 from rollout_workers.feedback import FlowControlState
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.pushes import (
-    Objects,
+    MissingMembers,
     PendingPush,
+    PushedObjects,
     Put,
     Repeats,
-    Shortfalls,
     header,
     payload,
 )
@@ -158,11 +158,11 @@ class ProducerCore:
         self._eager: list[int] = []  # pushes with a group that have not been sent beyond credits
         self._later: list[tuple[float, int]] = []  # heap: not before this time
         self._controls = Controls()
-        self._shortfalls = Shortfalls()
+        self._shortfalls = MissingMembers()
         self._settled: list[Settled] = []
         self.hearing = FlowControlState()
         self.repeats = Repeats()
-        self.objects = Objects(client_id)
+        self.objects = PushedObjects(client_id)
 
     # -- what the user wants
 
@@ -208,12 +208,12 @@ class ProducerCore:
         if push is None:  # it was answered in the moment in which the caller gave up
             return False, None
         blocked = (push.blocked or self._blocked()) if self._connected else None
-        if push.sent or push.uncertain:
-            push.let_go()
+        if push.sent or push.in_doubt:
+            push.detach_from_caller()
             return False, blocked
         del self._pushes[handle]
         self._shortfalls.withdrawn(push, now)
-        if push.stored is not None and push.owns_object:
+        if push.stored is not None and push.has_orphan_object:
             self.objects.orphans.append(push.stored)
         return not any(push.outcomes), blocked
 
@@ -272,7 +272,7 @@ class ProducerCore:
         self._credits = self._in_flight = 0
         self._queue, self._eager, self._later = [], [], []
         for first, push in self._pushes.items():
-            push.uncertain |= push.sent
+            push.in_doubt |= push.sent
             push.sent = False
             if not push.is_being_put:
                 self._enqueue(first, push)
@@ -289,7 +289,7 @@ class ProducerCore:
             yield from self._send(self._eager.pop(0))
         if not self._credits:
             return
-        for told in self._shortfalls.take_due(now):
+        for told in self._shortfalls.pop_due(now):
             self.control(told)
         for message in self._controls.take(self._pushes.keys()):
             yield message, ()
@@ -384,7 +384,7 @@ class ProducerCore:
 
     def _pushed(self, answer: m.Pushed, now: float) -> None:
         push = self._sent(answer.first_seq)
-        resent, outcomes = push.uncertain, push.answered(answer)
+        resent, outcomes = push.in_doubt, push.answered(answer)
         self._in_flight -= 1
         settled = tuple([outcome for outcome in outcomes if outcome is not None])
         for at in range(len(outcomes) - 1, -1, -1):
@@ -425,6 +425,6 @@ class ProducerCore:
         if self._in_flight >= self._credits:
             heappush(self._queue, first)
             return
-        delay = min(FIRST_RETRY_S * 2**push.fulls, LONGEST_RETRY_S)
-        push.fulls = min(push.fulls + 1, 16)
+        delay = min(FIRST_RETRY_S * 2**push.full_count, LONGEST_RETRY_S)
+        push.full_count = min(push.full_count + 1, 16)
         heappush(self._later, (now + delay, first))

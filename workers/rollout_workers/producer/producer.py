@@ -54,7 +54,7 @@ from rollout_workers.producer.encode import (
     rollout_samples,
 )
 from rollout_workers.producer.layout import ArrayLike
-from rollout_workers.producer.pushes import in_words
+from rollout_workers.producer.pushes import conflict_message
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -273,7 +273,7 @@ class _Producer:
         found = await self._deliver(samples, timeout)
         if self._raises_conflicts and Outcome.CONFLICT in found:
             found = [
-                SampleRefused("conflict", in_words(sample.sample_id or ""))
+                SampleRefused("conflict", conflict_message(sample.sample_id or ""))
                 if outcome is Outcome.CONFLICT
                 else outcome
                 for sample, outcome in zip(samples, found, strict=True)

@@ -1,4 +1,4 @@
-"""A push that is not settled: what of it has been said, and what is known of each sample.
+"""A pending push: its message, its payload, and the outcomes of its samples so far.
 
 Which of its samples go into a payload store:
 
@@ -9,8 +9,8 @@ Invariant: a key is used for one push of one process, so it never stands for oth
 
 An object is the producer's until its push is sent; from then on the dispatcher says when it goes.
 
-A group that is short of a member can never complete, so the dispatcher is told, but not before the
-caller had `GRACE_S` to push it once more.
+A group that lacks a withdrawn member can never complete, so the dispatcher is told, but only after
+the caller had `GRACE_S` seconds to push the member again.
 """
 
 import logging
@@ -60,7 +60,7 @@ class Put:
         )
 
 
-#: So many in a row are told.
+#: Warn after this many consecutive repeats.
 MANY = 256
 REMEDY = "give each rollout an id of its own, with its epoch or step in it, or no sample_id"
 #: None where a sample met `full` and has to be sent again.
@@ -69,12 +69,10 @@ Answer = Outcome | SampleRefused | None
 
 @dataclass(slots=True)
 class PendingPush:
-    """A push that is not settled.
-
-    payload: mostly memory of the caller's, who waits. put: what of it goes into a payload store
-    before it is sent, and stored: where that is, once it is. uncertain: it was on its way when a
-    connection ended. fulls: how often it met `full` though credits were free. outcomes: of each
-    sample; empty before the first answer.
+    """A push without outcomes for all samples. payload: mostly the caller's memory. put: what of it
+    goes into a payload store before it is sent, and stored: where that is, once it is. in_doubt: it
+    was in flight when a connection ended. full_count: how often it was answered `full` although
+    credits were free. outcomes: of each sample; empty before the first answer.
     """
 
     message: m.Push
@@ -82,8 +80,8 @@ class PendingPush:
     put: Put | None = None
     stored: StoredObject | None = None
     sent: bool = False
-    uncertain: bool = False
-    fulls: int = 0
+    in_doubt: bool = False
+    full_count: int = 0
     blocked: m.Blocked | None = None
     outcomes: Sequence[Answer] = ()
     #: All that its samples consist of, wherever it is sent or put.
@@ -94,34 +92,34 @@ class PendingPush:
 
     @property
     def is_being_put(self) -> bool:
-        """Whether it waits for its object to be there."""
+        """Whether its object is still being put."""
         return self.put is not None and self.stored is None
 
     @property
-    def owns_object(self) -> bool:
-        """Whether there is an object of which the dispatcher has no sample."""
+    def has_orphan_object(self) -> bool:
+        """Whether the push has put an object of which the dispatcher has accepted no sample."""
         known = any(isinstance(outcome, Outcome) for outcome in self.outcomes)
         return self.stored is not None and not known
 
     def was_put(self, stored: StoredObject) -> None:
-        """Its object is there."""
+        """Its object was put."""
         assert self.put is not None
         self.message = self.message.model_copy(update=self.put.placed(stored))
         self.payload, self.stored = self.put.payload, stored
 
-    def let_go(self) -> None:
-        """The caller may change his arrays from now on."""
+    def detach_from_caller(self) -> None:
+        """Copy the payload, so that the caller may change its arrays."""
         self.payload = [b"".join(self.payload)]
         self._contents = ()
 
     def answered(self, answer: m.Pushed) -> Sequence[Answer]:
-        """Take an answer; returns what is known of each sample now."""
+        """Take an answer; returns the outcome of each sample so far."""
         self.outcomes = self._known(answer)
-        self.sent = self.uncertain = False
+        self.sent = self.in_doubt = False
         return self.outcomes
 
     def identities(self) -> list[str] | list[bytes]:
-        """What each sample is known by if it comes again: its id, or what it consists of."""
+        """What identifies each sample if it is pushed again: its id, or a digest of its content."""
         if self.message.named:
             return self.message.sample_ids
         if self.put is None and self.message.places is not None:  # all of it lay in stores before
@@ -162,17 +160,17 @@ class PendingPush:
 
 
 class Repeats:
-    """Counts since the connection began. conflicts: samples with other content, of all time."""
+    """Counts repeats since the connection began. conflicts: samples with other content, ever."""
 
     def __init__(self) -> None:
         self.conflicts = self._in_a_row = 0
 
     def begin(self) -> None:
-        """Connected anew: what was under way comes again, and was perhaps accepted."""
+        """Connected anew: pushes in flight are sent again, and may have been accepted."""
         self._in_a_row = 0
 
     def answered(self, ids: Sequence[str], outcomes: Sequence[Answer]) -> None:
-        """These samples, whose ids the user gave, were not under way before."""
+        """Count outcomes of samples with user-given ids that were not in flight before."""
         for sample_id, outcome in zip(ids, outcomes, strict=True):
             if outcome is Outcome.CONFLICT:
                 self._conflicts(sample_id)
@@ -192,7 +190,7 @@ class Repeats:
         if self.conflicts == 1:
             log.warning(
                 "%s; this is said once, push() returns Outcome.CONFLICT for each, or raises with "
-                "on_conflict='raise'", in_words(sample_id),
+                "on_conflict='raise'", conflict_message(sample_id),
             )  # fmt: skip
 
     def end(self) -> None:
@@ -201,23 +199,22 @@ class Repeats:
             log.warning("%d samples had ids of accepted ones with other content", self.conflicts)
 
 
-def in_words(sample_id: str) -> str:
-    """What is said of a conflict."""
+def conflict_message(sample_id: str) -> str:
+    """The text of a warning of a conflict."""
     return (
         f"sample {sample_id} has other content than the accepted sample of this id, which is kept: "
         f"the new one is not trained on; {REMEDY}"
     )
 
 
-#: A member that was withdrawn may be pushed again for so long before its group is given up.
+#: Seconds for which a withdrawn member may be pushed again before its group is given up.
 GRACE_S = 10.0
 
 
 @dataclass(slots=True)
-class _Shortfall:
-    """What one group is short of, by number, and when that is told.
-
-    size: of the group, None if it is told at close. members: what each is known by.
+class _GroupShort:
+    """Withdrawn members of one group. size: of the group, None if it is told at close. members:
+    identity by sequence number. due: when the dispatcher is told.
     """
 
     size: int | None
@@ -225,18 +222,18 @@ class _Shortfall:
     due: float = math.inf
 
 
-class Shortfalls:
-    """Of all groups that are short of members."""
+class MissingMembers:
+    """Withdrawn members of all groups."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Shortfall] = {}
+        self._groups: dict[str, _GroupShort] = {}
 
     def due(self) -> Iterator[float]:
-        """When there is something to tell, for each group."""
-        return (shortfall.due for shortfall in self._groups.values())
+        """When the dispatcher is to be told, for each group."""
+        return (short.due for short in self._groups.values())
 
     def withdrawn(self, push: PendingPush, now: float) -> None:
-        """Members are withdrawn: their groups lack them, unless they are soon pushed once more."""
+        """Note the grouped samples of a withdrawn push as missing, until they are pushed again."""
         message = push.message
         if message.group_ids is None:
             return
@@ -244,27 +241,27 @@ class Shortfalls:
         for at, group_id in enumerate(message.group_ids):
             if group_id is not None:
                 size = None if message.group_sizes is None else message.group_sizes[at] or None
-                shortfall = self._groups.setdefault(group_id, _Shortfall(size))
-                shortfall.members[message.first_seq + at] = identities[at]
-                shortfall.due = now + GRACE_S
+                short = self._groups.setdefault(group_id, _GroupShort(size))
+                short.members[message.first_seq + at] = identities[at]
+                short.due = now + GRACE_S
 
     def pushed_again(self, push: PendingPush) -> None:
-        """What was withdrawn of these groups may be in this push."""
+        """Forget missing members that this push brings again."""
         groups: Iterable[str | None] = push.message.group_ids or ()
         if self._groups.keys().isdisjoint(groups):
             return
         for identity, group_id in zip(push.identities(), groups, strict=True):
-            shortfall = None if group_id is None else self._groups.get(group_id)
-            if shortfall is None or group_id is None:
+            short = None if group_id is None else self._groups.get(group_id)
+            if short is None or group_id is None:
                 continue
-            again = [seq for seq, known in shortfall.members.items() if known == identity]
+            again = [seq for seq, known in short.members.items() if known == identity]
             for seq in again[:1]:
-                del shortfall.members[seq]
-            if not shortfall.members:
+                del short.members[seq]
+            if not short.members:
                 del self._groups[group_id]
 
-    def take_due(self, now: float) -> list[m.CloseGroup]:
-        """What was not pushed again in time; it is said like a control."""
+    def pop_due(self, now: float) -> list[m.CloseGroup]:
+        """Messages for members that were not pushed again in time; sent like a control message."""
         late = [(group, short) for group, short in self._groups.items() if short.due <= now]
         for group_id, _ in late:
             del self._groups[group_id]
@@ -276,7 +273,7 @@ class Shortfalls:
 
 
 def _batched(numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """As many at a time as one message takes."""
+    """In parts that fit a message each."""
     left = iter(numbers)
     return iter(lambda: tuple(islice(left, m.MAX_SAMPLES)), ())
 
@@ -399,11 +396,11 @@ def _unless_empty(values: list[_T | None]) -> list[_T | None] | None:
     return values if any(value is not None for value in values) else None
 
 
-class Objects:
-    """Of one producer object: what to put into payload stores, and what to take back.
+class PushedObjects:
+    """Per producer instance: objects to put into payload stores, and orphaned ones to delete.
 
-    stores: addresses that are allowed. requests: the dispatcher's. puts: what to put now. orphans:
-    what to release now, of which nobody knows but us.
+    stores: addresses that are allowed. requests: the dispatcher's. puts: objects to put now.
+    orphans: objects to delete now, which only this producer knows.
     """
 
     def __init__(self, client_id: str) -> None:
@@ -416,12 +413,12 @@ class Objects:
         self.orphans: list[StoredObject] = []
 
     def welcomed(self, welcome: m.WelcomeProducer) -> None:
-        """The dispatcher says what is allowed, and what to put."""
+        """Take the allowed stores and the inline limit from the welcome."""
         self.stores = tuple(welcome.payload_stores)
         self._inline_limit = welcome.inline_limit if self.stores else None
 
     def put_for(self, samples: Sequence[EncodedSample], first: int) -> Put | None:
-        """The object for those of so many bytes and more; None where there are none."""
+        """The object for samples of at least `inline_limit` bytes; None if there are none."""
         limit = self._inline_limit
         if limit is None:
             return None
@@ -433,12 +430,12 @@ class Objects:
         key, sizes = f"{self.incarnation}/{first}", [one.nbytes for one in inside]
         return Put(first, key, payload(inside), large, sizes, beside)
 
-    def take_puts(self) -> list[Put]:
-        """What to put now."""
+    def pop_puts(self) -> list[Put]:
+        """Return and clear the objects to put."""
         puts, self.puts = self.puts, []
         return puts
 
-    def take_orphans(self) -> list[StoredObject]:
-        """What to release now."""
+    def pop_orphans(self) -> list[StoredObject]:
+        """Return and clear the orphans to delete."""
         orphans, self.orphans = self.orphans, []
         return orphans

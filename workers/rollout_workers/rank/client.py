@@ -361,7 +361,7 @@ class StepClient(Closing):
 
     def _here(self, held: HeldStep) -> int:
         """How many micro-batches of a step may be handed out."""
-        return held.here
+        return held.num_complete
 
     def _check(self) -> None:
         """Raise what ended this client, for every call."""

@@ -168,7 +168,7 @@ class RankCore:
             case _ if not self._connected:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.StepHeader():
-                if self._steps.announce(message):
+                if self._steps.on_header(message):
                     self._tell()
             case m.StepWithdrawn() | m.Release() | m.LastStep() | m.End():
                 self._heard_news(message)
@@ -214,7 +214,7 @@ class RankCore:
         A step that is announced before the end but not yet released still comes, unless the run is
         finished.
         """
-        ended = self.end_reason is not None and self._steps.following() is None
+        ended = self.end_reason is not None and self._steps.next_untaken() is None
         return self._is_over or ended
 
     @property
@@ -292,7 +292,7 @@ class RankCore:
     @property
     def following(self) -> int | None:
         """The step that the training loop gets next, if its header is here."""
-        held = self._steps.following()
+        held = self._steps.next_untaken()
         return None if held is None else held.header.step
 
     def ready(self) -> HeldStep | None:
@@ -308,7 +308,7 @@ class RankCore:
                 "to call it; no step may follow"
             )
         self._check_open_steps()
-        held = self._steps.following()
+        held = self._steps.next_untaken()
         if held is None or held.state is not HeldState.RELEASED:
             return None
         may_begin = self._last_step is None or held.header.step <= self._last_step
@@ -436,7 +436,7 @@ class RankCore:
         self._tell()
 
     def _tell(self) -> None:
-        for message in self._steps.tell():
+        for message in self._steps.pop_reports():
             self._say(message)
 
     # -- mechanism
@@ -445,7 +445,7 @@ class RankCore:
         held = self._steps.receive(header, payload)
         if held is None:
             return
-        self._has_news |= held.state is not HeldState.PREPARED
+        self._has_news |= held.state is not HeldState.ANNOUNCED
         if held.header.num_referenced:  # of another step there is no more to tell
             self._tell()
 

@@ -1,7 +1,7 @@
 """The uncommitted steps that a DP rank holds: what has arrived of each, and where it stands.
 
-    PREPARED --Release--> RELEASED --take--> TAKEN --commit--> (gone)
-        +--a later attempt--> PREPARED anew, or withdrawn --> (gone)
+    ANNOUNCED --Release--> RELEASED --take--> TAKEN --commit--> (gone)
+        +--a later attempt--> ANNOUNCED anew, or withdrawn --> (gone)
 
 Training sees a step only once it is RELEASED, whatever has arrived of it before. A message that the
 dispatcher cannot have sent raises ProtocolError and changes nothing; one that it repeats after a
@@ -15,8 +15,8 @@ is here and those are fetched; any other one is as soon as its header is.
 A micro-batch is fetched as a whole, and each in its turn: a step that does not fit is fetched ahead
 as far as it does. Invariants: what is fetched, or being fetched, of steps that the training loop
 has not begun is at most `limit` bytes, but for the one that it waits for: that is always fetched,
-so no rank waits for itself. And a step is told to be prepared behind those before it, since whoever
-prepares one has prepared those.
+so no rank waits for itself. And Prepared messages are cumulative and sent in the order of the
+steps.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -35,14 +35,14 @@ from rollout_workers.rank.payload import Block, Whole, cut
 class HeldState(StrEnum):
     """Where a held step stands."""
 
-    PREPARED = "prepared"
+    ANNOUNCED = "announced"
     RELEASED = "released"
     TAKEN = "taken"
 
 
-#: What a Release makes of a step; one that is repeated after a reconnect changes nothing.
-ON_RELEASE = {
-    HeldState.PREPARED: HeldState.RELEASED,
+#: State after a Release; one that is repeated after a reconnect changes nothing.
+AFTER_RELEASE = {
+    HeldState.ANNOUNCED: HeldState.RELEASED,
     HeldState.RELEASED: HeldState.RELEASED,
     HeldState.TAKEN: HeldState.TAKEN,
 }
@@ -76,38 +76,38 @@ class HeldStep:
     """A step of which this rank holds the header and the first micro-batches.
 
     begun: the training loop has asked for one of its micro-batches. handed_out: how often it has
-    got one. lacking: where the samples are
-    that some micro-batches, by index, lack; of those the header and what came inline are here.
-    referenced: bytes of the samples in stores, fetched or not, of the micro-batches that have any.
-    asked: those whose samples are being fetched, or were. fetching: those that are being fetched.
-    missing: samples that are gone, and why. told: the dispatcher knows whether it is resolved.
+    got one. missing_refs: by index of micro-batch, references to samples that are not fetched yet;
+    the header and inline samples have arrived. referenced: bytes of the samples in stores, fetched
+    or not, of the micro-batches that have any. asked: those whose samples are being fetched, or
+    were. fetching: those that are being fetched. missing: ids of samples that are gone, and why.
+    reported: the dispatcher was sent whether the step is resolved.
     """
 
     header: m.StepHeader
-    state: HeldState = HeldState.PREPARED
+    state: HeldState = HeldState.ANNOUNCED
     micro_batches: list[Received] = field(default_factory=list)
     begun: bool = False
     handed_out: int = 0
-    lacking: dict[int, list[Reference]] = field(default_factory=dict)
+    missing_refs: dict[int, list[Reference]] = field(default_factory=dict)
     referenced: dict[int, int] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
     fetching: set[int] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
-    told: bool = False
+    reported: bool = False
 
     @property
-    def here(self) -> int:
-        """How many of the first micro-batches are here, and whole."""
-        return min(self.lacking) if self.lacking else len(self.micro_batches)
+    def num_complete(self) -> int:
+        """How many of the first micro-batches are complete: received and fetched."""
+        return min(self.missing_refs) if self.missing_refs else len(self.micro_batches)
 
     @property
     def is_resolved(self) -> bool:
-        """Whether nothing of it is still to be fetched."""
-        return not self.header.num_referenced or self.here == self.header.num_micro_batches
+        """Whether all micro-batches are complete, or the step has no references."""
+        return not self.header.num_referenced or self.num_complete == self.header.num_micro_batches
 
     @property
     def is_unresolved(self) -> bool:
-        """Whether samples of it are missing, and all others fetched."""
+        """Whether samples are missing, and no fetch is under way or to come."""
         asked_all = len(self.asked) == len(self.referenced)
         return bool(self.missing) and asked_all and not self.fetching
 
@@ -119,17 +119,17 @@ class HeldStep:
         else:
             Whole(schema, header, header.places).check_carried(payload.nbytes)
             received = Received(header, payload, ())
-            lacking = [reference for reference in header.references(schema) if reference]
-            self.lacking[header.index] = lacking
-            self.referenced[header.index] = sum(reference.nbytes for reference in lacking)
+            references = [reference for reference in header.references(schema) if reference]
+            self.missing_refs[header.index] = references
+            self.referenced[header.index] = sum(reference.nbytes for reference in references)
         self.micro_batches.append(received)
 
     def fetched(self, index: int, payload: memoryview) -> None:
-        """What a micro-batch lacked is in this payload, which is that of all its samples."""
+        """Complete a micro-batch. payload: of all its samples."""
         header = self.micro_batches[index].header
         blocks = cut(self.header.schema_, header, payload)
         self.micro_batches[index] = Received(header, payload, blocks)
-        del self.lacking[index]
+        del self.missing_refs[index]
         self.fetching.discard(index)
 
     def missed(self, index: int, missing: dict[str, str]) -> None:
@@ -151,7 +151,7 @@ class HeldSteps:
         return len(self._steps)
 
     def clear(self) -> None:
-        """Forget what has arrived: other steps come instead."""
+        """Forget all steps: others come instead."""
         self._steps.clear()
         self._newest = -1
 
@@ -159,32 +159,33 @@ class HeldSteps:
         return iter(self._steps.values())
 
     def holds(self, held: HeldStep) -> bool:
-        """Whether it is still held, and nothing else came in its place."""
+        """Whether this step is still held, and was not replaced by a later attempt."""
         return self._steps.get(held.header.step) is held
 
     @property
     def released(self) -> int:
         """The last step that the training loop may begin, or has begun; -1 for none."""
-        open_to_it = (n for n, held in self._steps.items() if held.state is not HeldState.PREPARED)
+        open_to_it = (n for n, held in self._steps.items() if held.state is not HeldState.ANNOUNCED)
         return max(open_to_it, default=self.committed)
 
     def attempts(self) -> list[tuple[int, int]]:
-        """At every step that is held, where it is not the first."""
+        """Attempt of each held step that was replanned."""
         held = ((number, held.header.attempt) for number, held in self._steps.items())
         return [(number, attempt) for number, attempt in held if attempt]
 
     def received(self) -> list[tuple[int, int]]:
-        """The steps that are held and resolved, with the number of micro-batches that are here.
+        """The leading held steps that are resolved, with the number of their received
+        micro-batches.
 
-        As whoever tells of a step says that it, and all before it, are prepared.
+        Reports are cumulative, so no step after an unresolved one is in the list.
         """
         resolved = takewhile(lambda item: item[1].is_resolved, self._steps.items())
         return [(number, len(held.micro_batches)) for number, held in resolved]
 
     # -- the dispatcher speaks
 
-    def announce(self, header: m.StepHeader) -> bool:
-        """A step's header came; returns whether to say that it is here."""
+    def on_header(self, header: m.StepHeader) -> bool:
+        """A step's header came; returns whether to report the step."""
         held = self._steps.get(header.step)
         if held is None and header.step <= self.committed:
             return False
@@ -193,14 +194,14 @@ class HeldSteps:
         if held is None:
             self._steps[header.step] = HeldStep(header)
             self._newest = header.step
-        elif header.attempt > held.header.attempt and held.state is HeldState.PREPARED:
+        elif header.attempt > held.header.attempt and held.state is HeldState.ANNOUNCED:
             self._steps[header.step] = HeldStep(header)  # in the place of the earlier one
         elif held.header != header:
             raise ProtocolError(
                 f"step {header.step} came twice and differs: digest {held.header.digest}, "
                 f"then {header.digest}, attempt {held.header.attempt}, then {header.attempt}"
             )
-        self._steps[header.step].told = False
+        self._steps[header.step].reported = False
         return True
 
     def receive(self, header: m.MicroBatch, payload: memoryview) -> HeldStep | None:
@@ -229,9 +230,9 @@ class HeldSteps:
         return held
 
     def withdraw(self, step: int) -> None:
-        """Nothing is left of this step, nor is any after it announced."""
+        """Forget a step without samples; no later step is announced."""
         held = self._steps.get(step)
-        if held is not None and (held.state is not HeldState.PREPARED or step < self._newest):
+        if held is not None and (held.state is not HeldState.ANNOUNCED or step < self._newest):
             raise ProtocolError(f"step {step} is withdrawn, and it is {held.state} or not the last")
         self._steps.pop(step, None)
         self._newest = min(self._newest, step - 1)
@@ -240,46 +241,48 @@ class HeldSteps:
         """Every DP rank holds this step."""
         held = self._steps.get(step)
         if held is not None:
-            held.state = ON_RELEASE[held.state]
+            held.state = AFTER_RELEASE[held.state]
         elif step > self.committed:
             raise ProtocolError(f"release of step {step}, which was not announced")
 
     # -- payload stores
 
     def to_fetch(self, limit: int | None, *, waits: bool) -> Iterator["Fetch"]:
-        """What to fetch now, taken as begun.
+        """The fetches to begin now; each counts as begun once yielded.
 
         limit: bytes ahead, None: any. waits: whether the training loop asked for a step.
         """
-        ahead, following = 0, self.following()
+        ahead, next_untaken = 0, self.next_untaken()
         for held in self:
             if not held.header.num_referenced:
                 continue
             if len(held.micro_batches) < held.header.num_micro_batches:
-                return  # and later ones are not here either
+                return  # later ones have not arrived either
             taken = held.state is HeldState.TAKEN
             for index, nbytes in held.referenced.items():
                 ahead += 0 if taken else nbytes
                 if index in held.asked:
                     continue
                 fits = taken or limit is None or ahead <= limit
-                if not fits and not (waits and held is following):
+                if not fits and not (waits and held is next_untaken):
                     return
                 held.asked.add(index)
                 held.fetching.add(index)
-                yield Fetch(held, held.micro_batches[index], held.lacking[index])
+                yield Fetch(held, held.micro_batches[index], held.missing_refs[index])
 
-    def tell(self) -> Iterator[m.Message]:
-        """What there is to say of the steps and was not said yet; taken as said once yielded."""
+    def pop_reports(self) -> Iterator[m.Message]:
+        """Prepared and Unresolved messages that were not sent yet; each counts as sent once
+        yielded.
+        """
         all_before = True
         for held in self:
             all_before &= held.is_resolved
-            if not held.told and all_before:
-                held.told = True
+            if not held.reported and all_before:
+                held.reported = True
                 header = held.header
                 yield m.Prepared(step=header.step, digest=header.digest, attempt=header.attempt)
-            elif not held.told and held.is_unresolved:
-                held.told = True
+            elif not held.reported and held.is_unresolved:
+                held.reported = True
                 yield _unresolved(held)
 
     # -- the training loop
@@ -290,7 +293,7 @@ class HeldSteps:
         return [n for n, held in self._steps.items() if held.state is HeldState.TAKEN]
 
     def unbegun(self) -> int | None:
-        """The first of the taken steps of which, and after which, nothing was trained yet."""
+        """The first taken step such that neither it nor a later one was begun."""
         found = None
         for number in reversed(self.taken):
             if self._steps[number].begun:
@@ -298,7 +301,7 @@ class HeldSteps:
             found = number
         return found
 
-    def following(self) -> HeldStep | None:
+    def next_untaken(self) -> HeldStep | None:
         """The first step that is not taken."""
         steps = self._steps.values()
         return next((held for held in steps if held.state is not HeldState.TAKEN), None)

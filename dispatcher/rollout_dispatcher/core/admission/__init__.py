@@ -1,1 +1,1 @@
-"""Which pushed samples come in, which are held back at a cap, and what each push is told."""
+"""Which pushed samples come in, which are blocked at a cap, and what each push is told."""

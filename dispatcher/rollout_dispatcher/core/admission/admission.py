@@ -1,24 +1,23 @@
 """Admission: every push is answered once, when all of its samples are decided.
 
-Pushes of which samples are held back wait here in line, at most `credits` of them a producer, and
-as many members of one group as `held_pushes.py` says; what exceeds that is answered `full`. When
-something leaves they are tried again: in order until one is held back, and further ones while no
-step can be planned.
+Pushes with blocked samples wait in a fair queue, at most `credits` of them a producer, and at most
+`MAX_OF_GROUP` members of one group; samples above that are answered `full`. When something leaves
+they are retried: in order until one stays blocked, and further ones while no step can be planned.
 
-Of the samples of one push each is a duplicate, refused, accepted, or held back for now. Most pushes
-are of new and valid samples without a group: as many of these as there is capacity for, from the
-first on, are decided as a whole. Others are decided sample by sample, which comes to the same and
-takes longer.
+Each sample of a push is a duplicate, refused, accepted, or blocked for now. Most pushes have only
+new and valid samples without a group: these take a *fast path*, which accepts the first ones, as
+many as there is capacity for, at once. Other pushes are decided sample by sample, to the same
+result and slower.
 """
 
 from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import Amount
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.effects import Effect, PushHeld, PushRecalled
+from rollout_dispatcher.core.effects import Effect, PushBlocked, ResendRequested
 from rollout_dispatcher.core.facts import FloorRaised
 from rollout_dispatcher.errors import ProtocolError, SampleRefused, ShuttingDown
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample, SamplesByField
@@ -26,8 +25,8 @@ from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample, SamplesByF
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: Why a sample is refused that its group will lack from now on. Not: what claims to be of a group
-#: that is another, or comes when everything is over.
+#: Reasons of refusal for which the sample's group loses a member. Excludes mislabelled members and
+#: samples after the end.
 MEMBER_LOST = frozenset(
     (
         "empty",
@@ -47,22 +46,26 @@ _nbytes = attrgetter("nbytes")
 
 
 class Admission:
-    """Answers pushes, lets samples into the buffer, and holds pushes that wait."""
+    """Answers pushes, accepts samples into the buffer, and queues blocked pushes."""
 
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
-        self.eligibility, self.capacity, self.held = parts.eligibility, parts.capacity, parts.held
+        self.eligibility, self.capacity, self.blocked = (
+            parts.eligibility,
+            parts.capacity,
+            parts.blocked,
+        )
         self._buffer, self._outcomes, self._dropping = parts.buffer, parts.outcomes, parts.dropping
-        self._producers, self._note = parts.producers, parts.note
+        self._producers, self._append = parts.producers, parts.append_fact
         self._credits = config.producer_credits
-        self._situation: tuple[object, ...] = ()
+        self._recheck_key: tuple[object, ...] = ()
 
     # -- pushes -----------------------------------------------------------------------------
 
-    def push(self, push: Push, now: float, *, may_hold: bool) -> list[Effect]:
-        """Decide what can be decided now; hold or refuse the rest.
+    def push(self, push: Push, now: float, *, may_wait: bool) -> list[Effect]:
+        """Decide the samples that can be decided now; block the rest, or answer `full`.
 
-        Raises ProtocolError for a floor so low that it would have too much remembered, and for a
-        payload that was asked for again and is another.
+        Raises ProtocolError for a push more than `MAX_UNANSWERED` above its floor, and for a resent
+        payload that differs.
         """
         if push.producer and push.numbers.stop - push.floor > MAX_UNANSWERED:
             raise ProtocolError(
@@ -70,143 +73,149 @@ class Admission:
                 f"{MAX_UNANSWERED} unanswered samples; raise the floor to the lowest number that "
                 "may be sent again"
             )
-        if (known := self.held.find_emptied(push.producer, push.first_seq)) is not None:
-            self.held.refill(known, push.samples)
+        if (known := self.blocked.find_evicted(push.producer, push.first_seq)) is not None:
+            self.blocked.restore_payload(known, push.samples)
             return self._try(known, now)
         memory = self.eligibility.memory
         raised = bool(push.producer) and memory.raise_floor(push.producer, push.floor)
         if raised:
-            self._note(FloorRaised(push.producer, push.floor))
-        others_wait = len(self.held) > 0
-        in_line = others_wait and self.capacity.shortfall() <= 0
-        self._decide(push, now, in_line=in_line)
+            self._append(FloorRaised(push.producer, push.floor))
+        others_wait = len(self.blocked) > 0
+        in_line = others_wait and self.capacity.units_short() <= 0
+        self._decide_samples(push, now, in_line=in_line)
         if others_wait and any(push.outcomes):
-            self.held.changes += 1  # what has passed by those in line is before them now
+            self.blocked.changes += 1  # these samples have passed those in the queue
         if push.is_decided:
             return [push.answer()]
-        if may_hold and self._has_place(push):
-            self.held.add(push)
-            self._producers.contributed(push.producer)  # an end waits for its word as well
-            # Who owes nothing may stand before all others in line, whom a cap may hold back alone.
-            is_first = in_line and self.held.first() is push
+        if may_wait and self._has_place(push):
+            self.blocked.add(push)
+            self._producers.contributed(push.producer)  # an end waits for this producer as well
+            # It may be first in the fair queue, and fit where those behind it do not.
+            is_first = in_line and self.blocked.first() is push
             tried = self._try(push, now) if is_first else []
-            if push not in self.held:
+            if push not in self.blocked:
                 return tried
-            return [PushHeld(push.producer, push.first_seq, self.capacity.reached()), *tried]
+            return [PushBlocked(push.producer, push.first_seq, self.capacity.reached()), *tried]
         for index in push.undecided:  # finds no capacity, and cannot wait for any
-            self._outcomes.settle(push, index, Outcome.FULL)
+            self._outcomes.record(push, index, Outcome.FULL)
         return [push.answer()]
 
     def _has_place(self, push: Push) -> bool:
-        """Whether a push may wait in line."""
-        of_producer = len(self.held.of_producer(push.producer))
-        return of_producer < self._credits and not self.held.is_crowded(push)
+        """Whether a push may be queued."""
+        of_producer = len(self.blocked.of_producer(push.producer))
+        return of_producer < self._credits and not self.blocked.exceeds_group_limit(push)
 
     def retry(self, now: float) -> list[Effect]:
-        """Something has left, or changed: let held pushes in, as they stand in line."""
-        self.capacity.pressed = None
+        """Retry blocked pushes in the order of the queue: something has left, or changed."""
+        self.capacity.blocking_cap = None
         effects: list[Effect] = []
-        while self.held:
-            first = self.held.first()
+        while self.blocked:
+            first = self.blocked.first()
             effects += self._try(first, now)
-            if first in self.held:
+            if first in self.blocked:
                 break
-        if self.held and self.capacity.shortfall() > 0:
+        if self.blocked and self.capacity.units_short() > 0:
             effects += self._retry_behind(now)
         return effects + self._retry_members(now)
 
     def _retry_behind(self, now: float) -> list[Effect]:
-        """Behind the first in line a smaller push may fit."""
-        if (situation := self.eligibility.situation) != self._situation:
-            self._situation = situation
-            self.held.unsettle_all()
+        """Retry smaller pushes behind the first, while no step can be planned."""
+        if (recheck_key := self.eligibility.recheck_key) != self._recheck_key:
+            self._recheck_key = recheck_key
+            self.blocked.mark_all_changed()
         effects: list[Effect] = []
-        first = self.held.first()
-        for push in self.held.fitting(lambda taken: self.capacity.hard_cap(*taken) is None):
-            if push in self.held and push is not first:
+        first = self.blocked.first()
+        for push in self.blocked.fitting(
+            lambda footprint: self.capacity.hard_cap(*footprint) is None
+        ):
+            if push in self.blocked and push is not first:
                 effects += self._try(push, now)
-            if self.capacity.shortfall() <= 0:
-                return effects  # a step can be planned: the others wait in line
-        for taken in self.held.largest():
-            if (full := self.capacity.hard_cap(*taken)) is not None:
-                self.capacity.press(full, now)
+            if self.capacity.units_short() <= 0:
+                return effects  # a step can be planned: the others keep their order
+        for footprint in self.blocked.max_sizes():
+            if (full := self.capacity.hard_cap(*footprint)) is not None:
+                self.capacity.set_blocking_cap(full, now)
         return effects
 
     def _retry_members(self, now: float) -> list[Effect]:
-        """Members of open groups pass by those in line; of others some may be refused by now."""
+        """Retry members of changed groups: those of open ones pass the queue, others may be refused
+        now.
+        """
         effects: list[Effect] = []
-        while unsettled := self.held.take_unsettled():
-            for push in unsettled:
-                if push in self.held and not push.emptied:
+        while changed := self.blocked.pop_group_changed():
+            for push in changed:
+                if push in self.blocked and not push.payload_evicted:
                     self._decide_each(push, now, in_line=True)
                     effects += self._after_try(push)
         return effects
 
     def producer_gone(self, producer: str) -> None:
-        """A connection is lost: what it still had waiting was never accepted."""
-        for push in self.held.of_producer(producer):
-            self.held.give_up(push)
+        """Withdraw the blocked pushes of a producer that is disconnected."""
+        for push in self.blocked.of_producer(producer):
+            self.blocked.withdraw(push)
 
     def shut_down(self, reason: str) -> list[Effect]:
-        """Accept nothing more; answer what waits."""
+        """Accept nothing more; answer blocked pushes with ShuttingDown."""
         self.eligibility.closed, self.eligibility.shuts_down = reason, True
-        return self.refuse_held(ShuttingDown(reason))
+        return self.refuse_blocked(ShuttingDown(reason))
 
     def end(self, code: str, why: str) -> list[Effect]:
-        """Accept nothing more for this reason, and answer what waits."""
+        """Accept nothing more for this reason; refuse blocked pushes."""
         self.eligibility.closed, self.eligibility.closed_code = why, code
-        return self.refuse_held(SampleRefused(code, why))
+        return self.refuse_blocked(SampleRefused(code, why))
 
-    def refuse_held(self, why: SampleRefused) -> list[Effect]:
-        """Answer what waits: it will not come in any more."""
+    def refuse_blocked(self, why: SampleRefused) -> list[Effect]:
+        """Refuse every blocked push."""
         effects: list[Effect] = []
-        for push in list(self.held):
+        for push in list(self.blocked):
             for index in push.undecided:
                 self._outcomes.refuse(push, index, why)
-            self.held.remove(push)
+            self.blocked.remove(push)
             effects.append(push.answer())
         return effects
 
     # -- pushes that wait ---------------------------------------------------------------------
 
     def _try(self, push: Push, now: float) -> list[Effect]:
-        """Decide a held push as far as that is possible now."""
-        if push.emptied:
-            return self._recall(push, now)
+        """Decide a blocked push as far as that is possible now."""
+        if push.payload_evicted:
+            return self._request_resend(push, now)
         if not push.groups:  # a member may be refused by now
-            full = self.capacity.holds_back_all(self.held.least(push))
+            full = self.capacity.all_blocked_by(self.blocked.smallest(push))
             if full is not None:
-                self.capacity.press(full, now)
+                self.capacity.set_blocking_cap(full, now)
                 return []
-        self._decide(push, now, in_line=False)
+        self._decide_samples(push, now, in_line=False)
         return self._after_try(push)
 
     def _after_try(self, push: Push) -> list[Effect]:
         if push.is_decided:
-            self.held.remove(push)
+            self.blocked.remove(push)
             return [push.answer()]
-        self.held.weigh(push)
+        self.blocked.update_size(push)
         return []
 
-    def _recall(self, push: Push, now: float) -> list[Effect]:
-        """Ask for the payload again if it can come in, and not as much as can is on its way."""
-        if push.asked:
+    def _request_resend(self, push: Push, now: float) -> list[Effect]:
+        """Request a resend of the payload, unless enough resends are already in flight to fill the
+        capacity.
+        """
+        if push.resend_requested:
             return []
-        first, asked = push.waiting[0], self.held.asked_samples
-        if (full := self.capacity.holds_back_after(asked, first)) is not None:
-            self.capacity.press(full, now)
+        first, asked = push.waiting[0], self.blocked.resending_samples
+        if (full := self.capacity.resend_blocked_by(asked, first)) is not None:
+            self.capacity.set_blocking_cap(full, now)
             return []
-        self.held.ask(push, now)
-        return [PushRecalled(push.producer, push.first_seq)]
+        self.blocked.request_resend(push, now)
+        return [ResendRequested(push.producer, push.first_seq)]
 
     # -- the samples of one push ---------------------------------------------------------------
 
-    def _decide(self, push: Push, now: float, *, in_line: bool) -> None:
-        """Decide the samples of a push as far as they may come in.
+    def _decide_samples(self, push: Push, now: float, *, in_line: bool) -> None:
+        """Accept, refuse or leave blocked each undecided sample of a push.
 
-        in_line: others wait already, so only members of open groups may pass them.
+        in_line: others are queued already, so only members of open groups may pass them.
         """
-        samples = self.eligibility.plain(push)
+        samples = self.eligibility.fast_path(push)
         if samples is None:
             self._decide_each(push, now, in_line=in_line)
         elif in_line:
@@ -220,28 +229,32 @@ class Admission:
             if fitting:
                 first = samples.first(fitting)
                 self._accept(push, first, Amount.of(first), now)
-            self._hold_back(push, now)
+            self._block(push, now)
 
     def _accept(self, push: Push, samples: SamplesByField, amount: Amount, now: float) -> None:
-        """The first of those that wait, which are plain, come in: this much together."""
+        """Accept these first undecided samples of a push on the fast path. amount: of all of
+        them.
+        """
         self.capacity.came_in(self._outcomes.accept_all(push, samples, amount, now), now)
 
-    def _hold_back(self, push: Push, now: float) -> None:
-        """What waits of a plain push, of which the first does not come in."""
+    def _block(self, push: Push, now: float) -> None:
+        """Set the blocking caps of a push on the fast path of which no further sample is
+        accepted.
+        """
         waiting = push.waiting
-        if len({type(sample.payload) for sample in waiting}) > 1:  # of two sizes that differ
+        if len({type(sample.payload) for sample in waiting}) > 1:  # of two kinds of footprint
             self._decide_each(push, now, in_line=False)
             return
         smallest, largest = (find(waiting, key=_nbytes) for find in (min, max))
-        if (full := self.capacity.holds_back(smallest)) is None:
-            self._decide_each(push, now, in_line=False)  # what is smaller may come in
+        if (full := self.capacity.blocked_by(smallest)) is None:
+            self._decide_each(push, now, in_line=False)  # a smaller one may be accepted
             return
-        self.capacity.press(full, now)
-        if (full := self.capacity.holds_back(largest)) is not None:
-            self.capacity.press(full, now)
+        self.capacity.set_blocking_cap(full, now)
+        if (full := self.capacity.blocked_by(largest)) is not None:
+            self.capacity.set_blocking_cap(full, now)
 
     def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
-        """The same, sample by sample."""
+        """`_decide_samples`, sample by sample."""
         self._supersede(push)
         accepted: list[Sample] = []
         lost = False
@@ -256,10 +269,10 @@ class Admission:
             except SampleRefused as error:
                 lost |= self._refuse(push, index, error, now)
                 continue
-            if in_line and not self._buffer.is_expected(sample):
+            if in_line and not self._buffer.belongs_to_open_group(sample):
                 continue
-            if (full := self.capacity.holds_back(sample)) is not None:
-                self.capacity.press(full, now)
+            if (full := self.capacity.blocked_by(sample)) is not None:
+                self.capacity.set_blocking_cap(full, now)
                 continue
             if self._buffer.is_grouped(sample):
                 sample = self._buffer.sized(sample)
@@ -267,15 +280,15 @@ class Admission:
             accepted.append(sample)
         if accepted:
             self._outcomes.count(accepted)
-        # A member that is lost opens its group, or ends it, for those that came before.
+        # A lost member may open or end its group, which decides members before it.
         if push.waiting and (lost or any(map(self.eligibility.is_late, push.waiting))):
             self._decide_each(push, now, in_line=in_line)
 
     def _supersede(self, push: Push) -> None:
-        """Drop beginnings of groups whose producers are gone, and that this push begins anew.
+        """Drop open groups of producers that are gone, and that this push begins anew.
 
-        That is certain of a beginning of which all producers have died, and if with this push a
-        group would have more members than it may while none of its producers is there.
+        It does if all producers of the group have died, or if the group would exceed its size while
+        none of its producers is connected.
         """
         memory, groups = self.eligibility.memory, self._buffer.groups
         coming = Counter(
@@ -293,7 +306,7 @@ class Admission:
                 self._dropping.supersede(group)
 
     def _refuse(self, push: Push, index: int, error: SampleRefused, now: float) -> bool:
-        """Whether its group has lost it for good."""
+        """Refuse a sample; returns whether its group has lost it for good."""
         self._outcomes.refuse(push, index, error)
         sample, seq = push.samples[index], push.first_seq + index
         if not (error.reason in MEMBER_LOST and self._buffer.is_grouped(sample)):

@@ -1,28 +1,25 @@
-"""Who may come in: `Eligibility` ever, `Capacity` now; `Outcomes` writes down what is decided.
+"""`Eligibility`: permanent checks of a sample; `Capacity`: caps, now; `Outcomes`: records each
+decision.
 
-Most pushes are of new and valid samples without a group: these are told from others as a whole, by
-the rules that decide on each of them too.
+Most pushes have only new and valid samples without a group: these take a *fast path*, checked as a
+whole by the same rules.
 
-`Capacity` knows which cap holds a sample back, now and the last time that one was. A sample is held
-back only
+`Capacity` knows which cap blocks a sample now, and which blocked one last. A sample is blocked only
 
     at a hard cap       if its bytes would exceed what may be in memory, or in payload stores, or
                         the journal has no capacity for it
     at a soft cap       if it is reached by ready samples, a step could be planned of what is
                         ready, and the sample belongs to no open group
 
-so while ranks cannot be given a step, whatever may make one comes in: nobody waits for a producer
-that waits for us.
+so the soft cap is lifted while no step can be planned, to avoid deadlock.
 
-`Repeats` counts samples in a row under ids that were accepted before: a sign that ids name too
-little. Who pushes a sample again because it does not know what became of it is no such case: these
-numbers of its are known. Nor is a producer that begins anew, with what it has pushed before a
-crash; but that cannot be told from here, so what is found is for the log.
+`Repeats` counts samples in a row under ids that were accepted before: a sign that ids are not
+unique enough. Resends are recognised by sequence number, and not counted. A producer that replays
+after a crash is counted, as it cannot be distinguished here; so the result is only logged.
 
-`Outcomes` writes down what becomes of a sample everywhere that has to know. Invariant: whatever is
-accepted is in the buffer, remembered against a repetition, counted, and a fact if facts are kept;
-every outcome is in its push's answer and in the totals. The first sample that is accepted decides
-on the run's schema, unless it is declared.
+`Outcomes` records each decision. Invariant: an accepted sample is in the buffer, in the duplicate
+memory, in the totals, and a fact if facts are kept; every outcome is in its push's answer and in
+the totals. The first accepted sample sets the run's schema, unless it is declared.
 """
 
 from bisect import bisect_left
@@ -30,7 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import MEMORY_CAP, STORES_CAP, Amount, Entry
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
@@ -38,88 +35,96 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import IdsRepeated, SchemaDecided
 from rollout_dispatcher.core.facts import Accepted, SchemaFixed
 from rollout_dispatcher.errors import BufferFull, SampleRefused, ShuttingDown
-from rollout_dispatcher.payload import Taken
+from rollout_dispatcher.payload import Footprint
 from rollout_dispatcher.sample import Outcome, Sample, SamplesByField, Schema
 
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: Caps that nothing but leaving samples can lift; the first of them is lifted by a journal, too.
+#: Caps that waiting does not lift; the memory cap can also be relieved by spilling to a journal.
 HARD_CAPS = (MEMORY_CAP, STORES_CAP, "journal")
-#: A producer that cannot be held, as over HTTP, and has not asked again for so long has gone.
+#: Seconds for which a producer that was answered `full`, as over HTTP, counts as waiting.
 ASKS_AGAIN_S = 5.0
 
 
 class Capacity:
     """The caps on what comes in.
 
-    shortfall: units that are ready fewer than a step needs, 0 or less if one could be planned.
+    units_short: units still missing for a whole step (<= 0: enough).
     """
 
-    def __init__(self, buffer: SampleBuffer, shortfall: Callable[[], int]) -> None:
-        self._buffer, self.shortfall = buffer, shortfall
+    def __init__(self, buffer: SampleBuffer, units_short: Callable[[], int]) -> None:
+        self._buffer, self.units_short = buffer, units_short
         #: Whether the journal takes so many samples of so many bytes; None without one.
         self.journal_takes: Callable[[int, int], bool] | None = None
-        #: What was accepted and is not with the journal yet.
-        self._unnoted = Amount()
-        #: The cap that last held a sample back, until something leaves.
-        self.pressed: BufferFull | None = None
-        self._asked_at = 0.0
-        #: When a sample last came in, or one that waits was last helped.
+        #: Accepted samples that the journal does not count yet.
+        self._unjournaled = Amount()
+        #: The cap that last blocked a sample; None once something has left.
+        self.blocking_cap: BufferFull | None = None
+        self._refused_at = 0.0
+        #: Time of the last accept, or of the last eviction.
         self.last_moved = 0.0
         #: Since when payloads are on their way from memory to the journal; None if none is.
-        self.helped_since: float | None = None
+        self.spilling_since: float | None = None
 
     # -- what a cap lets in -----------------------------------------------------------------
 
     def admits(self, samples: SamplesByField, amount: Amount) -> int:
-        """How many of these samples, all without a group, come in before one is held back.
+        """How many of these samples, all without a group, are accepted before one is blocked.
 
-        amount: of all of them, which nearly always do.
+        amount: of all of them, which nearly always fit.
         """
-        if self._admits(amount.samples, amount.taken, amount.tokens - samples.tokens[-1]):
+        if self._admits(amount.samples, amount.footprint, amount.tokens - samples.tokens[-1]):
             return amount.samples
-        each = [Taken.by((payload,)) for payload in samples.payloads]
-        sums = list(map(Taken, *(accumulate(column) for column in zip(*each, strict=True))))
+        each = [Footprint.by((payload,)) for payload in samples.payloads]
+        sums = list(map(Footprint, *(accumulate(column) for column in zip(*each, strict=True))))
         tokens = list(accumulate(samples.tokens, initial=0))
         return bisect_left(
             range(amount.samples),
-            True,  # what comes in before a sample only ever holds it back
+            True,  # samples before it only add to what blocks a sample
             key=lambda at: not self._admits(at + 1, sums[at], tokens[at]),
         )
 
-    def _admits(self, count: int, taken: Taken, tokens_before: int) -> bool:
-        """Whether the last of so many samples comes in behind the others."""
-        if self.hard_cap(*taken, count) is not None:
+    def _admits(self, count: int, footprint: Footprint, tokens_before: int) -> bool:
+        """Whether the last of `count` samples is accepted behind the others."""
+        if self.hard_cap(*footprint, count) is not None:
             return False
         before = count - 1
-        return self._buffer.soft_cap(before, tokens_before) is None or self.shortfall() > before
+        return self._buffer.soft_cap(before, tokens_before) is None or self.units_short() > before
 
-    def holds_back(self, sample: Sample) -> BufferFull | None:
-        """The cap that holds this sample back now, if one does."""
-        full = self.hard_cap(*sample.taken)
+    def blocked_by(self, sample: Sample) -> BufferFull | None:
+        """The cap that blocks this sample now; None if none does."""
+        full = self.hard_cap(*sample.footprint)
         if full is None and (full := self._buffer.soft_cap()) is not None:
-            passes = self._buffer.is_expected(sample) or self.shortfall() > 0
+            passes = self._buffer.belongs_to_open_group(sample) or self.units_short() > 0
             full = None if passes else full
         return full
 
-    def holds_back_all(self, least: Iterable[Taken]) -> BufferFull | None:
-        """The cap that holds back samples that take one of these and more, whatever they are."""
-        found = [self.hard_cap(*taken) for taken in least]
+    def all_blocked_by(self, smallest: Iterable[Footprint]) -> BufferFull | None:
+        """The hard cap that blocks every sample of at least one of these footprints; None if none
+        does.
+        """
+        found = [self.hard_cap(*footprint) for footprint in smallest]
         return found[0] if found and None not in found else None
 
-    def holds_back_after(self, coming: int, sample: Sample) -> BufferFull | None:
-        """The cap that holds a sample back whose payload is not here, behind so many others."""
-        referenced = sample.taken[1]
+    def resend_blocked_by(self, coming: int, sample: Sample) -> BufferFull | None:
+        """The cap that blocks a sample with an evicted payload. coming: samples of which a resend
+        is under way.
+        """
+        referenced = sample.footprint[1]
         full = self.hard_cap(sample.nbytes - referenced, referenced)
-        if full is None and self.shortfall() <= coming and not self._buffer.is_expected(sample):
+        if (
+            full is None
+            and self.units_short() <= coming
+            and not self._buffer.belongs_to_open_group(sample)
+        ):
             full = self._buffer.soft_cap(coming)
         return full
 
     def hard_cap(self, nbytes: int, referenced: int, samples: int = 1) -> BufferFull | None:
-        """The hard cap that so many samples and bytes more would exceed, if they would."""
+        """The hard cap that this many more samples and bytes would exceed; None if none."""
         if self.journal_takes is not None:
-            unnoted, held = self._unnoted, self._buffer.held.nbytes
+            unnoted, held = self._unjournaled, self._buffer.held.nbytes
             if not self.journal_takes(samples + unnoted.samples, nbytes + unnoted.nbytes):
                 return BufferFull("journal", held, held)
         return self._buffer.hard_cap(nbytes, referenced)
@@ -127,41 +132,41 @@ class Capacity:
     # -- what comes in ------------------------------------------------------------------------
 
     def came_in(self, entries: Sequence[Entry], now: float) -> None:
-        """These were accepted, and the journal, if there is one, does not count them yet."""
+        """Count accepted samples against the journal's capacity, until it counts them itself."""
         self.last_moved = now
         if self.journal_takes is not None:
-            self._unnoted += Amount.of_entries(entries)
+            self._unjournaled += Amount.of_entries(entries)
 
-    def noted(self) -> None:
-        """What was accepted is with the journal: it counts that from now on."""
-        if self._unnoted.samples:
-            self._unnoted = Amount()
+    def journaled(self) -> None:
+        """Accepted samples were handed to the journal, which counts them from now on."""
+        if self._unjournaled.samples:
+            self._unjournaled = Amount()
 
-    # -- what was held back ---------------------------------------------------------------------
+    # -- what was blocked ---------------------------------------------------------------------
 
-    def press(self, full: BufferFull, now: float) -> None:
-        """Remember what holds samples back: of several caps the one that is easiest to relieve."""
+    def set_blocking_cap(self, full: BufferFull, now: float) -> None:
+        """Set the blocking cap: of several the one that is easiest to relieve."""
         if full.cap in HARD_CAPS:
-            self._asked_at = now
-        if self.pressed is None or _rank(full) <= _rank(self.pressed):
-            self.pressed = full
+            self._refused_at = now
+        if self.blocking_cap is None or _rank(full) <= _rank(self.blocking_cap):
+            self.blocking_cap = full
 
     @property
     def at_hard_cap(self) -> bool:
-        """Whether a sample was held back that only leaving samples can let in."""
-        return self.pressed is not None and self.pressed.cap in HARD_CAPS
+        """Whether the blocking cap is a hard one."""
+        return self.blocking_cap is not None and self.blocking_cap.cap in HARD_CAPS
 
     def is_stuck(self, now: float, *, waits: bool) -> bool:
         """Whether a producer waits there; over HTTP it asks again and again.
 
         waits: whether a push is held.
         """
-        return self.at_hard_cap and (waits or now - self._asked_at <= ASKS_AGAIN_S)
+        return self.at_hard_cap and (waits or now - self._refused_at <= ASKS_AGAIN_S)
 
     def reached(self) -> BufferFull:
-        """What a producer is told who is held back."""
+        """The cap that a blocked producer is told of."""
         buffer = self._buffer
-        reached = self.pressed or buffer.soft_cap()
+        reached = self.blocking_cap or buffer.soft_cap()
         return reached or BufferFull("samples", buffer.ready_units, buffer.limits.samples)
 
 
@@ -169,7 +174,7 @@ def _rank(full: BufferFull) -> int:
     return HARD_CAPS.index(full.cap) if full.cap in HARD_CAPS else len(HARD_CAPS)
 
 
-#: So many in a row, none of which is trained on, are told.
+#: Report after this many repeated samples in a row.
 MANY = 256
 
 
@@ -179,11 +184,11 @@ class Repeats:
     def __init__(self) -> None:
         self._in_a_row: dict[str, int] = {}
         self._in_conflict: set[str] = set()
-        #: What nobody was told of yet.
+        #: Effects that are not reported yet.
         self.found: list[IdsRepeated] = []
 
     def repeated(self, producer: str, sample_id: str, *, conflicts: bool) -> None:
-        """One more came in vain. conflicts: with other content than before."""
+        """A sample had the id of an accepted one. conflicts: with other content."""
         count = self._in_a_row[producer] = self._in_a_row.get(producer, 0) + 1
         news = conflicts and producer not in self._in_conflict
         if conflicts:
@@ -192,29 +197,29 @@ class Repeats:
             self.found.append(IdsRepeated(producer, sample_id, count, conflicts=news))
 
     def accepted(self, producer: str) -> None:
-        """A sample of it is accepted."""
+        """A sample of this producer is accepted."""
         if self._in_a_row:
             self._in_a_row.pop(producer, None)
 
     def forget(self, producer: str) -> None:
-        """It has connected anew, or has gone."""
+        """The producer connected anew, or left."""
         self._in_a_row.pop(producer, None)
         self._in_conflict.discard(producer)
 
 
 class Eligibility:
-    """What refuses samples. memory: of what was accepted before."""
+    """Decides whether a sample may ever be accepted. memory: of the accepted samples."""
 
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
         self._needs_version = config.max_staleness is not None
         self._buffer, self._producers = parts.buffer, parts.producers
         self._closed_groups, self.memory = parts.closed_groups, parts.memory
-        #: Set once nothing more is accepted; says why.
+        #: Why nothing more is accepted; None while samples are.
         self.closed: str | None = None
         self.closed_code = "closed"
-        #: Whether a successor of this dispatcher may accept it.
+        #: Whether the next dispatcher may accept refused samples.
         self.shuts_down = False
-        #: Samples of weights older than this come too late: their phase has ended.
+        #: Samples of older policy versions than this are refused: their phase has ended.
         self.oldest_version = 0
 
     def bar(self, version: int) -> None:
@@ -222,12 +227,14 @@ class Eligibility:
         self.oldest_version = max(self.oldest_version, version)
 
     @property
-    def situation(self) -> tuple[object, ...]:
-        """Another one whenever any sample that is held back may be eligible no more."""
-        return self.oldest_version, self._buffer.set_by
+    def recheck_key(self) -> tuple[object, ...]:
+        """Changes whenever a blocked sample may have become ineligible."""
+        return self.oldest_version, self._buffer.schema_source
 
-    def plain(self, push: Push) -> SamplesByField | None:
-        """The samples of a push that wait, if they come last and capacity is all that they need."""
+    def fast_path(self, push: Push) -> SamplesByField | None:
+        """The undecided samples of a push if they can take the fast path: ungrouped, valid, new,
+        and last in the push.
+        """
         first = next(iter(push.samples), None)
         if first is None or self._buffer.is_grouped(first):
             return None  # the usual exceptions, found before anything is computed
@@ -237,7 +244,7 @@ class Eligibility:
         samples = SamplesByField.of(push.samples[decided:])
         plain = (
             self.closed is None
-            and self._buffer.are_plain(samples)
+            and self._buffer.can_take_fast_path(samples)
             and not self._producers.has_ended(push.producer)
             and self._is_young(push, samples)
             and not (self._needs_version and None in samples.policy_versions)
@@ -246,7 +253,7 @@ class Eligibility:
         return samples if plain else None
 
     def is_begun_anew(self, group: OpenGroup, coming: int) -> bool:
-        """Whether so many new members can only replace what producers that are gone have pushed."""
+        """Whether `coming` new members can only replace those of producers that are gone."""
         if not group.entries:
             return False
         if self._buffer.groups.has_died(group):
@@ -261,11 +268,11 @@ class Eligibility:
 
     def check(self, push: Push, sample: Sample) -> None:
         """Raise SampleRefused if this sample may not come in, now or later."""
-        if self.closed is not None and not push.excused:
+        if self.closed is not None and not push.exempt_from_end:
             if self.shuts_down:
                 raise ShuttingDown(self.closed)
             raise SampleRefused(self.closed_code, self.closed)
-        if self._producers.has_ended(push.producer) and not push.excused:
+        if self._producers.has_ended(push.producer) and not push.exempt_from_end:
             raise SampleRefused("closed", "this producer has ended its stream")
         version = sample.judged_version
         if self._needs_version and version is None and not sample.staleness_exempt:
@@ -298,112 +305,117 @@ class Eligibility:
         return not versions or min(versions) >= self._oldest_for(push)
 
     def _oldest_for(self, push: Push) -> int:
-        if push.excused:
+        if push.exempt_from_end:
             return 0
         return max(self.oldest_version, self._producers.phase(push.producer))
 
 
 class Outcomes:
-    """Carries out what is decided of samples.
+    """Records decisions.
 
-    untold: what has come in and nobody was told of yet; None where nobody is to be. decided: the
+    unreported: accepted samples that no effect has reported yet; None if none is to. decided: the
     run's schema, until its effect has left.
     """
 
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
-        self.untold: list[Entry] | None = [] if config.tells_accepted else None
+        self.unreported: list[Entry] | None = [] if config.tells_accepted else None
         self.decided: SchemaDecided | None = None
         self.repeats = Repeats()
-        self._plain: SamplesByField | None = None
+        self._columns: SamplesByField | None = None
         self._buffer, self._totals, self._producers = parts.buffer, parts.totals, parts.producers
         self._memory, self._objects = parts.memory, parts.references.objects
-        self._note, self._durable = parts.note, config.durable
+        self._append, self._durable = parts.append_fact, config.durable
 
     def fix_schema(self, schema: Schema, set_by: str) -> None:
-        """Every sample of the run has this schema from now on."""
-        self._buffer.schema, self._buffer.set_by = schema, set_by
+        """Set the run's schema."""
+        self._buffer.schema, self._buffer.schema_source = schema, set_by
         self.decided = SchemaDecided(schema, set_by)
-        self._note(SchemaFixed(schema, set_by))
+        self._append(SchemaFixed(schema, set_by))
 
     def accept_all(
         self, push: Push, samples: SamplesByField, amount: Amount, now: float
     ) -> list[Entry]:
-        """These samples of a push come in: the first that wait, plain, and this much together."""
+        """Accept the first undecided samples of a push on the fast path. amount: of all of them."""
         first = push.outcomes.index(None)
         these = slice(first, first + amount.samples)
-        self._decide(push, samples.schemas[0])
+        self._fix_schema_if_unset(push, samples.schemas[0])
         entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
-        if self.untold is not None:  # or what nobody asks for would be kept
-            self._plain = None if self.untold else samples
+        if self.unreported is not None:  # else they would be kept for ever
+            self._columns = None if self.unreported else samples
         self._remember(push, entries, push.numbers[these])
         push.outcomes[these] = [Outcome.ACCEPTED] * len(entries)
-        self._totals.accepted(samples.tokens, samples.payloads, amount.taken)
+        self._totals.accepted(samples.tokens, samples.payloads, amount.footprint)
         return entries
 
     def accept(self, push: Push, index: int, sample: Sample, now: float) -> Entry:
-        """One sample of a push comes in; `count` follows, once for all of them."""
-        self._decide(push, sample.schema)
+        """Accept one sample of a push; `count` has to follow, once for all of them."""
+        self._fix_schema_if_unset(push, sample.schema)
         entry, seq = self._buffer.add(sample, push.producer, now), push.first_seq + index
-        self._plain = None
+        self._columns = None
         self._remember(push, [entry], range(seq, seq + 1))
         push.outcomes[index] = Outcome.ACCEPTED
         return entry
 
-    def _decide(self, push: Push, schema: Schema) -> None:
-        """A sample of this schema comes in."""
+    def _fix_schema_if_unset(self, push: Push, schema: Schema) -> None:
+        """Set the run's schema to that of its first accepted sample."""
         if self._buffer.schema is None:
             by = f"producer {push.producer}" if push.producer else "an HTTP client"
             self.fix_schema(schema, f"set by the first accepted push, from {by}")
 
-    def tell(self) -> tuple[Sequence[Entry], SamplesByField | None]:
-        """What is `untold`, for somebody to be told now; see `effects.SamplesAccepted`."""
-        told, plain = self.untold or (), self._plain
-        self.untold, self._plain = [], None
-        return told, plain
+    def pop_unreported(self) -> tuple[Sequence[Entry], SamplesByField | None]:
+        """Return and clear `unreported`; see `effects.SamplesAccepted`."""
+        unreported, columns = self.unreported or (), self._columns
+        self.unreported, self._columns = [], None
+        return unreported, columns
 
     def count(self, accepted: Sequence[Sample]) -> None:
-        """These have come in one by one."""
+        """Count samples that were accepted one by one."""
         payloads = [sample.payload for sample in accepted]
         tokens = [sample.tokens for sample in accepted]
-        self._totals.accepted(tokens, payloads, Taken.by(payloads))
+        self._totals.accepted(tokens, payloads, Footprint.by(payloads))
 
-    def settle(self, push: Push, index: int, outcome: Outcome, *, theirs: bool = False) -> None:
-        """One sample of a push does not come in. theirs: it may be pushed again, to a successor."""
+    def record(
+        self, push: Push, index: int, outcome: Outcome, *, producer_owned: bool = False
+    ) -> None:
+        """Record an outcome other than `accepted`. producer_owned: the sample may be pushed to the
+        next dispatcher.
+        """
         push.outcomes[index] = outcome
         self._totals.received[outcome] += 1
-        if push.refers:
-            self._objects.settled(push, index, outcome, theirs=theirs)
+        if push.has_references:
+            self._objects.not_accepted(push, index, outcome, producer_owned=producer_owned)
 
     def repeat(self, push: Push, index: int) -> None:
-        """One sample of a push was accepted before, by its number or by the id that it was given.
+        """Record a duplicate, or a conflict: a sample with an accepted number, or a given id with
+        an accepted one.
 
-        Of its own numbers a producer knows no better; another sample's id it has used again.
+        A repeated number is a resend; a repeated id is counted in `Repeats`.
         """
         sample, outcome = push.samples[index], Outcome.DUPLICATE
         if not self._memory.is_resent(push.producer, push.first_seq + index):
             conflicts = self._memory.conflicts(sample.sample_id, sample.checksum)
             outcome = Outcome.CONFLICT if conflicts else outcome
             self.repeats.repeated(push.producer, sample.sample_id, conflicts=conflicts)
-        self.settle(push, index, outcome)
+        self.record(push, index, outcome)
 
     def refuse(self, push: Push, index: int, why: SampleRefused) -> None:
-        """One sample of a push never will, and its producer is told why."""
+        """Refuse one sample of a push, with the reason."""
         push.errors[index], push.reasons[index] = str(why), why.reason
         self._totals.refused[why.reason] += 1
-        self.settle(push, index, Outcome.REFUSED, theirs=why.retriable)
+        self.record(push, index, Outcome.REFUSED, producer_owned=why.retriable)
 
     def _remember(self, push: Push, entries: Sequence[Entry], numbers: range) -> None:
-        """Entries of a push are accepted, under these numbers."""
+        """Remember accepted entries. numbers: their sequence numbers."""
         samples = [entry.sample for entry in entries] if push.named else ()
         given = {sample.sample_id: sample.checksum for sample in samples}
         self._memory.accept(push.producer, numbers, given)
         self.repeats.accepted(push.producer)
         self._producers.contributed(push.producer)
-        if push.refers:
+        if push.has_references:
             self._objects.accepted(push, entries, numbers)
-        if self.untold is not None:
-            self.untold += entries
+        if self.unreported is not None:
+            self.unreported += entries
         if self._durable:  # else one for each sample is built for nobody
             for entry, seq in zip(entries, numbers, strict=True):
                 given_id = entry.sample.sample_id if push.named else None
-                self._note(Accepted(entry, push.producer, seq, given_id))
+                self._append(Accepted(entry, push.producer, seq, given_id))

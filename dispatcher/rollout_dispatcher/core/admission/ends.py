@@ -12,7 +12,7 @@ has.
     asked for --everybody is done, or gone, or it is forced--> decided
     decided --what waited for room before that has come in--> ended
 
-From the decision on, what comes and belongs to it is refused; what was held back before is let in
+From the decision on, what comes and belongs to it is refused; what was blocked before is let in
 first. Invariant: an end is decided once and ended once, phases in the order of their versions.
 """
 
@@ -46,21 +46,21 @@ class Presence:
         )  # fmt: skip
         self._closed_groups, self._memory = parts.closed_groups, parts.memory
 
-    def lost(self, producer: str, now: float, *, for_good: bool) -> None:
+    def disconnected(self, producer: str, now: float, *, for_good: bool) -> None:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._admission.producer_gone(producer)
-        gone = self._producers.lost(producer, now, for_good=for_good)
+        gone = self._producers.disconnected(producer, now, for_good=for_good)
         self._gone(gone, left=producer if for_good else "")
 
     def tick(self, now: float) -> None:
-        """Give up producers that are away for too long, and groups that nobody contributes to."""
+        """Expire producers that are away for too long, and abandon overdue groups."""
         self._gone(self._producers.expire(now))
         why = (
             f"no member had come for {self._groups.timeout:g} s (--set group-timeout), and none of "
             "its producers was there"
         )
         for group in self._groups.overdue(now):
-            self._dropping.give_up(group, why)
+            self._dropping.abandon(group, why)
 
     def next_deadline(self) -> float | None:
         """When `tick` is wanted next; None if nothing is waited for."""
@@ -87,17 +87,17 @@ class Presence:
         keep: bool | None,
         now: float,
         *,
-        said: tuple[str, int] | None,
+        request: tuple[str, int] | None,
     ) -> list[Effect]:
-        """No member beyond `size` will come, or none but those that are held back.
+        """No member beyond `size` will come, or none but those that are blocked.
 
         An incomplete group is then dropped whole, or trained on as it is: with `keep`, or if its
-        size was to be told now. said: by which producer, and the number that it gave to this: it
+        size was to be told now. request: by which producer, and the number that it gave to this: it
         is heard once. A group of which nothing is known cannot be closed, and that is told.
         """
-        if said is not None and not self._memory.hears_close(*said):
+        if request is not None and not self._memory.hears_close(*request):
             return []
-        groups, waiting = self._buffer.groups, self._admission.held.members(group_id)
+        groups, waiting = self._buffer.groups, self._admission.blocked.members(group_id)
         keep = self._dropping.keep if keep is None else keep
         group, limits = groups.get(group_id), self._buffer.limits
         if group is None:
@@ -109,13 +109,13 @@ class Presence:
             size = len(group.entries) + group.lost + waiting
         if group is None:
             if not waiting:
-                return [Advised(UNKNOWN.format(group_id), "" if said is None else said[0])]
+                return [Advised(UNKNOWN.format(group_id), "" if request is None else request[0])]
             self._closed_groups.lack(group_id, CLOSED, waiting)
         elif size is None:
-            self._dropping.give_up(group, CLOSED, keep=False)
+            self._dropping.abandon(group, CLOSED, keep=False)
         elif too_large := limits.too_large(size):
             why = f"it has {size} samples, and {too_large}"
-            self._dropping.give_up(group, why)
+            self._dropping.abandon(group, why)
         else:
             self._dropping.resize(group, size)
         return []
@@ -123,7 +123,7 @@ class Presence:
     def withdraw(
         self, group_id: str, size: int | None, producer: str, numbers: Iterable[int], now: float
     ) -> None:
-        """A producer gives up these samples of a group, which will lack each of them, once."""
+        """A producer withdraws samples of a group, which loses each of them, once."""
         for seq in numbers:
             if self._memory.refuse(producer, seq):
                 why = "a member was withdrawn by its producer"
@@ -141,10 +141,10 @@ class Ends:
     """Hears that producers are done; changes the buffer only through `dropping`."""
 
     def __init__(self, parts: "Parts") -> None:
-        self._admission, self._departures = parts.admission, parts.departures
+        self._admission, self._departures = parts.admission, parts.rank_departures
         self._eligibility, self._producers = parts.eligibility, parts.producers
         self._dropping, self._phases = parts.dropping, parts.phases
-        self._lifecycle, self._note = parts.lifecycle, parts.note
+        self._lifecycle, self._append = parts.lifecycle, parts.append_fact
         #: Which were asked for, and whether each is decided.
         self._asked: dict[End, bool] = {}
         self._forced: set[End] = set()
@@ -171,51 +171,52 @@ class Ends:
         if version > self._eligibility.oldest_version:
             self._check(version)
             self._producers.ends(producer, version)
-            self._note_word(producer)
+            self._append_ends(producer)
             self._ask(version, force=force)
 
     def end_stream(self, producer: str, *, force: bool) -> None:
         """A producer pushes nothing more; with `force` nobody does."""
         if not self._lifecycle.ended:
             self._producers.ends(producer, None)
-            self._note_word(producer)
+            self._append_ends(producer)
             self._ask(None, force=force)
 
-    def settle(self) -> list[Effect]:
-        """End what producers agree on, once what it waits for has come in.
+    def end_agreed(self) -> list[Effect]:
+        """Carry out the ends that all producers have announced, once the samples that were blocked
+        before are decided.
 
-        What the end of the stream waits for never does where the trainer has left: it is refused.
+        If the trainer has left, samples that the end of the stream waits for are refused.
         """
-        self._settle()
-        held = self._admission.held
-        if not (held and self.is_decided(None) and self._departures.deserted):
+        self._end_agreed()
+        blocked = self._admission.blocked
+        if not (blocked and self.is_decided(None) and self._departures.deserted):
             return []
-        answers = self._admission.refuse_held(SampleRefused(RunFinished.code, TRAINER_LEFT))
-        self._settle()
+        answers = self._admission.refuse_blocked(SampleRefused(RunFinished.code, TRAINER_LEFT))
+        self._end_agreed()
         return answers
 
     def stream_over(self, reason: EndReason = EndReason.ENDED) -> None:
-        """Nothing comes any more: groups that lack members never will have them."""
+        """The stream has ended: abandon its open groups."""
         self._lifecycle.end(reason)
-        self._dropping.give_up_groups()
+        self._dropping.abandon_all()
 
-    def _note_word(self, producer: str) -> None:
-        self._admission.held.excuse(producer)  # it has pushed that before
-        phase, ended = self._producers.word(producer)
-        self._note(ProducerSaid(producer, phase, ended))
+    def _append_ends(self, producer: str) -> None:
+        self._admission.blocked.exempt_from_end(producer)  # it has pushed that before
+        phase, ended = self._producers.ends_of(producer)
+        self._append(ProducerSaid(producer, phase, ended))
 
     def _decided(self, end: End) -> None:
-        """From now on nothing comes that belongs before this end."""
+        """Refuse later samples that belong before this end."""
         if end is None:
-            self._note(StreamEnded())
+            self._append(StreamEnded())
             self._eligibility.closed = STREAM_ENDED
         else:
-            self._note(PhaseEnded(end))
+            self._append(PhaseEnded(end))
             self._eligibility.bar(end)
 
     def _end_phase(self, version: int, *, untracked: bool) -> None:
-        """Groups that it leaves behind are given up; untracked: those without a version, too."""
-        self._dropping.give_up_before(version, untracked=untracked)
+        """End the phase, and abandon its open groups. untracked: those without a version, too."""
+        self._dropping.abandon_before(version, untracked=untracked)
         self._phases.end(version)
 
     # -- which were asked for --------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Ends:
         return [*ends, None] if None in self._asked and len(ends) < limit else ends
 
     def is_decided(self, end: End) -> bool:
-        """Whether it is decided, or forced, and waits for what was held back before."""
+        """Whether it is decided, or forced, and waits for what was blocked before."""
         return end in self._forced or self._asked.get(end, False)
 
     def _check(self, end: End) -> None:
@@ -243,7 +244,9 @@ class Ends:
             )
 
     def _ask(self, end: End, *, force: bool = False) -> None:
-        """A producer has said so; with `force` it speaks for all, and of what comes before."""
+        """A producer requests this end; with `force` for all producers, and all earlier ends
+        too.
+        """
         if end not in self._asked:
             self._asked[end] = False
             if end is not None:
@@ -255,7 +258,7 @@ class Ends:
             self._forced.add(end)
 
     def waits_for(self, end: End) -> list[str]:
-        """Producers that have not said so; looks at all of them, for words."""
+        """Producers that have not announced this end, for messages; scans all of them."""
         return self._producers.before(end)
 
     def pending_waits(self, end: End) -> list[str]:
@@ -263,20 +266,22 @@ class Ends:
         pending = end in self._asked and not self.is_decided(end)
         return self.waits_for(end) if pending else []
 
-    def _settle(self) -> None:
-        """Decide what everybody has agreed to, and end what is decided and has come in."""
+    def _end_agreed(self) -> None:
+        """Decide the ends that all producers have announced, and carry out those that no blocked
+        sample precedes.
+        """
         while self._asked:
             end = self._phases_asked[0] if self._phases_asked else None
             if not self._asked[end]:
                 if end not in self._forced and self._producers.is_waited_for(end):
                     return
                 self._asked[end] = True
-                self._admission.held.excuse()
+                self._admission.blocked.exempt_from_end()
                 self._decided(end)
-            if self._admission.held.waits(end):
+            if self._admission.blocked.waits(end):
                 return
             self._forget(end)
-            # What belongs before this end is here, as far as it will ever be.
+            # Carry out this end: no sample that belongs before it is blocked any more.
             if end is None:
                 self.stream_over()
             else:

@@ -185,7 +185,7 @@ class DuplicateMemory:
         return not producer or _is_news(self._known(producer).refused, seq)
 
     def hears_close(self, producer: str, number: int) -> bool:
-        """A producer closes a group; returns whether that is news, and not said again."""
+        """Record the number of a producer's request to close a group; returns whether it is new."""
         return _is_news(self._known(producer).closes, number)
 
     def forget(self, given_ids: Iterable[str]) -> None:
@@ -299,8 +299,10 @@ class Producers:
         before, known.incarnation = known.incarnation, incarnation or known.incarnation
         return before not in ("", known.incarnation)
 
-    def lost(self, producer: str, now: float, *, for_good: bool) -> list[str]:
-        """Its connection is lost, `for_good` if it said goodbye; returns who is gone."""
+    def disconnected(self, producer: str, now: float, *, for_good: bool) -> list[str]:
+        """A producer's connection is lost, `for_good` if it said goodbye; returns the producers
+        that are gone.
+        """
         known = self._known.get(producer)
         if known is None:
             return []
@@ -318,7 +320,9 @@ class Producers:
     def restore(
         self, words: Mapping[str, tuple[int, bool]], now: float, *, contributed: Collection[str]
     ) -> None:
-        """Who contributed to an earlier process may come back; what was said is still so."""
+        """Producers that contributed to an earlier process may come back; the ends that they
+        announced stand.
+        """
         self.begun = len(contributed) > 0
         for producer, (phase, ended) in words.items():
             if not producer:
@@ -340,7 +344,7 @@ class Producers:
         return gone
 
     def next_deadline(self) -> float | None:
-        """When somebody may be given up."""
+        """When the next producer expires."""
         first = next(iter(self._away), None)
         since = None if first is None else self._known[first].away_since
         return None if since is None else since + self._timeout
@@ -392,7 +396,7 @@ class Producers:
         if producer:
             self._know(producer, known)
 
-    def word(self, producer: str) -> tuple[int, bool]:
+    def ends_of(self, producer: str) -> tuple[int, bool]:
         """The newest phase that it has ended, 0 for none, and whether it has ended its stream."""
         known = self._known.get(producer, _NOBODY) if producer else self._nameless
         return known.phase, known.ended
@@ -402,7 +406,7 @@ class Producers:
         return self._known.get(producer, _NOBODY).phase
 
     def has_ended(self, producer: str) -> bool:
-        """Whether it has said that it will push nothing any more, which binds it."""
+        """Whether the producer has ended its stream, which is final."""
         return self._known.get(producer, _NOBODY).ended
 
     # -- who is waited for --------------------------------------------------------------------

@@ -13,9 +13,9 @@ from operator import lt
 from rollout_dispatcher.core.buffer.entry import (
     MEMORY_CAP,
     STORES_CAP,
-    Ages,
     Amount,
     BufferLimits,
+    DropIndex,
     Entry,
 )
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup, OpenGroups
@@ -23,15 +23,16 @@ from rollout_dispatcher.errors import BufferFull, SampleRefused
 from rollout_dispatcher.payload import InMemory, Payload, Reference, are_in_memory
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample, SamplesByField, Schema
 
-#: `SampleBuffer.set_by` where the schema was given with the settings.
+#: `SampleBuffer.schema_source` of a schema that the settings declare.
 DECLARED = "declared by --fields"
 
 
 class SampleBuffer:
-    """Accepts samples, shows the ready ones oldest first, and gives them up when told to.
+    """Holds accepted samples, and lists the ready ones, oldest first.
 
-    groups_matter: whether samples of a group stay together. by_groups: whether a group, and a
-    sample without one, is one unit. too_long: ready samples of more tokens are asked for.
+    keep_groups_whole: whether samples of a group stay together. by_groups: whether a group, and a
+    sample without one, is one unit. too_long: length in tokens above which ready samples are listed
+    for dropping.
     """
 
     def __init__(
@@ -39,18 +40,18 @@ class SampleBuffer:
         limits: BufferLimits,
         groups: OpenGroups,
         *,
-        groups_matter: bool = True,
+        keep_groups_whole: bool = True,
         by_groups: bool = False,
         too_long: int | None = None,
     ) -> None:
         self.limits, self.groups = limits, groups
-        self._groups_matter, self._by_groups = groups_matter, by_groups
-        #: The schema that every sample of the run has, and in words who has decided on it; None
-        #: until a sample is accepted, unless it is declared.
+        self._keep_groups_whole, self._by_groups = keep_groups_whole, by_groups
+        #: The schema of every sample of the run, and in words where it comes from; None until a
+        #: sample is accepted, unless it is declared.
         self.schema: Schema | None = None
-        self.set_by = ""
-        #: Of ready samples.
-        self.ages = Ages(too_long, limits.micro_batch)
+        self.schema_source = ""
+        #: Ready samples by version and length.
+        self.drop_index = DropIndex(too_long, limits.micro_batch)
         #: Of all samples that are here, ready or not.
         self.held = Amount()
         self._ready: dict[int, Entry] = {}  # by ticket, oldest first
@@ -59,8 +60,8 @@ class SampleBuffer:
         self.ready_units = 0
         #: The ticket of the next sample.
         self.next_ticket = 0
-        #: Rises whenever something leaves: who was held back may come in.
-        self.departures = 0
+        #: Rises whenever a sample leaves: blocked pushes may be accepted.
+        self.removals = 0
 
     # -- what is held -----------------------------------------------------------------------
 
@@ -78,7 +79,7 @@ class SampleBuffer:
         return len(self._ready)
 
     def oldest_arrival(self) -> float | None:
-        """Arrival time of (about) the oldest sample: groups come into line when complete."""
+        """Arrival time of the oldest sample; approximate, as groups are queued when complete."""
         first = list(islice(self._ready.values(), 1))
         first += next((group.entries[:1] for group in self.groups if group.entries), [])
         return min((entry.arrived for entry in first), default=None)
@@ -146,16 +147,18 @@ class SampleBuffer:
         """Why a sample of this schema may not; says how it differs, and what to do."""
         assert self.schema is not None
         remedy = "push these fields, or change --fields"
-        if self.set_by != DECLARED:
+        if self.schema_source != DECLARED:
             remedy = "push the same fields; if that push was wrong, restart with the right --fields"
         return SampleRefused(
             "schema",
-            f"sample {sample.sample_id} differs from the run's samples ({self.set_by}): "
+            f"sample {sample.sample_id} differs from the run's samples ({self.schema_source}): "
             f"{self.schema.difference(sample.schema)}; {remedy}",
         )
 
     def _check_reference(self, sample_id: str, reference: Reference) -> None:
-        """Raise SampleRefused for one into a store that is not allowed, or that never fits."""
+        """Raise SampleRefused for a reference into a store that is not allowed, or that never
+        fits.
+        """
         if (store := reference.stored.store) not in self.limits.stores:
             known = ", ".join(sorted(self.limits.stores)) or "none"
             raise SampleRefused(
@@ -172,8 +175,8 @@ class SampleBuffer:
             )
 
     def is_grouped(self, sample: Sample) -> bool:
-        """Whether it is in a group, and groups stay together."""
-        return self._groups_matter and sample.group_id is not None
+        """Whether the sample is in a group, and groups stay together."""
+        return self._keep_groups_whole and sample.group_id is not None
 
     def check_group(self, sample: Sample) -> None:
         """Raise SampleRefused if a grouped sample fits no group that a step could take."""
@@ -201,11 +204,11 @@ class SampleBuffer:
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, its "
                 f"first sample said {group.size}",
             )
-        if group is not None and SIZE_AT_CLOSE != sample.group_size <= group.settled:
+        if group is not None and SIZE_AT_CLOSE != sample.group_size <= group.num_accounted:
             raise SampleRefused(
                 "group-size",
                 f"sample {sample.sample_id} says that group {group_id} has {size} samples, and "
-                f"{group.settled} of them have come or never will, besides this one",
+                f"{group.num_accounted} of them have come or never will, besides this one",
             )
 
     def _check_micro_batch(self, sample: Sample, size: int, group: OpenGroup | None) -> None:
@@ -230,12 +233,14 @@ class SampleBuffer:
                 "raise --micro-batch-tokens, or set --on-oversize alone, or --groups rank",
             )
 
-    def is_expected(self, sample: Sample) -> bool:
-        """Whether an open group waits for this sample."""
+    def belongs_to_open_group(self, sample: Sample) -> bool:
+        """Whether the sample's group is open."""
         return sample.group_id is not None and self.groups.get(sample.group_id) is not None
 
     def soft_cap(self, units: int = 0, tokens: int = 0) -> BufferFull | None:
-        """The soft cap that is reached, or would be with so much more ready."""
+        """The soft cap that is reached, or would be with this many more ready units and tokens;
+        None if none.
+        """
         limits = self.limits
         if self.ready_units + units >= limits.samples:
             return BufferFull(self.units, self.ready_units, limits.samples)
@@ -245,26 +250,28 @@ class SampleBuffer:
 
     @property
     def remaining(self) -> int:
-        """Units that the soft caps let in beside what is ready; none once one is reached."""
+        """Further ready units that the soft caps allow; 0 once one is reached."""
         limits = self.limits
         if limits.tokens is not None and self._ready_tokens >= limits.tokens:
             return 0
         return max(0, limits.samples - self.ready_units)
 
     def hard_cap(self, nbytes: int, referenced: int = 0) -> BufferFull | None:
-        """The hard cap that so many bytes more, here and in stores, would exceed, if any."""
-        held, limits = self.held, self.limits
-        if held.nbytes + nbytes > limits.nbytes:
-            return BufferFull(MEMORY_CAP, held.nbytes, limits.nbytes)
-        if referenced and held.referenced + referenced > limits.referenced_bytes:
-            return BufferFull(STORES_CAP, held.referenced, limits.referenced_bytes)
+        """The hard cap that this many more bytes, in memory and in stores, would exceed; None if
+        none.
+        """
+        buffered, limits = self.held, self.limits
+        if buffered.nbytes + nbytes > limits.nbytes:
+            return BufferFull(MEMORY_CAP, buffered.nbytes, limits.nbytes)
+        if referenced and buffered.referenced + referenced > limits.referenced_bytes:
+            return BufferFull(STORES_CAP, buffered.referenced, limits.referenced_bytes)
         return None
 
-    def are_plain(self, samples: SamplesByField) -> bool:
-        """Whether each of these samples passes `check` and is in no group that matters."""
+    def can_take_fast_path(self, samples: SamplesByField) -> bool:
+        """Whether all of these samples pass `check`, and none is in a group that stays together."""
         schema = samples.schemas[0]
         return (
-            (not self._groups_matter or set(samples.group_ids) == {None})
+            (not self._keep_groups_whole or set(samples.group_ids) == {None})
             and samples.schemas.count(schema) == len(samples.schemas)
             and self._takes(schema)
             and min(samples.tokens) >= 1
@@ -274,7 +281,7 @@ class SampleBuffer:
         )
 
     def _fit_alone(self, payloads: Sequence[Payload]) -> bool:
-        """Whether each of these may be here, if nothing else is."""
+        """Whether each of these payloads fits an empty buffer."""
         limits = self.limits
         if are_in_memory(payloads):
             return max(map(len, payloads)) <= limits.nbytes
@@ -288,16 +295,16 @@ class SampleBuffer:
     # -- they come in -----------------------------------------------------------------------
 
     def add(self, sample: Sample, producer: str, now: float) -> Entry:
-        """Accept a sample that passed the checks and is not held back."""
+        """Add a sample that passed the checks and is not blocked."""
         entry = Entry(sample, self.next_ticket, now, producer=producer)
         self.next_ticket += 1
-        self._hold(entry, now)
+        self._add(entry, now)
         return entry
 
     def add_all(
         self, samples: Sequence[Sample], amount: Amount, producer: str, now: float
     ) -> list[Entry]:
-        """Accept samples that are plain and not held back."""
+        """Add samples on the fast path that are not blocked."""
         tickets = range(self.next_ticket, self.next_ticket + len(samples))
         entries = list(
             map(Entry, samples, tickets, repeat(now), repeat(-1), repeat(0), repeat(producer))
@@ -307,19 +314,19 @@ class SampleBuffer:
         self.ready_units += amount.samples
         self._ready_tokens += amount.tokens
         self.held += amount
-        if self.ages.watches:
-            self.ages.add(entries)
+        if self.drop_index.watches:
+            self.drop_index.add(entries)
         return entries
 
     def restore(self, entries: Iterable[Entry], next_ticket: int, now: float) -> None:
-        """Hold again what an earlier process held, in order of tickets."""
+        """Add the samples that an earlier process had buffered, in order of tickets."""
         self.next_ticket = next_ticket
         for entry in entries:
-            self._hold(entry, now)
-            self._trust_latest(entry)
+            self._add(entry, now)
+            self._restore_group_size(entry)
 
-    def _trust_latest(self, entry: Entry) -> None:
-        """Of a group's members the latest knew best how many it has: some may be lost by then."""
+    def _restore_group_size(self, entry: Entry) -> None:
+        """Restore the group's size from its latest member: members may have been lost before it."""
         sample, group = entry.sample, self.groups.get(entry.sample.group_id or "")
         if group is not None:
             group.restored = True
@@ -328,14 +335,14 @@ class SampleBuffer:
                 self.complete(group)
 
     def sized(self, sample: Sample) -> Sample:
-        """A grouped sample, with what is known of its group's size by now."""
+        """A grouped sample with its group's present size."""
         group = self.groups.get(sample.group_id or "")
-        if group is None or group.told == sample.group_size or group.size is None:
+        if group is None or group.size_to_report == sample.group_size or group.size is None:
             return sample
-        return sample._replace(group_size=group.told)
+        return sample._replace(group_size=group.size_to_report)
 
     def complete(self, group: OpenGroup, why: str = "") -> None:
-        """An open group is whole, or was given up as `why` says: its members are ready."""
+        """Close a group that is complete, or (why) abandoned and kept: its members are ready."""
         self.groups.remove(group, why)
         oldest = group.oldest
         for member in group.entries:
@@ -343,13 +350,13 @@ class SampleBuffer:
         if group.entries:
             self._make_ready(group.entries)
 
-    def _hold(self, entry: Entry, now: float) -> None:
+    def _add(self, entry: Entry, now: float) -> None:
         sample = entry.sample
         self.held.add(sample)
         if not self.is_grouped(sample):
             self._make_ready([entry])
             return
-        if sample.group_size == 1 and not self.is_expected(sample):  # whole by itself
+        if sample.group_size == 1 and not self.belongs_to_open_group(sample):  # whole by itself
             self.groups.closed.end(str(sample.group_id))
             self._make_ready([entry])
             return
@@ -363,50 +370,52 @@ class SampleBuffer:
         for entry in entries:
             self._ready[entry.ticket] = entry
             self._ready_tokens += entry.sample.tokens
-        if self.ages.watches:
-            self.ages.add(entries)
+        if self.drop_index.watches:
+            self.drop_index.add(entries)
         self.ready_units += 1 if self._by_groups else len(entries)
 
     # -- they leave -------------------------------------------------------------------------
 
-    def take(self, entries: Sequence[Entry]) -> None:
-        """Remove ready samples, whole groups: they are in a step now, or dropped."""
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Remove ready samples, groups whole: they are in a step now, or dropped."""
         if not entries:
             return
         for entry in entries:
             del self._ready[entry.ticket]
-        if self.ages.watches:
-            self.ages.remove(entries)
+        if self.drop_index.watches:
+            self.drop_index.remove(entries)
         amount = Amount.of_entries(entries)
         self.held -= amount
         self.ready_units -= self.units_of(entries)
         self._ready_tokens -= amount.tokens
-        self.departures += 1
+        self.removals += 1
 
     def drop_group(self, group: OpenGroup, why: str | None) -> list[Entry]:
         """Remove an open group whole, see `OpenGroups.remove`; returns what was dropped."""
         self.groups.remove(group, why)
         if group.entries:
             self.held -= Amount.of_entries(group.entries)
-            self.departures += 1
+            self.removals += 1
         return group.entries
 
-    def let_go(self, entries: Iterable[Entry]) -> None:
-        """The payloads of these samples are in the journal: they leave memory, if still here."""
+    def drop_payloads(self, entries: Iterable[Entry]) -> None:
+        """Drop payloads from memory that the journal has now, of samples that are still
+        buffered.
+        """
         for entry in filter(self.holds, entries):
             self.held.nbytes -= entry.sample.memory_bytes
             entry.sample = entry.sample.in_journal()
-        self.departures += 1
+        self.removals += 1
 
     def holds(self, entry: Entry) -> bool:
-        """Whether a sample that was here still is."""
+        """Whether a sample is still buffered."""
         group = self.groups.get(entry.sample.group_id or "")
         is_open = group is not None and group.number == entry.group
         return is_open or entry.ticket in self._ready
 
     def watch_versions(self) -> None:
-        """Versions will be asked for in `ages`."""
-        self.ages.watch(self._ready.values())
+        """Index ready samples by version in `drop_index`."""
+        self.drop_index.watch(self._ready.values())
 
 
 def _first_groups(entries: Iterator[Entry], limit: int) -> Iterator[Entry]:

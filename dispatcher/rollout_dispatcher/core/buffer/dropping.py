@@ -1,13 +1,13 @@
 """Accepted samples that will never be trained on: dropped from the buffer, counted, and a fact.
 
-Invariant: what leaves the buffer other than into a step, or an open step, leaves it here, with its
-reason; a group is dropped whole. A group that cannot be whole is dropped, or made whole of what has
-come (`keep`).
+Invariant: a sample leaves the buffer, or an open step, only by training or through `Dropping`, with
+a reason; a group is dropped whole. A group that cannot be completed is dropped, or completed with
+the members received so far (`keep`).
 
-`Losses`: what a shutdown costs: accepted samples that nobody will train on, counted and the first
-named.
+`DropCounts`: dropped samples by reason, counted and the first ones named; `Dropping.shutdown_drops`
+are those of a shutdown.
 
-Reasons that the settings ask for, such as `last_batch=drop`, are no losses.
+Drops that settings ask for, such as `last_batch=drop`, are none of a shutdown.
 """
 
 from collections import Counter
@@ -25,23 +25,24 @@ from rollout_dispatcher.sample import Sample
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: What a shutdown brings about: nobody is there to train, or a group's other members are refused.
+#: Reasons that a shutdown causes: no rank is there to train, or a group's other members are
+#: refused.
 BY_SHUTDOWN = frozenset({DropReason.SHUTDOWN, DropReason.INCOMPLETE_GROUP})
-#: Samples that are named; ids have a few hundred characters at most, and a log line its end.
-NAMED = 8
+#: Samples that a log line names; an id has a few hundred characters at most.
+NAMED_IN_LOG = 8
 
 
 @dataclass(slots=True)
-class Losses:
-    """Samples lost by reason, and the names of the first few of them."""
+class DropCounts:
+    """Dropped samples by reason, and the names of the first few."""
 
     reasons: Counter[DropReason] = field(default_factory=Counter)
     first: list[str] = field(default_factory=list)
 
-    def note(self, reason: DropReason, entries: Sequence[Entry]) -> None:
-        """These are dropped."""
+    def add(self, reason: DropReason, entries: Sequence[Entry]) -> None:
+        """Count dropped samples, and name the first."""
         self.reasons[reason] += len(entries)
-        left = NAMED - len(self.first)
+        left = NAMED_IN_LOG - len(self.first)
         self.first += [_name(entry.sample) for entry in entries[:left]]
 
     @property
@@ -63,12 +64,12 @@ class Losses:
         )
 
 
-def name_undone(steps: OpenSteps, buffer: SampleBuffer) -> str:
+def name_unfinished(steps: OpenSteps, buffer: SampleBuffer) -> str:
     """The first of the samples that are in open steps or ready, oldest first, for the log."""
     undone = [entry for step in steps.uncommitted() for entry in step.entries()]
     undone.sort(key=lambda entry: entry.ticket)
-    undone += buffer.ready(NAMED)
-    names = [_name(entry.sample) for entry in undone[:NAMED]]
+    undone += buffer.ready(NAMED_IN_LOG)
+    names = [_name(entry.sample) for entry in undone[:NAMED_IN_LOG]]
     return _listed(names, steps.in_flight + len(buffer))
 
 
@@ -84,21 +85,21 @@ def _name(sample: Sample) -> str:
 
 
 class Dropping:
-    """The only way out but training. keep: groups that lack members are trained on."""
+    """Drops samples. keep: incomplete groups are completed as they are, and trained on."""
 
     def __init__(self, parts: "Parts", *, keep: bool) -> None:
-        self._buffer, self._totals, self._note = parts.buffer, parts.totals, parts.note
+        self._buffer, self._totals, self._append = parts.buffer, parts.totals, parts.append_fact
         self._closed_groups, self._memory, self.keep = parts.closed_groups, parts.memory, keep
         self._objects = parts.references.objects
-        #: What was dropped and its producers have not been told of.
-        self.untold: dict[DropReason, list[Entry]] = {}
-        #: What a shutdown has cost; None before there is one.
-        self.losses: Losses | None = None
+        #: Dropped samples that are not reported to their producers yet.
+        self.unreported: dict[DropReason, list[Entry]] = {}
+        #: Samples dropped by the shutdown; None before one.
+        self.shutdown_drops: DropCounts | None = None
 
     def ready(self, reason: DropReason, entries: Sequence[Entry]) -> int:
         """Drop these ready samples, of which groups are whole; returns how many there are."""
         if entries:  # else nothing has left
-            self._buffer.take(entries)
+            self._buffer.remove(entries)
         return self._drop(reason, entries)
 
     def planned(self, reason: DropReason, entries: Sequence[Entry]) -> None:
@@ -109,7 +110,9 @@ class Dropping:
         self._drop(reason, entries, dispatched=True)
 
     def everything(self, reason: DropReason) -> None:
-        """Drop what is left; open groups for being incomplete, unless they are simply not used."""
+        """Drop all buffered samples; those of open groups for INCOMPLETE_GROUP, unless the reason
+        is UNUSED.
+        """
         unused = reason is DropReason.UNUSED
         over = "the run was finished" if unused else "the dispatcher was shut down"
         why = f"{over} before its other members came"
@@ -118,13 +121,13 @@ class Dropping:
             self._drop(reason if unused else DropReason.INCOMPLETE_GROUP, entries)
         self.ready(reason, list(self._buffer.entries()))
 
-    def other_fields(self) -> None:
-        """Drop what an earlier process accepted with other fields than the run's, groups whole.
+    def schema_mismatches(self) -> None:
+        """Drop samples that an earlier process accepted with another schema, groups whole.
 
-        Members of such a group that may still come are refused, and told why.
+        Later members of such a group are refused with the reason.
         """
         schema = self._buffer.schema
-        why = f"its samples have other fields than the run's ({self._buffer.set_by})"
+        why = f"its samples have other fields than the run's ({self._buffer.schema_source})"
         for group in list(self._buffer.groups):
             if group.entries and group.entries[0].sample.schema != schema:
                 self._drop(DropReason.SCHEMA, self._buffer.drop_group(group, why))
@@ -133,49 +136,51 @@ class Dropping:
 
     # -- open groups ------------------------------------------------------------------------
 
-    def give_up(
+    def abandon(
         self, group: OpenGroup, why: str, reason: DropReason = DropReason.INCOMPLETE_GROUP,
         *, keep: bool | None = None,
     ) -> None:  # fmt: skip
-        """This group goes whole, or is whole with what has come.
+        """Drop the group, or (keep) mark it complete with the members received so far.
 
-        Members that still come are refused, and told why.
+        Later members are refused. why: for them, in words. reason: of the drop.
         """
         keep = self.keep if keep is None else keep
         if keep and group.entries:
-            group.size = group.settled
-            self._note_size(group)
+            group.size = group.num_accounted
+            self._append_size(group)
             self._buffer.complete(group, why)
         else:
             self._drop(reason, self._buffer.drop_group(group, why))
 
-    def give_up_groups(self) -> None:
-        """No further member of any group comes."""
+    def abandon_all(self) -> None:
+        """Abandon every open group: the stream has ended."""
         for group in list(self._buffer.groups):
-            self.give_up(group, "the stream has ended without all of its members")
+            self.abandon(group, "the stream has ended without all of its members")
 
     def supersede(self, group: OpenGroup) -> None:
-        """Others push this group anew: what has come of it goes."""
+        """Drop the members of a group that other producers push anew."""
         self._drop(DropReason.SUPERSEDED, self._buffer.drop_group(group, None))
 
-    def give_up_before(self, version: int, *, untracked: bool) -> None:
-        """Give up groups that belong before this phase; untracked: those without a version, too."""
+    def abandon_before(self, version: int, *, untracked: bool) -> None:
+        """Abandon open groups of earlier phases. untracked: those without a version, too."""
         why = f"the phase before policy version {version} has ended without all of its members"
         for group in self._buffer.groups.before(version, untracked=untracked):
-            self.give_up(group, why)
+            self.abandon(group, why)
 
     def resize(self, group: OpenGroup, size: int) -> None:
-        """The group has so many members in all, those included that are lost."""
+        """Set the group's size: all its members, the lost ones included."""
         self._buffer.groups.on_change(group.group_id)
         group.size = max(size, len(group.entries) + group.lost)
-        self._note_size(group)
+        self._append_size(group)
         if group.missing == 0:
             self._buffer.complete(group)
 
     def lost_member(self, group_id: str, size: int | None, why: str, now: float) -> None:
-        """A member is refused or withdrawn: its group, of `size` if it said so, will lack it."""
+        """A member is refused or withdrawn: abandon its group, or (keep) shrink it. size: of the
+        group, if known.
+        """
         if self._closed_groups.why_refused(group_id) is not None:
-            return  # it is given up, and this member has been counted
+            return  # the group is closed, and this member was counted
         group = self._buffer.groups.get(group_id)
         if group is None and not self.keep:
             missing = None if size is None else max(0, size - 1)
@@ -185,16 +190,18 @@ class Dropping:
         group.lost += 1
         self._buffer.groups.on_change(group.group_id)
         if not self.keep:
-            self.give_up(group, why)
+            self.abandon(group, why)
             return
-        self._note_size(group)
+        self._append_size(group)
         if group.missing == 0:
             self._buffer.complete(group)
 
-    def _note_size(self, group: OpenGroup) -> None:
-        """Members that come later bring what is known by then themselves."""
+    def _append_size(self, group: OpenGroup) -> None:
+        """Record the group's size with the members present; later ones are journaled with it
+        themselves.
+        """
         if group.entries and group.size is not None:
-            self._note(GroupSized(group.tickets, group.told))
+            self._append(GroupSized(group.tickets, group.size_to_report))
 
     def _drop(
         self, reason: DropReason, entries: Sequence[Entry], *, dispatched: bool = False
@@ -205,8 +212,8 @@ class Dropping:
                 self._totals.dropped_lengths.add([entry.sample.tokens for entry in entries])
             self._memory.forget(entry.sample.sample_id for entry in entries)
             self._objects.done(entries)
-            self.untold.setdefault(reason, []).extend(entries)
-            self._note(Dropped(tuple(entry.ticket for entry in entries), reason))
-            if self.losses is not None and reason in BY_SHUTDOWN:
-                self.losses.note(reason, entries)
+            self.unreported.setdefault(reason, []).extend(entries)
+            self._append(Dropped(tuple(entry.ticket for entry in entries), reason))
+            if self.shutdown_drops is not None and reason in BY_SHUTDOWN:
+                self.shutdown_drops.add(reason, entries)
         return len(entries)

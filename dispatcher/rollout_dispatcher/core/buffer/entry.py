@@ -9,9 +9,9 @@ they belong to.
 whose entries are left behind when a number changes, and are passed by when they come up. Invariant:
 there are never many more of these than of things.
 
-`Ages`: ready samples by what may end their stay, their policy version and their length, so that
-what has become too old, or is too long, is found without a look at what is not. Nothing is kept by
-versions before somebody asks for them, which only settings and phases make anybody do.
+`DropIndex`: ready samples by what may end their stay, their policy version and their length, so
+that what has become too old, or is too long, is found without a look at what is not. Nothing is
+kept by versions before somebody asks for them, which only settings and phases make anybody do.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, groupby
 from typing import Generic, Self, TypeVar
 
-from rollout_dispatcher.payload import Taken
+from rollout_dispatcher.payload import Footprint
 from rollout_dispatcher.sample import Sample, SamplesByField
 from rollout_planner.types import round_up
 
@@ -65,25 +65,25 @@ class Amount:
     @classmethod
     def of(cls, samples: SamplesByField) -> Self:
         """What these samples take up together."""
-        return cls(len(samples.tokens), sum(samples.tokens), *Taken.by(samples.payloads))
+        return cls(len(samples.tokens), sum(samples.tokens), *Footprint.by(samples.payloads))
 
     @classmethod
     def of_entries(cls, entries: Iterable[Entry]) -> Self:
         """What these entries take up together."""
         samples = [entry.sample for entry in entries]
-        taken = Taken.by([sample.payload for sample in samples])
+        taken = Footprint.by([sample.payload for sample in samples])
         return cls(len(samples), sum([sample.tokens for sample in samples]), *taken)
 
     @property
-    def taken(self) -> Taken:
+    def footprint(self) -> Footprint:
         """The bytes."""
-        return Taken(self.nbytes, self.referenced)
+        return Footprint(self.nbytes, self.referenced)
 
     def add(self, sample: Sample) -> None:
         """Add a sample."""
         self.samples += 1
         self.tokens += sample.tokens
-        nbytes, referenced = sample.taken
+        nbytes, referenced = sample.footprint
         self.nbytes += nbytes
         self.referenced += referenced
 
@@ -137,7 +137,7 @@ class BufferLimits:
     """samples, tokens: soft; `samples` counts groups where a batch is counted in groups.
 
     group: samples of the largest group, None: any. tokens=None: not capped. nbytes: hard.
-    max_sample_tokens: of one sample. held_bytes: payloads of pushes that are held back.
+    max_sample_tokens: of one sample. held_bytes: payloads of pushes that are blocked.
     stores: addresses of those that references may be into; referenced_bytes: there, hard.
     micro_batch: for groups that have to stay in one.
     """
@@ -213,17 +213,16 @@ class Lowest(Generic[T]):
         return found
 
 
-class Ages:
-    """Ready samples, of which groups come and leave whole.
-
-    too_long: above so many tokens. micro_batch: what groups have to fit, if they are dropped else.
+class DropIndex:
+    """Ready samples by version and by length. too_long: length in tokens above which samples are
+    listed. micro_batch: limits that a group has to fit, if others are dropped.
     """
 
     def __init__(
         self, too_long: int | None = None, micro_batch: MicroBatchLimits = NO_LIMITS
     ) -> None:
         self._above, self._micro_batch = too_long, micro_batch
-        #: Whether anything is to be told of what comes and leaves.
+        #: Whether `add` and `remove` have to be called.
         self.watches = too_long is not None
         self._by_version: dict[int | None, dict[Entry, int]] | None = None
         self._versions: Lowest[int] = Lowest()

@@ -1,30 +1,32 @@
 """Which objects of payload stores are needed: samples that lie in them live, or may still come in.
 
-    push of it arrives --> AWAITED --accepted--> HELD --dropped or committed--> unneeded
+    push of it arrives --> PENDING --accepted--> LIVE --dropped or committed--> unneeded
                               |                                                    ^
                               +--a duplicate, or refused---------------------------+
 
-An object is needed while a sample in it is accepted and not done with, and while one may still be:
-what is held back or was answered `full`, and what waited when its connection was lost, is sent
-again under the same number, and then it has to be there. It is not awaited any more once it has an
-outcome, once its producer's floor has passed it, or when its producer is gone for good. What comes
-over HTTP has no producer that could be gone, and is decided at once: what is answered `full` there
-is its client's as before, which takes that it is alone in its object. Invariant: an object is named
-unneeded when the last of that is over, and not before.
+An object is needed while a sample in it is live (accepted, and neither committed nor dropped) or
+*pending*: a sample that is blocked, was answered `full`, or was blocked when its connection was
+lost, is sent again under the same number, and its object has to be there then. A sample is no
+longer pending once it has an outcome, once its producer's floor has passed its number, or when its
+producer is gone for good. Samples pushed over HTTP have no producer that could go away, and are
+decided at once: the object of one that is answered `full` stays its client's to delete; this
+assumes one sample per object. Invariant: an object is unneeded as soon as no sample in it is live
+or pending, and not before.
 
-A producer may never raise its floor, nor come back. So of what is answered `full`, which is its own
-as much as before it was sent, only so much is awaited; the rest is forgotten. An object of nothing
-else is found by a sweep then, should its producer end; one of which some samples are accepted goes
-with those, and whatever of it comes later is dropped, as it cannot be resolved.
+A producer may never raise its floor, nor come back. So at most `MAX_PENDING_PER_PRODUCER` samples
+that were answered `full` are pending per producer, and at most `MAX_PENDING` in all; further ones
+are forgotten. An object with only forgotten samples is found by a sweep once its producer has
+ended. An object with some accepted samples is freed with those; a forgotten sample of it that is
+pushed later is dropped, as it cannot be resolved.
 
-`Releases`: the list of objects that nobody needs and that are still in their stores.
+`ObjectsToFree`: objects that are unneeded and not deleted from their stores yet.
 
     waiting --asked of a worker--> asked --it is gone--> forgotten
        ^                             |
        +-------- it is left ---------+
 
-The list is a fact before any worker hears of it, and outlives the process: it has no time-outs, and
-what could not be released waits at its end.
+An object on the list is a fact in the journal before a worker is asked to free it. It has no
+time-out; one that could not be deleted goes to the end of the list.
 
 `OrphanCollector`: what a producer has put and never pushed, found once nobody can push it any more.
 
@@ -42,39 +44,39 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
-from rollout_dispatcher.core.admission.held_pushes import Push
+from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import Entry, Lowest
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome
 
-#: Samples that are awaited of one producer, several times those of all pushes that its credits
-#: allow, and of all together; what is answered `full` beyond that is not.
-MOST_OF_ONE = 1 << 16
-MOST = 1 << 20
+#: Pending samples of one producer, several times those of all pushes that its credits allow, and of
+#: all producers together; above that, samples that are answered `full` are forgotten.
+MAX_PENDING_PER_PRODUCER = 1 << 16
+MAX_PENDING = 1 << 20
 
-#: An object's store and key: whatever else is said of it, there is one object of that name.
+#: An object's store and key, which identify it.
 Name = tuple[str, str]
 
 
 def name_of(stored: StoredObject) -> Name:
-    """By which an object is known."""
+    """The name of a stored object."""
     return stored.store, stored.key
 
 
 @dataclass(slots=True)
 class _Needed:
-    """samples: accepted ones in it that live. awaited: how many may still come in."""
+    """samples: live ones in it. pending: how many may still come in."""
 
     stored: StoredObject
     samples: int = 0
-    awaited: int = 0
+    pending: int = 0
 
 
-class Objects:
+class NeededObjects:
     """The objects of these stores that are needed.
 
-    unneeded: those that are not any more and nobody was told of, in order.
-    nbytes: of those that are needed.
+    unneeded: objects that are no longer needed, in order, until `pop_unneeded`.
+    nbytes: of the needed objects.
     """
 
     def __init__(self, stores: Collection[str]) -> None:
@@ -83,8 +85,8 @@ class Objects:
         self.nbytes = 0
         self._needed: dict[Name, _Needed] = {}
         # By producer: numbers of samples, with the objects that they are in.
-        self._awaited: dict[str, Lowest[tuple[int, Name]]] = {}
-        self._num_awaited = 0
+        self._pending_by_producer: dict[str, Lowest[tuple[int, Name]]] = {}
+        self._num_pending = 0
 
     def __len__(self) -> int:
         return len(self._needed)
@@ -93,15 +95,15 @@ class Objects:
         """Whether the object of this name is needed."""
         return name in self._needed
 
-    def is_only_awaited(self, name: Name) -> bool:
-        """Whether no sample in it is accepted, and one may be: nothing that is durable names it."""
+    def is_only_pending(self, name: Name) -> bool:
+        """Whether its samples are all pending: no fact in the journal names the object."""
         needed = self._needed.get(name)
         return needed is not None and not needed.samples
 
     @property
-    def awaited(self) -> Collection[str]:
-        """The producers of which something may still come in."""
-        return self._awaited.keys()
+    def producers_pending(self) -> Collection[str]:
+        """Producers with pending samples."""
+        return self._pending_by_producer.keys()
 
     def restore(
         self,
@@ -111,10 +113,10 @@ class Objects:
     ) -> None:
         """Start from the samples that an earlier process held.
 
-        newest: of each producer that may send it again the last number that was accepted. Which
-        samples had which number is not remembered, so that one stands for all: others of the same
-        push may have been undecided. has_ended: whether a producer's process has that put an object
-        of this key; nobody sends it again.
+        newest: the last accepted sequence number of each producer that may push again. The journal
+        does not keep which sample had which number, so the newest number stands in for the lost
+        ones: other samples of the same push may have been undecided. has_ended: whether the process
+        of a producer that put the object of a key has ended; its samples are not pushed again.
         """
         for entry in entries:
             payload, producer = entry.sample.payload, entry.producer
@@ -122,29 +124,31 @@ class Objects:
                 needed = self._need(payload.stored)
                 needed.samples += 1
                 if producer in newest and not has_ended(producer, payload.stored.key):
-                    self._await(needed, producer, newest[producer])
+                    self._add_pending(needed, producer, newest[producer])
 
     # -- samples come and go ------------------------------------------------------------------
 
     def pushed(self, push: Push) -> None:
-        """A push has come, maybe again; what its producer never sends again is not awaited."""
-        if push.refers and push.producer:
+        """Make the samples of a push pending, and forget those below its floor."""
+        if push.has_references and push.producer:
             for number, sample in zip(push.numbers, push.samples, strict=True):
                 payload = sample.payload
                 if isinstance(payload, Reference) and payload.stored.store in self._stores:
-                    self._await(self._need(payload.stored), push.producer, number)
+                    self._add_pending(self._need(payload.stored), push.producer, number)
         self._await_none_below(push.producer, push.floor)
 
     def accepted(self, push: Push, entries: Iterable[Entry], numbers: range) -> None:
-        """These samples of a push have come in, under these numbers."""
+        """Make samples of a push live. numbers: their sequence numbers."""
         for entry, number in zip(entries, numbers, strict=True):
             if isinstance(entry.sample.payload, Reference):
                 needed = self._need(entry.sample.payload.stored)
                 needed.samples += 1
                 self._decided(needed, push.producer, number)
 
-    def settled(self, push: Push, index: int, outcome: Outcome, *, theirs: bool = False) -> None:
-        """One sample of a push has not; answered `full`, it comes again.
+    def not_accepted(
+        self, push: Push, index: int, outcome: Outcome, *, producer_owned: bool = False
+    ) -> None:
+        """One sample of a push was not accepted; after `full` it stays pending.
 
         theirs: it is its producer's as before, who may push it to a successor. Who pushes over
         HTTP is told that it is refused, and nothing else.
@@ -155,14 +159,16 @@ class Objects:
         stored, is_full = payload.stored, outcome is Outcome.FULL
         needed = self._needed.get(name_of(stored))
         if push.producer:
-            if needed is not None and (not is_full or self._is_much(push.producer)):
+            if needed is not None and (not is_full or self._over_limit(push.producer)):
                 number = push.first_seq + index
-                self._decided(needed, push.producer, number, theirs=is_full or theirs)
+                self._decided(
+                    needed, push.producer, number, producer_owned=is_full or producer_owned
+                )
         elif needed is None and not is_full and stored.store in self._stores:
             self.unneeded[name_of(stored)] = stored
 
     def done(self, entries: Iterable[Entry]) -> None:
-        """Nobody will train on these samples again."""
+        """These samples were committed for good, or dropped."""
         if not self._needed:
             return  # no run without references pays for them
         for entry in entries:
@@ -173,16 +179,18 @@ class Objects:
                 self._check(needed)
 
     def producer_gone(self, producer: str, *, theirs: bool = False) -> None:
-        """It sends nothing again; theirs: it may, though too much of it is awaited."""
+        """It sends nothing again; theirs: it may, though too much of it is pending."""
         self._await_none_below(producer, sys.maxsize, theirs=theirs)
 
     def producer_away(self, producer: str) -> None:
-        """It may come back, and what it has pushed is awaited, unless that is too much by now."""
-        if self._num_awaited > MOST:
+        """This producer may come back: its samples stay pending, unless there are more than
+        `MAX_PENDING`.
+        """
+        if self._num_pending > MAX_PENDING:
             self.producer_gone(producer, theirs=True)
 
-    def take_unneeded(self) -> tuple[StoredObject, ...]:
-        """Those that nobody was told of, once."""
+    def pop_unneeded(self) -> tuple[StoredObject, ...]:
+        """Return the unneeded objects, and clear the list."""
         taken = tuple(self.unneeded.values())
         self.unneeded.clear()
         return taken
@@ -198,52 +206,55 @@ class Objects:
             self.unneeded.pop(name, None)
         return needed
 
-    def _is_much(self, producer: str) -> bool:
-        """Whether more is awaited than may be of what was answered `full`."""
-        return len(self._awaited.get(producer, ())) > MOST_OF_ONE or self._num_awaited > MOST
+    def _over_limit(self, producer: str) -> bool:
+        """Whether there are too many pending samples to keep one that is answered `full`."""
+        return (
+            len(self._pending_by_producer.get(producer, ())) > MAX_PENDING_PER_PRODUCER
+            or self._num_pending > MAX_PENDING
+        )
 
-    def _await(self, needed: _Needed, producer: str, number: int) -> None:
-        awaited = self._awaited.setdefault(producer, Lowest())
+    def _add_pending(self, needed: _Needed, producer: str, number: int) -> None:
+        pending = self._pending_by_producer.setdefault(producer, Lowest())
         sample = number, name_of(needed.stored)
-        if sample not in awaited:
-            awaited.set(sample, number)
-            needed.awaited += 1
-            self._num_awaited += 1
+        if sample not in pending:
+            pending.set(sample, number)
+            needed.pending += 1
+            self._num_pending += 1
 
     def _await_none_below(self, producer: str, floor: int, *, theirs: bool = False) -> None:
-        """No sample of a lower number is awaited any more; theirs: it may come all the same."""
-        if (awaited := self._awaited.get(producer)) is not None:
+        """No sample of a lower number is pending any more; theirs: it may come all the same."""
+        if (awaited := self._pending_by_producer.get(producer)) is not None:
             for _, name in awaited.take_below(floor):
                 self._await_no_more(producer, self._needed[name], theirs=theirs)
 
     def _await_no_more(self, producer: str, needed: _Needed, *, theirs: bool = False) -> None:
-        needed.awaited -= 1
-        self._num_awaited -= 1
-        if not self._awaited.get(producer):
-            self._awaited.pop(producer, None)
-        self._check(needed, theirs=theirs)
+        needed.pending -= 1
+        self._num_pending -= 1
+        if not self._pending_by_producer.get(producer):
+            self._pending_by_producer.pop(producer, None)
+        self._check(needed, producer_owned=theirs)
 
     def _decided(
-        self, needed: _Needed, producer: str, number: int, *, theirs: bool = False
+        self, needed: _Needed, producer: str, number: int, *, producer_owned: bool = False
     ) -> None:
-        """It is not awaited any more. theirs: it may come all the same, its producer's still."""
-        awaited, sample = self._awaited.get(producer), (number, name_of(needed.stored))
-        if awaited is not None and sample in awaited:
-            awaited.remove(sample)
-            self._await_no_more(producer, needed, theirs=theirs)
+        """It is not pending any more. theirs: it may come all the same, its producer's still."""
+        pending, sample = self._pending_by_producer.get(producer), (number, name_of(needed.stored))
+        if pending is not None and sample in pending:
+            pending.remove(sample)
+            self._await_no_more(producer, needed, theirs=producer_owned)
         else:
-            self._check(needed, theirs=theirs)
+            self._check(needed, producer_owned=producer_owned)
 
-    def _check(self, needed: _Needed, *, theirs: bool = False) -> None:
+    def _check(self, needed: _Needed, *, producer_owned: bool = False) -> None:
         name = name_of(needed.stored)
-        if not needed.samples and not needed.awaited and self._needed.pop(name, None) is not None:
+        if not needed.samples and not needed.pending and self._needed.pop(name, None) is not None:
             self.nbytes -= needed.stored.nbytes
-            if not theirs:
+            if not producer_owned:
                 self.unneeded[name] = needed.stored
 
 
-class Releases:
-    """Objects by name, in the order in which they became unneeded."""
+class ObjectsToFree:
+    """Unneeded objects by name, in the order in which they became so."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[Name, StoredObject]] = {}  # by store
@@ -258,7 +269,7 @@ class Releases:
 
     @property
     def stores(self) -> list[str]:
-        """Those with objects that nobody is asked to release."""
+        """Stores with objects that no worker is asked to free."""
         return list(self._waiting)
 
     def waits(self, store: str) -> bool:
@@ -270,13 +281,13 @@ class Releases:
         return store in self._waiting or store in self._asked
 
     def add(self, objects: Iterable[StoredObject]) -> None:
-        """Nobody needs these."""
+        """Put unneeded objects on the list."""
         for stored in objects:
             if (name := name_of(stored)) not in self:
                 self._waiting.setdefault(stored.store, {})[name] = stored
 
-    def take(self, store: str, most: int) -> list[StoredObject]:
-        """The first of a store that wait: a worker is asked to release them."""
+    def assign(self, store: str, most: int) -> list[StoredObject]:
+        """The first `most` waiting objects of a store, for a worker that is asked to free them."""
         waiting = self._waiting[store]
         taken = dict(islice(waiting.items(), most))
         for name in taken:
@@ -287,13 +298,13 @@ class Releases:
         return list(taken.values())
 
     def put_back(self, objects: Iterable[StoredObject]) -> None:
-        """These are still there."""
+        """These objects could not be deleted: ask again, after the others."""
         for stored in objects:
             self._answered(stored)
             self._waiting.setdefault(stored.store, {})[name_of(stored)] = stored
 
     def forget(self, objects: Iterable[StoredObject]) -> None:
-        """These are gone."""
+        """These objects are deleted."""
         for stored in objects:
             self._answered(stored)
 
@@ -304,8 +315,8 @@ class Releases:
             del self._asked[stored.store]
 
 
-#: A producer that was away for so long does not come back. Nothing is lost by waiting but room in
-#: a store; one that comes back later would push what is gone.
+#: Seconds after which a producer that is away counts as ended. Waiting costs only space in a store;
+#: a producer that came back later would push references to deleted objects.
 AWAY_S = 3600.0
 #: Incarnations that are known, far above any fleet; beyond it the oldest that is not connected is
 #: forgotten.
@@ -315,32 +326,36 @@ SEPARATOR = "/"
 
 
 @dataclass(slots=True, eq=False)
-class ProducerSession:
-    """left: once it has ended, stores that are not swept, and whether a worker is asked to."""
+class Incarnation:
+    """One process of a producer. unswept: once it has ended, stores that are not swept, and whether
+    a worker is asked to.
+    """
 
     name: str
     producer: str
     ended: bool = False
-    left: dict[str, bool] = field(default_factory=dict)
+    unswept: dict[str, bool] = field(default_factory=dict)
 
 
 class OrphanCollector:
-    """Incarnations by name, and the stores in which each may have put something."""
+    """Incarnations by name, and the stores in which each may have objects."""
 
     def __init__(self, stores: Collection[str]) -> None:
         self._stores = sorted(stores)
-        self._known: dict[str, ProducerSession] = {}
+        self._known: dict[str, Incarnation] = {}
         self._current: dict[str, str] = {}  # by producer
         self._away: dict[str, float] = {}  # since when, in that order
-        self._ended: dict[str, ProducerSession] = {}
-        self._postponed: dict[tuple[ProducerSession, str], None] = {}
+        self._ended: dict[str, Incarnation] = {}
+        self._postponed: dict[tuple[Incarnation, str], None] = {}
 
     def __len__(self) -> int:
         """How many have ended and can be swept."""
         return len(self._ended) - len({ended for ended, _ in self._postponed})
 
     def restore(self, incarnations: Mapping[str, str], now: float) -> None:
-        """Those that an earlier process knew, with their producers, oldest first; all are away."""
+        """Start from the incarnations in the journal, oldest first, by name with their producers;
+        all are away.
+        """
         for name, producer in incarnations.items():
             self.begins(producer, name)
             if not self._known[name].ended:
@@ -349,7 +364,7 @@ class OrphanCollector:
     # -- they come and go ---------------------------------------------------------------------
 
     def current(self, producer: str) -> str | None:
-        """The producer's one that has not ended."""
+        """The name of the producer's incarnation that has not ended."""
         return self._current.get(producer)
 
     def has_ended(self, producer: str, key: str) -> bool:
@@ -365,7 +380,9 @@ class OrphanCollector:
         return any(one is not None and not one.ended for one in known)
 
     def begins(self, producer: str, name: str) -> bool:
-        """It is there; its producer's other ones have ended. Returns whether it is new."""
+        """A producer connected as incarnation `name`: its other ones have ended. Returns whether it
+        is new.
+        """
         before = self._current.get(producer)
         if before is not None and before != name:
             self._end(before)
@@ -376,12 +393,14 @@ class OrphanCollector:
             return False
         self._ended.pop(name, None)
         self._postponed = {each: None for each in self._postponed if each[0] is not known}
-        # What it was asked before is of another.
-        self._known[name] = ProducerSession(name, producer)
+        # Pending sweeps belong to the old one.
+        self._known[name] = Incarnation(name, producer)
         return known is None
 
     def forget_oldest(self) -> str | None:
-        """Forget one that is not connected if there are more than there may be; returns which."""
+        """Forget the oldest incarnation that is not connected if there are more than
+        `MAX_INCARNATIONS`; returns its name.
+        """
         if len(self._known) <= MAX_INCARNATIONS:
             return None
         name = next(filter(self._is_not_connected, self._known), None)
@@ -398,7 +417,7 @@ class OrphanCollector:
     def _is_not_connected(self, name: str) -> bool:
         return name in self._away or self._known[name].ended
 
-    def lost(self, producer: str, now: float, *, for_good: bool) -> None:
+    def disconnected(self, producer: str, now: float, *, for_good: bool) -> None:
         """Its producer's connection is lost, `for_good` if it said goodbye."""
         name = self._current.get(producer)
         if name is None:
@@ -409,21 +428,21 @@ class OrphanCollector:
             self._away[name] = now
 
     def end_away(self, now: float) -> list[str]:
-        """Those that are away for `AWAY_S` or longer have ended; returns their producers."""
+        """End incarnations that are away for `AWAY_S` or longer; returns their producers."""
         names = list(takewhile(lambda name: self._away[name] + AWAY_S <= now, self._away))
         for name in names:
             self._end(name)
         return [self._known[name].producer for name in names]
 
     def next_deadline(self) -> float | None:
-        """When somebody has been away for too long."""
+        """When the next incarnation has been away for `AWAY_S`."""
         first = next(iter(self._away.values()), None)
         return None if first is None else first + AWAY_S
 
     def _end(self, name: str) -> None:
         known = self._known[name]
-        known.ended, known.left = True, dict.fromkeys(self._stores, False)
-        if known.left:  # else it is known still to a process that may open stores again
+        known.ended, known.unswept = True, dict.fromkeys(self._stores, False)
+        if known.unswept:  # else it is known still to a process that may open stores again
             self._ended[name] = known
         self._away.pop(name, None)
         if self._current.get(known.producer) == name:
@@ -433,40 +452,46 @@ class OrphanCollector:
 
     @property
     def stores(self) -> Iterable[str]:
-        """Those in which something is to be swept, and nobody is asked to."""
-        left = (ended.left.items() for ended in self._ended.values())
+        """Stores that are to be swept, and that no worker is asked to sweep."""
+        left = (ended.unswept.items() for ended in self._ended.values())
         return {store: None for stores in left for store, asked in stores if not asked}
 
-    def take(self, store: str) -> ProducerSession:
-        """The first that is to be swept in this store, one of `stores`: a worker is asked to."""
-        ended = next(one for one in self._ended.values() if one.left.get(store) is False)
-        ended.left[store] = True
+    def assign(self, store: str) -> Incarnation:
+        """The first incarnation to be swept in this store, one of `stores`, for a worker that is
+        asked to.
+        """
+        ended = next(one for one in self._ended.values() if one.unswept.get(store) is False)
+        ended.unswept[store] = True
         return ended
 
-    def is_wanted(self, ended: ProducerSession) -> bool:
-        """Whether it is to be swept still: it has not come back meanwhile."""
+    def is_wanted(self, ended: Incarnation) -> bool:
+        """Whether an incarnation is still to be swept: it has not come back meanwhile."""
         return self._ended.get(ended.name) is ended
 
-    def put_back(self, ended: ProducerSession, store: str) -> None:
-        """It is to be swept in this store again, after the others."""
+    def put_back(self, ended: Incarnation, store: str) -> None:
+        """Sweep an incarnation in this store again, after the others."""
         if self.is_wanted(ended):
-            ended.left[store] = False
+            ended.unswept[store] = False
             self._ended[ended.name] = self._ended.pop(ended.name)
 
-    def postpone(self, ended: ProducerSession, store: str) -> None:
-        """What is needed of it in this store hides the rest, until some of that is not any more."""
+    def postpone(self, ended: Incarnation, store: str) -> None:
+        """Its needed objects fill the listing of this store: sweep it again once an object was
+        freed (`resume`).
+        """
         self._postponed[ended, store] = None
 
     def resume(self) -> None:
-        """Something is needed no more."""
+        """An object was freed: continue the postponed sweeps."""
         postponed, self._postponed = self._postponed, {}
         for ended, store in postponed:
             self.put_back(ended, store)
 
-    def swept(self, ended: ProducerSession, store: str) -> bool:
-        """All of it in this store is known; returns whether it is forgotten, as that was all."""
-        ended.left.pop(store, None)
-        if ended.left:
+    def swept(self, ended: Incarnation, store: str) -> bool:
+        """An incarnation is swept in this store; returns whether it was the last one, and the
+        incarnation is forgotten.
+        """
+        ended.unswept.pop(store, None)
+        if ended.unswept:
             return False
         del self._known[ended.name], self._ended[ended.name]
         return True

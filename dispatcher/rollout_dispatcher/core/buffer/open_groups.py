@@ -27,7 +27,7 @@ from itertools import count
 from math import inf, nextafter
 
 from rollout_dispatcher.core.buffer.entry import Entry, Lowest
-from rollout_dispatcher.core.facts import GroupEnded, Note
+from rollout_dispatcher.core.facts import AppendFact, GroupEnded
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 
 #: Groups that are remembered of which no member was accepted, some hundred bytes each.
@@ -47,8 +47,8 @@ class _Lacking:
 class ClosedGroups:
     """Remembers why; horizon: groups."""
 
-    def __init__(self, horizon: int, note: Note) -> None:
-        self._horizon, self._note = horizon, note
+    def __init__(self, horizon: int, append_fact: AppendFact) -> None:
+        self._horizon, self._append = horizon, append_fact
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._lacking: OrderedDict[str, _Lacking] = OrderedDict()
         #: Told of a group that is remembered, or may be used again.
@@ -65,12 +65,12 @@ class ClosedGroups:
         self._ended.update(ended)
 
     def end(self, group_id: str, why: str = "") -> None:
-        """A group that had members is complete, or was given up and `why` says so."""
+        """Close a group that had members: it is complete, or (why) was abandoned."""
         self._lacking.pop(group_id, None)
         if group_id in self._ended or not self._horizon:
             return
         self._ended[group_id] = why = why[:MAX_LETTERS]
-        self._note(GroupEnded(group_id, why))
+        self._append(GroupEnded(group_id, why))
         self.on_change(group_id)
         if len(self._ended) > self._horizon:
             self._ended.popitem(last=False)
@@ -136,22 +136,22 @@ class OpenGroup:
     @property
     def missing(self) -> int | None:
         """Members that are still to come, None while nobody knows."""
-        return None if self.size is None else max(0, self.size - self.settled)
+        return None if self.size is None else max(0, self.size - self.num_accounted)
 
     @property
-    def settled(self) -> int:
+    def num_accounted(self) -> int:
         """Members of which is known what becomes of them: they have come, or never will."""
         return len(self.entries) + self.lost
 
     @property
-    def told(self) -> int:
+    def size_to_report(self) -> int:
         """What a member that comes now says of the size, in effect."""
         return SIZE_AT_CLOSE if self.size is None else max(1, self.size - self.lost)
 
     @property
     def referenced_bytes(self) -> int:
         """Payload bytes in payload stores."""
-        return sum(entry.sample.taken[1] for entry in self.entries)
+        return sum(entry.sample.footprint[1] for entry in self.entries)
 
     @property
     def tickets(self) -> tuple[int, ...]:
@@ -248,7 +248,8 @@ class OpenGroups:
     def remove(self, group: OpenGroup, why: str | None) -> None:
         """The group is open no more.
 
-        why: it was given up; empty if it is whole, None if members may open another of its id.
+        why: it was abandoned, in words; empty if it is complete; None if members may open a new
+        group of its id.
         """
         del self._groups[group.group_id]
         if why is not None and group.entries:
@@ -272,7 +273,7 @@ class OpenGroups:
     def before(self, version: int, *, untracked: bool) -> list[OpenGroup]:
         """Groups with members that are older than this, and with `untracked` those of no version.
 
-        They are asked for once, to be given up; in the order in which they were opened.
+        Each is returned once, to be abandoned; in the order in which they were opened.
         """
         found = [self._groups[group_id] for group_id in self._versions.take_below(version)]
         if untracked:

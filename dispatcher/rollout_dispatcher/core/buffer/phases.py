@@ -163,7 +163,7 @@ class Phases:
         found = self.window(limit)
         return self._buffer.units_of(found) if self._ended else self._buffer.ready_units
 
-    def shortfall(self) -> int:
+    def units_short(self) -> int:
         """Units that are ready fewer than a step needs; 0 or less if one could be planned."""
         if self._ended:
             self._forget_empty()
@@ -171,9 +171,9 @@ class Phases:
 
     def _forget_empty(self) -> None:
         """A phase of which nothing is ready is over; only what leaves can bring that about."""
-        if self._looked_at == self._buffer.departures:
+        if self._looked_at == self._buffer.removals:
             return
-        self._looked_at = self._buffer.departures
-        ages = self._buffer.ages
+        self._looked_at = self._buffer.removals
+        ages = self._buffer.drop_index
         while self._ended and not ages.has_before(self._ended[0].version, self._ended[0].ticket):
             self._versions.discard(heappop(self._ended).version)

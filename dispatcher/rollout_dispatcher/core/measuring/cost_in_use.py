@@ -20,8 +20,8 @@ from rollout_dispatcher.core.measuring.fit import (
     REMEMBERED,
     TERMS,
     Fit,
+    fit_cost,
     improbability,
-    most_probable,
     terms_of,
 )
 from rollout_planner.cost import Quadratic
@@ -256,7 +256,7 @@ class CostInUse:
         for _ in range(1 + RIVAL_ROUNDS * any(seen.prior.shape[1] > 1 for seen in self._seen)):
             known = None if self._newest is None else self._newest.coefficients
             terms = np.concatenate([seen.slowest(known)[0] for seen in self._seen])
-            self._newest = most_probable(terms, seconds, self._config.prior)
+            self._newest = fit_cost(terms, seconds, self._config.prior)
         self._pace = _pace(np.concatenate([self._cost_of(seen) for seen in self._seen]), seconds)
 
     def _take(self, next_step: int) -> CostChanged:

@@ -20,16 +20,16 @@ from rollout_planner.types import CostModel, FloatArray, IntArray, summed
 
 #: Terms of the model: sum of squares, sum, count, one.
 TERMS = 4
-#: What the oldest of so many observations weighs still.
+#: The oldest of `REMEMBERED` observations has this weight.
 REMEMBERED, KEPT_WEIGHT = 4096, 0.1
-#: How far off beliefs are, as a rule: the logarithm of b / a, and what c and d are of the time.
+#: Prior standard deviations: of log(b / a), and of c's and d's shares of the time.
 RATIO_OFF, SAMPLES_OFF, BEGIN_OFF = 1.0, 0.003, 0.05
-#: Ratios b / a that are tried, over the prior's; and what this is at most, over the mean
-#: length, or that over it: a cost without one of the terms is never taken to the letter.
+#: Ratios b / a that are tried, as multiples of the prior's; and the factor within which the prior's
+#: is clamped around the mean length, as a prior may lack one of the two terms.
 RATIOS, MOST_RATIO = np.exp(np.linspace(-6, 6, 241)), 100.0
 #: Rounds of weights, and from where on a deviation counts linearly, in typical deviations.
 ROUNDS, FAR = 4, 1.5
-#: Added to equations that are one and the same, so that they can be solved.
+#: Added to the diagonal, so that singular equations can be solved.
 ALONE = 1e-9
 #: Typical relative deviation at least, and before anything is known of it.
 LEAST_ERROR, ERROR = 0.005, 0.05
@@ -45,14 +45,18 @@ class Fit(NamedTuple):
 
 
 def terms_of(s: IntArray, counts: IntArray) -> FloatArray:
-    """float64[..., 4] of micro-batches of so many samples each, for which so much is computed."""
+    """Terms of micro-batches, float64[..., 4]. s: tokens computed for each sample. counts: samples
+    of each micro-batch.
+    """
     x = s.astype(np.float64)
     sums = [summed(x * x, counts), summed(x, counts)]
     return np.stack([*sums, counts.astype(np.float64), np.ones(counts.shape)], axis=-1)
 
 
-def most_probable(terms: FloatArray, seconds: FloatArray, prior: CostModel) -> Fit:
-    """The fit to micro-batches, oldest first: float64[n, 4] and what each took, float64[n]."""
+def fit_cost(terms: FloatArray, seconds: FloatArray, prior: CostModel) -> Fit:
+    """The most probable coefficients. terms: float64[n, 4] of micro-batches, oldest first. seconds:
+    float64[n].
+    """
     rows = terms / seconds[:, None]
     kept = KEPT_WEIGHT ** (np.arange(len(rows))[::-1] / REMEMBERED)
     ratio = _prior_ratio(terms, prior)

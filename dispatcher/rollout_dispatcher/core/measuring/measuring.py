@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from rollout_dispatcher.core.effects import Effect, SpeedsChanged, StepMeasured
-from rollout_dispatcher.core.facts import Note, SpeedsMeasured
+from rollout_dispatcher.core.facts import AppendFact, SpeedsMeasured
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing, Work
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.speeds import RankSpeeds
@@ -40,9 +40,14 @@ class Measuring:
     """The times of recent steps. sync: where ranks wait for each other."""
 
     def __init__(
-        self, ledger: StepLedger, sync: Sync, max_open_steps: int, cost: CostInUse, note: Note
+        self,
+        ledger: StepLedger,
+        sync: Sync,
+        max_open_steps: int,
+        cost: CostInUse,
+        append_fact: AppendFact,
     ) -> None:
-        self._ledger, self._sync, self._cost, self._note = ledger, sync, cost, note
+        self._ledger, self._sync, self._cost, self._append = ledger, sync, cost, append_fact
         self._kept = KEPT_STEPS + max_open_steps
         self._generation, self._dp_size = 0, 0
         self._steps: dict[int, TimedStep] = {}
@@ -72,7 +77,7 @@ class Measuring:
             self._give_up(self._steps.pop(min(self._steps)))
 
     def heard(self, dp_rank: int, times: RankTimes) -> list[Effect]:
-        """A rank's times; returns what the pass took once every rank has told its own, if any."""
+        """A rank's times; returns the measured pass once every rank has reported its own."""
         self._look_at_generation()
         timed = self._find(dp_rank, times)
         if timed is None or times.cost_key in timed.settled:
@@ -150,7 +155,7 @@ class Measuring:
         estimated = self._cost.seconds(work)
         if estimated is None:
             estimated = found.planned / timed.slowness[:, None]
-        self._speeds.note(split.of_ranks[0], estimated)
+        self._speeds.add(split.of_ranks[0], estimated)
         return [found, *self._learn_cost(timed, work, split.compute), *self._learn_speeds()]
 
     def _learn_cost(
@@ -161,20 +166,20 @@ class Measuring:
         step = Timing(
             work, timed.planned, seconds, timed.slowness, self._speeds.slowness, self._sync, waited
         )
-        if (cost := self._cost.measured(step, self._ledger.steps.next_step)) is not None:
-            self._note(cost.fitted)
+        if (cost := self._cost.measured(step, self._ledger.steps.next_number)) is not None:
+            self._append(cost.fitted)
             yield cost
 
     def _learn_speeds(self) -> Iterator[Effect]:
         """Likewise how fast ranks are."""
         if not self._cost.adapts:
             return
-        next_step, generation = self._ledger.steps.next_step, self._ledger.generation.number
+        next_step, generation = self._ledger.steps.next_number, self._ledger.generation.number
         used = self._cost.slowness(generation) or (1.0,) * self._dp_size
         if (slowness := self._speeds.revised(used)) != used:
             speeds = SpeedsMeasured(generation, slowness, next_step)
             self._cost.speeds = speeds
-            self._note(speeds)
+            self._append(speeds)
             yield SpeedsChanged(speeds)
 
     def _add(self, found: StepMeasured) -> None:

@@ -47,7 +47,7 @@ class RankSpeeds:
         #: float64[R], 1 for a rank as fast as the median one; nan where nothing can be told.
         self.slowness = np.full(dp_size, np.nan)
 
-    def note(self, seconds: FloatArray, work: FloatArray) -> None:
+    def add(self, seconds: FloatArray, work: FloatArray) -> None:
         """A step was measured: seconds, float64[R], and work as estimated, float64[R, M]."""
         of_ranks = work.sum(axis=1)
         pace = np.full(len(of_ranks), np.nan)

@@ -109,7 +109,7 @@ class Pass:
         collective: Sequence[float] | None,
         why: str = "",
     ) -> None:
-        """A rank has told its times; only its first word counts."""
+        """A rank reported its times; only its first report counts."""
         if dp_rank not in self.busy:
             self.busy[dp_rank], self.collective[dp_rank] = busy, collective
             self.why = why or self.why

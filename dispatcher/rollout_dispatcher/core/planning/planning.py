@@ -1,4 +1,4 @@
-"""Steps come into being: which plan is asked of the planner, and what becomes of its answer.
+"""Requests plans from the planner, and makes steps of its answers.
 
     nothing asked --wanted, and the trigger says go--> a plan of the next step --planned--+
     ^      |                                                                              |
@@ -11,9 +11,9 @@ another number of DP ranks than there are by now is not used; whatever becomes o
 step that a rank may hear of is a fact. When to ask is the trigger's affair, which is told what it
 has to know of the run.
 
-Capacity is made on the way: samples leave the buffer in steps, or are dropped; payloads of groups
-that lack members go to the journal, if there is one, and come back for their step; and if nothing
-else can go on, the youngest beginning of a group is given up.
+`Planning` makes capacity too: samples leave the buffer in steps, or are dropped; payloads of open
+groups are spilled to the journal, if there is one, and read back for their step; and as the last
+resort the youngest open group is evicted.
 """
 
 import math
@@ -29,28 +29,28 @@ from rollout_dispatcher.core.buffer.phases import NextStep
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import (
     Effect,
-    GroupGivenUp,
+    GroupEvicted,
     PayloadsToJournal,
     PlanWanted,
     ReplanWanted,
     StepPlanned,
 )
 from rollout_dispatcher.core.facts import DropReason
-from rollout_dispatcher.core.planning.trigger import MakeCapacity, Situation, Wait, decide
+from rollout_dispatcher.core.planning.trigger import MakeCapacity, TriggerInputs, Wait, decide
 from rollout_dispatcher.core.steps.step import OpenStep, planned
 from rollout_planner.types import BoolArray, FloatArray, Plan, Window
 
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: Capacity that was made shows after this share of `max_wait`: before, no more is made.
+#: Share of `max_wait` for which an eviction is left to show its effect before the next one.
 RELIEF_SHOWS_AFTER = 1 / 8
-#: What a step's arrivals count for a step later: half after 34.
+#: Weight of a step's arrivals one step later: half after 34 steps.
 KEPT = 0.98
 
 
 class UsualLoss:
-    """Follows plans."""
+    """Loss tokens of a usual sample, from the arrivals of past windows."""
 
     def __init__(self) -> None:
         self._sums = np.zeros(3)
@@ -99,7 +99,7 @@ def _staleness(entries: list[Entry], version: int) -> Iterator[int]:
 
 
 class Planning:
-    """Turns buffered samples into steps, when ranks want them."""
+    """Plans steps of buffered samples, while ranks have room."""
 
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
         self._buffer, self._phases, self._freshness = parts.buffer, parts.phases, parts.freshness
@@ -108,7 +108,7 @@ class Planning:
             parts.dropping, parts.ledger, parts.lifecycle,
         )  # fmt: skip
         self._totals, self._bias, self._cost = parts.totals, parts.selection_bias, parts.cost
-        self._usual, self._note = UsualLoss(), parts.note
+        self._usual, self._append = UsualLoss(), parts.append_fact
         self._durable = config.durable
         # Whether these settings ever have samples dropped.
         self._drops = config.drop_above is not None or self._freshness.drops
@@ -118,12 +118,12 @@ class Planning:
         self.hungry_since: float | None = None
         #: When to decide next, though nothing else happens.
         self.wake_at: float | None = None
-        self._asked: PlanWanted | ReplanWanted | None = None
+        self._requested: PlanWanted | ReplanWanted | None = None
         self.configure(config)
-        self._departures = (0, 0)
+        self._seen_changes = (0, 0)
 
     def configure(self, config: DispatchConfig) -> None:
-        """The next plan is asked for, and judged, so; one that is asked for goes on."""
+        """Use these settings from the next plan on; a requested one goes on."""
         self.trigger, self._target = config.trigger, config.target_excess
         #: Units that were ready at the last trial that missed its target, which may be another now.
         self._tried: int | None = None
@@ -132,12 +132,14 @@ class Planning:
     @property
     def busy(self) -> bool:
         """Whether the planner's answer is awaited."""
-        return self._asked is not None
+        return self._requested is not None
 
     # -- asking -----------------------------------------------------------------------------
 
     def consider(self, now: float) -> list[Effect]:
-        """Open the steps that wait, then ask for a plan if a step is wanted and none is asked."""
+        """Open waiting steps that ranks have room for, then request a plan if they have room for
+        more.
+        """
         ledger, self.wake_at = self._ledger, None
         if not ledger.hungry:
             self.hungry_since = None
@@ -146,20 +148,20 @@ class Planning:
         if ledger.over:
             return []
         effects: list[Effect] = []
-        while ledger.steps.waiting and ledger.wanted:
+        while ledger.steps.waiting and ledger.has_room:
             effects += ledger.open_waiting()
-        if self._asked is not None:
+        if self._requested is not None:
             return effects
         if (unplanned := ledger.unplanned) is not None:
             refill, generation = self._refill(unplanned), ledger.generation
             entries = [*sorted(unplanned.entries(), key=lambda entry: entry.ticket), *refill]
-            self._asked = ReplanWanted(
+            self._requested = ReplanWanted(
                 unplanned, tuple(entries), window_of(entries, np.ones(len(entries), np.bool_)),
                 generation.dp_size, tuple(refill), self._cost.fitted_cost,
                 self._cost.slowness(generation.number),
             )  # fmt: skip
-            return [*effects, self._asked]
-        return effects + self._ask(now) if ledger.wanted else effects
+            return [*effects, self._requested]
+        return effects + self._ask(now) if ledger.has_room else effects
 
     def _ask(self, now: float) -> list[Effect]:
         """A step is wanted: ask the trigger, once nothing is ready that the step may not have.
@@ -172,7 +174,7 @@ class Planning:
             self.trigger, self._situation(self._phases.count(self.trigger.window), now)
         )
         if isinstance(decided, MakeCapacity):
-            return self._give_up_youngest(now)
+            return self._evict_youngest_group(now)
         if isinstance(decided, Wait):
             self.wake_at = None if decided.seconds is None else now + decided.seconds
             return []
@@ -181,47 +183,45 @@ class Planning:
         window = window_of(
             entries, self._freshness.must_go(entries, self._ledger.steps.next, batch)
         )
-        self._asked = PlanWanted(
+        self._requested = PlanWanted(
             tuple(entries), replace(window, usual_loss_tokens=self._usual.with_(window)),
             min(batch, self._buffer.units_of(entries)), generation.dp_size, decided.trigger,
             decided.trial, self._cost.fitted_cost, self._cost.slowness(generation.number),
         )  # fmt: skip
-        return [self._asked]
+        return [self._requested]
 
-    def _situation(self, ready: int, now: float) -> Situation:
-        capacity, hungry, helped = self._capacity, self.hungry_since, self._capacity.helped_since
-        full, waits = capacity.pressed is not None, len(self._admission.held) > 0
+    def _situation(self, ready: int, now: float) -> TriggerInputs:
+        capacity, hungry, helped = self._capacity, self.hungry_since, self._capacity.spilling_since
+        full, waits = capacity.blocking_cap is not None, len(self._admission.blocked) > 0
         # Payloads leave memory for a journal that takes them.
         is_helped = (
             helped is not None
-            and capacity.pressed is not None
-            and (capacity.pressed.cap == MEMORY_CAP)
+            and capacity.blocking_cap is not None
+            and (capacity.blocking_cap.cap == MEMORY_CAP)
         )
-        return Situation(
+        return TriggerInputs(
             ready=ready,
-            full=full,
+            at_cap=full,
             growing=self._buffer.groups.samples > 0,
-            flush=self._phases.flushing or self._lifecycle.flushes(ready),
+            flush=self._phases.flushing or self._lifecycle.should_flush(ready),
             hungry_for=None if hungry is None else now - hungry,
             tried=self._tried,
             stuck=capacity.is_stuck(now, waits=waits) and (ready > 0 or not is_helped),
             quiet_for=now - capacity.last_moved,
-            helped_for=math.inf if helped is None else now - helped,
+            spilling_for=math.inf if helped is None else now - helped,
         )
 
     def _drop_unwanted(self) -> int:
-        """Drop what the next step may not have; returns how many samples that were."""
-        oldest, ages = self._freshness.oldest(self._ledger.steps.next), self._buffer.ages
+        """Drop samples that are too long or too stale for the next step; returns how many."""
+        oldest, ages = self._freshness.oldest(self._ledger.steps.next), self._buffer.drop_index
         dropped = self._dropping.ready(DropReason.OVERSIZE, ages.too_long())
         if oldest is not None:
             dropped += self._dropping.ready(DropReason.STALE, ages.older_than(oldest))
         return dropped
 
     def _refill(self, step: OpenStep) -> list[Entry]:
-        """The oldest samples, groups whole, that may take the place of those that a step has lost.
-
-        None for a step that has lost none. They do not count as chosen before others: nobody who is
-        younger is passed over.
+        """The oldest samples, groups whole, that may replace the lost ones of a step; empty for a
+        step that has lost none. No younger sample counts as passed over.
         """
         missing = self.trigger.batch - self._buffer.units_of(list(step.entries()))
         found: list[Entry] = []
@@ -257,7 +257,7 @@ class Planning:
 
         Returns nothing then, and otherwise what follows; samples have left the buffer.
         """
-        self._answered(wanted)
+        self._on_answer(wanted)
         if self._ledger.over or wanted.dp_size != self._ledger.generation.dp_size:
             return []
         if wanted.trial and plan.excess > self._target:
@@ -268,7 +268,7 @@ class Planning:
         version = self._freshness.training_version(steps.next)
         at, window = plan.chosen, wanted.window
         report = StepPlanned(
-            step=steps.next_step,
+            step=steps.next_number,
             plan=plan,
             trigger=wanted.trigger,
             waits=now - np.fromiter((entry.arrived for entry in chosen), np.float64, len(chosen)),
@@ -278,18 +278,18 @@ class Planning:
             nbytes=sum([entry.sample.payload.nbytes for entry in chosen]),
             entries=chosen,
         )
-        self._take(wanted, plan, chosen)
+        self._remove_chosen(wanted, plan, chosen)
         assert window.usual_loss_tokens is not None, "requests say it"
         usual_loss, _ = window.usual_loss_tokens
         effects = self._ledger.open(plan, wanted.entries, now, usual_loss)
         if self._durable:  # the fact is as large as the window
             gone = set(chosen)
             left = (entry.ticket for entry in wanted.entries if entry not in gone)
-            self._note(planned(steps.newest, *left))
+            self._append(planned(steps.last_planned, *left))
         return [report, *effects]
 
-    def _take(self, wanted: PlanWanted, plan: Plan, chosen: list[Entry]) -> None:
-        """The chosen samples leave the buffer; the others were passed over."""
+    def _remove_chosen(self, wanted: PlanWanted, plan: Plan, chosen: list[Entry]) -> None:
+        """Remove the chosen samples from the buffer; count a skip for the others."""
         window = wanted.window
         assert window.loss_tokens is not None
         self._usual.planned(window)
@@ -298,7 +298,7 @@ class Planning:
             window.tokens[plan.chosen], window.loss_tokens[plan.chosen], float(plan.cost.sum())
         )
         units = self._buffer.units_of(chosen)
-        self._buffer.take(chosen)
+        self._buffer.remove(chosen)
         for entry in wanted.entries:
             entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
         self._totals.planned[wanted.trigger] += 1
@@ -307,76 +307,85 @@ class Planning:
     def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
         """The unplanned step's new plan, unless it or the number of ranks has changed once more.
 
-        It is not used either if what it was to be filled up with has left.
+        Nor is it used if a sample of its refill has left the buffer.
         """
-        self._answered(wanted)
+        self._on_answer(wanted)
         ledger = self._ledger
         if wanted.step is not ledger.unplanned or wanted.dp_size != ledger.generation.dp_size:
             return []
         if not all(map(self._buffer.holds, wanted.refill)):
             return []
         self._totals.dispatched.add([entry.sample.tokens for entry in wanted.refill])
-        self._buffer.take(wanted.refill)
+        self._buffer.remove(wanted.refill)
         effects = ledger.replan(wanted.step.number, plan, wanted.entries)
         if self._durable:
-            self._note(planned(ledger.steps[wanted.step.number]))
+            self._append(planned(ledger.steps[wanted.step.number]))
         return effects
 
-    def _answered(self, wanted: PlanWanted | ReplanWanted) -> None:
-        assert wanted is self._asked
-        self._asked = None
+    def _on_answer(self, wanted: PlanWanted | ReplanWanted) -> None:
+        assert wanted is self._requested
+        self._requested = None
 
     # -- capacity -----------------------------------------------------------------------------
 
     def mark_dirty(self) -> None:
-        """Who was held back may come in now, though nobody has left the buffer or the line."""
-        self._departures = (-1, -1)
+        """Make the retry of blocked pushes due, although nothing has left the buffer or the
+        queue.
+        """
+        self._seen_changes = (-1, -1)
 
     @property
     def retry_is_due(self) -> bool:
-        """Whether something has left the buffer since, or the line: who was held may come in."""
-        return self._departures != (self._buffer.departures, self._admission.held.changes)
+        """Whether something has left the buffer or the queue since the last retry."""
+        return self._seen_changes != (self._buffer.removals, self._admission.blocked.changes)
 
     def retry(self, now: float) -> list[Effect]:
-        """Let in who was held back; what that makes leave lets others in, the next time."""
-        self._departures = (self._buffer.departures, self._admission.held.changes)
+        """Retry blocked pushes."""
+        self._seen_changes = (self._buffer.removals, self._admission.blocked.changes)
         return self._admission.retry(now)
 
     def spill_open_groups(self, now: float) -> list[Effect]:
-        """Beginnings of groups fill the memory: the journal takes their payloads, if there is one.
+        """Spill the payloads of open groups to the journal, if there is one, while they fill the
+        memory.
 
-        They come back for their step.
+        They are read back for their step.
         """
         capacity = self._capacity
-        if not self._durable or capacity.helped_since is not None or capacity.pressed is None:
+        if (
+            not self._durable
+            or capacity.spilling_since is not None
+            or capacity.blocking_cap is None
+        ):
             return []
-        if capacity.pressed.cap != MEMORY_CAP or capacity.shortfall() <= 0:
+        if capacity.blocking_cap.cap != MEMORY_CAP or capacity.units_short() <= 0:
             return []
         entries = tuple(self._buffer.groups.in_memory())
         if not entries:
             return []
-        capacity.helped_since = now
+        capacity.spilling_since = now
         return [PayloadsToJournal(entries)]
 
-    def _give_up_youngest(self, now: float) -> list[Effect]:
-        """Beginnings of groups fill a hard cap: the youngest is given up, and its producers told.
+    def _evict_youngest_group(self, now: float) -> list[Effect]:
+        """Evict the youngest open group, as open groups fill a hard cap; its producers are told.
 
-        There is one with samples, or nobody would be held back.
+        There is one with samples, or no push would be blocked.
         """
-        cap = self._capacity.pressed
+        cap = self._capacity.blocking_cap
         # Freed capacity becomes visible after this; the full wait is not waited again.
         self._capacity.last_moved = now - self.trigger.max_wait * (1 - RELIEF_SHOWS_AFTER)
         assert cap is not None
         in_stores = cap.cap == STORES_CAP
         youngest = self._buffer.groups.youngest(in_stores=in_stores)
-        given_up = len(youngest.entries)
+        evicted = len(youngest.entries)
         remedy = "--set referenced-bytes" if in_stores else "--buffer-bytes or use a journal"
         why = f"there was no room for all open groups; raise {remedy}"
-        self._dropping.give_up(youngest, why, DropReason.NO_ROOM)
+        self._dropping.abandon(youngest, why, DropReason.NO_ROOM)
         self.mark_dirty()
-        return [GroupGivenUp(youngest.group_id, given_up, cap)]
+        return [GroupEvicted(youngest.group_id, evicted, cap)]
 
 
 def _unit(entry: Entry) -> tuple[int, int]:
-    """What goes together: members of a group, which follow each other, or one sample."""
+    """Key of samples that stay together: of a group, whose members follow each other, or of one
+    sample.
+    """
     return entry.group, entry.ticket if entry.group < 0 else -1

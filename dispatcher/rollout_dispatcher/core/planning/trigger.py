@@ -1,7 +1,7 @@
 """When to plan a step: as late as possible, so that the buffer fills while ranks compute.
 
-A step is *wanted* when every DP rank has room for one more, and ranks are *hungry* when one of
-them waits for it. Nothing is planned that is not wanted. Of what is wanted:
+A step is planned only while every DP rank has room for one more. Ranks are *hungry* when one of
+them waits for a step that is not planned. While there is room:
 
     window full                                         plan
     a cap reached with a whole batch                    plan; first hungry if groups still grow
@@ -10,7 +10,7 @@ them waits for it. Nothing is planned that is not wanted. Of what is wanted:
     a whole batch, grown since the last trial           try: used if within `target_excess`
     producers wait at a hard cap, hungry for `max_wait`
         and something is ready                          plan a smaller step
-        and nothing is, nor has anything come meanwhile make capacity: give a group up
+        and nothing is, nor was anything accepted       make capacity: evict a group
     otherwise                                           wait
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-#: Sums of floats fall short of what they were added up to: a wait that is over must not go on.
+#: Tolerance in seconds: sums of floats may fall short, and a wait that is over must end.
 ROUNDING_S = 1e-6
 
 
@@ -42,26 +42,26 @@ class TriggerConfig:
     max_wait: float
 
 
-class Situation(NamedTuple):
+class TriggerInputs(NamedTuple):
     """What the decision depends on.
 
-    ready: what a plan could choose from. full: a cap holds producers back; stuck: one that only
+    ready: what a plan could choose from. at_cap: a cap holds producers back; stuck: one that only
     leaving samples can lift. growing: open groups will still add samples.
     flush: nothing newer may be waited for, a smaller step is fine.
     hungry_for: seconds, None if no rank waits. quiet_for: seconds since anything moved.
-    helped_for: seconds since payloads were sent from memory to the journal, if they were.
+    spilling_for: seconds since payloads were sent from memory to the journal; infinite if none are.
     tried: `ready` at the last trial that missed its target, None if there was none.
     """
 
     ready: int
-    full: bool
+    at_cap: bool
     growing: bool
     flush: bool
     hungry_for: float | None
     tried: int | None
     stuck: bool = False
     quiet_for: float = 0.0
-    helped_for: float = math.inf
+    spilling_for: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +81,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class MakeCapacity:
-    """Open groups fill the memory, and none can become whole: give one up."""
+    """Open groups fill the memory, and none can be completed: evict one."""
 
 
 #: What a decision may be.
 Decided = Go | Wait | MakeCapacity
 
 
-def decide(config: TriggerConfig, at: Situation) -> Decided:
-    """Decide for a wanted step."""
+def decide(config: TriggerConfig, at: TriggerInputs) -> Decided:
+    """Decide while every DP rank has room for a step."""
     if at.ready >= config.window:
         return Go(Trigger.WINDOW_FULL)
     if at.ready >= config.batch:
@@ -101,10 +101,10 @@ def decide(config: TriggerConfig, at: Situation) -> Decided:
     return Wait()
 
 
-def _decide_whole_batch(config: TriggerConfig, at: Situation) -> Go | Wait:
+def _decide_whole_batch(config: TriggerConfig, at: TriggerInputs) -> Go | Wait:
     if at.flush:
         return Go(Trigger.FLUSH)
-    if at.full and (not at.growing or at.hungry_for is not None):
+    if at.at_cap and (not at.growing or at.hungry_for is not None):
         return Go(Trigger.BUFFER_FULL)
     if at.hungry_for is not None and at.hungry_for >= config.max_wait - ROUNDING_S:
         return Go(Trigger.MAX_WAIT)
@@ -113,8 +113,8 @@ def _decide_whole_batch(config: TriggerConfig, at: Situation) -> Go | Wait:
     return Wait(None if at.hungry_for is None else config.max_wait - at.hungry_for)
 
 
-def _decide_stuck(config: TriggerConfig, at: Situation, hungry_for: float) -> Decided:
-    waited = min(hungry_for, at.helped_for)
+def _decide_stuck(config: TriggerConfig, at: TriggerInputs, hungry_for: float) -> Decided:
+    waited = min(hungry_for, at.spilling_for)
     if not at.ready:
         waited = min(waited, at.quiet_for)
     if waited < config.max_wait - ROUNDING_S:

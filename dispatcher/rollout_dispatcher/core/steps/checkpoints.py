@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: Retained samples; each takes a kilobyte of memory for what is no payload.
 MAX_RETAINED_SAMPLES = 1_000_000
-#: Committed steps after which a trainer that has reported no checkpoint as saved is told so.
+#: Committed steps after which a trainer that has reported no saved checkpoint is advised of it.
 ADVISED_STEPS = 100
 
 
@@ -54,9 +54,9 @@ class Checkpoints:
         self.limit = sys.maxsize
         self.samples = self.nbytes = 0
         self._steps: dict[int, OpenStep] = {}  # retained, in order
-        self._ledger, self._totals, self._note = parts.ledger, parts.totals, parts.note
+        self._ledger, self._totals, self._append = parts.ledger, parts.totals, parts.append_fact
         self._objects = parts.references.objects
-        self._advised, self._evicted_told = False, 0
+        self._advised, self._evicted_reported = False, 0
 
     @property
     def num_retained(self) -> int:
@@ -81,7 +81,7 @@ class Checkpoints:
             self._totals.steps_committed += 1
             self._totals.samples_committed += step.num_samples
             retained = self._keep and step.number > self.saved
-            self._note(Committed(step.number, retained))
+            self._append(Committed(step.number, retained))
             if retained:
                 self._add(step.in_journal())
             else:
@@ -108,11 +108,11 @@ class Checkpoints:
         if not gone:
             return []
         self._totals.steps_evicted += gone
-        self._note(RetainedEvicted(self.evicted))
+        self._append(RetainedEvicted(self.evicted))
         total = self._totals.steps_evicted
-        if total < 2 * self._evicted_told:
+        if total < 2 * self._evicted_reported:
             return []
-        self._evicted_told = total
+        self._evicted_reported = total
         return [StepsEvicted(total, self.evicted, self.limit)]
 
     def _advise(self) -> list[Effect]:
@@ -142,7 +142,7 @@ class Checkpoints:
         """A new process group asks for its first step; returns what its trainer should know."""
         if self._ledger.generation.resumed is not None or not self._steps:
             return []
-        oldest = self.oldest
+        oldest = self.oldest_resume_point
         return [
             Advised(
                 f"DP ranks begin without having loaded a checkpoint, after step "
@@ -156,7 +156,7 @@ class Checkpoints:
 
     def check_saved(self, through: int) -> None:
         """Raise ProtocolError for a checkpoint after a step that was never planned."""
-        if through >= self._ledger.steps.next_step:
+        if through >= self._ledger.steps.next_number:
             raise ProtocolError(f"a checkpoint after step {through}, which was never planned")
 
     def checkpoint_saved(self, through: int) -> None:
@@ -171,7 +171,7 @@ class Checkpoints:
         for number in list(takewhile(lambda number: number <= through, self._steps)):
             self._objects.done(self._remove(number).entries())
         self._advised = self._advised and bool(self.advice())
-        self._note(CheckpointSaved(through))
+        self._append(CheckpointSaved(through))
 
     def check_position(self, position: CheckpointPosition, run_id: str) -> None:
         """Raise CheckpointRefused for a position that this generation cannot go on from.
@@ -182,7 +182,7 @@ class Checkpoints:
         if self._ledger.generation.resumed is not None:
             return
         steps = self._ledger.steps
-        planned, announced = steps.next_step - 1, steps.announced
+        planned, announced = steps.next_number - 1, steps.last_announced
         if position.step > announced:
             raise CheckpointRefused(
                 f"the checkpoint was taken after step {position.step}, and the last step that this "
@@ -196,7 +196,7 @@ class Checkpoints:
                 f"{planned} now: load an older checkpoint, or do not load the stream's part of "
                 "this one to go on with what there is here"
             )
-        oldest = self.oldest
+        oldest = self.oldest_resume_point
         if self._keep and position.step < oldest and not position.allow_lost_steps:
             raise CheckpointRefused(
                 f"the checkpoint was taken after step {position.step}, and the steps up to "
@@ -207,8 +207,8 @@ class Checkpoints:
             )
 
     @property
-    def oldest(self) -> int:
-        """The oldest step that the run can go back to."""
+    def oldest_resume_point(self) -> int:
+        """The earliest step to resume after: all later ones are retained."""
         return next(iter(self._steps), self._ledger.steps.committed + 1) - 1
 
     def _why_gone(self, oldest: int) -> str:
@@ -246,9 +246,9 @@ class Checkpoints:
         self.check_position(position, run_id)
         steps, after, committed = self._ledger.steps, position.step, self._ledger.steps.committed
         done = self.committed(steps.commit(after), now)
-        rewound = self._take_after(after)
+        rewound = self._remove_after(after)
         self._ledger.resume(after, rewound)
-        self._note(Resumed(after))
+        self._append(Resumed(after))
         samples = sum(step.num_samples for step in rewound)
         missing = max(0, committed - after) - len(rewound)
         self._totals.steps_rewound += len(rewound)
@@ -256,8 +256,8 @@ class Checkpoints:
         self._totals.steps_not_rewound += missing
         return done, Rewound(after, len(rewound), samples, missing)
 
-    def _take_after(self, number: int) -> list[OpenStep]:
-        """Give up the steps after this one, oldest first: they are committed no more."""
+    def _remove_after(self, number: int) -> list[OpenStep]:
+        """Remove the retained steps after this one, and return them, the oldest first."""
         after = list(takewhile(lambda at: at > number, reversed(self._steps)))
         return [self._remove(at) for at in reversed(after)]
 

@@ -120,7 +120,7 @@ class Generation:
         self._filters: list[MemoizedFilter[RankState]] = []
         self._prepared, self._committed = self.filtered(), self.filtered()
         self._taking, self._waiting = self.filtered(), self.filtered()
-        self._ready, self._gone = self.filtered(), self.filtered()
+        self._connected, self._gone = self.filtered(), self.filtered()
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
         """Be what an earlier process knew; no rank is seated yet.
@@ -154,7 +154,9 @@ class Generation:
         return [FailRanks(fenced, error)] if fenced else []
 
     def fail(self, error: DispatcherError) -> list[FailRanks]:
-        """End it with one error on all of its ranks, none of which is heard from now on."""
+        """Fail the generation: all ranks are sent this error, and their later messages are
+        rejected.
+        """
         self.failed = error
         for dp_rank, rank in self.ranks.items():
             if rank.connected:
@@ -163,7 +165,7 @@ class Generation:
         return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
     def refuse(self, dp_rank: int, error: DispatcherError) -> FailRanks:
-        """One rank of it is over: it is told why, and nobody waits for it."""
+        """Refuse one rank: it is sent the error, and not waited for."""
         rank = self.ranks[dp_rank]
         rank.disconnected(for_good=True)
         self.changed(dp_rank)
@@ -336,14 +338,14 @@ class Generation:
         return memoized
 
     def changed(self, dp_rank: int) -> None:
-        """A DP rank has said something, or come, or gone."""
+        """A DP rank's state has changed."""
         for memoized in self._filters:
             memoized.changed.add(dp_rank)
 
     @property
-    def ready(self) -> bool:
-        """Whether every DP rank is connected and has said where it goes on."""
-        found = self._ready.find(self.number, lambda rank: rank.ready)
+    def all_connected(self) -> bool:
+        """Whether every DP rank is connected and has begun."""
+        found = self._connected.find(self.number, lambda rank: rank.ready)
         return len(found) == self.dp_size
 
     def has_prepared(self, step: int) -> bool:
@@ -386,7 +388,7 @@ class Generation:
 
     @property
     def left(self) -> list[int]:
-        """DP ranks that said goodbye, or were sent away."""
+        """DP ranks that said goodbye, or were refused."""
         return sorted(self._gone.find(self.number, lambda rank: rank.gone))
 
     @property

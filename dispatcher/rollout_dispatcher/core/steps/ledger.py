@@ -1,25 +1,25 @@
-"""The step ledger: what follows for open steps from what the DP ranks of a generation say.
+"""The step ledger: delivers, releases and commits open steps, by what the DP ranks report.
 
-Invariants: a step is released only when every DP rank holds it and has said where it goes on; it is
-committed only when every DP rank has said so in one generation; a step that is delivered again is
-identical, unless it has lost samples (`attempts`), or a generation brought another number of DP
-ranks: then steps are planned again one by one, in order, and from the first that is not yet (the
-*unplanned* one) on nothing is delivered. After a rewind, steps are opened one by one as ranks have
-room for them.
+Invariants: a step is released only when every DP rank holds it and has begun; it is committed only
+when every DP rank of one generation has committed it; a step that is delivered again is identical,
+unless it has lost samples (`attempts`), or a generation brought another number of DP ranks: then
+steps are planned again one by one, in order, and from the first that is not yet (the *unplanned*
+one) on nothing is delivered. After a rewind, steps are opened one by one as ranks have room for
+them.
 
-`Attempts`: what DP ranks cannot get of a step is dropped, and the step is planned again.
+`Attempts`: samples that a DP rank cannot fetch are dropped, and their step is planned again.
 
-    a rank says Unresolved        what becomes of it (so too where the journal cannot read for it)
+    a rank sends Unresolved       effect (the same where the journal cannot read for it)
     of an earlier attempt         nothing: the step is planned again already
     of a step that is released    the generation fails: others may train it already
-    otherwise                     its samples are dropped, groups whole; what is left of the step,
+        otherwise                     its samples are dropped, groups whole; the rest of the step,
                                   filled up, is planned as the next attempt
-    and nothing is left           it takes over the samples of the step after it, and so on; the
+    no sample of it remains       it takes over the samples of the step after it, and so on; the
                                   last step is withdrawn, until samples for it come
 
-It is acted on once every rank is there and has said where it goes on: after a restart only ranks
-know which steps were released, and a checkpoint may commit or rewind them. Invariant: whatever is
-lost, ranks are told of an attempt once it is a fact, and no attempt has two plans.
+Reports take effect once every rank is connected and has begun: after a restart only ranks know
+which steps were released, and a checkpoint may commit or rewind them. Invariant: an attempt is
+delivered only once it is a fact, and no attempt has two plans.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ from rollout_dispatcher.core.effects import (
     SamplesUnresolved,
     WithdrawStep,
 )
-from rollout_dispatcher.core.facts import DropReason, Note, Withdrawn
+from rollout_dispatcher.core.facts import AppendFact, DropReason, Withdrawn
 from rollout_dispatcher.core.steps.generation import Generation, SizeCheck
 from rollout_dispatcher.core.steps.rank_state import RankHello, RankState, Unresolved
 from rollout_dispatcher.core.steps.step import (
@@ -51,7 +51,7 @@ from rollout_planner.types import Plan
 
 
 class StepLedger:
-    """Brings the open steps and the ranks of the current generation together."""
+    """Open steps and the ranks of the current generation."""
 
     def __init__(
         self, dp_size: int, max_open_steps: int, check_size: SizeCheck | None = None
@@ -70,13 +70,13 @@ class StepLedger:
     # -- ranks come and go ------------------------------------------------------------------
 
     def check(self, hello: RankHello) -> RankHello:
-        """What of this hello is to be believed.
+        """Validate the hello; returns it without claims that cannot be true.
 
         Raises RankRefused or GenerationFenced for a rank that may not join, and ProtocolError for
-        one that says what cannot be.
+        an impossible claim.
         """
         self.generation.check(hello)
-        hello.check(self.steps.next_step - 1, self.steps.announced)
+        hello.check(self.steps.next_number - 1, self.steps.last_announced)
         for number, count in hello.received.items():
             step = self.steps.find(number)
             if step is None:
@@ -88,7 +88,7 @@ class StepLedger:
         return self.generation.validated(hello)
 
     def begin(self, hello: RankHello) -> list[Effect]:
-        """A rank that may join asks for a new generation: the one before is fenced."""
+        """Begin a new generation, and fence the one before."""
         fenced = self.generation.begin(hello)
         self.steps.start_over()
         again = (
@@ -98,22 +98,22 @@ class StepLedger:
         return [*fenced, *again]
 
     def join(self, hello: RankHello, now: float) -> list[Effect]:
-        """Give a rank that may join its place; returns its deliveries.
+        """Join a rank; returns its deliveries.
 
-        hello: as `check` believed it.
+        hello: as `check` returned it.
         """
         known = self.ranks.get(hello.dp_rank)
         if known is not None and hello.resume is not None and not known.begun:
-            known = None  # it has loaded a checkpoint since, and let go of what it was given
+            known = None  # it has loaded a checkpoint since, and dropped its steps
         effects: list[Effect] = []
         if known is None and hello.begun:
-            effects += self._open_through(max(hello.prepared, hello.committed))
+            effects += self._reopen_through(max(hello.prepared, hello.committed))
         withdrawn = dict.fromkeys(self.steps.withdrawn, -1)
         hello = hello.of_attempts(self.steps.attempts | withdrawn)
         received = hello.received
         if known is None:
             rank = RankState.introduced(
-                hello, now, committed=self.steps.committed, ready=self._last_ready
+                hello, now, committed=self.steps.committed, ready=self._last_deliverable
             )
         elif known.client_id == hello.client_id:
             rank = known
@@ -124,7 +124,7 @@ class StepLedger:
         if not self.generation.agrees(rank):
             return effects
         effects += [WithdrawStep((hello.dp_rank,), number) for number in sorted(withdrawn)]
-        for number in self._ready_after(rank.committed):
+        for number in self._deliverable_after(rank.committed):
             first, attempt = received.get(number, 0), self.steps[number].attempt
             effects.append(Deliver(hello.dp_rank, number, first, attempt))
             if known is not None:
@@ -138,17 +138,19 @@ class StepLedger:
             rank.disconnected(for_good=for_good)
             self.generation.changed(dp_rank)
 
-    def _open_through(self, told: int) -> list[Effect]:
-        """Open what a rank speaks of that has outlived the dispatcher that opened it."""
+    def _reopen_through(self, last: int) -> list[Effect]:
+        """Open waiting steps up to `last`, which a rank holds since before the dispatcher's
+        restart.
+        """
         effects: list[Effect] = []
-        while self.steps.waiting and self.steps.last < told:
+        while self.steps.waiting and self.steps.last_opened < last:
             effects += self.open_waiting()
         return effects
 
     # -- ranks speak ------------------------------------------------------------------------
 
     def demand(self, dp_rank: int, taken: int, *, hungry: bool) -> list[Effect]:
-        """A rank's training loop has begun `taken` and waits for the next step, or not.
+        """A rank's training loop has begun step `taken`. hungry: it waits for the next step.
 
         Raises ProtocolError for a step that this rank cannot have. Fails the generation if others
         have loaded a checkpoint and this rank has not.
@@ -176,7 +178,7 @@ class StepLedger:
             return []
         if step is not None and number > rank.prepared + 1:
             return []  # one before it is planned again, behind which this one is delivered again
-        if step is None or number > self._last_ready:
+        if step is None or number > self._last_deliverable:
             raise ProtocolError(f"DP rank {dp_rank} prepared step {number}, which is not open")
         step.check_attempt(attempt, begun=False)
         if digest != step.digest:
@@ -192,7 +194,7 @@ class StepLedger:
         return self.release_ready()
 
     def is_void(self, rank: RankState, number: int, attempt: int) -> bool:
-        """Whether what this rank says of a step is of a plan that is none any more."""
+        """Whether a rank's report of a step refers to a superseded plan."""
         if not self.generation.agrees(rank):
             return True  # of a step that was open before the rewind
         step, withdrawn = self.steps.find(number), self.steps.withdrawn.get(number, -1)
@@ -209,7 +211,7 @@ class StepLedger:
                 break
             if step.state is StepState.PLANNED:
                 step.move(StepEvent.ALL_PREPARED)
-            if step.state is StepState.PREPARED and self.generation.ready:
+            if step.state is StepState.PREPARED and self.generation.all_connected:
                 step.move(StepEvent.ALL_CONNECTED)
                 effects.append(Release(tuple(sorted(self.ranks)), step.number))
         return effects
@@ -225,12 +227,12 @@ class StepLedger:
         rank.committed = max(rank.committed, number)
         self.generation.changed(dp_rank)
         through = self.steps.committed
-        while through < self.steps.last and self.generation.has_committed(through + 1):
+        while through < self.steps.last_opened and self.generation.has_committed(through + 1):
             through += 1
         return self.steps.commit(through)
 
     def active_rank(self, dp_rank: int) -> RankState:
-        """Who says something. Raises what its generation has failed with: it is over then."""
+        """The rank; raises the error that its generation has failed with."""
         if self.generation.failed is not None:
             raise self.generation.failed
         return self.ranks[dp_rank]
@@ -252,39 +254,43 @@ class StepLedger:
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
-        """Give an unplanned step a plan; returns the delivery of what it held back."""
+        """Give an unplanned step a plan; returns its delivery, and of the steps that waited for
+        it.
+        """
         dp_size = self.generation.dp_size
         self.steps.replace(number, _lay_out(plan, entries), dp_size, plan.cost, plan.slowness)
         return self._deliver_after(number - 1)
 
     def open_waiting(self) -> list[Effect]:
-        """Open the next step of those that a rewind has made wait; returns its delivery."""
+        """Open the next waiting step; returns its delivery."""
         step = self.steps.open_waiting()
         return [Redelivered(step.number, "rewind"), *self._deliver_after(step.number - 1)]
 
     def resume(self, after: int, rewound: Iterable[OpenStep]) -> None:
-        """This generation goes on after that step: with `rewound`, then with what was open."""
+        """Resume the generation after step `after`: with the `rewound` steps, then with the open
+        ones.
+        """
         self.steps.rewind(rewound)
         self.generation.resumed = after
 
     def _deliver_after(self, number: int) -> list[Effect]:
-        """Deliver what comes after that step to every rank that may have it."""
+        """Deliver the steps after this one to every rank that may have them."""
         return [
             Deliver(dp_rank, ready, attempt=self.steps[ready].attempt)
-            for ready in self._ready_after(number)
+            for ready in self._deliverable_after(number)
             for dp_rank, rank in sorted(self.ranks.items())
             if self.generation.agrees(rank)
         ]
 
-    def _ready_after(self, number: int) -> list[int]:
-        last = self._last_ready
+    def _deliverable_after(self, number: int) -> list[int]:
+        last = self._last_deliverable
         return [*range(max(number, self.steps.committed) + 1, last + 1)]
 
     @property
-    def _last_ready(self) -> int:
-        """The last step that ranks may hear of."""
+    def _last_deliverable(self) -> int:
+        """The last step that may be delivered: no unplanned one is before it."""
         unplanned = self.unplanned
-        return self.steps.last if unplanned is None else unplanned.number - 1
+        return self.steps.last_opened if unplanned is None else unplanned.number - 1
 
     # -- steps are wanted -------------------------------------------------------------------
 
@@ -294,16 +300,16 @@ class StepLedger:
         return self.steps.unplanned(self.generation.dp_size)
 
     @property
-    def wanted(self) -> bool:
+    def has_room(self) -> bool:
         """Whether every DP rank has room for one more step."""
         if self.over or len(self.steps) >= self.max_open_steps:
             return False
-        return self.generation.takes_after(self.steps.last)
+        return self.generation.takes_after(self.steps.last_opened)
 
     @property
     def hungry(self) -> bool:
-        """Whether some DP rank waits for a step that is not planned yet."""
-        return self.generation.waits_after(self.steps.last)
+        """Whether some DP rank waits for a step that is not planned yet (is *hungry*)."""
+        return self.generation.waits_after(self.steps.last_opened)
 
 
 def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
@@ -311,59 +317,60 @@ def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
 
 
 class Attempts:
-    """Hears what ranks cannot get, and acts on it."""
+    """Drops samples that ranks cannot fetch, and has their steps planned again."""
 
-    def __init__(self, ledger: StepLedger, dropping: Dropping, note: Note) -> None:
-        self._ledger, self._dropping, self._note = ledger, dropping, note
+    def __init__(self, ledger: StepLedger, dropping: Dropping, append_fact: AppendFact) -> None:
+        self._ledger, self._dropping, self._append = ledger, dropping, append_fact
         self._waiting = False
 
-    def unresolved(self, dp_rank: int, said: Unresolved) -> list[Effect]:
+    def unresolved(self, dp_rank: int, missing: Unresolved) -> list[Effect]:
         """A rank cannot get samples of a step; see `claim`."""
-        return self.claim(dp_rank, said) or self.settle()
+        return self.report_missing(dp_rank, missing) or self.drop_unresolved()
 
-    def claim(self, dp_rank: int, said: Unresolved) -> list[Effect]:
-        """The same, to be acted on by `settle`; the rank is not prepared for that step till then.
+    def report_missing(self, dp_rank: int, missing: Unresolved) -> list[Effect]:
+        """Remember samples that a rank cannot fetch until `drop_unresolved`; the rank is not
+        prepared for their step till then.
 
         Raises ProtocolError for a step that is not open, an attempt that is not known, or samples
         that are not in it or in no payload store. Fails the generation if the step is released.
         """
         ledger = self._ledger
-        rank, step = ledger.active_rank(dp_rank), ledger.steps.get(said.step)
-        if ledger.is_void(rank, said.step, said.attempt):
+        rank, step = ledger.active_rank(dp_rank), ledger.steps.get(missing.step)
+        if ledger.is_void(rank, missing.step, missing.attempt):
             return []
         if step is None or not step.digest:
             raise ProtocolError(
-                f"DP rank {dp_rank} cannot get samples of step {said.step}, which is not open"
+                f"DP rank {dp_rank} cannot get samples of step {missing.step}, which is not open"
             )
-        step.check_attempt(said.attempt, begun=False)
-        if said.reason is DropReason.UNRESOLVED:
-            _check_samples(dp_rank, step, said)
+        step.check_attempt(missing.attempt, begun=False)
+        if missing.reason is DropReason.UNRESOLVED:
+            _check_samples(dp_rank, step, missing)
         if self._may_be_trained(step):
-            return [*ledger.generation.fail(_too_late(dp_rank, said))]
-        rank.unresolved[said.step], self._waiting = said, True
-        rank.lost_plan(said.step)
+            return [*ledger.generation.fail(_too_late(dp_rank, missing))]
+        rank.unresolved[missing.step], self._waiting = missing, True
+        rank.lost_plan(missing.step)
         ledger.generation.changed(dp_rank)
-        ledger.steps.hold_back(said.step)
+        ledger.steps.withhold(missing.step)
         return []
 
-    def settle(self) -> list[Effect]:
-        """Act on what ranks have said, if they may be heard."""
-        if not self._waiting or not self._ledger.generation.ready:
+    def drop_unresolved(self) -> list[Effect]:
+        """Drop all reported samples, once every rank is connected."""
+        if not self._waiting or not self._ledger.generation.all_connected:
             return []
-        claims, self._waiting = list(self._claims()), False
-        for dp_rank, said in claims:
-            step = self._ledger.steps.get(said.step)
+        reports, self._waiting = list(self._reports()), False
+        for dp_rank, missing in reports:
+            step = self._ledger.steps.get(missing.step)
             if step is not None and self._may_be_trained(step):
-                return [*self._ledger.generation.fail(_too_late(dp_rank, said))]
-        lost = [effect for claim in claims for effect in self._lose(*claim)]
-        return [*lost, *self._close_up()] if lost else []
+                return [*self._ledger.generation.fail(_too_late(dp_rank, missing))]
+        lost = [effect for report in reports for effect in self._remove_samples(*report)]
+        return [*lost, *self._compact_steps()] if lost else []
 
-    def _claims(self) -> Iterator[tuple[int, Unresolved]]:
-        """What ranks have said, but for what is void by now; it is heard once."""
+    def _reports(self) -> Iterator[tuple[int, Unresolved]]:
+        """Reports that are not void by now; clears them."""
         for dp_rank, rank in sorted(self._ledger.ranks.items()):
-            for said in rank.unresolved.values():
-                if not self._ledger.is_void(rank, said.step, said.attempt):
-                    yield dp_rank, said
+            for missing in rank.unresolved.values():
+                if not self._ledger.is_void(rank, missing.step, missing.attempt):
+                    yield dp_rank, missing
             rank.unresolved.clear()
 
     def _may_be_trained(self, step: OpenStep) -> bool:
@@ -372,43 +379,45 @@ class Attempts:
 
     # -- samples are lost -------------------------------------------------------------------
 
-    def _lose(self, dp_rank: int, said: Unresolved) -> list[Effect]:
-        """The samples are dropped, if another rank's word has not dropped all of them just now."""
+    def _remove_samples(self, dp_rank: int, missing: Unresolved) -> list[Effect]:
+        """Drop the samples of one report that are still in the step."""
         steps = self._ledger.steps
-        lost = _with_groups(steps[said.step], said.sample_ids)
+        lost = _with_groups(steps[missing.step], missing.sample_ids)
         if not lost:
             return []
-        left = steps.lose(said.step, lost)
+        left = steps.remove_samples(missing.step, lost)
         for at, rank in self._ledger.ranks.items():
-            rank.lost_plan(said.step)
+            rank.lost_plan(missing.step)
             self._ledger.generation.changed(at)
-        self._dropping.planned(said.reason, lost)
-        self._note(planned(left))
+        self._dropping.planned(missing.reason, lost)
+        self._append(planned(left))
         first = lost[0].sample.sample_id
-        found = SamplesUnresolved(dp_rank, said.step, len(lost), first, said.why, said.reason)
-        again = [Redelivered(number, "unresolved") for number in steps if number >= said.step]
+        found = SamplesUnresolved(
+            dp_rank, missing.step, len(lost), first, missing.why, missing.reason
+        )
+        again = [Redelivered(number, "unresolved") for number in steps if number >= missing.step]
         return [found, *again]
 
-    def _close_up(self) -> list[Effect]:
-        """Where a step has nothing left, those after it move up."""
+    def _compact_steps(self) -> list[Effect]:
+        """Move later steps up where a step has no samples left."""
         steps, effects = self._ledger.steps, list[Effect]()
         while (empty := next((at for at, one in steps.items() if not one.num_samples), -1)) >= 0:
             for step in steps.renumber(empty):
-                self._note(planned(step))
-            number = steps.next_step
-            self._note(Withdrawn(number, steps.withdrawn[number]))
+                self._append(planned(step))
+            number = steps.next_number
+            self._append(Withdrawn(number, steps.withdrawn[number]))
             effects.append(WithdrawStep(tuple(sorted(self._ledger.ranks)), number))
         return effects
 
 
-def _check_samples(dp_rank: int, step: OpenStep, said: Unresolved) -> None:
+def _check_samples(dp_rank: int, step: OpenStep, lost: Unresolved) -> None:
     """Raise ProtocolError if a rank names samples that it cannot have been told to fetch."""
     stored = {
         sample.sample_id for sample in step.samples() if isinstance(sample.payload, Reference)
     }
-    if strange := set(said.sample_ids) - stored:
+    if strange := set(lost.sample_ids) - stored:
         raise ProtocolError(
-            f"DP rank {dp_rank} cannot get sample {min(strange)} of step {said.step}, which is in "
+            f"DP rank {dp_rank} cannot get sample {min(strange)} of step {lost.step}, which is in "
             "no payload store, or not of that step"
         )
 
@@ -421,10 +430,10 @@ def _with_groups(step: OpenStep, sample_ids: tuple[str, ...]) -> list[Entry]:
     return sorted(found, key=lambda entry: entry.ticket)
 
 
-def _too_late(dp_rank: int, said: Unresolved) -> GenerationFenced:
-    why = f" ({said.why})" if said.why else ""
+def _too_late(dp_rank: int, lost: Unresolved) -> GenerationFenced:
+    why = f" ({lost.why})" if lost.why else ""
     return GenerationFenced(
-        f"DP rank {dp_rank} cannot get sample {said.sample_ids[0]} of step {said.step}{why}, and "
+        f"DP rank {dp_rank} cannot get sample {lost.sample_ids[0]} of step {lost.step}{why}, and "
         "other DP ranks may train that step already; restart all ranks: it is planned again "
         "without what is gone"
     )

@@ -1,4 +1,4 @@
-"""A DP rank as the ledger knows it: how it introduces itself, and what it has said since.
+"""A DP rank as the ledger knows it: its hello, and its reports since.
 
 A rank prepares, takes and commits steps in order, so its state is a few watermarks over step
 numbers. Invariant: no watermark is above the last step that the rank can have been given, whatever
@@ -132,17 +132,17 @@ class RankHello:
 
 @dataclass(slots=True)
 class RankState:
-    """What one DP rank of the current generation has said; -1 for no step yet.
+    """The reports of one DP rank of the current generation; -1 for no step yet.
 
     training: as it has said in its hello.
     released: the last step that it may have begun, as it said in its hello.
-    begun: it has said where it goes on, by loading a checkpoint or by asking for a step.
+    begun: it has reported where it resumes, by loading a checkpoint or by asking for a step.
     handed_out: micro-batches of its open steps that its training loop was given, all passes.
-    collectives: that it has begun in process groups of all DP ranks.
-    unresolved: what it has said that it cannot get, and nobody has acted on, by step.
-    away_since: when its connection was lost, or it said goodbye (`gone`); infinite of a rank that
-    was sent away. lost: it has been away for too long.
-    finished: the step after which it has finished the run; discards: without what is not used.
+    collectives: that it has begun in process groups of all DP ranks. unresolved: its reports of
+    missing samples that are not acted on yet, by step. away_since: when its connection was lost, or
+    it said goodbye (`gone`); infinite of a rank that was sent away. lost: it has been away for too
+    long. finished: the step after which it has finished the run; discards: without what is not
+    used.
     """
 
     client_id: str
@@ -234,12 +234,12 @@ class RankState:
 
     @property
     def departed(self) -> bool:
-        """Whether it trains nothing more, and has not said that all ranks are to stop there."""
+        """Whether it has left, or is lost, without having finished the run."""
         return (self.gone or self.lost) and self.finished is None
 
     @property
     def ready(self) -> bool:
-        """Whether it is there and has said where it goes on."""
+        """Whether it is connected and has begun."""
         return self.connected and self.begun
 
     def waits_after(self, last: int) -> bool:

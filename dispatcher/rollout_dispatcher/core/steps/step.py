@@ -3,23 +3,25 @@
 PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 ^                                |                                  |
 +------- new generation ---------+----------------------------------+
-|
-COMMITTED <------------------- every rank committed -------------------+
-    +------- the trainer rewound to a checkpoint ----> PLANNED
+^                                                                   |
+|                                                   every rank committed
+|                                                                   v
++------- the trainer rewound to a checkpoint ------------------ COMMITTED
+
 
 PLANNED, PREPARED --samples of it, or of a step before it, are lost--> PLANNED
 
-After a restart every open step is PLANNED again, and may be committed at once: ranks tell. A step
-of another number of DP ranks than there are now, or that has lost samples and so its plan, waits in
-PLANNED until a new plan replaces it. Plans of one step number that ranks may have heard of are told
-apart by their *attempts*; none is used twice.
+After a restart every open step is PLANNED again, and is committed at once if the ranks report that
+it was. A step of another number of DP ranks than there are now, or that has lost samples and so its
+plan, waits in PLANNED until a new plan replaces it. Plans of one step number that ranks may have
+heard of are told apart by their *attempts*; none is used twice.
 
 `GroupTotals`: the groups of a step by numbers, and the loss tokens of each over all DP ranks.
 
 A group goes into a step whole, but its members may go to different ranks: what is averaged over the
 tokens of a group needs a total that no single rank can count. A sample without a group is a group
-of its own. Numbers are given in the order of the plan, so that they are the same whenever a step is
-told of.
+of its own. Numbers are given in the order of the plan, so that they are the same in every delivery
+of a step.
 
 `OpenSteps`: the steps that are planned and not committed, in order of their numbers.
 
@@ -72,8 +74,8 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
     (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
     (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
     **{
-        # Only a released step is trained, but a dispatcher that was restarted has forgotten that
-        # it released it; ranks that say they have committed it are right.
+        # Only a released step is trained, but a restarted dispatcher does not know that it released
+        # it; ranks that report it as committed are right.
         (state, StepEvent.ALL_COMMITTED): StepState.COMMITTED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
     },
@@ -81,7 +83,7 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
         (state, StepEvent.NEW_GENERATION): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
     },
-    # Ranks say that they have loaded a checkpoint before any of them is given a step.
+    # Ranks report the checkpoint that they have loaded before any of them is given a step.
     **{
         (state, StepEvent.REWOUND): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
@@ -97,7 +99,7 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
 T = TypeVar("T")
 #: Something of each sample, by DP rank and micro-batch.
 Each = tuple[tuple[tuple[T, ...], ...], ...]
-#: Entries by DP rank and micro-batch; an empty micro-batch is a filler.
+#: Entries by DP rank and micro-batch; an empty one is delivered as a filler (a dummy micro-batch).
 MicroBatches = Each[Entry]
 
 
@@ -118,7 +120,7 @@ class OpenStep:
     of a step that an earlier process planned, as the journal does not keep it. slowness: of the
     ranks in that plan; None: all are equally fast.
     usual_loss: loss tokens of a sample as they arrived when it was planned, the mean; it stays,
-    whatever samples the step loses. 0 of a step that an earlier release planned.
+    whatever samples the step loses. 0 for a step that an earlier version of this software planned.
     """
 
     number: int
@@ -136,18 +138,22 @@ class OpenStep:
         self.dp_size = self.dp_size or len(self.micro_batches)
 
     def move(self, event: StepEvent) -> None:
-        """Follow the table; an illegal move raises and changes nothing."""
+        """Move to the state of the table `NEXT`; an illegal move raises IllegalTransition and
+        changes nothing.
+        """
         after = NEXT.get((self.state, event))
         if after is None:
             raise IllegalTransition(self.state, event)
         self.state = after
 
     def fits(self, dp_size: int) -> bool:
-        """Whether it has a plan, for so many DP ranks."""
+        """Whether the step has a plan for `dp_size` DP ranks."""
         return bool(self.digest) and self.dp_size == dp_size
 
     def check_attempt(self, attempt: int, *, begun: bool) -> None:
-        """Raise ProtocolError for an attempt that no rank can hold, or not have begun to train."""
+        """Raise ProtocolError for an attempt newer than ours, or, if training began, not exactly
+        ours.
+        """
         if attempt > self.attempt or (begun and attempt != self.attempt):
             raise ProtocolError(
                 f"a DP rank {'trains' if begun else 'holds'} attempt {attempt} at step "
@@ -156,7 +162,7 @@ class OpenStep:
             )
 
     def check_received(self, count: int) -> None:
-        """Raise ProtocolError if a rank cannot have so many of its micro-batches."""
+        """Raise ProtocolError if a rank claims more micro-batches than the step has."""
         there_are = len(self.micro_batches[0])
         if count > there_are:
             raise ProtocolError(
@@ -177,7 +183,7 @@ class OpenStep:
         return replace(self, micro_batches=_each(self.micro_batches, in_journal))
 
     def without(self, lost: Collection[Entry]) -> MicroBatches:
-        """Its samples but for these."""
+        """The micro-batches without the lost samples."""
         return tuple(
             tuple(tuple(entry for entry in part if entry not in lost) for part in rank)
             for rank in self.micro_batches
@@ -194,7 +200,7 @@ class OpenStep:
 
     @property
     def expected_loss_tokens(self) -> int:
-        """Loss tokens that so many samples have as a rule; those that it has if nobody knows."""
+        """Loss tokens of as many usual samples; of its own samples if `usual_loss` is not known."""
         if not self.usual_loss:
             return sum(sample.loss_tokens for sample in self.samples())
         return max(1, round(self.usual_loss * self.num_samples))
@@ -206,7 +212,7 @@ class OpenStep:
 
 
 def planned(step: OpenStep, *passed_over: int) -> Planned:
-    """What is to be remembered of a step; passed_over: tickets that its plan left in the buffer."""
+    """The fact of a planned step. passed_over: tickets that its plan left in the buffer."""
     return Planned(
         step.number, step.digest, step.planned_at, step.tickets(), passed_over, step.attempt,
         step.usual_loss,
@@ -216,9 +222,7 @@ def planned(step: OpenStep, *passed_over: int) -> Planned:
 def step_digest(
     number: int, micro_batches: MicroBatches, attempt: int = 0, usual_loss: float = 0.0
 ) -> str:
-    """Digest of who gets what: step number, attempt, and sample ids by DP rank and micro-batch;
-    and of the loss tokens that a sample is expected to have.
-    """
+    """Digest of step number, attempt, sample ids by DP rank and micro-batch, and `usual_loss`."""
     counts = [[len(part) for part in rank] for rank in micro_batches]
     names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
     return digest_of(number, counts, names, attempt, usual_loss)
@@ -226,7 +230,7 @@ def step_digest(
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """numbers[dp rank][micro-batch]: of the group of each sample. loss_tokens: by that number."""
+    """numbers[dp rank][micro-batch]: group number of each sample. loss_tokens: by group number."""
 
     numbers: Each[int]
     loss_tokens: tuple[int, ...]
@@ -254,10 +258,11 @@ class OpenSteps(Mapping[int, OpenStep]):
         self._open: dict[int, OpenStep] = {}
         self._waiting: deque[OpenStep] = deque()
         #: The number of the next step to be planned.
-        self.next_step = 0
+        self.next_number = 0
         #: Attempts at steps that were withdrawn, and are to be planned, by number.
         self.withdrawn: dict[int, int] = {}
-        # Open steps up to there need no look: they are released, and for that many DP ranks.
+        # Scan cursors: all open steps up to `_released` are released; those up to `_fitting` have
+        # plans for `_fits` ranks.
         self._released = self._fitting = -1
         self._fits = 0
 
@@ -265,7 +270,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         return self._open[number]
 
     def find(self, number: int) -> OpenStep | None:
-        """`get`, which a mapping has through an exception: this is asked for each micro-batch."""
+        """`get` without the KeyError that `Mapping.get` catches; called for each micro-batch."""
         return self._open.get(number)
 
     def __iter__(self) -> Iterator[int]:
@@ -282,8 +287,10 @@ class OpenSteps(Mapping[int, OpenStep]):
         *,
         room: int,
     ) -> None:
-        """Start from what an earlier process had: `room` steps are open, and others wait."""
-        self.next_step, self.withdrawn = next_step, dict(withdrawn)
+        """Start from the steps of an earlier process: the first `room` are open, the others
+        wait.
+        """
+        self.next_number, self.withdrawn = next_step, dict(withdrawn)
         self._waiting = deque(steps)
         while self._waiting and len(self._open) < room:
             self.open_waiting()
@@ -296,9 +303,9 @@ class OpenSteps(Mapping[int, OpenStep]):
         return len(self._waiting)
 
     @property
-    def newest(self) -> OpenStep:
-        """The step that was planned last; there has to be one that is not committed."""
-        return self._waiting[-1] if self._waiting else self._open[self.next_step - 1]
+    def last_planned(self) -> OpenStep:
+        """The last planned step; there has to be an uncommitted one."""
+        return self._waiting[-1] if self._waiting else self._open[self.next_number - 1]
 
     def uncommitted(self) -> list[OpenStep]:
         """Every step that is planned and not committed, by number."""
@@ -306,7 +313,7 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     @property
     def num_uncommitted(self) -> int:
-        """How many those are."""
+        """How many uncommitted steps there are."""
         return len(self._open) + len(self._waiting)
 
     @property
@@ -317,17 +324,17 @@ class OpenSteps(Mapping[int, OpenStep]):
     @property
     def committed(self) -> int:
         """The last committed step, -1 for none."""
-        return self.next_step - self.num_uncommitted - 1
+        return self.next_number - self.num_uncommitted - 1
 
     @property
     def next(self) -> NextStep:
-        """The step that is planned next."""
-        return NextStep(self.next_step, self.committed)
+        """Number of the next step to be planned, and the last committed one."""
+        return NextStep(self.next_number, self.committed)
 
     @property
-    def last(self) -> int:
-        """The last step that was opened, -1 for none."""
-        return (self._waiting[0].number if self._waiting else self.next_step) - 1
+    def last_opened(self) -> int:
+        """Number of the last opened step, -1 for none."""
+        return (self._waiting[0].number if self._waiting else self.next_number) - 1
 
     @property
     def attempts(self) -> dict[int, int]:
@@ -335,15 +342,17 @@ class OpenSteps(Mapping[int, OpenStep]):
         return {step.number: step.attempt for step in self._in_order()}
 
     @property
-    def announced(self) -> int:
-        """The last step that ranks may ever have heard of, -1 for none."""
-        return max([self.next_step - 1, *self.withdrawn])
+    def last_announced(self) -> int:
+        """Number of the last step that was ever announced to ranks, withdrawn ones included; -1 for
+        none.
+        """
+        return max([self.next_number - 1, *self.withdrawn])
 
     def unplanned(self, dp_size: int) -> OpenStep | None:
         """The first open step that has no plan for so many DP ranks."""
         if dp_size != self._fits:
             self._fits, self._fitting = dp_size, -1
-        if self._fitting >= self.last:  # as nearly always
+        if self._fitting >= self.last_opened:  # as nearly always
             return None
         for number in self._after(self._fitting):
             step = self._open[number]
@@ -362,11 +371,11 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def _after(self, number: int) -> range:
         """The open steps after that one."""
-        last = self.last
+        last = self.last_opened
         return range(max(number, last - len(self._open)) + 1, last + 1)
 
-    def _look_from(self, number: int) -> None:
-        """The open steps after that one are others now."""
+    def _reset_cursors(self, number: int) -> None:
+        """Invalidate the scan cursors after this step."""
         self._released, self._fitting = min(self._released, number), min(self._fitting, number)
 
     # -- what becomes of them ---------------------------------------------------------------
@@ -381,12 +390,13 @@ class OpenSteps(Mapping[int, OpenStep]):
         usual_loss: float = 0.0,
         slowness: tuple[float, ...] | None = None,
     ) -> OpenStep:
-        """The next step was planned, at this cost; it is open at once unless others wait.
+        """Add the next step; it is open at once unless others wait. cost: see
+        `OpenStep.planned_cost`.
 
         usual_loss: loss tokens of the mean arrival.
         """
-        number = self.next_step
-        self.next_step += 1
+        number = self.next_number
+        self.next_number += 1
         attempt = self.withdrawn.pop(number, -1) + 1
         digest = step_digest(number, micro_batches, attempt, usual_loss)
         step = OpenStep(
@@ -408,8 +418,8 @@ class OpenSteps(Mapping[int, OpenStep]):
         cost: FloatArray | None = None,
         slowness: tuple[float, ...] | None = None,
     ) -> None:
-        """An open step was planned again, for so many DP ranks, at this cost."""
-        self._look_from(number - 1)
+        """Give an open step a new plan, for `dp_size` DP ranks."""
+        self._reset_cursors(number - 1)
         before = self._open[number]
         digest = step_digest(number, micro_batches, before.attempt, before.usual_loss)
         self._open[number] = replace(
@@ -417,27 +427,32 @@ class OpenSteps(Mapping[int, OpenStep]):
             dp_size=dp_size, planned_cost=cost, slowness=slowness,
         )  # fmt: skip
 
-    def hold_back(self, number: int) -> None:
-        """This step, which is not released, has lost samples: none is prepared from it on."""
-        self._look_from(number - 1)
+    def withhold(self, number: int) -> None:
+        """Move this unreleased step, and all open ones after it, back to PLANNED: it has lost
+        samples.
+        """
+        self._reset_cursors(number - 1)
         for step in self._open.values():
             if step.number >= number:
                 step.move(StepEvent.SAMPLES_LOST)
 
-    def lose(self, number: int, lost: Collection[Entry]) -> OpenStep:
-        """These samples are gone, and the step's plan with them; returns what is left of it."""
-        self.hold_back(number)
-        return self._fill(self._open[number], self._open[number].without(lost))
+    def remove_samples(self, number: int, lost: Collection[Entry]) -> OpenStep:
+        """Remove lost samples from a step, which loses its plan; returns the step without them."""
+        self.withhold(number)
+        return self._replace_samples(self._open[number], self._open[number].without(lost))
 
     def renumber(self, number: int) -> list[OpenStep]:
-        """A step has lost all of its samples: it takes over those of the next one, and so on.
+        """Close the gap of a step that has lost all samples: move those of each later step up by
+        one.
 
-        The last step is withdrawn with that. Returns the others, whose plans are lost.
+        Withdraws the last step. Returns the others, which have lost their plans.
         """
         after = [step for step in self._in_order() if step.number >= number]
-        moved = [self._fill(empty, full.micro_batches) for empty, full in pairwise(after)]
+        moved = [
+            self._replace_samples(empty, full.micro_batches) for empty, full in pairwise(after)
+        ]
         last = after[-1]
-        self.next_step = last.number
+        self.next_number = last.number
         self.withdrawn[last.number] = last.attempt
         if self._waiting:
             self._waiting.pop()
@@ -446,17 +461,17 @@ class OpenSteps(Mapping[int, OpenStep]):
         return moved
 
     def withdraw_all(self) -> list[OpenStep]:
-        """No step is left; returns those that there were, the newest first."""
+        """Withdraw every uncommitted step; returns them, the newest first."""
         gone = self.uncommitted()[::-1]
         self.withdrawn |= {step.number: step.attempt for step in gone}
-        self.next_step -= len(gone)
+        self.next_number -= len(gone)
         self._open, self._waiting = {}, deque()
-        self._look_from(-1)
+        self._reset_cursors(-1)
         return gone
 
-    def _fill(self, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
-        """A step has these samples now, and no plan."""
-        self._look_from(step.number - 1)
+    def _replace_samples(self, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
+        """Give a step other samples, and no plan."""
+        self._reset_cursors(step.number - 1)
         found = replace(
             step, micro_batches=micro_batches, digest="", planned_cost=None,
             attempt=step.attempt + 1,
@@ -468,19 +483,19 @@ class OpenSteps(Mapping[int, OpenStep]):
         return found
 
     def open_waiting(self) -> OpenStep:
-        """Open the first step of those that wait; there has to be one."""
+        """Open the first waiting step; there has to be one."""
         step = self._waiting.popleft()
         self._open[step.number] = step
         return step
 
     def start_over(self) -> None:
-        """A new generation: what ranks of earlier ones said of open steps is void."""
-        self._look_from(-1)
+        """Move all open steps back to PLANNED for a new generation."""
+        self._reset_cursors(-1)
         for step in self._open.values():
             step.move(StepEvent.NEW_GENERATION)
 
     def commit(self, through: int) -> list[OpenStep]:
-        """Steps up to `through` are committed: open ones by ranks, others by a checkpoint."""
+        """Commit the steps up to `through`, open or waiting; returns them."""
         done = list(takewhile(lambda step: step.number <= through, self._in_order()))
         for step in done:
             step.move(StepEvent.ALL_COMMITTED)
@@ -489,8 +504,8 @@ class OpenSteps(Mapping[int, OpenStep]):
         return done
 
     def rewind(self, steps: Iterable[OpenStep]) -> None:
-        """Committed `steps` come again, then what was open; all of it waits."""
-        self._look_from(-1)
+        """Put committed `steps`, then the open ones, in front of the waiting steps."""
+        self._reset_cursors(-1)
         back = [*steps, *self._open.values()]
         for step in back:
             step.move(StepEvent.REWOUND)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rollout_dispatcher.core import references as said
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, FreeWanted, SweepWanted
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.barrier import DurabilityBarrier
@@ -29,7 +29,7 @@ class StoreWorkers:
 
     def __init__(
         self,
-        core: Dispatch,
+        core: DispatcherCore,
         config: ServeConfig,
         barrier: DurabilityBarrier,
         clock: Callable[[], float],
@@ -89,7 +89,7 @@ class StoreWorkers:
         self._let_go_if_done()
 
     def _let_go_if_done(self) -> None:
-        for name in [name for name in self._held if not self._core.holds(name)]:
+        for name in [name for name in self._held if not self._core.is_last_to_free(name)]:
             self._let_go(name)
 
     def _let_go(self, name: str) -> None:
@@ -100,5 +100,5 @@ class StoreWorkers:
         if (peer := self._peers.get(name)) is not None:
             self._barrier.after(peer.acknowledge_bye)
 
-    def _hear(self, what: said.Said) -> None:
-        self._perform(self._core.hear(what, self._clock()))
+    def _hear(self, what: said.WorkerEvent) -> None:
+        self._perform(self._core.on_worker_event(what, self._clock()))

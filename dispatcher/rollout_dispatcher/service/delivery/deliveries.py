@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rollout_dispatcher.core import effects as e
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.steps.rank_state import Unresolved
@@ -42,7 +42,7 @@ class Deliveries:
 
     def __init__(
         self,
-        core: Dispatch,
+        core: DispatcherCore,
         connections: Connections,
         frames: Frames,
         failure: Failure,

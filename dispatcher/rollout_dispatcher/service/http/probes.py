@@ -234,14 +234,14 @@ class Probes:
 
     def _state(self, at: Statistics, *, anonymous: bool = False) -> dict[str, object]:
         """Where the run stands, and all that the next step waits for."""
-        standstill = self._router.core.standstill(self._router.clock())
+        stall = self._router.core.stall(self._router.clock())
         return {
             "is_ready": self._router.health.is_ready(at),
             "run_state": at.run_state,
             "advice": self._router.core.advice,
             "missing_ranks": at.missing_ranks,
             "absent_ranks": at.absent_ranks,
-            "hung_ranks": () if standstill is None else standstill.hung,
+            "hung_ranks": () if stall is None else stall.hung,
             "warnings": self._router.health.warnings(at),
             "delays": [
                 {"cause": each.cause, "text": each.text, "seconds": round(each.seconds, 1)}

@@ -113,16 +113,16 @@ class SamplePush:
         if errors.RunFinished.code in self._reasons.values():
             worst = 410
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if worst == 429 else {}
-        standing = router.core.standing
+        progress = router.core.trainer_progress
         body = {
             "outcomes": self._outcomes,
             "errors": self._errors,
             "reasons": self._reasons,
-            "policy_version": standing.policy_version,
-            "expected_version": standing.expected_version,
-            "staleness": standing.staleness(self._oldest),
+            "policy_version": progress.policy_version,
+            "expected_version": progress.expected_version,
+            "staleness": progress.staleness(self._oldest),
             "max_staleness": router.config.max_staleness,
-            "remaining": standing.remaining,
+            "remaining": progress.remaining,
         }
         return web.json_response(body, status=worst, headers=headers)
 

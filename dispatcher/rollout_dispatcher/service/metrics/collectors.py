@@ -15,7 +15,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.statistics import (
     COUNTER,
@@ -58,7 +58,7 @@ def of_statistics(at: Statistics | ObjectStatistics) -> Iterator[Metric]:
             yield family(info.kind, info.name, info.text, getattr(at, row.name), info.label)
 
 
-def of_core(core: Dispatch, at: Statistics, now: float) -> Iterator[Metric]:
+def of_core(core: DispatcherCore, at: Statistics, now: float) -> Iterator[Metric]:
     """What a snapshot of the core shows, and the settings that it is to be compared with."""
     yield from of_statistics(at)
     yield from of_statistics(at.objects)
@@ -246,7 +246,7 @@ class PerRank:
 
     def __init__(
         self,
-        core: Dispatch,
+        core: DispatcherCore,
         seconds_waited: Callable[[int, float], Mapping[int, float]],
         clock: Callable[[], float],
     ) -> None:
@@ -282,8 +282,8 @@ class PerRank:
                 for dp_rank in range(dp_size)
             },
         )
-        standstill = self._core.standstill(now)
-        hung = frozenset(() if standstill is None else standstill.hung)
+        stall = self._core.stall(now)
+        hung = frozenset(() if stall is None else stall.hung)
         yield RankFamily(
             "dispatcher_rank_hung",
             "1 for each rank that is behind all others while no rank gets on, though its "

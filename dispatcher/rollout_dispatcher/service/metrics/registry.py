@@ -15,7 +15,7 @@ from prometheus_client import Histogram as SharedHistogram
 from prometheus_client.core import InfoMetricFamily, Metric
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
 from rollout_dispatcher.core.statistics import GAUGE, Statistics
 from rollout_dispatcher.hints import RENAMED
@@ -83,7 +83,9 @@ class Metrics:
     is_ready, receiving, pending: who serves says whose they are, the last by plane.
     """
 
-    def __init__(self, config: ServeConfig, core: Dispatch, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: ServeConfig, core: DispatcherCore, clock: Callable[[], float]
+    ) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._config, self._core, self._clock, self._generation = config, core, clock, 0
         self._padded = config.layout is Layout.PADDED

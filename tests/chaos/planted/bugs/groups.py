@@ -70,9 +70,9 @@ def lose_a_sample_for_another_size() -> None:
 @planted
 def forget_a_rewound_step() -> None:
     """P1: a trainer that goes back to a checkpoint is not given the first step after it."""
-    take_after = Checkpoints._take_after
+    take_after = Checkpoints._remove_after
 
     def lacking(retained: Checkpoints, number: int) -> list[OpenStep]:
         return take_after(retained, number)[1:]
 
-    plant(Checkpoints, "_take_after", lacking)
+    plant(Checkpoints, "_remove_after", lacking)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.buffer.objects import Objects, OrphanCollector
+from rollout_dispatcher.core.buffer.objects import NeededObjects, OrphanCollector
 from rollout_dispatcher.core.references import References
 from rollout_dispatcher.core.steps import ledger as attempts
 from rollout_dispatcher.core.steps.step import MicroBatches, OpenStep, OpenSteps
@@ -14,7 +14,7 @@ from tests.chaos.planted.plant import plant, planted
 @planted
 def release_when_planned() -> None:
     """P1, Free: objects are released when their samples are planned, and not when committed."""
-    add, done, take = OpenSteps.add, Objects.done, References.take_unneeded
+    add, done, take = OpenSteps.add, NeededObjects.done, References.pop_unneeded
     in_steps: list[Entry] = []
 
     def noting(steps: OpenSteps, micro_batches: MicroBatches, *rest: Any, **named: Any) -> OpenStep:
@@ -27,8 +27,8 @@ def release_when_planned() -> None:
         take(references)
 
     plant(OpenSteps, "add", noting)
-    plant(References, "take_unneeded", early)
-    plant(Objects, "done", lambda *_: None)
+    plant(References, "pop_unneeded", early)
+    plant(NeededObjects, "done", lambda *_: None)
 
 
 @planted
@@ -40,12 +40,12 @@ def ignore_unresolved() -> None:
 @planted
 def keep_the_attempt() -> None:
     """P2, Unresolved: what is left of a step is planned again under the attempt that is void."""
-    fill = OpenSteps._fill
+    fill = OpenSteps._replace_samples
 
     def same(steps: OpenSteps, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
         return fill(steps, replace(step, attempt=step.attempt - 1), micro_batches)
 
-    plant(OpenSteps, "_fill", same)
+    plant(OpenSteps, "_replace_samples", same)
 
 
 @planted

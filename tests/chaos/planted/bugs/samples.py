@@ -60,7 +60,7 @@ def repeat_a_step() -> None:
     def again(
         steps: OpenSteps, micro_batches: MicroBatches, *others: Any, **named: Any
     ) -> OpenStep:
-        if steps.next_step == REPEATED:
+        if steps.next_number == REPEATED:
             right[REPEATED], micro_batches = micro_batches, before[-1]
         before.append(micro_batches)
         return add(steps, micro_batches, *others, **named)
@@ -70,7 +70,7 @@ def repeat_a_step() -> None:
         return replace(step, micro_batches=right.get(step.number, step.micro_batches))
 
     plant(OpenSteps, "add", again)
-    OpenSteps.newest = property(newest)  # type: ignore[method-assign, assignment]
+    OpenSteps.last_planned = property(newest)  # type: ignore[method-assign, assignment]
 
 
 @planted

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from rollout_dispatcher.core.dispatch import Dispatch
+from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Effect
 from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.core.steps.ledger import StepLedger
@@ -36,14 +36,14 @@ def lose_commits() -> None:
 @planted
 def count_commits_twice() -> None:
     """P1, Commit: what a rank says again in a hello is counted again."""
-    join = Dispatch.join
+    join = DispatcherCore.join
 
-    def counting(core: Dispatch, hello: RankHello, now: float) -> Any:
+    def counting(core: DispatcherCore, hello: RankHello, now: float) -> Any:
         decision = join(core, hello, now)
         core._totals.samples_committed += hello.committed >= 0
         return decision
 
-    plant(Dispatch, "join", counting)
+    plant(DispatcherCore, "join", counting)
 
 
 @planted

@@ -71,7 +71,7 @@ def test_large_samples_of_a_push_are_put_into_one_object_before_it_goes_out() ->
     core = connected()
     core.submit(encoded(LARGE, SMALL, LARGE + 1))
     assert said(core) == []
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     assert ids(put.spans) == [0] * LARGE + [2] * (LARGE + 1)
     core.was_put(put, stored(put))
     ((push, payload),) = said(core)
@@ -86,7 +86,7 @@ def test_large_samples_of_a_push_are_put_into_one_object_before_it_goes_out() ->
 def test_samples_below_the_limit_are_sent_as_ever() -> None:
     core = connected()
     core.submit(encoded(SMALL, LARGE - 1))
-    assert core.objects.take_puts() == []
+    assert core.objects.pop_puts() == []
     (push,) = pushed(core)
     assert (push.objects, push.places) == (None, None)
 
@@ -97,14 +97,14 @@ def test_samples_below_the_limit_are_sent_as_ever() -> None:
 def test_where_the_dispatcher_wants_no_references_all_is_sent(options: dict[str, Any]) -> None:
     core = connected(**options)
     core.submit(encoded(LARGE))
-    assert core.objects.take_puts() == []
+    assert core.objects.pop_puts() == []
     assert len(pushed(core)) == 1
 
 
 def test_a_limit_of_nothing_puts_everything() -> None:
     core = connected(inline_limit=0)
     core.submit(encoded(1))
-    assert len(core.objects.take_puts()) == 1
+    assert len(core.objects.pop_puts()) == 1
 
 
 def test_keys_begin_with_the_process_and_are_never_used_twice() -> None:
@@ -112,7 +112,7 @@ def test_keys_begin_with_the_process_and_are_never_used_twice() -> None:
     for core in cores:
         core.submit(encoded(LARGE, LARGE))
         core.submit(encoded(LARGE))
-    keys = [put.key for core in cores for put in core.objects.take_puts()]
+    keys = [put.key for core in cores for put in core.objects.pop_puts()]
     assert [key.partition("/")[2] for key in keys] == ["0", "2", "0", "2"]
     incarnations = {key.partition("/")[0] for key in keys}
     assert len(incarnations) == 2
@@ -128,7 +128,7 @@ def test_others_go_out_meanwhile_and_controls_wait() -> None:
     assert (push.first_seq, push.floor) == (1, 0)
     assert answer(core, 1, "accepted") == [Settled(1, (Outcome.ACCEPTED,))]
     assert said(core) == []
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     core.was_put(put, stored(put))
     assert [push.first_seq for push in pushed(core)] == [0]
     answer(core, 0, "accepted")
@@ -138,7 +138,7 @@ def test_others_go_out_meanwhile_and_controls_wait() -> None:
 def test_after_a_loss_the_same_push_is_said_and_nothing_is_put_again() -> None:
     core = connected()
     core.submit(encoded(LARGE, SMALL))
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     core.lost()  # while it is being put
     core.hello()
     core.heard(welcome(), NOTHING, 0.0)
@@ -149,14 +149,14 @@ def test_after_a_loss_the_same_push_is_said_and_nothing_is_put_again() -> None:
     core.hello()
     core.heard(welcome(), NOTHING, 0.0)
     assert said(core) == first
-    assert core.objects.take_puts() == []
+    assert core.objects.pop_puts() == []
     assert answer(core, 0, "accepted") == [Settled(0, (Outcome.ACCEPTED,) * 2)]
 
 
 def test_what_no_store_takes_is_sent() -> None:
     core = connected()
     core.submit(encoded(LARGE, SMALL))
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     core.was_not_put(put, "no room")
     ((push, payload),) = said(core)
     assert isinstance(push, m.Push)
@@ -167,7 +167,7 @@ def test_what_no_store_takes_is_sent() -> None:
 def test_what_no_store_takes_and_no_frame_is_refused() -> None:
     core = connected(max_payload_bytes=8 * SMALL)
     core.submit(encoded(LARGE, SMALL))
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     core.was_not_put(put, "no room")
     assert said(core) == []
     (settled,) = core.take_settled()
@@ -180,19 +180,19 @@ def test_what_is_sent_beside_an_object_has_to_fit_a_frame() -> None:
     core = connected(max_payload_bytes=8 * SMALL)
     with pytest.raises(SampleRefused, match="32 bytes of sample exceed"):
         core.submit(encoded(LARGE, SMALL, SMALL))
-    assert core.objects.take_puts() == []
+    assert core.objects.pop_puts() == []
 
 
 def test_a_push_that_is_withdrawn_before_it_was_sent_takes_its_object_along() -> None:
     core = connected()
     core.submit(encoded(LARGE))
     core.submit(encoded(LARGE))
-    first, second = core.objects.take_puts()
+    first, second = core.objects.pop_puts()
     assert core.abandon(0, 0.0) == (True, None)
     core.was_put(first, stored(first))
     core.was_put(second, stored(second))
     assert core.abandon(1, 0.0) == (True, None)
-    assert core.objects.take_orphans() == [stored(first), stored(second)]
+    assert core.objects.pop_orphans() == [stored(first), stored(second)]
     assert said(core) == []
     core.was_not_put(first, "late")  # and nothing happens
 
@@ -206,22 +206,22 @@ def test_an_object_of_which_a_sample_was_taken_is_the_dispatchers(
 ) -> None:
     core = connected()
     core.submit(encoded(LARGE, LARGE))
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     core.was_put(put, stored(put))
     pushed(core)
     answer(core, 0, *outcomes)
     core.abandon(0, 0.0)
-    assert core.objects.take_orphans() == ([stored(put)] if ours else [])
+    assert core.objects.pop_orphans() == ([stored(put)] if ours else [])
 
 
 def test_a_push_that_may_have_arrived_keeps_its_object() -> None:
     core = connected()
     core.submit(encoded(LARGE))
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     core.was_put(put, stored(put))
     pushed(core)
     assert core.abandon(0, 0.0) == (False, None)
-    assert core.objects.take_orphans() == []
+    assert core.objects.pop_orphans() == []
     core.lost()
     core.hello()
     core.heard(welcome(), NOTHING, 0.0)
@@ -232,12 +232,12 @@ def test_members_that_were_withdrawn_are_known_again_by_what_they_consist_of() -
     core = connected()
     for tokens in (LARGE, LARGE + 1):
         core.submit(encoded(tokens, group_id="g", group_size=2))
-    puts = core.objects.take_puts()
+    puts = core.objects.pop_puts()
     core.was_put(puts[0], stored(puts[0]))
     core.abandon(0, 0.0)
     core.abandon(1, 0.0)
     core.submit(encoded(LARGE + 1, group_id="g", group_size=2))
-    (put,) = core.objects.take_puts()
+    (put,) = core.objects.pop_puts()
     core.was_put(put, stored(put))
     pushed(core)
     answer(core, 2, "accepted")
