@@ -151,3 +151,9 @@ TRADED_FROM, TRADE_PARTNERS = 6, 8
 TRADE_PATIENCE = 2
 #: So little of what a trade takes off counts that it decides between equals only. Chosen.
 BETWEEN_EQUALS = LEVEL**2
+
+# Giants over several ranks.
+
+#: Paces that are tried, in shares of a micro-step that is level: what cannot keep up is split. By
+#: `tests.bench.blocks`.
+PACES = 1.02 * np.linspace(1, 0.5, 8)

@@ -37,8 +37,9 @@ from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
 from rollout_planner.split.assign import fill_sets, levelled
+from rollout_planner.split.blocks import Work, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.padded import begin_of, price_of
+from rollout_planner.split.padded import begin_cost, begin_of, price_of
 from rollout_planner.split.parts import Batch, Parts, matrix, rearranged
 from rollout_planner.types import (
     CostModel,
@@ -72,6 +73,8 @@ def plan_step(
     pad_to: int = 1,
     oversize: str = Oversize.ERROR,
     equal_counts: bool = False,
+    max_split: int = 1,
+    split_overhead: float = 0.05,
 ) -> list[list[list[int]]]:
     """Indices of `lengths` as `[dp rank][micro-batch][indices]`: as little waiting as can be.
 
@@ -85,6 +88,11 @@ def plan_step(
     multiple of it. oversize: a sample above the budget is an `error` or goes `alone`.
     equal_counts: every rank has as many samples, as verl needs, of packed ones without groups; of a
     micro_batch_size they fill all.
+    max_split: ranks that may train a micro-batch together (context parallel), of packed samples
+    under a budget, without groups: 2, 4, 8 ... neighbours, the first a multiple of their number,
+    which all have it at the same place. Together they have as many times the budget and the speed,
+    less `split_overhead` for each doubling. A sample that is split is padded to pieces of one
+    length, two a rank. Only what makes the step shorter is split.
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or fewer groups, where each stays in one; or fewer on a rank than it has, where
@@ -97,6 +105,7 @@ def plan_step(
         1, dp_size=dp_size, multiple=multiple, minimum=minimum
     )
     [pad_to] = arguments.at_least(1, LONGEST, pad_to=pad_to)
+    [max_split] = arguments.at_least(1, max_split=max_split)
     if micro_batch_size is not None:
         [micro_batch_size] = arguments.at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:
@@ -131,11 +140,41 @@ def plan_step(
     if equal_counts:
         _check_equal_counts(n, config)
     computed = round_up(tokens, pad_to)
+    if max_split > 1 and dp_size > 1:
+        if (
+            micro_batch_tokens is None
+            or config.layout is Layout.PADDED
+            or equal_counts
+            or groups is not None
+        ):
+            raise UnequalPartitions(
+                "max_split is for packed samples under micro_batch_tokens, without groups or "
+                "equal_counts"
+            )
+        if not 0 <= split_overhead <= 1:
+            raise UnequalPartitions(f"split_overhead is {split_overhead}; it must be from 0 to 1")
+        return _with_blocks(tokens, group, config, max_split, split_overhead)
     costs = _checked_costs(computed, group, config)
     if not equal_counts:
         found = _planned(tokens, group, config)
         return list(map(list, found.laid_out(found.chosen.tolist())))
     return with_equal_counts(Batch.of(costs, computed), config)
+
+
+def _with_blocks(
+    tokens: IntArray, group: IntArray, config: PlanConfig, most: int, overhead: float
+) -> list[list[list[int]]]:
+    """The shorter one of the plan without blocks, where no sample needs one, and that with them."""
+    work = Work.of(tokens, config, most, overhead)
+    wide = replace(config, micro_batch_tokens=work.budget << work.most_doublings)
+    _checked_costs(work.tokens[-1], group, wide)
+    begin = begin_cost(work.time[0], work.tokens[0], work.budget, config.cost)
+    shorter = np.inf
+    if config.oversize is Oversize.ALONE or work.tokens[0].max() <= work.budget:
+        plain = _planned(tokens, group, config)
+        shorter = plain.time + begin * plain.num_micro_batches
+    found = in_blocks(work, config, begin, shorter)
+    return list(map(list, plain.laid_out(plain.chosen.tolist()))) if found is None else found
 
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:

@@ -1,0 +1,72 @@
+"""Giants over several ranks: legal, and never longer than without."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rollout_planner import UnequalPartitions, plan_step, tokens
+from rollout_planner.errors import SampleTooLong
+from rollout_planner.types import IntArray
+from tests.support.blocks import COST, OVERHEAD, step_time
+
+LENGTHS = st.lists(
+    st.one_of(st.integers(1, 100), st.integers(1000, 4000)), min_size=1, max_size=40
+).map(np.array)
+
+
+@given(
+    LENGTHS, st.integers(1, 12), st.sampled_from((2, 4, 8)), st.sampled_from(("step", "micro-step"))
+)
+@example(np.array([1000, 900, 1, 1]), 8, 4, "step")
+def test_a_plan_with_blocks_is_legal_and_never_longer(
+    lengths: IntArray, ranks: int, max_split: int, sync: str
+) -> None:
+    def time(split: int) -> float:
+        found = plan_step(
+            lengths, dp_size=ranks, micro_batch_tokens=4000, sync=sync, max_split=split,
+            split_overhead=OVERHEAD,
+        )  # fmt: skip
+        begin = 0.04 * 4000 * float(COST(lengths).sum()) / float(lengths.sum())
+        return step_time(found, lengths, sync, 4000) + begin * len(found[0])
+
+    assert time(max_split) <= time(1) * (1 + 1e-9)
+
+
+def test_a_giant_goes_to_several_ranks_and_what_is_left_beside_it() -> None:
+    found = plan_step(
+        [1600, 300, 300, 200], dp_size=4, micro_batch_tokens=2000, cost=tokens, max_split=2,
+        split_overhead=0.0,
+    )  # fmt: skip
+    assert found in ([[[0]], [[0]], [[1]], [[2, 3]]], [[[0]], [[0]], [[1, 3]], [[2]]])
+
+
+def test_a_sample_beyond_the_budget_of_one_rank_is_split() -> None:
+    found = plan_step([900, 100, 100], dp_size=2, micro_batch_tokens=500, max_split=2)
+    assert step_time(found, np.array([900, 100, 100]), "micro-step", 500) > 0
+    with pytest.raises(SampleTooLong, match="budget of 1000 tokens"):
+        plan_step([1100], dp_size=2, micro_batch_tokens=500, max_split=8)
+
+
+def test_without_splitting_it_is_the_plan_without_all_this() -> None:
+    lengths = np.random.default_rng(1).integers(1, 4000, 200)
+    without = plan_step(lengths, dp_size=8, micro_batch_tokens=4096)
+    assert plan_step(lengths, dp_size=8, micro_batch_tokens=4096, max_split=1) == without
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"groups": [1, 1]}, {"equal_counts": True}, {"layout": "padded"}],
+    ids=["groups", "equal counts", "padded"],
+)
+def test_only_packed_samples_of_their_own_are_split(more: dict[str, object]) -> None:
+    with pytest.raises(UnequalPartitions, match="max_split is for packed samples"):
+        plan_step([1, 2], dp_size=2, micro_batch_tokens=10, max_split=2, **more)  # type: ignore[arg-type]
+    with pytest.raises(UnequalPartitions, match="under micro_batch_tokens"):
+        plan_step([1, 2], dp_size=2, micro_batch_size=1, max_split=2)
+
+
+@pytest.mark.parametrize("overhead", [-0.1, float("nan"), 2.0])
+def test_an_overhead_that_cannot_be_is_refused(overhead: float) -> None:
+    with pytest.raises(UnequalPartitions, match="split_overhead"):
+        plan_step([1, 2], dp_size=2, micro_batch_tokens=10, max_split=2, split_overhead=overhead)
