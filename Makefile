@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-frameworks size histories mutants smoke bench bench-peers bench-plane bench-references bench-training convergence results chaos fuzz fuzz-nightly soak image test-deploy lint clean
+.PHONY: help demo test test-all test-frameworks size histories mutants smoke bench bench-peers bench-plane bench-references bench-training convergence results chaos fuzz fuzz-nightly soak image test-deploy lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train for real on this machine, once per strategy, and compare (2 minutes)"
-	@echo "make test   lint, then every test"
+	@echo "make test   lint, then every test that takes less than four seconds (10 minutes)"
+	@echo "make test-all  the tests that take longer, and each property with five times the examples (40 minutes)"
 	@echo "make test-frameworks  the examples that need other people's trainers, against those (5 minutes)"
 	@echo "make size   how large the product is, and how many calls a sample takes on its way"
 	@echo "make histories  record anew what comes of 300 runs"
@@ -46,10 +47,17 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 # What measures time has the machine to itself, before all the others share it.
-test: export PYTHONASYNCIODEBUG = 1
+TOGETHER := --numprocesses auto --maxprocesses 8 --dist loadfile
+test test-all: export PYTHONASYNCIODEBUG = 1
 test: lint
-	$(BIN)/pytest -m alone
-	$(BIN)/pytest -m "not alone" --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/pytest -m "alone and not slow"
+	$(BIN)/pytest -m "not alone and not slow" $(TOGETHER)
+
+# What `make test` leaves. Together they are all tests, each property with all of its examples.
+test-all: export DISPATCHER_FULL = 1
+test-all: $(STAMP)
+	$(BIN)/pytest -m "alone and slow"
+	$(BIN)/pytest -m "not alone and (slow or hypothesis)" $(TOGETHER)
 
 # ONLY="hf" tests these environments and leaves the others. See tests/frameworks/run.py.
 test-frameworks: $(STAMP)

@@ -9,15 +9,25 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.slow import function_of, listed
 from tests.support.certificates import Authority, write_token
+from tests.support.examples import scaled
 from tests.support.source import ROOT
 
 # Machines that run tests are busy: how long an example took says nothing about the code.
-settings.register_profile("dispatcher", deadline=None)
+settings.register_profile("dispatcher", deadline=None, max_examples=scaled(100))
 settings.load_profile("dispatcher")
 
 #: Debian's packages of tools that are called otherwise.
 PACKAGES = {"promtool": "prometheus", "systemd-analyze": "systemd"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long, see tests/slow.py."""
+    slow = listed()
+    for item in items:
+        if function_of(item.nodeid) in slow:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.facts import (
@@ -42,6 +42,7 @@ from tests.journal.support import (
     recovered,
 )
 from tests.support.disks import remount
+from tests.support.examples import examples
 from tests.support.samples import span_of
 
 SEGMENT = 256 << 10
@@ -92,7 +93,7 @@ def test_what_is_moved_may_use_what_is_left_of_a_segment_when_there_is_no_room()
     assert not capacity.reserve(1, left=9)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(seed=st.integers(0, 2**32))
 def test_a_batch_never_takes_more_than_it_is_counted_for(seed: int) -> None:
     player, encoder = Player(Random(seed)), Encoder({}, lambda time: time + 2.0**30)

@@ -4,17 +4,18 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.journal.player import Player
 from tests.journal.support import OFF, as_if_killed, opened, plain
+from tests.support.examples import examples
 
 #: How often a run is closed in order, or killed, after each of its stretches.
 STRETCHES = st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=4)
 
 
-@settings(deadline=None, max_examples=120)
+@examples(120)
 @given(seed=st.integers(0, 2**32), stretches=STRETCHES, horizon=st.integers(0, 8))
 def test_what_is_remembered_is_what_the_facts_add_up_to(
     seed: int, stretches: list[tuple[int, bool]], horizon: int

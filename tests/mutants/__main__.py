@@ -8,7 +8,8 @@ A mutant is a patch in this folder, `NAME.patch`, with two lines above the diff:
     breaks: what goes wrong, in a sentence
 
 It is applied to a copy of the tree in build/mutants, and caught by the first test that fails there,
-and passes without it: of the package first, then of the machines that every mutant has to pass.
+and passes without it: of the package first, then of the machines that every mutant has to pass. Of
+both only what `make test` runs.
 """
 
 import argparse
@@ -128,7 +129,8 @@ def _apply(patch: Path, folder: Path, *how: str) -> str:
 def _run(tests: list[str], folder: Path, seconds: float) -> tuple[str, str]:
     """The test that fails, or why none could run; neither if all pass, or time is over."""
     roots = [folder, folder / "dispatcher", folder / "workers"]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    quick = ["-m", "not slow"]  # what `make test` runs
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *quick, *tests]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, roots))}
     log = folder / "log"
     with log.open("w") as file:

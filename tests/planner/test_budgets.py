@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_planner.objective import rank_bound
@@ -21,6 +21,7 @@ from rollout_planner.types import (
     Window,
     round_up,
 )
+from tests.support.examples import examples
 
 
 def squares(tokens: IntArray) -> FloatArray:
@@ -50,7 +51,7 @@ def batches(draw: st.DrawFn) -> tuple[list[int], int]:
     return lengths, budget
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(batches(), st.integers(1, 6), st.integers(1, 3), st.integers(1, 4))
 def test_there_are_no_more_micro_batches_than_best_fit_needs(
     batch: tuple[list[int], int], ranks: int, multiple: int, minimum: int

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import GroupTooLong, PlanError
@@ -29,6 +29,7 @@ from rollout_planner.types import (
     Sync,
     straggler_excess,
 )
+from tests.support.examples import examples
 from tests.support.groups import KINDS, cut_by_count, cut_by_tokens, lengths_of, window_of
 
 SHAPES = [(32, 4), (64, 8), (64, 16), (128, 32), (96, 32)]
@@ -165,7 +166,7 @@ def test_thousands_of_samples_that_are_dealt_as_they_came_keep_to_the_budget() -
 LOADS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), min_size=1, max_size=24)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(LOADS, st.integers(1, 5), st.integers(0, 20))
 def test_swaps_after_every_way_to_share_groups_out_keep_to_the_cap(
     groups: list[tuple[int, int]], dp_size: int, spare: int
@@ -184,7 +185,7 @@ def test_swaps_after_every_way_to_share_groups_out_keep_to_the_cap(
             assert np.bincount(each, weights=weight).max() <= cap
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(LOADS, st.integers(2, 4), st.integers(0, 2**32 - 1))
 def test_ranks_become_alike_within_the_cap_and_never_less_so(
     groups: list[tuple[int, int]], dp_size: int, seed: int

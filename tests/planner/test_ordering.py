@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan, tokens
@@ -22,6 +22,7 @@ from rollout_planner.types import (
     Sync,
     Window,
 )
+from tests.support.examples import examples
 from tests.support.pipeline import step_time
 from tests.support.windows import window_of
 
@@ -72,7 +73,7 @@ def as_sets(step: Plan) -> list[list[list[int]]]:
     return [[sorted(part.tolist()) for part in rank] for rank in step.micro_batches]
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cases(), st.sampled_from(ORDERS))
 def test_an_order_is_a_permutation_that_waits_no_longer(
     case: tuple[Window, PlanConfig], order: MicroBatchOrder
@@ -94,7 +95,7 @@ def rows_in_order(size: FloatArray | IntArray, sync: Sync) -> IntArray | FloatAr
     return size.max(axis=0)[None] if sync is Sync.MICRO_STEP else size
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cases())
 def test_the_peak_comes_first_and_fillers_last(case: tuple[Window, PlanConfig]) -> None:
     window, config = case
@@ -102,7 +103,7 @@ def test_the_peak_comes_first_and_fillers_last(case: tuple[Window, PlanConfig]) 
     assert (np.diff(rows_in_order(held, config.sync), axis=1) <= 0).all()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(cases())
 def test_small_ends_rise_to_one_peak_and_fall(case: tuple[Window, PlanConfig]) -> None:
     """The two smallest are at the ends, the next two beside them, and so on."""

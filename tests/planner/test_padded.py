@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan, tokens
@@ -35,6 +35,7 @@ from rollout_planner.types import (
     Window,
     round_up,
 )
+from tests.support.examples import examples
 
 LENGTHS = st.one_of(
     st.lists(st.integers(1, 300), min_size=1, max_size=60),
@@ -108,7 +109,7 @@ def check(runs: Runs, s: IntArray, ranks: int, budget: int, multiple: int) -> No
     assert ((counts == 1) | (counts * longest <= budget)).all()
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(
     LENGTHS,
     COSTS,
@@ -125,7 +126,7 @@ def test_runs_hold_every_item_within_the_budget(
     check(runs_of(x, s, ranks, budget, allowed, per_step=per_step), s, ranks, budget, multiple)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 6)), min_size=1, max_size=40),
     st.integers(1, 5),
@@ -157,7 +158,7 @@ def test_costs_on_another_scale_have_the_same_runs(per_step: bool) -> None:
     assert once.tolist() == twice.tolist()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 60))
 def test_no_way_to_pad_needs_fewer_micro_batches(lengths: list[int], budget: int) -> None:
     s = falling(lengths, tokens)[1]
@@ -264,7 +265,7 @@ def test_more_micro_batches_are_made_only_while_they_pay(per_step: bool) -> None
     assert alike.M == 2  # 512 samples of 8,192 tokens fill 2 x 16 micro-batches, and none pads
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(LENGTHS, st.integers(1, 5), st.integers(1, 4000), st.sampled_from(Sync))
 def test_a_plan_has_at_most_twice_the_fewest_micro_batches(
     lengths: list[int], ranks: int, budget: int, sync: Sync
@@ -292,7 +293,7 @@ def test_many_samples_are_split_without_following_each_run() -> None:
         assert time_of(matrix(runs, x, 8), per_step=False) < 1.06 * x.sum() / 8
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(20, 300), st.integers(0, 99), st.integers(2, 8), st.booleans())
 def test_the_estimate_is_close_to_the_split(n: int, seed: int, ranks: int, per_step: bool) -> None:
     x, s = falling(lognormal(n, seed), Quadratic())

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan, tokens
@@ -22,6 +22,7 @@ from rollout_planner.types import (
     straggler_excess,
 )
 from tests.planner.test_partition import full_batches
+from tests.support.examples import examples
 from tests.support.windows import window_of
 
 FOUR = PlanConfig(
@@ -76,7 +77,7 @@ def configs(draw: st.DrawFn) -> PlanConfig:
 LENGTHS = st.lists(st.one_of(st.integers(1, 200), st.just(5000)), min_size=1, max_size=48)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(LENGTHS, configs())
 def test_time_excess_and_bound_follow_the_formula(lengths: list[int], config: PlanConfig) -> None:
     step = plan(window_of(lengths), config)

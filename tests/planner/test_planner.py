@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import PlanError, SampleTooLong
@@ -28,6 +28,7 @@ from rollout_planner.types import (
     Window,
     round_up,
 )
+from tests.support.examples import examples
 from tests.support.windows import window_of
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
@@ -100,7 +101,7 @@ def try_plan(window: Window, config: PlanConfig) -> Plan | None:
         return None
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(windows(), configs())
 def test_a_plan_places_each_chosen_sample_once_and_keeps_every_cap(
     window: Window, config: PlanConfig
@@ -129,7 +130,7 @@ def computed(tokens: IntArray, layout: Layout) -> int:
     return int(len(tokens) * tokens.max() if layout is Layout.PADDED else tokens.sum())
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(windows(), configs())
 def test_no_micro_batch_is_empty_while_one_that_may_give_has_two_samples(
     window: Window, config: PlanConfig
@@ -146,7 +147,7 @@ def test_no_micro_batch_is_empty_while_one_that_may_give_has_two_samples(
         assert min(counts) > 0 or max(counts) <= 1
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(windows(), configs(), st.integers(2, 40))
 def test_padding_of_samples_counts_as_tokens_do(
     window: Window, config: PlanConfig, multiple: int
@@ -173,7 +174,7 @@ def test_the_longest_sample_in_a_budget_is_the_longest_that_fits_once_padded() -
     assert plan(window_of([48, 3, 3]), config).num_micro_batches == 1
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(windows(), configs())
 def test_the_stated_costs_and_bounds_are_those_of_the_plan(
     window: Window, config: PlanConfig
@@ -195,7 +196,7 @@ def test_the_stated_costs_and_bounds_are_those_of_the_plan(
     assert step.fifo_imbalance >= -1e-9
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(windows(), configs())
 def test_groups_stay_whole_and_on_their_rank_or_in_their_micro_batch_where_asked(
     window: Window, config: PlanConfig
@@ -219,7 +220,7 @@ def test_groups_stay_whole_and_on_their_rank_or_in_their_micro_batch_where_asked
             assert len(homes) == 1
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(windows(), configs())
 def test_the_same_window_gives_the_same_plan(window: Window, config: PlanConfig) -> None:
     first, second = try_plan(window, config), try_plan(window, config)
@@ -230,7 +231,7 @@ def test_the_same_window_gives_the_same_plan(window: Window, config: PlanConfig)
     assert (first.cost == second.cost).all()
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(LENGTHS, configs())
 @example(  # no rank may idle at two micro-batches, which takes longer than three
     [1, 1, 1, 3, 3],
@@ -250,7 +251,7 @@ def test_window_never_waits_longer_than_greedy_for_the_same_samples(
     no_longer_than_greedy(window_of(lengths), config)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(windows(), configs())
 @example(
     window_of([1, 1, 1, 1, 1, 1, 2, 5, 5, 6], group=[0] * 10),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ConfigError
@@ -20,6 +20,7 @@ from rollout_planner.types import (
     Window,
 )
 from tests.planner.test_ordering import cases, in_memory
+from tests.support.examples import examples
 from tests.support.windows import window_of
 
 SQUARE: CostModel = Quadratic(1, 0, 0)
@@ -32,7 +33,7 @@ TWO = PlanConfig(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(cases(), st.integers(1, 1200), st.booleans())
 def test_no_rank_is_above_the_cap_but_with_one_sample_or_group(
     case: tuple[Window, PlanConfig], cap: int, whole: bool
@@ -58,7 +59,7 @@ def test_no_rank_is_above_the_cap_but_with_one_sample_or_group(
     assert all(sum(map(len, step.micro_batches[r])) <= alone for r in above) or len(chosen) <= alone
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(cases())
 def test_a_cap_that_nobody_reaches_changes_nothing(case: tuple[Window, PlanConfig]) -> None:
     window, config = case

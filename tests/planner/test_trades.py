@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic
@@ -11,6 +11,7 @@ from rollout_planner.split.packing import pack
 from rollout_planner.split.parts import Batch, Parts, Work, time_of
 from rollout_planner.split.trades import traded
 from rollout_planner.types import IntArray, PlanConfig, Sync
+from tests.support.examples import examples
 
 
 def time_over_share(lengths: list[int], ranks: int, budget: int, sync: Sync) -> float:
@@ -39,7 +40,7 @@ def parts_of(batch: Batch, ranks: int, budget: int) -> Parts:
     return Parts(batch.order[np.argsort(place, kind="stable")], counts)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 10_000), st.sampled_from([2, 3, 8]), st.sampled_from(list(Sync)))
 def test_a_trade_never_lengthens_a_step_or_breaks_its_budget(
     seed: int, ranks: int, sync: Sync

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan
 from rollout_planner.split.assign import lpt_budget
 from rollout_planner.types import Grouping, Layout, PlanConfig, Sync, straggler_excess
+from tests.support.examples import examples
 from tests.support.windows import window_of
 
 CONFIG = PlanConfig(
@@ -92,7 +93,7 @@ def problems(draw: st.DrawFn) -> tuple[list[int], list[int], PlanConfig]:
     return tokens, groups, config
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(problems())
 def test_limits_hold_and_it_takes_no_longer_than_the_same_plan_for_ranks_that_are_alike(
     problem: tuple[list[int], list[int], PlanConfig],

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.admission.admission import Admission
@@ -14,6 +14,7 @@ from rollout_dispatcher.core.effects import Effect, PushBlocked
 from rollout_dispatcher.core.facts import Accepted, Fact
 from rollout_dispatcher.sample import DType, Field, Schema
 from tests.support.core.admissions import Lobby
+from tests.support.examples import examples
 from tests.support.samples import make_sample
 
 #: What caps a buffer first: samples, tokens, or bytes (eight a token), in memory or in payload
@@ -139,7 +140,7 @@ _acts = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(st.sampled_from(LIMITS), st.lists(_acts, min_size=4, max_size=12))
 def test_both_ways_to_decide_come_to_the_same(limits: BufferLimits, acts: list[Act]) -> None:
     at_once, one_by_one = Side(Admission, limits), Side(SampleBySample, limits)

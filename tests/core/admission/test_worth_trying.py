@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.admission.admission import Admission
@@ -10,6 +10,7 @@ from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.effects import Effect
 from tests.support.core.admissions import Lobby
+from tests.support.examples import examples
 from tests.support.samples import make_sample
 
 #: Eight bytes a token; a step is never ready, so that everybody in line is asked.
@@ -88,7 +89,7 @@ _acts = st.one_of(
 )
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(st.lists(_acts, min_size=4, max_size=25))
 def test_who_is_not_worth_trying_would_not_have_come_in(acts: list[Act]) -> None:
     these, all_ = (Lobby(LIMITS, BATCH, kind=kind) for kind in (Admission, AsksEverybody))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
@@ -27,6 +27,7 @@ from rollout_dispatcher.errors import (
 )
 from tests.core.steps.test_checkpoints import Run
 from tests.support.core.cores import Bench
+from tests.support.examples import examples
 from tests.support.frozen import frozen
 
 NONSENSE = 10**15
@@ -168,7 +169,7 @@ hellos = st.builds(
 
 
 @pytest.mark.parametrize("scene", SCENES)
-@settings(max_examples=50)
+@examples(50)
 @given(data=st.data())
 def test_a_hello_that_raises_leaves_everything_as_it_was(scene: str, data: st.DataObject) -> None:
     core = SCENES[scene]()

@@ -19,6 +19,7 @@ from rollout_dispatcher.core.effects import Decision, PushAnswered, SamplesDropp
 from rollout_dispatcher.core.references import ANSWER_S, WorkerGone, WorkerThere
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.objects import StoreBench, push_of
+from tests.support.examples import scaled
 from tests.support.samples import make_sample
 
 BATCH, DROP_ABOVE = 4, 8
@@ -304,4 +305,4 @@ class ReferencesMachine(RuleBasedStateMachine):
 
 
 TestReferences = ReferencesMachine.TestCase
-TestReferences.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestReferences.settings = settings(max_examples=scaled(40), stateful_step_count=30, deadline=None)

@@ -12,6 +12,7 @@ from rollout_dispatcher.service.connections.receiving import (
     SMALL_BYTES,
     Receiving,
 )
+from tests.support.examples import scaled
 
 LIMIT = 8 * SMALL_BYTES
 PATIENCE = 60.0
@@ -268,4 +269,4 @@ class Asked(Sender):
 
 
 TestIngress = Ingress.TestCase
-TestIngress.settings = settings(max_examples=100, stateful_step_count=40)
+TestIngress.settings = settings(max_examples=scaled(100), stateful_step_count=40)

@@ -12,6 +12,7 @@ from hypothesis import Phase, settings
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision
+from tests.support.examples import scaled
 
 #: How many random sequences each state machine tries where the usual number is not enough.
 SEQUENCES = "DISPATCHER_SEQUENCES"
@@ -19,7 +20,7 @@ SEQUENCES = "DISPATCHER_SEQUENCES"
 
 def sequences(usual: int, *, steps: int) -> settings:
     """So many random sequences of so many events, or as many as `DISPATCHER_SEQUENCES` says."""
-    count = int(os.environ.get(SEQUENCES, usual))
+    count = int(os.environ.get(SEQUENCES, scaled(usual)))
     phases = [phase for phase in Phase if phase is not Phase.explain]  # that takes minutes
     return settings(
         max_examples=count, stateful_step_count=steps, deadline=None, phases=phases, print_blob=True

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -21,6 +21,7 @@ from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
+from tests.support.examples import examples
 from tests.workers.micro_batch.batches import TWO, batch
 from tests.workers.support.peers import sample, unmasked
 
@@ -263,7 +264,7 @@ def test_more_than_the_packed_length_is_an_error_that_says_so() -> None:
 # -- from layout to layout
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(LISTS, CONFIGS, st.sampled_from(["right", "left"]), st.integers(1, 8))
 def test_every_layout_makes_every_other(
     lists: list[list[int]], config: CollateConfig, side: str, multiple: int

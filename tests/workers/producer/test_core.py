@@ -16,6 +16,7 @@ from rollout_dispatcher.sample import Outcome
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 from rollout_workers.producer.pushes import batches
+from tests.support.examples import scaled
 
 
 def encoded(
@@ -415,7 +416,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestModel.settings = settings(max_examples=scaled(60), stateful_step_count=40, deadline=None)
 
 
 # -- groups ------------------------------------------------------------------------------------
