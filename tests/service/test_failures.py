@@ -45,7 +45,7 @@ def test_a_listener_that_dies_ends_the_service(
     assert f"dispatcher serve: {said}" in server.log()
 
 
-@pytest.mark.parametrize("broken", ["push", "tick", "producer_lost", "planned"])
+@pytest.mark.parametrize("broken", ["push", "tick", "producer_disconnected", "planned"])
 async def test_a_bug_of_ours_ends_the_service_wherever_the_event_loop_meets_it(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

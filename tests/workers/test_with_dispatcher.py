@@ -161,6 +161,13 @@ def test_a_push_behind_the_producers_end_is_refused(tmp_path: Path) -> None:
     assert told.value.reason == "closed"
 
 
+def test_a_sample_that_fits_no_micro_batch_is_refused_and_the_next_is_fine(endpoint: str) -> None:
+    with RolloutProducer(endpoint) as producer:
+        with pytest.raises(SampleRefused, match="17 tokens"):
+            producer.push({"input_ids": list(range(17))})
+        assert producer.push(FIELDS) is Outcome.ACCEPTED
+
+
 def test_an_id_of_the_users_is_accepted_once_from_whomever(endpoint: str) -> None:
     with RolloutProducer(endpoint) as one, RolloutProducer(endpoint) as other:
         assert one.push(FIELDS, sample_id="mine") is Outcome.ACCEPTED

@@ -29,6 +29,17 @@ def per_rank(server: ServeProcess, metric: str) -> list[str]:
     return sorted(series for series in server.scrape() if series.startswith(f"{metric}{{"))
 
 
+def test_the_ranks_of_a_mesh_are_not_taken_for_data_parallel_ones(serve: Serve) -> None:
+    server = serve()
+    words = refusal(server, 0, 4, None)
+    assert "this dispatcher was started with --dp-size 2" in words
+    assert "pass dp_rank= and dp_size= of its data-parallel dimension" in words
+    with Trainer(server.endpoint, 2):
+        server.await_status(generation=1, dp_size=2, ranks_connected=2)
+    with Trainer(server.endpoint, 4):
+        server.await_status(generation=2, dp_size=4, ranks_connected=4)
+
+
 def test_a_larger_group_gets_the_open_step_again_and_a_smaller_one_goes_on(serve: Serve) -> None:
     server = serve(micro_batch_size=1)
     producer = Producer(server.endpoint, "p")

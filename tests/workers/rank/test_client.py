@@ -438,6 +438,11 @@ def test_an_impossible_place_is_a_config_error(tmp_path: Path, rank: int, size: 
         RankClient(f"unix:{tmp_path}/nobody", dp_rank=rank, dp_size=size)
 
 
+def test_a_dispatcher_that_never_was_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DispatcherUnreachable, match="No such file"):
+        RankClient(f"unix:{tmp_path}/nobody", dp_rank=0, dp_size=1, reconnect_timeout=0.2)
+
+
 def test_policy_versions_are_reported_and_checked(join: Join) -> None:
     client, peer = join()
     client.set_policy_version(3)
