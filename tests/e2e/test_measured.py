@@ -294,8 +294,8 @@ def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None
             first.send(m.StepTimes(step=step, busy_s=[1.0] * count, collective_s=[0.0] * count))
         first.settle()
         found = server.scrape()
-        assert found["unmeasured_steps_total{reason=inconsistent}"] == 1
-        assert found["unmeasured_steps_total{reason=unknown-step}"] == 2
+        assert found["steps_without_timing_total{reason=inconsistent}"] == 1
+        assert found["steps_without_timing_total{reason=unknown-step}"] == 2
         assert not [name for name in found if "stage=measured" in name or "slowness" in name]
         why = server.status()["measured"]["why_not"]
         assert "DP rank 0 timed 60000 micro-batches of 1" in why or "unknown" in why

@@ -120,7 +120,7 @@ class ObjectStatistics(_Table):
                          lambda parts: len(parts.references.objects))
     needed_bytes: int = _gauge("objects_needed_bytes", "Bytes of these objects.",
                                lambda parts: parts.references.objects.nbytes)
-    unneeded: int = _gauge("objects_unneeded", "Objects that are to be released.",
+    unneeded: int = _gauge("objects_releasable", "Objects that are to be released.",
                            lambda parts: len(parts.references.to_free))
     sweeps: int = _value(lambda parts: len(parts.references.sweeps))
     workers: int = _value(lambda parts: len(parts.references.workers))
@@ -199,7 +199,7 @@ class Statistics(_Table):
         lambda parts: tuple(map(StepStatistics.of, parts.ledger.steps.uncommitted())))
     steps_planned: Mapping[Trigger, int] = _counter(
         "steps_planned", "Steps, by trigger.", lambda parts: dict(parts.totals.planned), "trigger")
-    small_steps: int = _counter("small_steps", "Steps of fewer samples than a batch.",
+    small_steps: int = _counter("partial_steps", "Steps of fewer samples than a batch.",
                                 lambda parts: parts.totals.small_steps)
     dispatched_tokens: int = _counter("dispatched_tokens", "Tokens of planned samples.",
                                       lambda parts: parts.totals.dispatched.tokens)
@@ -213,7 +213,7 @@ class Statistics(_Table):
     samples_rewound: int = _counter("samples_rewound", "Samples of steps that were rewound.",
                                     lambda parts: parts.totals.samples_rewound)
     steps_not_rewound: int = _counter(
-        "steps_not_rewound", "Steps trained after the checkpoint that was loaded, and gone.",
+        "steps_lost", "Steps trained after the checkpoint that was loaded, and gone.",
         lambda parts: parts.totals.steps_not_rewound)
     steps_evicted: int = _counter(
         "steps_evicted", "Retained steps that had to go before a saved checkpoint covered them.",
@@ -251,7 +251,7 @@ class Statistics(_Table):
     absent_ranks: tuple[int, ...] = _value(lambda parts: tuple(parts.ledger.generation.absent))
     ranks: Mapping[int, RankStatistics] = _value(lambda parts: {
         dp_rank: RankStatistics.of(rank) for dp_rank, rank in sorted(parts.ledger.ranks.items())})
-    wanted: bool = _gauge("step_wanted", "1 while every rank has room for one more step.",
+    wanted: bool = _gauge("step_requested", "1 while every rank has room for one more step.",
                           lambda parts: parts.ledger.has_room)
     hungry: bool = _value(lambda parts: parts.ledger.hungry)
     run_state: str = _value(lambda parts: parts.lifecycle.state)

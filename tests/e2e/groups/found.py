@@ -78,4 +78,4 @@ class Found:
         assert self.dropped == {}
         assert self.committed == wanted
         self.assert_accounted(books)
-        assert self.metrics["small_steps_total"] == 0
+        assert self.metrics["partial_steps_total"] == 0

@@ -57,7 +57,7 @@ def test_room_for_one_sample_makes_steps_of_one_sample(tmp_path: Path) -> None:
     assert len(found.committed) == 40
     found.assert_accounted(run.books)
     assert {len(names) for names in found.steps.values()} == {1}
-    assert found.metrics["small_steps_total"] == 40
+    assert found.metrics["partial_steps_total"] == 40
     assert max(look["buffer_bytes"] for look in run.looks) <= ONE
 
 

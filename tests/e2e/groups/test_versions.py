@@ -65,7 +65,7 @@ def test_on_policy_training_with_several_steps_a_version_drops_nothing(tmp_path:
     assert found.committed == run.books.accepted
     assert len(found.committed) == len(versions) * PER_VERSION * SMALL_BATCH
     found.assert_accounted(run.books)
-    assert found.metrics["small_steps_total"] == 0
+    assert found.metrics["partial_steps_total"] == 0
     for step, names in found.steps.items():
         assert {name.partition("-")[0] for name in names} == {str(step // PER_VERSION)}
 

@@ -113,7 +113,7 @@ def test_a_rewind_gives_the_same_samples_again_and_survives_kills(tmp_path: Path
         assert at["samples_received_total{outcome=accepted}"] == 16
         assert at["samples_committed_total"] - at["samples_rewound_total"] == 16
         assert at["steps_rewound_total"] == 2
-        assert at["retained_bytes"] == at["steps_retained"] == at["steps_not_rewound_total"] == 0
+        assert at["retained_bytes"] == at["steps_retained"] == at["steps_lost_total"] == 0
         push(server, 4, 16)
         assert trainer.train(1)[0][0] == 4
         trainer.vanish()

@@ -47,7 +47,7 @@ PANELS = [
         "Each second. Smaller ones: fewer samples than a batch, at --max-wait or at an end.",
         {
             "committed": rate("dispatcher_steps_committed_total"),
-            "smaller than a batch": rate("dispatcher_small_steps_total"),
+            "smaller than a batch": rate("dispatcher_partial_steps_total"),
         },
         Unit.PER_SECOND,
     ),

@@ -64,7 +64,7 @@ PANELS = [
         {
             "steps": chosen("dispatcher_steps_rewound_total"),
             "samples": chosen("dispatcher_samples_rewound_total"),
-            "steps that were gone": chosen("dispatcher_steps_not_rewound_total"),
+            "steps that were gone": chosen("dispatcher_steps_lost_total"),
             "steps that had to go": chosen("dispatcher_steps_evicted_total"),
         },
     ),

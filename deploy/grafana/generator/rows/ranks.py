@@ -71,7 +71,7 @@ PANELS = [
         "docs/measured.md has the reasons.",
         {
             "measured": f"increase({chosen('dispatcher_measured_steps_total')}[{WINDOW}])",
-            "{{reason}}": f"increase({chosen('dispatcher_unmeasured_steps_total')}[{WINDOW}])",
+            "{{reason}}": f"increase({chosen('dispatcher_steps_without_timing_total')}[{WINDOW}])",
         },
     ),
 ]

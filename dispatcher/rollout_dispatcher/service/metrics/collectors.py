@@ -118,7 +118,7 @@ def of_measured(at: MeasuredStatistics, *, per_rank: bool) -> Iterator[Metric]:
     text = "Passes over steps that every rank has timed."
     yield family(COUNTER, "measured_steps", text, at.steps)
     text = "Passes over steps of which no loss can be told, by why."
-    yield family(COUNTER, "unmeasured_steps", text, at.unmeasured, "reason")
+    yield family(COUNTER, "steps_without_timing", text, at.unmeasured, "reason")
     text = "Share of the ranks' time lost as plans balance another cost than what is measured."
     yield family(GAUGE, "cost_loss_ratio", text, at.cost.loss)
     text = "Time in collectives that is nobody's fault, the same for all ranks, as measured."

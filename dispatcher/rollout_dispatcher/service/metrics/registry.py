@@ -76,6 +76,25 @@ _ENDED = {
     ),
 }  # fmt: skip
 
+#: What metrics were called in 0.1; both names are exposed until 0.2.0.
+FORMER_NAMES = {
+    "dispatcher_objects_releasable": "dispatcher_objects_unneeded",
+    "dispatcher_partial_steps": "dispatcher_small_steps",
+    "dispatcher_step_requested": "dispatcher_step_wanted",
+    "dispatcher_steps_lost": "dispatcher_steps_not_rewound",
+    "dispatcher_steps_without_timing": "dispatcher_unmeasured_steps",
+}
+
+
+def _renamed(metric: Metric, name: str) -> Metric:
+    """The same values under another name."""
+    found = Metric(name, f"Until 0.2.0: {metric.name}.", metric.type)
+    found.samples = [
+        sample._replace(name=name + sample.name.removeprefix(metric.name))
+        for sample in metric.samples
+    ]
+    return found
+
 
 class Metrics:
     """Everything that /metrics shows, in a registry of its own.
@@ -212,7 +231,10 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Every family, as it is now."""
         for source in self._sources:
-            yield from source()
+            for found in source():
+                yield found
+                if (former := FORMER_NAMES.get(found.name)) is not None:
+                    yield _renamed(found, former)
 
     def _now(self) -> Iterator[Metric]:
         at, receiving = self._core.statistics(), self.receiving
