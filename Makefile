@@ -54,7 +54,7 @@ test: lint
 	$(BIN)/pytest -m "not alone and not slow" $(TOGETHER)
 
 # What `make test` leaves. Together they are all tests, each property with all of its examples.
-test-all: export DISPATCHER_FULL = 1
+test-all: export FULL_EXAMPLES = 1
 test-all: $(STAMP)
 	$(BIN)/pytest -m "alone and slow"
 	$(BIN)/pytest -m "not alone and (slow or hypothesis)" $(TOGETHER)

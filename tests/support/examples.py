@@ -5,7 +5,7 @@ import os
 from hypothesis import settings
 
 #: Set by `make test-all`.
-FULL = os.environ.get("DISPATCHER_FULL") == "1"
+FULL = os.environ.get("FULL_EXAMPLES") == "1"
 FEWER, FEWEST = 5, 20
 
 
