@@ -16,6 +16,7 @@ from rollout_dispatcher.service.metrics.registry import FORMER_NAMES, Metrics
 from tests.support.generated import between, rewrite
 from tests.support.journaling import open_journal
 from tests.support.source import ROOT
+from tests.support.words import OWN_WORDS
 
 DOC = ROOT / "docs" / "metrics.md"
 
@@ -54,6 +55,11 @@ def test_the_table_is_up_to_date() -> None:
     text = DOC.read_text()
     start, stop = between(text, "metrics")
     assert text[start:stop] == metrics_table() + "\n", "run: python -m tests.test_metrics_doc"
+
+
+def test_help_is_in_the_fields_words() -> None:
+    found = [f"{item.name}: {item.documentation}" for item in families()]
+    assert not [text for text in found if OWN_WORDS.search(text)]
 
 
 def main() -> None:

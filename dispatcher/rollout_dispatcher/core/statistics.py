@@ -118,16 +118,18 @@ class ObjectStatistics(_Table):
 
     needed: int = _gauge("objects_needed", "Objects of payload stores with live samples.",
                          lambda parts: len(parts.references.objects))
-    needed_bytes: int = _gauge("objects_needed_bytes", "Bytes of these objects.",
+    needed_bytes: int = _gauge("objects_needed_bytes",
+                               "Bytes of objects in payload stores with live samples.",
                                lambda parts: parts.references.objects.nbytes)
-    unneeded: int = _gauge("objects_releasable", "Objects that are to be released.",
+    unneeded: int = _gauge("objects_releasable",
+                           "Objects that no sample needs and that are not released yet.",
                            lambda parts: len(parts.references.to_free))
     sweeps: int = _value(lambda parts: len(parts.references.sweeps))
     workers: int = _value(lambda parts: len(parts.references.workers))
     freed: int = _counter("objects_released", "Objects of payload stores released.",
                           lambda parts: parts.totals.objects_freed)
     failures: int = _counter("object_release_failures",
-                             "Times that objects could not be released, and were tried again.",
+                             "Failed releases of objects, which are tried again.",
                              lambda parts: parts.totals.releases_failed)
 
 
@@ -158,30 +160,32 @@ class Statistics(_Table):
     samples_referenced: int = _counter(
         "samples_referenced", "Accepted samples whose payloads lie in payload stores.",
         lambda parts: parts.totals.samples_referenced)
-    referenced_bytes: int = _counter("referenced_bytes", "Bytes of these payloads.",
+    referenced_bytes: int = _counter("referenced_bytes",
+                                     "Bytes of accepted payloads in payload stores.",
                                      lambda parts: parts.totals.referenced_bytes)
     lengths: LengthStatistics = _value(  # noqa: RUF009  as `field`
         lambda parts: LengthStatistics.of(parts.totals.arrived))
-    buffered: int = _gauge("buffer_samples", "Samples held.", lambda parts: len(parts.buffer))
-    buffered_tokens: int = _gauge("buffer_tokens", "Tokens held.",
+    buffered: int = _gauge("buffer_samples", "Samples in the buffer.",
+                           lambda parts: len(parts.buffer))
+    buffered_tokens: int = _gauge("buffer_tokens", "Tokens in the buffer.",
                                   lambda parts: parts.buffer.held.tokens)
-    buffered_bytes: int = _gauge("buffer_bytes", "Payload bytes held in memory.",
+    buffered_bytes: int = _gauge("buffer_bytes", "Payload bytes in memory.",
                                  lambda parts: parts.buffer.held.nbytes)
     buffered_referenced_bytes: int = _gauge(
-        "buffer_referenced_bytes", "Payload bytes of held samples that lie in payload stores.",
+        "buffer_referenced_bytes", "Payload bytes of buffered samples in payload stores.",
         lambda parts: parts.buffer.held.referenced)
     ready: int = _value(lambda parts: parts.buffer.num_ready)
     ready_units: int = _gauge("ready_samples",
-                              "Held samples (or groups) that a plan may choose from.",
+                              "Buffered samples (or groups) that a plan may choose from.",
                               lambda parts: parts.buffer.ready_units)
     open_groups: int = _gauge("open_groups", "Groups that lack members.",
                               lambda parts: len(parts.buffer.groups))
     open_group_samples: int = _gauge("open_group_samples", "Samples of groups that lack members.",
                                      lambda parts: parts.buffer.groups.samples)
     oldest_arrival: float | None = _value(lambda parts: parts.buffer.oldest_arrival())
-    pushes_held: int = _gauge("pushes_held", "Pushes that wait for room.",
+    pushes_held: int = _gauge("pushes_held", "Pushes blocked by a cap.",
                               lambda parts: len(parts.blocked))
-    pushes_held_bytes: int = _gauge("pushes_held_bytes", "Payload bytes of pushes that wait.",
+    pushes_held_bytes: int = _gauge("pushes_held_bytes", "Payload bytes of blocked pushes.",
                                     lambda parts: parts.blocked.nbytes)
     backpressure: bool = _gauge("backpressure_active", "1 while a cap holds producers back.",
                                 lambda parts: parts.capacity.blocking_cap is not None)
@@ -193,17 +197,18 @@ class Statistics(_Table):
         "Steps planned, not committed, and open to ranks: at most --max-open-steps.",
         lambda parts: len(parts.ledger.steps))
     steps_waiting: int = _gauge("steps_waiting",
-                                "Steps behind the open ones, which a rewind has brought back.",
+                                "Rewound steps that wait behind the open ones.",
                                 lambda parts: parts.ledger.steps.waiting)
     steps: tuple[StepStatistics, ...] = _value(
         lambda parts: tuple(map(StepStatistics.of, parts.ledger.steps.uncommitted())))
     steps_planned: Mapping[Trigger, int] = _counter(
-        "steps_planned", "Steps, by trigger.", lambda parts: dict(parts.totals.planned), "trigger")
+        "steps_planned", "Steps planned, by trigger.",
+        lambda parts: dict(parts.totals.planned), "trigger")
     small_steps: int = _counter("partial_steps", "Steps of fewer samples than a batch.",
                                 lambda parts: parts.totals.small_steps)
     dispatched_tokens: int = _counter("dispatched_tokens", "Tokens of planned samples.",
                                       lambda parts: parts.totals.dispatched.tokens)
-    steps_committed: int = _counter("steps_committed", "Steps that every rank applied.",
+    steps_committed: int = _counter("steps_committed", "Steps that every rank committed.",
                                     lambda parts: parts.totals.steps_committed)
     samples_committed: int = _counter("samples_committed", "Samples of committed steps.",
                                       lambda parts: parts.totals.samples_committed)
@@ -213,10 +218,10 @@ class Statistics(_Table):
     samples_rewound: int = _counter("samples_rewound", "Samples of steps that were rewound.",
                                     lambda parts: parts.totals.samples_rewound)
     steps_not_rewound: int = _counter(
-        "steps_lost", "Steps trained after the checkpoint that was loaded, and gone.",
+        "steps_lost", "Steps after the loaded checkpoint that could not be given again.",
         lambda parts: parts.totals.steps_not_rewound)
     steps_evicted: int = _counter(
-        "steps_evicted", "Retained steps that had to go before a saved checkpoint covered them.",
+        "steps_evicted", "Retained steps evicted before a saved checkpoint covered them.",
         lambda parts: parts.totals.steps_evicted)
     steps_retained: int = _gauge("steps_retained",
                                  "Committed steps that no saved checkpoint covers.",
@@ -227,7 +232,7 @@ class Statistics(_Table):
         "retained_bytes", "Payload bytes of retained steps, on disk and in payload stores.",
         lambda parts: parts.checkpoints.nbytes)
     dropped: Mapping[DropReason, int] = _counter(
-        "samples_dropped", "Accepted samples given up.",
+        "samples_dropped", "Accepted samples dropped, by reason.",
         lambda parts: dict(parts.totals.dropped), "reason")
     run_id: str
     generation: int = _gauge("generation", "Process groups that have joined so far.",
@@ -257,11 +262,11 @@ class Statistics(_Table):
     run_state: str = _value(lambda parts: parts.lifecycle.state)
     selection_bias: float = _gauge(
         "selection_bias_ratio",
-        "Kolmogorov-Smirnov distance of lengths dispatched lately from all there were.",
+        "Kolmogorov-Smirnov distance between lengths dispatched lately and all that arrived.",
         lambda parts: parts.selection_bias.distance)
     selection_bias_chance: float = _gauge(
         "selection_bias_chance_ratio",
-        "What chance alone keeps that distance below, in 95 % of all draws.",
+        "What chance alone keeps dispatcher_selection_bias_ratio below in 95 % of draws.",
         lambda parts: parts.selection_bias.chance)
     objects: ObjectStatistics = _value(ObjectStatistics.of)  # noqa: RUF009  as `field`
 

@@ -31,7 +31,7 @@ PANELS = [
     ),
     Panel(
         "Answers",
-        "From when a message can be read until it is answered, durably if there is a journal. "
+        "Time from a readable message to its answer, durable if there is a journal. "
         "Producers' include the time that they wait for room.",
         {
             "{{role}}, 99 %": quantile(

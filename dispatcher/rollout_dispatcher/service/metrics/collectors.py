@@ -64,7 +64,7 @@ def of_core(core: DispatcherCore, at: Statistics, now: float) -> Iterator[Metric
     yield from of_statistics(at.objects)
     age = 0.0 if at.oldest_arrival is None else now - at.oldest_arrival
     for name, text, value in (
-        ("buffer_oldest_age_seconds", "Age of the oldest sample held.", age),
+        ("buffer_oldest_age_seconds", "Age of the oldest buffered sample.", age),
         (
             "buffer_capacity_samples",
             "Ready samples (or groups) at which producers wait.",
@@ -117,11 +117,11 @@ def of_measured(at: MeasuredStatistics, *, per_rank: bool) -> Iterator[Metric]:
     """
     text = "Passes over steps that every rank has timed."
     yield family(COUNTER, "measured_steps", text, at.steps)
-    text = "Passes over steps of which no loss can be told, by why."
+    text = "Passes over steps without usable timing, by reason."
     yield family(COUNTER, "steps_without_timing", text, at.unmeasured, "reason")
-    text = "Share of the ranks' time lost as plans balance another cost than what is measured."
+    text = "Share of the ranks' time lost because plans use another cost than the measured one."
     yield family(GAUGE, "cost_loss_ratio", text, at.cost.loss)
-    text = "Time in collectives that is nobody's fault, the same for all ranks, as measured."
+    text = "Time of the collectives alone, without waits for slower ranks, as measured."
     transport = {key: round(seconds, _DIGITS) for key, seconds in at.transport.items()}
     yield family(COUNTER, "collective_transport_seconds", text, transport, "cost_key")
     if not per_rank:
@@ -153,14 +153,14 @@ def of_journal(journal: "Journal") -> Iterator[Metric]:
     yield family(GAUGE, "journal_bytes", "Bytes on disk.", at.nbytes)
     text = "1 while nothing becomes durable: no room, or broken."
     yield family(GAUGE, "journal_failing", text, journal.failure is not None)
-    text = "Times that the journal had no room, or broke."
+    text = "Failures of the journal, by reason."
     yield family(COUNTER, "journal_errors", text, at.errors, "reason")
 
 
 def of_record(writer: RecordWriter) -> Iterator[Metric]:
     """What is on record, and what could not be written."""
     yield family(GAUGE, "recorded_bytes", "Bytes of the record on disk.", writer.nbytes)
-    text = "Writes of the record that failed, and events that were lost before."
+    text = "Failed writes of the record, and events lost before them."
     yield family(COUNTER, "record_errors", text, writer.errors)
 
 
@@ -286,8 +286,7 @@ class PerRank:
         hung = frozenset(() if stall is None else stall.hung)
         yield RankFamily(
             "dispatcher_rank_hung",
-            "1 for each rank that is behind all others while no rank gets on, though its "
-            "heartbeats come; as /readyz says.",
+            "1 for each rank that blocks all others while its heartbeats come, as in /readyz.",
             "gauge",
             {dp_rank: float(dp_rank in hung) for dp_rank in range(dp_size)},
         )
@@ -295,8 +294,8 @@ class PerRank:
         offset = time.time() - now
         yield RankFamily(
             "dispatcher_rank_last_seen_timestamp_seconds",
-            "When a rank was last heard of, heartbeats included; absent before it has joined, and "
-            "once it has said goodbye.",
+            "Time of a rank's last message, heartbeats included; absent before it joins and after "
+            "its goodbye.",
             "gauge",
             {dp_rank: round(at + offset, 1) for dp_rank, at in last_seen.items()},
         )

@@ -130,7 +130,7 @@ class Metrics:
             return Counter(f"dispatcher_{name}", text, labels, registry=self.registry)
 
         self.config_reloads = counter(
-            "config_reloads", "Times that settings were read or posted anew, by outcome.", "outcome"
+            "config_reloads", "Reloads of the settings, by outcome.", "outcome"
         )
         self.loss_positions_left_out = counter(
             "loss_positions_left_out",
@@ -140,7 +140,7 @@ class Metrics:
         self.connections = counter("connections", "Connections accepted.", "role")
         self.connection_errors = counter(
             "connection_errors",
-            "Connections that ended otherwise than by a goodbye.",
+            "Connections that ended without a goodbye, by reason.",
             "role",
             "reason",
         )
@@ -148,7 +148,7 @@ class Metrics:
         self._dispatched_bytes = counter("dispatched_bytes", "Payload bytes of planned samples.")
         self._padding_tokens = counter(
             "padding_tokens",
-            "Tokens that ranks compute for layout's sake only: padding and fillers.",
+            "Padding tokens that ranks compute, dummy micro-batches included.",
         )
         for label, counts in (
             (OUTCOMES, self.config_reloads), (_ROLES, self.connections),
@@ -174,13 +174,13 @@ class Metrics:
 
         self.message_duration = histogram(
             "message_duration_seconds",
-            "From when a message can be read until it is answered, durably if there is a journal.",
+            "Time from a readable message to its answer, durable if there is a journal.",
             _SECONDS,
             "role",
             _ROLES,
         )
         self.event_loop_lag = histogram(
-            "event_loop_lag_seconds", "How late the event loop runs what is due.", _SECONDS
+            "event_loop_lag_seconds", "Delay of due callbacks in the event loop.", _SECONDS
         )
         self.plan_duration = histogram("plan_duration_seconds", "Time to plan a step.", _SECONDS)
         self._imbalance = histogram(
@@ -209,7 +209,9 @@ class Metrics:
             "sample_wait_seconds", "Time a dispatched sample was buffered.", _LONG_SECONDS
         )
         self._skips = histogram(
-            "sample_skips", "Dispatches that passed a sample over before it went.", _SMALL_COUNTS
+            "sample_skips",
+            "Dispatches that passed a sample over before it was planned.",
+            _SMALL_COUNTS,
         )
         self._staleness = histogram(
             "sample_staleness_versions",
@@ -245,11 +247,11 @@ class Metrics:
         )
         text = "Changes of the settings since the start."
         yield family(GAUGE, "config_generation", text, self._generation)
-        text = "1 while samples are accepted, as /readyz says."
+        text = "1 while samples are accepted, as in /readyz."
         yield family(GAUGE, "ready", text, self.is_ready(at))
         text = "Bytes of frames and request bodies that are being received."
         yield family(GAUGE, "receiving_bytes", text, receiving.nbytes if receiving else 0)
-        text = "Connections that have not introduced themselves, or made a request."
+        text = "Connections without a hello or a request so far."
         pending = {plane: len(pending) for plane, pending in self.pending.items()}
         yield family(GAUGE, "pending_connections", text, pending, "plane")
         yield from collectors.of_core(self._core, at, self._clock())
