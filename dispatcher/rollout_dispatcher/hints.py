@@ -25,7 +25,7 @@ RENAMED = {
     "outlier_max_skips": "outlier_max_delay",
 }
 _OLD_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if '_' in name)})\b")
-#: Options that there are no more, and what to do instead.
+#: Options and commands that there are no more, and what to do instead.
 REMOVED = {
     "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
     "--payload-stores file:///dev/shm/rollouts",
@@ -35,6 +35,9 @@ REMOVED = {
     "write-timeout": "a peer that reads nothing for 1m is left",
     "progress-interval": "the line on how the run gets on comes every 10s; --log-level warning has "
     "none",
+    "gc": "what killed producers leave is released without it, and python -m rollout_workers.stores "
+    "lists and releases what an earlier run has left",
+    "trace": "dispatcher report sums a record up",
 }
 
 

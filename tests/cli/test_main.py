@@ -106,6 +106,7 @@ def test_there_are_45_flags_at_most() -> None:
     ("argv", "fact"),
     [
         (["srve"], "serve"),
+        (["gc"], "unknown command gc (it was removed: what killed producers leave"),
         (["--verbose"], "unknown option --verbose"),
         (["serve"], "--dp-size is required"),
         (["serve", *NEEDED, "--widow-multiple", "2"], "--window"),
