@@ -18,7 +18,7 @@ from time import process_time
 import numpy as np
 
 from rollout_planner import plan_step
-from rollout_planner.split.blocks import Work
+from rollout_planner.split.blocks import BlockWork
 from rollout_planner.types import IntArray, PlanConfig
 from tests.bench.cells import TRACES, read_trace
 from tests.bench.rows import report
@@ -93,7 +93,7 @@ def _row(name: str, tokens: IntArray, batch: int, ranks: int, budget: int | None
 
 def _bound(lengths: IntArray, ranks: int, budget: int) -> float:
     config = PlanConfig(ranks, len(lengths), COST, micro_batch_tokens=budget)
-    work = Work.of(lengths, config, MOST, OVERHEAD)
+    work = BlockWork.of(lengths, config, MOST, OVERHEAD)
     least = work.doublings(np.inf)
     all_work = (work.time[least, np.arange(len(lengths))] * (1 << least)).sum()
     return max(float(all_work) / ranks, float(work.time.min(axis=0).max()))

@@ -37,7 +37,7 @@ from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
 from rollout_planner.split.assign import fill_sets, levelled
-from rollout_planner.split.blocks import Work, in_blocks
+from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_cost, begin_of, price_of
 from rollout_planner.split.parts import Batch, Parts, matrix, rearranged
@@ -165,7 +165,7 @@ def _with_blocks(
     tokens: IntArray, group: IntArray, config: PlanConfig, most: int, overhead: float
 ) -> list[list[list[int]]]:
     """The shorter one of the plan without blocks, where no sample needs one, and that with them."""
-    work = Work.of(tokens, config, most, overhead)
+    work = BlockWork.of(tokens, config, most, overhead)
     wide = replace(config, micro_batch_tokens=work.budget << work.most_doublings)
     _checked_costs(work.tokens[-1], group, wide)
     begin = begin_cost(work.time[0], work.tokens[0], work.budget, config.cost)

@@ -46,7 +46,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class BlockWork:
     """What each sample takes of blocks of each size, by doublings: time and tokens, [e, n].
 
     dearest_first: int64[n].
@@ -58,7 +58,7 @@ class Work:
     dearest_first: IntArray
 
     @classmethod
-    def of(cls, tokens: IntArray, config: PlanConfig, most: int, overhead: float) -> "Work":
+    def of(cls, tokens: IntArray, config: PlanConfig, most: int, overhead: float) -> "BlockWork":
         """For blocks of at most `most` ranks."""
         doublings = min(most, config.dp_size).bit_length()
         pieces = [2 << e if e else 1 for e in range(doublings)]
@@ -81,7 +81,7 @@ class Work:
 
 
 def in_blocks(
-    work: Work, config: PlanConfig, begin: float, least: float
+    work: BlockWork, config: PlanConfig, begin: float, least: float
 ) -> list[list[list[int]]] | None:
     """Samples as [dp rank][micro-batch] of the shortest step; None: none takes less than `least`.
 
@@ -106,7 +106,7 @@ def in_blocks(
     return found
 
 
-def _dealt(work: Work, doublings: IntArray, R: int, M: int) -> list[Block] | None:
+def _dealt(work: BlockWork, doublings: IntArray, R: int, M: int) -> list[Block] | None:
     """Blocks that have all samples; None if one finds no room."""
     blocks, taken = list[Block](), [0] * M
     giants = work.dearest_first[doublings[work.dearest_first] > 0]
@@ -126,13 +126,13 @@ def _dealt(work: Work, doublings: IntArray, R: int, M: int) -> list[Block] | Non
     return blocks if _put_where_first_done(work, blocks, rest.tolist()) else None
 
 
-def _put(work: Work, block: Block, i: int) -> None:
+def _put(work: BlockWork, block: Block, i: int) -> None:
     block.samples.append(i)
     block.load += float(work.time[block.doublings, i])
     block.room -= int(work.tokens[block.doublings, i])
 
 
-def _put_where_first_done(work: Work, blocks: list[Block], samples: list[int]) -> bool:
+def _put_where_first_done(work: BlockWork, blocks: list[Block], samples: list[int]) -> bool:
     """Whether all find room. Of each size only the block that has least is asked."""
     heaps: dict[int, list[tuple[float, int]]] = {}
     full: dict[int, list[tuple[int, int]]] = {}  # those without room for the sample before
