@@ -18,27 +18,42 @@ def run(*command: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@pytest.mark.parametrize("name", ["sidecar", "networkpolicy"])
-def test_kubernetes_takes_the_manifest(name: str) -> None:
+@pytest.mark.parametrize(("name", "resources"), [("sidecar", 2), ("networkpolicy", 1)])
+def test_kubernetes_takes_the_manifest(name: str, resources: int) -> None:
     path = str(DEPLOY / "kubernetes" / f"{name}.yaml")
     done = run("kubernetes-validate", "--strict", "-k", "1.31", path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("passed for resource") == {"sidecar": 2, "networkpolicy": 1}[name]
+    assert done.stdout.count("passed for resource") == resources
 
 
-@pytest.mark.parametrize("name", ["dispatcher", "trainer"])
-def test_kubernetes_takes_the_jobs_of_the_job_set(name: str, tmp_path: Path) -> None:
-    """A JobSet is no resource of Kubernetes itself; the Jobs that it makes are."""
+def test_kubernetes_takes_what_the_job_set_stands_beside_and_the_jobs_it_makes(
+    tmp_path: Path,
+) -> None:
+    """A JobSet is no resource of Kubernetes itself; its Job is."""
     text = (DEPLOY / "kubernetes" / "jobset.yaml").read_text()
-    _, _, job = text.partition(f"    - name: {name}\n")
-    template = job.partition("      template:\n")[2].partition("\n    - name: ")[0]
-    path = tmp_path / "job.yaml"
+    beside, _, job_set = text.rpartition("---\n")
+    template = dedent(job_set.partition("      template:\n")[2])
+    path = tmp_path / "jobs.yaml"
     path.write_text(
-        f"apiVersion: batch/v1\nkind: Job\nmetadata: {{ name: {name} }}\n{dedent(template)}\n"
+        f"{beside}---\napiVersion: batch/v1\nkind: Job\nmetadata: {{ name: trainer }}\n{template}\n"
     )
     done = run("kubernetes-validate", "--strict", "-k", "1.31", str(path))
     assert done.returncode == 0, done.stderr
-    assert f"passed for resource job/{name}" in done.stdout
+    for resource in (
+        "service/rollout-dispatcher",
+        "persistentvolumeclaim/rollout-dispatcher-journal",
+        "job/rollout-dispatcher",
+        "job/trainer",
+    ):
+        assert f"passed for resource {resource}" in done.stdout
+
+
+def test_a_failed_trainer_recreates_neither_the_dispatcher_nor_its_journal() -> None:
+    """What a JobSet restarts is what is in it."""
+    _, _, job_set = (DEPLOY / "kubernetes" / "jobset.yaml").read_text().rpartition("---\n")
+    assert "kind: JobSet" in job_set
+    assert job_set.count("- name: trainer\n") == 2  # its Job, and the container in that
+    assert "journal" not in job_set
 
 
 def test_the_dockerfile_is_clean() -> None:

@@ -34,6 +34,13 @@ def test_what_is_no_address_is_refused_with_the_forms_there_are(text: str) -> No
         Endpoint.parse(text)
 
 
+@pytest.mark.parametrize("text", ["::1:7077", "tls://fe80::1:7077", "::", "2001:db8::7:65535"])
+def test_an_ipv6_address_without_brackets_is_refused(text: str) -> None:
+    """Its last part may be the port or not."""
+    with pytest.raises(ConfigError, match=r"in brackets, \[::1\]:7077"):
+        Endpoint.parse(text)
+
+
 @given(st.text(max_size=30))
 def test_any_text_is_an_address_or_a_config_error(text: str) -> None:
     try:

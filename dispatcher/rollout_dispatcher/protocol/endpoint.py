@@ -11,6 +11,7 @@ from rollout_dispatcher.errors import ConfigError
 TLS_SCHEME = "tls://"
 #: In URLs, which people paste; such a host would be looked up in vain, again and again.
 _NO_NAME = frozenset("/@?# ")
+_IPV6 = frozenset("0123456789abcdefABCDEF:.%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Endpoint:
             return cls(path=text.removeprefix("unix:"))
         tls = text.startswith(TLS_SCHEME)
         host, _, port = text.removeprefix(TLS_SCHEME).rpartition(":")
+        if ":" in host and not set(host) - _IPV6:
+            raise ConfigError(
+                f"{text!r} is ambiguous: write an IPv6 address in brackets, [::1]:7077"
+            )
         host = host.strip("[]")
         if _is_name(host) and port.isascii() and port.isdigit() and int(port) < 65536:
             return cls(host=host, port=int(port), tls=tls)
