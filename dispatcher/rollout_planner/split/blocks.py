@@ -49,23 +49,33 @@ class Block:
 class BlockWork:
     """What each sample takes of blocks of each size, by doublings: time and tokens, [e, n].
 
+    budget: tokens of a micro-batch for each of its ranks. longest: the same of a single sample.
     dearest_first: int64[n].
     """
 
     time: FloatArray
     tokens: IntArray
     budget: int
+    longest: int
     dearest_first: IntArray
 
     @classmethod
-    def of(cls, tokens: IntArray, config: PlanConfig, most: int, overhead: float) -> "BlockWork":
-        """For blocks of at most `most` ranks."""
+    def of(
+        cls,
+        tokens: IntArray,
+        config: PlanConfig,
+        most: int,
+        overhead: float,
+        longest: int | None = None,
+    ) -> "BlockWork":
+        """For blocks of at most `most` ranks; by default a sample may fill its micro-batch."""
         doublings = min(most, config.dp_size).bit_length()
         pieces = [2 << e if e else 1 for e in range(doublings)]
         s = np.array([round_up(tokens, config.sample_length_multiple * each) for each in pieces])
         share = ((1 + overhead) / 2) ** np.arange(doublings)
         time = np.array([config.cost(each) for each in s]) * share[:, None]
-        return cls(time, s, config.micro_batch_tokens or 1, np.argsort(-time[0], kind="stable"))
+        budget, order = config.micro_batch_tokens or 1, np.argsort(-time[0], kind="stable")
+        return cls(time, s, budget, budget if longest is None else longest, order)
 
     @property
     def most_doublings(self) -> int:
@@ -74,7 +84,7 @@ class BlockWork:
 
     def doublings(self, pace: float) -> IntArray:
         """Of the smallest block that has room and keeps the pace for each sample, or the last."""
-        most = self.budget << np.arange(len(self.time))[:, None]
+        most = self.longest << np.arange(len(self.time))[:, None]
         fits = self.tokens <= most
         keeps = fits & (self.time <= pace)
         return np.where(keeps.any(axis=0), keeps.argmax(axis=0), self.most_doublings)

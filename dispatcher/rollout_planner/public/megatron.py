@@ -1,0 +1,113 @@
+"""A scheduler for Megatron-Core's hybrid context parallelism, planned in blocks of ranks.
+
+The `cp_balancing_scheduler` of Megatron-Core's `HybridCPDataLoaderWrapper` says for all samples of
+a step which ranks train each, in groups that end with a barrier. Within a group a rank is in one
+block of ranks, and trains its samples one after another: what `split/blocks.py` plans, without a
+limit but that of each single sample. Read and run: Megatron-Core 0.16.1, and commit d98e8a64dd.
+
+Invariant: every sample is in one group, on 2^k ranks that begin at a multiple of 2^k; no rank of a
+group has nothing to do.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rollout_planner.errors import SampleTooLong, UnequalPartitions
+from rollout_planner.public import arguments
+from rollout_planner.public.partition import balanced_partition
+from rollout_planner.split.blocks import BlockWork, in_blocks
+from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync
+
+_REMEDY = "raise max_seq_len_per_rank, or truncate the sample"
+#: Of each rank: (lists of samples, one a group) for Megatron-Core.
+Groups = list[list[list[int]]]
+
+
+class SizedGroup(Protocol):
+    """A `torch.distributed.ProcessGroup`, of which only the size is asked."""
+
+    def size(self) -> int:
+        """Its number of ranks."""
+        ...
+
+
+class BlockScheduler:
+    """Takes the place of Megatron-Core's `BalancedCPScheduler`.
+
+    max_seq_len_per_rank: tokens of a sample for each rank that trains it. dp_cp_group: data and
+    context parallel ranks together. cost: work of a length; quadratic by default.
+    split_overhead: what each doubling of the ranks of a sample costs, as a share of its time.
+    """
+
+    def __init__(
+        self,
+        max_seq_len_per_rank: int,
+        dp_cp_group: SizedGroup,
+        *,
+        cost: CostModel | str | None = None,
+        split_overhead: float = 0.05,
+    ) -> None:
+        self._longest = arguments.token_budget(max_seq_len_per_rank=max_seq_len_per_rank)
+        self._ranks, self._overhead = dp_cp_group.size(), split_overhead
+        self._cost = arguments.cost_model(cost)
+
+    def get_groups_and_subsamples(
+        self,
+        sample_id_seqlens: Sequence[tuple[int, int]],
+        config: object = None,  # noqa: ARG002  Megatron-Core passes its own
+    ) -> tuple[Groups, Groups]:
+        """Lengths and ids of samples, each as [group][rank][sample], from (id, length) of each.
+
+        Raises SampleTooLong for one that all ranks together cannot hold, and UnequalPartitions
+        where too few samples leave a rank without one.
+        """
+        if not sample_id_seqlens:
+            return [], []
+        ids, lengths = zip(*sample_id_seqlens, strict=True)
+        tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
+        planned = [self._all_busy(group, tokens) for group in self._planned(tokens)]
+        return (
+            [[[lengths[i] for i in rank] for rank in group] for group in planned],
+            [[[ids[i] for i in rank] for rank in group] for group in planned],
+        )
+
+    def _planned(self, tokens: IntArray) -> Groups:
+        """Indices as [group][rank][sample]."""
+        ample = 2 * int(tokens.sum())
+        step = PlanConfig(
+            self._ranks,
+            len(tokens),
+            self._cost,
+            micro_batch_tokens=ample,
+            grouping=Grouping.IGNORE,
+            sync=Sync.MICRO_STEP,
+        )
+        work = BlockWork.of(tokens, step, self._ranks, self._overhead, self._longest)
+        most = self._longest << work.most_doublings
+        if tokens.max() > most:
+            raise SampleTooLong(int(tokens.max()), most, _REMEDY)
+        alone, least = list[list[int]](), np.inf
+        if tokens.max() <= self._longest and len(tokens) >= self._ranks:
+            alone = balanced_partition(work.time[0], self._ranks, equal_size=False)
+            least = max(float(work.time[0][rank].sum()) for rank in alone)
+        found = in_blocks(work, step, 0.0, least)
+        return [alone] if found is None else list(map(list, zip(*found, strict=True)))
+
+    def _all_busy(self, group: list[list[int]], tokens: IntArray) -> list[list[int]]:
+        """The same with blocks doubled until no rank is idle, the smallest and slowest first."""
+        sizes: dict[tuple[int, ...], int] = {}
+        for samples in map(tuple, group):
+            if samples:
+                sizes[samples] = sizes.get(samples, 0) + 1
+        work = {samples: float(self._cost(tokens[list(samples)]).sum()) for samples in sizes}
+        while (idle := len(group) - sum(sizes.values())) > 0:
+            block = min(sizes, key=lambda samples: (sizes[samples], -work[samples]))
+            if sizes[block] > idle:
+                raise UnequalPartitions(
+                    f"{len(tokens)} samples cannot keep {len(group)} ranks busy in blocks of 2^k"
+                )
+            sizes[block] *= 2
+        largest_first = sorted(sizes.items(), key=lambda item: -item[1])
+        return [list(samples) for samples, size in largest_first for _ in range(size)]

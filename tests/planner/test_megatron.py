@@ -1,0 +1,65 @@
+"""Blocks as Megatron-Core asks for them: every plan that it gets can be trained as it is."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rollout_planner import BlockScheduler, UnequalPartitions
+from rollout_planner.errors import SampleTooLong
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """A process group of so many."""
+
+    count: int
+
+    def size(self) -> int:
+        return self.count
+
+
+@given(
+    st.lists(st.integers(1, 4000), min_size=1, max_size=40),
+    st.sampled_from((1, 2, 4, 8, 16)),
+    st.sampled_from((500, 1000, 4000)),
+)
+@example([100], 16, 500)
+@example([4000, 1, 1], 8, 1000)
+def test_blocks_are_aligned_large_enough_and_leave_no_rank_idle(
+    lengths: list[int], ranks: int, longest: int
+) -> None:
+    samples = [(7 * at, min(length, longest * ranks)) for at, length in enumerate(lengths)]
+    sizes = dict(samples)
+    tokens, groups = BlockScheduler(longest, Ranks(ranks)).get_groups_and_subsamples(samples)
+    seen: list[int] = []
+    for group in groups:
+        assert len(group) == ranks
+        at = 0
+        while at < ranks:
+            own = group[at]
+            size = sum(1 for rank in group if rank == own)
+            assert own
+            assert (at % size, size & (size - 1)) == (0, 0)
+            assert group[at : at + size] == [own] * size
+            assert all(sizes[sample] <= longest * size for sample in own)
+            seen += own
+            at += size
+    assert sorted(seen) == sorted(sizes)
+    assert tokens == [[[sizes[sample] for sample in rank] for rank in group] for group in groups]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(SampleTooLong, match="budget of 2000 tokens; raise max_seq_len_per_rank"):
+        BlockScheduler(500, Ranks(4)).get_groups_and_subsamples([(0, 2001)])
+    with pytest.raises(UnequalPartitions, match="1 samples cannot keep 6 ranks busy"):
+        BlockScheduler(500, Ranks(6)).get_groups_and_subsamples([(0, 100)])
+    assert BlockScheduler(500, Ranks(4)).get_groups_and_subsamples([]) == ([], [])
+
+
+def test_numbers_may_be_arrays_own() -> None:
+    samples = list(zip(np.arange(4).tolist(), np.array([5, 6, 7, 8]), strict=True))
+    _, groups = BlockScheduler(10, Ranks(2)).get_groups_and_subsamples(samples)
+    assert sorted(sample for rank in groups[0] for sample in rank) == [0, 1, 2, 3]
