@@ -36,9 +36,10 @@ from rollout_planner.types import (
     summed,
 )
 
-#: How much better a fit has to have predicted before it is used, as a logarithm of the odds; and
-#: how sure it may become.
-SURE, SUREST = 6.0, 12.0
+#: How much better a fit has to have predicted before it takes the place of the prior, and of an
+#: older fit, as logarithms of the odds; and how sure it may become. A newer fit knows more than an
+#: older one: waiting for the same odds costs 0.2 points of excess where times are 8 % of noise.
+SURE, SURE_OF_NEWER, SUREST = 6.0, 1.0, 12.0
 #: Micro-batches that are compared with each other, at least.
 COMPARED = 8
 #: Fitted again once there are so many more observations, in parts of those there were.
@@ -204,7 +205,8 @@ class CostInUse:
         while self._count - len(self._seen[0].seconds) >= REMEMBERED:
             self._count -= len(self._seen.popleft().seconds)
         news = None
-        if self._config.adapts and self._better > SURE:
+        sure = SURE if self.fitted is None else SURE_OF_NEWER
+        if self._config.adapts and self._better > sure:
             news = self._take(next_step)
         if self._count > TERMS and self._unfitted * REFIT > self._count:
             self._fit()
