@@ -8,6 +8,7 @@ import sys
 from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import AsyncRolloutProducer, Outcome, RolloutProducer, RolloutSample
+from tests.support.server import eventually
 from tests.workers.support.peers import Peer, ScriptedDispatcher
 
 FIELDS = {"input_ids": [1, 2, 3]}
@@ -189,6 +191,31 @@ def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
     assert "the push was withdrawn" in behind.value.__notes__[0]
     peer.answer(push)
     assert peer.hears_nothing()
+
+
+def test_a_push_that_stays_blocked_is_logged_with_the_cause(
+    join: Join,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rollout_workers.producer.client.BLOCKED_LOG_S", 0.2)
+    producer, peer = join(credits_=1)
+
+    def is_logged(seconds: float) -> bool:
+        return f"blocked for {seconds} s: the sample buffer is at its samples cap" in caplog.text
+
+    for seconds in (0.2, 0.4):
+        pushing = threads.submit(producer.push, FIELDS)
+        push = peer.expect(m.Push)
+        cause = "DP rank 0 not joined yet"
+        peer.send(
+            m.Blocked(first_seq=push.first_seq, cap="samples", held=8, capacity=8, waits_for=cause)
+        )
+        eventually(partial(is_logged, seconds), "the producer logs it")
+        peer.answer(push)
+        pushing.result(10)
+    assert caplog.text.count("it waits for: DP rank 0 not joined yet") == 2
 
 
 def test_a_dispatcher_that_reads_slowly_is_not_taken_for_dead(

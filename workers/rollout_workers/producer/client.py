@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 
 #: The dispatcher sends a producer outcomes only: one short word a sample, or an error message.
 LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
+#: Seconds after which a blocked push is logged, the first one of a producer. Each further log line
+#: takes twice as long, as slow trainers block every push for a while.
+BLOCKED_LOG_S = 30.0
 
 
 class ProducerClient:
@@ -73,6 +76,7 @@ class ProducerClient:
         self._task: asyncio.Task[None] | None = None
         self._welcomed: asyncio.Future[None] | None = None
         self._failure: DispatcherError | None = None
+        self._blocked_log_s = BLOCKED_LOG_S
 
     async def start(self) -> None:
         """Connect; returns when welcomed, raises DispatcherError when that is hopeless."""
@@ -100,6 +104,7 @@ class ProducerClient:
         """
         connector = self._check()
         handles: list[int] = []
+        reminder = asyncio.get_running_loop().call_later(self._blocked_log_s, self._log_blocked)
         try:
             for batch in batches(samples, self._core.max_payload_bytes):
                 handles.append(self._core.submit(batch))
@@ -114,9 +119,16 @@ class ProducerClient:
             self._give_up(handles, timeout)
             raise
         finally:
+            reminder.cancel()
             for handle in handles:
                 self._waiting.pop(handle, None)
         return [outcome for item in settled for outcome in item.outcomes]
+
+    def _log_blocked(self) -> None:
+        if (cap := self._core.blocked) is not None:
+            full = BufferFull(cap.cap, cap.held, cap.capacity, cap.waits_for)
+            log.warning("a push has been blocked for %g s: %s", self._blocked_log_s, full)
+            self._blocked_log_s *= 2
 
     async def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> None:
         """Send a control message behind the pushes it is about; returns when it was handled."""

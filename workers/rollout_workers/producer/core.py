@@ -217,6 +217,11 @@ class ProducerCore:
             self.objects.orphans.append(push.stored)
         return not any(push.outcomes), blocked
 
+    @property
+    def blocked(self) -> m.Blocked | None:
+        """The cap that a push waits at, if the dispatcher named one; None without a connection."""
+        return self._blocked() if self._connected else None
+
     def forget(self, handle: int) -> None:
         """Nobody waits for this control any more; it is not sent unless it already was."""
         self._controls.forget(handle)
