@@ -8,13 +8,14 @@ from rollout_planner.cost import Quadratic, TransformerCost, parse_cost, tokens,
 from rollout_planner.errors import UnequalPartitions
 from rollout_planner.planner import plan, plan_digest, validate_config
 from rollout_planner.public.batch import balance_batch
-from rollout_planner.public.megatron import BlockScheduler
+from rollout_planner.public.megatron import BlockScheduler, PackedBlockScheduler
 from rollout_planner.public.partition import balanced_partition, log_seqlen_unbalance, pack
 from rollout_planner.public.step import plan_step
 from rollout_planner.split.karmarkar_karp import get_seqlen_balanced_partitions, karmarkar_karp
 
 __all__ = [
     "BlockScheduler",
+    "PackedBlockScheduler",
     "Quadratic",
     "TransformerCost",
     "UnequalPartitions",

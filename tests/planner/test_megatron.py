@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rollout_planner import BlockScheduler, UnequalPartitions
+from rollout_planner import BlockScheduler, PackedBlockScheduler, UnequalPartitions
 from rollout_planner.errors import SampleTooLong
 
 
@@ -21,11 +21,10 @@ class Ranks:
         return self.count
 
 
-@given(
-    st.lists(st.integers(1, 4000), min_size=1, max_size=40),
-    st.sampled_from((1, 2, 4, 8, 16)),
-    st.sampled_from((500, 1000, 4000)),
-)
+LENGTHS = st.lists(st.integers(1, 4000), min_size=1, max_size=40)
+
+
+@given(LENGTHS, st.sampled_from((1, 2, 4, 8, 16)), st.sampled_from((500, 1000, 4000)))
 @example([100], 16, 500)
 @example([4000, 1, 1], 8, 1000)
 def test_blocks_are_aligned_large_enough_and_leave_no_rank_idle(
@@ -34,7 +33,36 @@ def test_blocks_are_aligned_large_enough_and_leave_no_rank_idle(
     samples = [(7 * at, min(length, longest * ranks)) for at, length in enumerate(lengths)]
     sizes = dict(samples)
     tokens, groups = BlockScheduler(longest, Ranks(ranks)).get_groups_and_subsamples(samples)
-    seen: list[int] = []
+    for own, size in blocks(groups, ranks, sizes):
+        assert all(sizes[sample] <= longest * size for sample in own)
+    assert tokens == [[[sizes[sample] for sample in rank] for rank in group] for group in groups]
+
+
+@given(LENGTHS, st.sampled_from((1, 2, 4, 8, 16)), st.sampled_from((500, 1000, 4000)))
+@example([100], 16, 500)
+@example([4000, 1, 1], 8, 1000)
+def test_packed_blocks_keep_to_their_budget(lengths: list[int], ranks: int, budget: int) -> None:
+    # In whole pieces, as a split sample is padded to them.
+    most = budget * ranks // (2 * ranks) * (2 * ranks)
+    samples = [(7 * at, min(length, most)) for at, length in enumerate(lengths)]
+    sizes = dict(samples)
+    groups = PackedBlockScheduler(budget, 1, ranks).get_groups_and_subsamples(samples)
+    for own, size in blocks(groups, ranks, sizes):
+        assert sum(sizes[sample] for sample in own) <= budget * size
+
+
+def test_the_number_of_packed_groups_suits_a_virtual_pipeline() -> None:
+    samples = list(enumerate([300] * 40))
+    groups = PackedBlockScheduler(1000, 2, 2, 3).get_groups_and_subsamples(samples)
+    assert len(groups) % 3 == 0
+    assert sorted({i for group in groups for rank in group for i in rank}) == list(range(40))
+
+
+def blocks(
+    groups: list[list[list[int]]], ranks: int, sizes: dict[int, int]
+) -> list[tuple[list[int], int]]:
+    """Samples and ranks of each block; they are aligned, no rank is idle, each sample is in one."""
+    found: list[tuple[list[int], int]] = []
     for group in groups:
         assert len(group) == ranks
         at = 0
@@ -44,11 +72,10 @@ def test_blocks_are_aligned_large_enough_and_leave_no_rank_idle(
             assert own
             assert (at % size, size & (size - 1)) == (0, 0)
             assert group[at : at + size] == [own] * size
-            assert all(sizes[sample] <= longest * size for sample in own)
-            seen += own
+            found.append((own, size))
             at += size
-    assert sorted(seen) == sorted(sizes)
-    assert tokens == [[[sizes[sample] for sample in rank] for rank in group] for group in groups]
+    assert sorted(sample for own, _ in found for sample in own) == sorted(sizes)
+    return found
 
 
 def test_what_cannot_be_is_refused() -> None:

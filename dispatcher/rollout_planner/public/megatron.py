@@ -1,9 +1,11 @@
-"""A scheduler for Megatron-Core's hybrid context parallelism, planned in blocks of ranks.
+"""Schedulers for Megatron-Core's context parallelism of several sizes, planned in blocks of ranks.
 
-The `cp_balancing_scheduler` of Megatron-Core's `HybridCPDataLoaderWrapper` says for all samples of
-a step which ranks train each, in groups that end with a barrier. Within a group a rank is in one
-block of ranks, and trains its samples one after another: what `split/blocks.py` plans, without a
-limit but that of each single sample. Read and run: Megatron-Core 0.16.1, and commit d98e8a64dd.
+Megatron-Core asks a scheduler which ranks train each sample of a step, in groups that all ranks
+begin together. `BlockScheduler` is for hybrid context parallelism, where the block of a rank trains
+its samples of a group one after another, so that nothing is limited but each single sample. Read
+and run: Megatron-Core 0.16.1, and commit d98e8a64dd. `PackedBlockScheduler` is for dynamic context
+parallelism, where a block packs its samples into one micro-batch. Read: verl's adapter of
+Megatron-Core's `DefaultDynamicCPScheduler` (#5154), which is in no release yet.
 
 Invariant: every sample is in one group, on 2^k ranks that begin at a multiple of 2^k; no rank of a
 group has nothing to do.
@@ -17,11 +19,12 @@ import numpy as np
 from rollout_planner.errors import SampleTooLong, UnequalPartitions
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition
+from rollout_planner.public.step import plan_step
 from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync
 
 _REMEDY = "raise max_seq_len_per_rank, or truncate the sample"
-#: Of each rank: (lists of samples, one a group) for Megatron-Core.
+#: Samples as [group][rank][sample].
 Groups = list[list[list[int]]]
 
 
@@ -67,7 +70,7 @@ class BlockScheduler:
             return [], []
         ids, lengths = zip(*sample_id_seqlens, strict=True)
         tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        planned = [self._all_busy(group, tokens) for group in self._planned(tokens)]
+        planned = [_all_busy(group, tokens, self._cost) for group in self._planned(tokens)]
         return (
             [[[lengths[i] for i in rank] for rank in group] for group in planned],
             [[[ids[i] for i in rank] for rank in group] for group in planned],
@@ -95,19 +98,67 @@ class BlockScheduler:
         found = in_blocks(work, step, 0.0, least)
         return [alone] if found is None else list(map(list, zip(*found, strict=True)))
 
-    def _all_busy(self, group: list[list[int]], tokens: IntArray) -> list[list[int]]:
-        """The same with blocks doubled until no rank is idle, the smallest and slowest first."""
-        sizes: dict[tuple[int, ...], int] = {}
-        for samples in map(tuple, group):
-            if samples:
-                sizes[samples] = sizes.get(samples, 0) + 1
-        work = {samples: float(self._cost(tokens[list(samples)]).sum()) for samples in sizes}
-        while (idle := len(group) - sum(sizes.values())) > 0:
-            block = min(sizes, key=lambda samples: (sizes[samples], -work[samples]))
-            if sizes[block] > idle:
-                raise UnequalPartitions(
-                    f"{len(tokens)} samples cannot keep {len(group)} ranks busy in blocks of 2^k"
-                )
-            sizes[block] *= 2
-        largest_first = sorted(sizes.items(), key=lambda item: -item[1])
-        return [list(samples) for samples, size in largest_first for _ in range(size)]
+
+class PackedBlockScheduler:
+    """Takes the place of Megatron-Core's `DefaultDynamicCPScheduler`, or is a base of its subclass.
+
+    max_seqlen_per_dp_cp_rank: tokens of a micro-batch for each rank that trains it. cp_size,
+    dp_size: of the ranks, their product. microbatch_group_size_per_vp_stage: the number of groups
+    is a multiple of it. cost, split_overhead: as of `BlockScheduler`.
+    """
+
+    def __init__(
+        self,
+        max_seqlen_per_dp_cp_rank: int,
+        cp_size: int,
+        dp_size: int,
+        microbatch_group_size_per_vp_stage: int | None = None,
+        *,
+        cost: CostModel | str | None = None,
+        split_overhead: float = 0.05,
+    ) -> None:
+        self._budget, self._ranks = max_seqlen_per_dp_cp_rank, cp_size * dp_size
+        self._multiple = microbatch_group_size_per_vp_stage or 1
+        self._cost, self._overhead = arguments.cost_model(cost), split_overhead
+
+    def get_groups_and_subsamples(self, sample_id_seqlens: Sequence[tuple[int, int]]) -> Groups:
+        """Ids of samples as [group][rank][sample], from (id, length) of each.
+
+        Raises as `BlockScheduler` does.
+        """
+        if not sample_id_seqlens:
+            return []
+        ids, lengths = zip(*sample_id_seqlens, strict=True)
+        tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
+        planned = plan_step(
+            tokens,
+            dp_size=self._ranks,
+            micro_batch_tokens=self._budget,
+            multiple=self._multiple,
+            cost=self._cost,
+            max_split=self._ranks,
+            split_overhead=self._overhead,
+        )
+        groups = map(list, zip(*planned, strict=True))
+        return [
+            [[ids[i] for i in rank] for rank in _all_busy(group, tokens, self._cost)]
+            for group in groups
+        ]
+
+
+def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list[list[int]]:
+    """The same with blocks doubled until no rank is idle, the smallest and slowest first."""
+    sizes: dict[tuple[int, ...], int] = {}
+    for samples in map(tuple, group):
+        if samples:
+            sizes[samples] = sizes.get(samples, 0) + 1
+    work = {samples: float(cost(tokens[list(samples)]).sum()) for samples in sizes}
+    while (idle := len(group) - sum(sizes.values())) > 0:
+        smallest = min(sizes, key=lambda own: (sizes[own], -work[own]), default=())
+        if sizes.get(smallest, len(group)) > idle:
+            raise UnequalPartitions(
+                f"{len(tokens)} samples cannot keep {len(group)} ranks busy in blocks of 2^k"
+            )
+        sizes[smallest] *= 2
+    largest_first = sorted(sizes.items(), key=lambda item: -item[1])
+    return [list(samples) for samples, size in largest_first for _ in range(size)]
