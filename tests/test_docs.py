@@ -41,7 +41,11 @@ def test_a_document_has_no_generated_part_that_nothing_writes(document: str) -> 
     assert sorted(names(place(document).read_text())) == sorted(TABLES[document])
 
 
-@pytest.mark.parametrize("document", [one for one in TABLES if one != "README.md"])
+#: Other pages have tables of rules as well, with numbers that are no measurement's.
+OF_RULES = {"README.md", "planner.md"}
+
+
+@pytest.mark.parametrize("document", sorted(TABLES.keys() - OF_RULES))
 def test_no_figure_stands_in_a_table_that_nothing_writes(document: str) -> None:
     assert list(figures_by_hand(without_generated(place(document).read_text()))) == []
 

@@ -295,25 +295,24 @@ def mix_table() -> str:
 
 
 def seams_table() -> str:
-    """docs/planner.md: its seams beside what they replace, the sizes of a trace in one row."""
+    """docs/planner.md: its seams beside what they replace, all traces and sizes in one mean."""
     found = load("seams")
-    by_trace: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by_seam: dict[str, list[dict[str, Any]]] = {}
     for row in found.figures:
-        by_trace.setdefault((row["seam"], row["lengths"].split()[0]), []).append(row)
-    rows = [
-        (
-            seam,
-            SHORT.get(trace, trace),
-            " / ".join(percent(row["theirs"]) for row in sizes),
-            " / ".join(percent(row["ours"]) for row in sizes),
-            f"{100 * max(row['furthest_behind'] for row in sizes):.2f}",
-            f"{sum(row['lost'] for row in sizes)} of {sum(row['cases'] for row in sizes)}",
-        )
-        for (seam, trace), sizes in by_trace.items()
-    ]
+        by_seam.setdefault(row["seam"], []).append(row)
+
+    def means(rows: list[dict[str, Any]]) -> list[str]:
+        return [percent(fmean(row[side] for row in rows)) for side in ("theirs", "ours")]
+
+    rows = []
+    for seam, cases in by_seam.items():
+        at_random = [row for row in cases if row["lengths"].startswith("random")]
+        real = [row for row in cases if row not in at_random]
+        behind = f"{sum(row['lost'] for row in cases)} of {sum(row['cases'] for row in cases)}"
+        rows.append((seam, *means(real), *means(at_random), behind))
     versions = dict.fromkeys(f"{row['seam'].split()[0]} {row['version']}" for row in found.figures)
     table = _table(
-        "seam | lengths | theirs % | ours % | furthest behind, points | lost", rows, found
+        "seam | theirs, real lengths % | ours | theirs, random cases % | ours | behind", rows, found
     )
     return f"{table}\nWith {', '.join(versions)}."
 
