@@ -42,7 +42,7 @@ def test_a_document_has_no_generated_part_that_nothing_writes(document: str) -> 
 
 
 #: Other pages have tables of rules as well, with numbers that are no measurement's.
-OF_RULES = {"README.md", "planner.md"}
+OF_RULES = {"README.md", "integrate.md", "losses.md", "planner.md"}
 
 
 @pytest.mark.parametrize("document", sorted(TABLES.keys() - OF_RULES))
