@@ -43,7 +43,10 @@ def test_the_functions_are_called_as_shown() -> None:
     text = (ROOT / "docs" / "planner.md").read_text()
     shown = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert shown is not None
-    exec(shown[1], {})
+    names: dict[str, Any] = {"rows": np.arange(8).reshape(8, 1), "rewards": np.arange(8.0)}
+    exec(shown[1], names)
+    restored = np.concatenate([chunk["reward"] for chunk in names["chunks"]])[names["inverse"]]
+    assert restored.tolist() == names["rewards"].tolist()
     assert sorted(re.findall(r"\(\.\./examples/seams/(\w+\.py)\)", text)) == sorted(
         path.name for path in SEAMS.glob("*.py")
     )

@@ -409,7 +409,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         **chaos.TABLES,
         "soak": soak_table,
     },
-    "integrate.md": {"integrations": integrations_table},
+    "guide.md": {"integrations": integrations_table},
     "losses.md": {"mix": mix_table},
     "simulate.md": {
         name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
