@@ -38,8 +38,6 @@ COMMANDS = {
     "convergence": "python -m tests.convergence --json FILE",
     "journal-service": "python -m tests.bench.journal_service --json FILE",
     "soak": "python -m tests.soak --out FILE",
-    "simulate-profile": "dispatcher simulate lineage --dp-size 16 --global-batch-size 128 "
-    "--micro-batch-tokens 131072 --recommend --json",
 }
 #: Of these every run of a row is in what the command writes.
 PLANES = ("plane",)

@@ -3,15 +3,12 @@
 Nothing is computed here but percentages and names: what a table says, its result file says.
 """
 
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from json import dumps
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rollout_dispatcher.simulate.result import Result
-from rollout_dispatcher.simulate.table import percent, table
+from rollout_dispatcher.simulate.table import percent
 from tests.bench import properties
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
@@ -352,23 +349,6 @@ def journal_service_table() -> str:
     return _table("push to commit, samples of 26 kB | rate | of no journal", rows, found)
 
 
-def simulation(name: str) -> Callable[[], str]:
-    """docs/operate.md: a command and what it prints."""
-
-    def shown() -> str:
-        found = load(name)
-        result = Result.from_json(dumps(found.figures))
-        typed = "$ " + found.command.removesuffix(" --json")
-        lines = textwrap.wrap(typed, 98, break_on_hyphens=False, subsequent_indent="    ")
-        said = [" \\\n".join(lines), table(result).rstrip("\n")]
-        if result.recommendation is not None:
-            why = textwrap.fill(result.recommendation.why, 99, break_on_hyphens=False)
-            said.append(f"\n{why}")
-        return "\n".join(["```console", *said, "```", "", str(found)])
-
-    return shown
-
-
 def integrations_table() -> str:
     """docs/guide.md: every framework that an example trains with."""
     rows: list[Sequence[str]] = []
@@ -411,10 +391,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "guide.md": {"integrations": integrations_table},
     "losses.md": {"mix": mix_table},
-    "simulate.md": {
-        name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
-    },
-    "planner.md": {"seams": seams_table},
 }
 
 

@@ -27,7 +27,7 @@ ROWS = {
 }
 DOCUMENTS = {
     "Runbook": "docs/runbook.md",
-    "Measured time": "docs/measured.md",
+    "Measured time": "docs/metrics.md#when-times-are-missing",
     "Troubleshooting": "docs/guide.md#what-goes-wrong",
 }
 #: A step takes seconds in one run and half an hour in another.
