@@ -20,7 +20,7 @@ from tests.support.wire.protocol_tables import PARTS, codes, meanings_of, messag
 
 DOC = Path(__file__).parent.parent / "docs" / "protocol.md"
 VECTORS = DOC.with_name("protocol-vectors.json")
-#: The conversation that the document shows; the others are in the file beside it.
+#: The conversation whose end the document shows; the rest is in the file beside it.
 EXAMPLE = "A DP rank is refused"
 BYTES_A_LINE = 48
 
@@ -53,15 +53,13 @@ def _vector(vector: Vector, client: Session) -> dict[str, Any]:
 
 
 def example() -> str:
-    """One conversation: what each frame says, and its bytes."""
-    lines = ["```text"]
-    for vector in vectors()[EXAMPLE]:
-        lines.append("{speaker} says {message}: {meaning} -> {state}".format(**vector))
-        lines.append(f"  {json.dumps(vector['header'], separators=(',', ':'))}")
-        for part in vector["frame"]:
-            digits = 2 * BYTES_A_LINE
-            lines += [f"    {part[at : at + digits]}" for at in range(0, len(part), digits)]
-    return "\n".join([*lines, "```"])
+    """One frame: what it says, and its bytes."""
+    vector, digits = vectors()[EXAMPLE][-1], 2 * BYTES_A_LINE
+    lines = ["{speaker} says {message}: {meaning} -> {state}".format(**vector)]
+    lines.append(f"  {json.dumps(vector['header'], separators=(',', ':'))}")
+    for part in vector["frame"]:
+        lines += [f"    {part[at : at + digits]}" for at in range(0, len(part), digits)]
+    return "\n".join(["```text", *lines, "```"])
 
 
 def written_vectors() -> str:

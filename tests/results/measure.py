@@ -24,20 +24,15 @@ from tests.support.source import PYTHONPATH, ROOT
 #: Name of the result file -> the command; it writes FILE, or prints JSON where there is no FILE.
 COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
-    "approaches": "python -m tests.bench.approaches --json FILE",
-    "properties": "python -m tests.bench.properties --json FILE",
     "mix": "python -m tests.bench.mix --json FILE",
     "seams": "python -m tests.bench.seams --json FILE",
-    "fitted": "python -m tests.bench.fitted --json FILE",
     "uneven": "python -m tests.bench.uneven --json FILE",
     "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
-    "references": "python -m tests.bench.engines --pairs 5 --engines ray mooncake file --json FILE",
     "inline-limit": "python -m tests.bench.inline_limit --kib 256 1024 4096 --pairs 7 --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
     "journal-service": "python -m tests.bench.journal_service --json FILE",
-    "soak": "python -m tests.soak --out FILE",
 }
 #: Of these every run of a row is in what the command writes.
 PLANES = ("plane",)

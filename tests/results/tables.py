@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 from rollout_dispatcher.simulate.table import percent
-from tests.bench import properties
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
@@ -25,7 +24,6 @@ SHORT = {
     "azure2023_conv": "azure_conv",
     "deepseek_r1_arc_g2": "deepseek_r1",
     "tau_airline_agent_g4": "tau_airline",
-    properties.TWO_KINDS: "two kinds",
 }
 #: Of the planner's cells those of real lengths, as the README has them.
 GAINS = {
@@ -74,55 +72,6 @@ def gain_table() -> str:
         found,
     )
     return f"{table}\nThe last column: {mixes}"
-
-
-def widening_table() -> str:
-    """docs/evidence.md: straggler excess of wider and wider windows."""
-    found = load("properties")
-    rows = [
-        (
-            _short(row["lengths"]),
-            row["sync"],
-            " / ".join(f"{each:.2f}" for each in row["excess"]),
-            f"{row['mean_rise']:+.2f}",
-            f"{row['worst_rise']:+.2f}",
-        )
-        for row in found.figures["windows"]
-    ]
-    windows = " / ".join(f"{each:g}" for each in properties.WINDOWS)
-    return _table(
-        f"lengths, batch/ranks | ranks meet at | excess % at {windows} | "
-        "largest rise of the means, points | of any seed",
-        rows,
-        found,
-    )
-
-
-def approaches_table() -> str:
-    """docs/evidence.md: four ways to balance, those of all lengths in one row."""
-    found = load("approaches")
-    by_way: dict[str, list[str]] = {}
-    for row in found.figures:
-        step, micro_step = 100 * row["step_excess"], 100 * row["micro_step_excess"]
-        cell = f"{step:.2f} / {micro_step:.2f} ({row['distance']:.2f})"
-        by_way.setdefault(row["approach"], []).append(cell)
-    heading = " | ".join(dict.fromkeys(row["lengths"] for row in found.figures))
-    return _table(f"way | {heading}", [(way, *cells) for way, cells in by_way.items()], found)
-
-
-def fitted_table() -> str:
-    """docs/evidence.md: a real run from a wrong cost."""
-    found = load("fitted")
-    rows = [
-        (
-            row["cost"],
-            f"{row['early']:.2f} %",
-            f"{row['imbalance']:.2f} %",
-            ", ".join(f"{each:.2f}" for each in row["rounds"]),
-        )
-        for row in found.figures
-    ]
-    return _table("cost | first twenty steps | the others | of each round", rows, found)
 
 
 def uneven_table() -> str:
@@ -261,27 +210,6 @@ def plane_table() -> str:
     return _table("row | value | lowest to highest, runs | beside", rows, found)
 
 
-def references_table() -> str:
-    """docs/evidence.md: every engine beside itself used bare."""
-    found = load("references")
-    rows = [
-        (
-            f"`{at['name']}`",
-            f"{at['samples_per_second']:.1f}",
-            f"{at['bare_samples_per_second']:.1f}",
-            f"{at['ratio']:.2f} ({at['lowest']:.2f} to {at['highest']:.2f}, {at['pairs']})",
-            f"{at['wire_bytes_10k']:.0f}, {at['wire_bytes_10m']:.0f}",
-        )
-        for at in found.figures
-    ]
-    return _table(
-        "samples of 10 MB | samples/s | the engine used bare | ratio (lowest to highest, pairs) | "
-        "bytes through the dispatcher at 10 kB, 10 MB",
-        rows,
-        found,
-    )
-
-
 def inline_limit_table() -> str:
     """docs/evidence.md: what a reference costs each process, by size, over TCP."""
     found = load("inline-limit")
@@ -306,33 +234,6 @@ def inline_limit_table() -> str:
         rows,
         found,
     )
-
-
-def soak_table() -> str:
-    """docs/evidence.md: memory under backpressure."""
-    found = load("soak")
-    runs = [found.figures[name] for name in ("without_journal", "with_journal")]
-    resident, anonymous = ([run[kind] for run in runs] for kind in ("resident", "anonymous"))
-    rows = [
-        ("resident, first tenth", *(f"{one['first_tenth_mb']:.1f} MB" for one in resident)),
-        (
-            "resident, last tenth",
-            *(f"{one['last_tenth_mb']:.1f} MB ({100 * one['growth']:+.1f} %)" for one in resident),
-        ),
-        (
-            "of it anonymous, first and last",
-            *(f"{one['first_tenth_mb']:.1f}, {one['last_tenth_mb']:.1f} MB" for one in anonymous),
-        ),
-        (
-            "trend of the resident, 100,000 samples",
-            *(f"{one['trend_mb_per_100k_samples']:+.2f} MB" for one in resident),
-        ),
-        (
-            "looks at which a cap held producers back",
-            *(f"{100 * run['backpressure_share']:.0f} %" for run in runs),
-        ),
-    ]
-    return _table(" | without a journal | with", rows, found)
 
 
 def journal_service_table() -> str:
@@ -376,18 +277,13 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gain": gain_table},
     "evidence.md": {
         "random": random_table,
-        "approaches": approaches_table,
-        "widening": widening_table,
         "convergence": convergence_table,
         "training": training_table,
         "uneven": uneven_table,
-        "fitted": fitted_table,
         "plane": plane_table,
         "journal-service": journal_service_table,
-        "references": references_table,
         "inline-limit": inline_limit_table,
         **chaos.TABLES,
-        "soak": soak_table,
     },
     "guide.md": {"integrations": integrations_table},
     "losses.md": {"mix": mix_table},

@@ -26,16 +26,13 @@ def offer() -> str:
 
 
 def states() -> str:
-    """A table a side, a row a state."""
-    found = []
-    for side in Side:
-        found += [f"### {side.capitalize()}", "", "| state | may say | may hear |", "|---|---|---|"]
-        for state in SessionState:
-            said, heard = _moves(SAYS[side], state), _moves(HEARS[side], state)
-            if said or heard:
-                found.append(f"| `{state}` | {said} | {heard} |")
-        found.append("")
-    return "\n".join(found[:-1])
+    """The dispatcher's states, a row each: a client's are their mirror."""
+    found = ["| state | the dispatcher may say | it may hear |", "|---|---|---|"]
+    for state in SessionState:
+        said, heard = (_moves(table[Side.DISPATCHER], state) for table in (SAYS, HEARS))
+        if said or heard:
+            found.append(f"| `{state}` | {said} | {heard} |")
+    return "\n".join(found)
 
 
 def _moves(table: dict[tuple[SessionState, type[m.Message]], SessionState], at: str) -> str:
