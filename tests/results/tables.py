@@ -103,7 +103,9 @@ def random_table() -> str:
     corners: dict[str, list[dict[str, Any]]] = {}
     for row in found.figures["random"]:
         corners.setdefault(row["corner"], []).append(row)
-    return _table(peers.RANDOM_CELLS, map(peers.random_cells, corners.values()), found)
+    names = (f"{one['name']} {one['version']}".strip() for one in found.figures["peers"])
+    table = _table(peers.RANDOM_CELLS, map(peers.random_cells, corners.values()), found)
+    return f"{table} With {', '.join(names)}."
 
 
 def mix_table() -> str:
