@@ -41,7 +41,11 @@ def test_a_document_has_no_generated_part_that_nothing_writes(document: str) -> 
     assert sorted(names(place(document).read_text())) == sorted(TABLES[document])
 
 
-@pytest.mark.parametrize("document", [one for one in TABLES if one != "README.md"])
+#: Other pages have tables of rules as well, with numbers that are no measurement's.
+OF_RULES = {"README.md", "guide.md", "losses.md", "planner.md"}
+
+
+@pytest.mark.parametrize("document", sorted(TABLES.keys() - OF_RULES))
 def test_no_figure_stands_in_a_table_that_nothing_writes(document: str) -> None:
     assert list(figures_by_hand(without_generated(place(document).read_text()))) == []
 
@@ -126,9 +130,9 @@ def test_no_section_is_empty(path: Path) -> None:
 
 def test_a_link_to_nothing_is_noticed() -> None:
     readme = ROOT / "README.md"
-    assert leads(readme, "docs/fields.md", "ragged-fields-and-text")
-    assert not leads(readme, "docs/fields.md", "ragged-fields")
-    assert not leads(readme, "docs/field.md", "")
+    assert leads(readme, "docs/guide.md", "no-step-comes")
+    assert not leads(readme, "docs/guide.md", "no-step")
+    assert not leads(readme, "docs/guides.md", "")
 
 
 def leads(path: Path, file: str, heading: str) -> bool:

@@ -1,4 +1,4 @@
-"""docs/planner.md tells the truth: each of its seams does what the function does that it replaces.
+"""docs/planner.md and examples/seams: each seam does what the function does that it replaces.
 
 The frameworks are not installed here: small stand-ins have the parts of their data types that the
 seams use. What a seam returns is held to what its framework's own tests ask for.
@@ -23,7 +23,8 @@ from torch import Tensor
 
 from rollout_planner import get_seqlen_balanced_partitions
 from rollout_planner.types import Sync, straggler_excess
-from tests.support.seams import DOC, DataProto, at_hand, module, padded, seam, select
+from tests.support.seams import SEAMS, DataProto, at_hand, module, padded, seam, select
+from tests.support.source import ROOT
 
 LENGTHS = np.clip(np.random.default_rng(7).lognormal(6, 1, 64), 4, 4000).astype(int).tolist()
 
@@ -39,9 +40,16 @@ def most(lengths: list[int], parts: list[list[int]]) -> float:
 
 
 def test_the_functions_are_called_as_shown() -> None:
-    text = re.search(r"```python\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
-    assert text is not None
-    exec(text[1], {})
+    text = (ROOT / "docs" / "planner.md").read_text()
+    shown = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert shown is not None
+    names: dict[str, Any] = {"rows": np.arange(8).reshape(8, 1), "rewards": np.arange(8.0)}
+    exec(shown[1], names)
+    restored = np.concatenate([chunk["reward"] for chunk in names["chunks"]])[names["inverse"]]
+    assert restored.tolist() == names["rewards"].tolist()
+    assert sorted(re.findall(r"\(\.\./examples/seams/(\w+\.py)\)", text)) == sorted(
+        path.name for path in SEAMS.glob("*.py")
+    )
 
 
 # -- verl -------------------------------------------------------------------------------------

@@ -1,11 +1,9 @@
-"""docs/protocol.md tells the truth: its tables and vectors are generated, and are what is spoken.
+"""docs/protocol.md and protocol-vectors.json tell the truth: generated, and what is spoken.
 
 python -m tests.test_protocol_doc    writes them again
 """
 
 import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,40 +13,62 @@ import pytest
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import PREFIX
-from rollout_dispatcher.protocol.sessions import HEARS, SAYS, Session, SessionState, Side
+from rollout_dispatcher.protocol.sessions import HEARS, SAYS, Session, Side
 from tests.support.generated import between, rewrite
 from tests.support.wire.conversations import CONVERSATIONS, LIMITS, Vector
 from tests.support.wire.protocol_tables import PARTS, codes, meanings_of, messages, offer, states
 
 DOC = Path(__file__).parent.parent / "docs" / "protocol.md"
-BYTES_A_LINE = 32
+VECTORS = DOC.with_name("protocol-vectors.json")
+#: The conversation whose end the document shows; the rest is in the file beside it.
+EXAMPLE = "A DP rank is refused"
+BYTES_A_LINE = 48
 
 
-def vectors() -> str:
-    """The conversations, each frame with the state that it leads to."""
-    found = []
+def vectors() -> dict[str, list[dict[str, Any]]]:
+    """The conversations, each frame with the state that it leads to; bytes in hexadecimal."""
+    found = {}
     for title, frames in CONVERSATIONS.items():
         client = Session(frames[0].speaker, LIMITS)
-        found += [f"### {title}", "", "```text"]
-        for vector in frames:
-            frame = _frame(vector)
-            if vector.speaker is Side.DISPATCHER:
-                _hear(client, frame)
-            else:
-                client.said(frame)
-            found += _shown(vector, frame, client.state)
-        found += ["```", ""]
-    return "\n".join(found[:-1])
+        found[title] = [_vector(vector, client) for vector in frames]
+    return found
 
 
-def _shown(vector: Vector, frame: bytes, state: SessionState) -> Iterator[str]:
-    name = type(vector.message).__name__
+def _vector(vector: Vector, client: Session) -> dict[str, Any]:
+    frame = _frame(vector)
+    if vector.speaker is Side.DISPATCHER:
+        _hear(client, frame)
+    else:
+        client.said(frame)
     start = len(frame) - len(vector.payload)
-    yield f"{vector.speaker} says {name}: {vector.meaning} -> {state}"
-    yield f"  {frame[PREFIX.size : start].decode().rstrip()}"
-    for part in (frame[: PREFIX.size], frame[PREFIX.size : start], vector.payload):
-        for at in range(0, len(part), BYTES_A_LINE):
-            yield f"    {part[at : at + BYTES_A_LINE].hex()}"
+    header = frame[PREFIX.size : start]
+    return {
+        "speaker": vector.speaker,
+        "message": type(vector.message).__name__,
+        "meaning": vector.meaning,
+        "state": client.state,
+        "header": json.loads(header),
+        "frame": [frame[: PREFIX.size].hex(), header.hex(), vector.payload.hex()],
+    }
+
+
+def example() -> str:
+    """One frame: what it says, and its bytes."""
+    vector, digits = vectors()[EXAMPLE][-1], 2 * BYTES_A_LINE
+    lines = ["{speaker} says {message}: {meaning} -> {state}".format(**vector)]
+    lines.append(f"  {json.dumps(vector['header'], separators=(',', ':'))}")
+    for part in vector["frame"]:
+        lines += [f"    {part[at : at + digits]}" for at in range(0, len(part), digits)]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def written_vectors() -> str:
+    """The file: a line a frame, so that a difference is read as one."""
+    titles = []
+    for title, found in vectors().items():
+        lines = ",\n  ".join(json.dumps(vector, separators=(",", ":")) for vector in found)
+        titles.append(f"{json.dumps(title)}: [\n  {lines}\n]")
+    return "{\n" + ",\n".join(titles) + "\n}\n"
 
 
 def _frame(vector: Vector) -> bytes:
@@ -73,7 +93,7 @@ WRITTEN = {
     "states": states,
     "messages": messages,
     "codes": codes,
-    "vectors": vectors,
+    "vectors": example,
 }
 
 
@@ -84,9 +104,13 @@ def test_the_document_is_up_to_date(name: str) -> None:
     assert text[start:stop] == WRITTEN[name]() + "\n", "run: python -m tests.test_protocol_doc"
 
 
+def test_the_file_of_vectors_is_up_to_date() -> None:
+    assert VECTORS.read_text() == written_vectors(), "run: python -m tests.test_protocol_doc"
+
+
 @dataclass(frozen=True)
 class Shown:
-    """A vector as the document has it."""
+    """A vector as the file has it."""
 
     speaker: Side
     name: str
@@ -96,18 +120,16 @@ class Shown:
 
 
 def conversations() -> dict[str, list[Shown]]:
-    """The vectors, read from the document."""
-    text = DOC.read_text()
-    start, stop = between(text, "vectors")
-    found = re.findall(r"### ([^\n]*)\n\n```text\n(.*?)```", text[start:stop], re.DOTALL)
-    return {title: list(_read(body)) for title, body in found}
+    """The vectors, read from the file."""
+    read = json.loads(VECTORS.read_text())
+    return {title: [_read(vector) for vector in found] for title, found in read.items()}
 
 
-def _read(body: str) -> Iterator[Shown]:
-    vector = r"^(\w+) says (\w+): .* -> ([\w-]+)\n  (\{.*\})\n((?:    [0-9a-f]+\n)+)"
-    for speaker, name, state, header, lines in re.findall(vector, body, re.MULTILINE):
-        frame = bytes.fromhex("".join(lines.split()))
-        yield Shown(Side(speaker), name, state, json.loads(header), frame)
+def _read(vector: dict[str, Any]) -> Shown:
+    frame = bytes.fromhex("".join(vector["frame"]))
+    return Shown(
+        Side(vector["speaker"]), vector["message"], vector["state"], vector["header"], frame
+    )
 
 
 def test_each_role_says_and_hears_every_message_in_a_vector() -> None:
@@ -157,8 +179,9 @@ def test_every_field_has_a_meaning() -> None:
 
 
 def main() -> None:
-    """Write the generated parts into the document."""
+    """Write the generated parts into the document, and the file of vectors."""
     rewrite(DOC, WRITTEN)
+    VECTORS.write_text(written_vectors())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What columns in a perfect rhythm would wait: the estimate in docs/balance.md, for each trace.
+"""What columns in a perfect rhythm would wait: an estimate for each trace.
 
     python -m tests.bench.rhythm [--json FILE]
 

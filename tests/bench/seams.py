@@ -1,8 +1,8 @@
-"""The seams of docs/planner.md beside what they replace: on batches of real lengths, at random.
+"""The functions in examples/seams beside what they replace: on batches of real lengths, at random.
 
     python -m tests.bench.seams [--batches 3] [--random 2000] [--only NAME] [--json FILE]
 
-Ours is the code of the page, run. Theirs is their own code as well: verl's from the wheel that
+Ours is the code of those files, run. Theirs is their own code as well: verl's from the wheel that
 `make bench-peers` unpacks, the others' from clones in build/bench/sources (slime, RL, TorchSpec); a
 seam whose trainer is not there is left out, and that is printed. Budgets are the longest sample of
 a trace, and of random cases up to four of the longest.

@@ -1,4 +1,4 @@
-"""Claims about what docs/balance.md is written from."""
+"""Claims about the windows that docs/evidence.md shows."""
 
 from pathlib import Path
 

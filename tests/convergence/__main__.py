@@ -7,7 +7,7 @@ and one learns texts whose long ones have rules of their own. Each in order of a
 through windows, and with a positive control: in order of arrival with the longest tenth of the
 rollouts dropped, or with half the weight on the longest hundredth. Each seed is one stream for all
 arms. Exit code 1 unless FIFO learns, the whole 95 % interval of each claimed arm's difference from
-it lies within 5 % of what it gains, and the control's does not and is without 0. docs/effects.md
+it lies within 5 % of what it gains, and the control's does not and is without 0. docs/evidence.md
 says what that means.
 """
 

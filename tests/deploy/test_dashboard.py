@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.options import FLAGS, named
 from tests.support.source import ROOT
+from tests.test_docs import leads
 
 PATH = ROOT / "deploy/grafana/dashboards/rollout-dispatcher.json"
 DASHBOARD: dict[str, Any] = json.loads(PATH.read_text())
@@ -120,4 +121,5 @@ def test_links_and_descriptions_name_documents_and_options_that_exist(
 
 def test_links_lead_to_documents() -> None:
     for link in DASHBOARD["links"]:
-        assert (ROOT / link["url"].removeprefix("$docs/")).exists(), link["url"]
+        file, _, heading = link["url"].removeprefix("$docs/").partition("#")
+        assert leads(ROOT / "README.md", file, heading), link["url"]

@@ -1,4 +1,4 @@
-"""The six questions of docs/measured.md, asked of a real Prometheus where answers are known.
+"""The questions of docs/metrics.md, asked of a real Prometheus where answers are known.
 
 Ranks are simulated, over real sockets: they train nothing, and report times of their own making.
 """
@@ -39,8 +39,8 @@ OLD = 3
 
 def questions() -> dict[str, str]:
     """The queries of the document, by their titles."""
-    text = (ROOT / "docs/measured.md").read_text()
-    found = re.findall(r"^### (.+?)\n.*?```promql\n(.+?)```", text, re.DOTALL | re.MULTILINE)
+    (text,) = re.findall(r"```promql\n(.+?)```", (ROOT / "docs/metrics.md").read_text(), re.DOTALL)
+    found = re.findall(r"^# (.+?\?).*\n((?:[^#\n].*\n)+)", text, re.MULTILINE)
     return {title: expression.strip() for title, expression in found}
 
 

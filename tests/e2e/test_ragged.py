@@ -23,7 +23,7 @@ from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "fields.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "guide.md"
 BATCH, PATCH, SAMPLES = 8, 24, 16
 RAGGED = ("pixel_values", "image_grid_thw")
 FIELDS = (

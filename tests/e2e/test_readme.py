@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rollout_dispatcher.protocol.messages import EndStream
@@ -145,19 +144,6 @@ def test_the_request_that_is_shown_is_accepted(tmp_path: Path) -> None:
 
 def test_a_trainer_s_integration_is_short() -> None:
     assert len(block("import MicroBatchStream").strip().splitlines()) <= 13
-
-
-def test_the_balancing_alone_runs_as_written() -> None:
-    names: dict[str, Any] = {
-        "rows": np.arange(8).reshape(8, 1),
-        "rewards": np.arange(8.0),
-    }
-    exec(block("balanced_partition"), names)
-    assert [len(part) for part in names["ranks"]] == [4, 4]
-    assert len(names["bins"]) == 3
-    assert [len(rank) for rank in names["step"]] == [2, 2]
-    restored = np.concatenate([chunk["reward"] for chunk in names["chunks"]])[names["inverse"]]
-    assert restored.tolist() == names["rewards"].tolist()
 
 
 async def test_a_dispatcher_inside_of_a_program_runs_as_written() -> None:

@@ -48,7 +48,7 @@ def test_the_sdist_is_the_repository(built: Distributions, root: Path) -> None:
         "Makefile",
         "constraints.txt",
         ".ci/run",
-        "docs/simulate.md",
+        "docs/operate.md",
         "deploy/docker/Dockerfile",
         "deploy/prometheus/alerts.yml",
         "tests/packaging/test_distributions.py",

@@ -33,27 +33,10 @@ def shown(row: dict[str, Any], side: str) -> str:
     return f"{value:.2f} ms" if row["figure"] == Figure.MS else f"{value:.0f}"
 
 
-CELLS = "case | ours | best peer | ratio | ahead of us in"
 RANDOM_CELLS = (
     "random | peers | cases | 95 % of them | worst | with as many micro-batches | "
     "with their price | over the cap: we, they"
 )
-
-
-def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table in a document."""
-    ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
-    peer = "none" if row["peer"] is None else f"{shown(row, 'peer')} ({row['best_peer']})"
-    behind = "" if row.get("behind") is None else f"{row['behind']} of {row['problems']}"
-    ours = "refused" if row["ours"] is None else shown(row, "ours")
-    return row["case"], ours, peer, ratio, behind
-
-
-def worst_window(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Of all runs with a window that with the least gain, or the largest loss."""
-    worst = max(rows, key=lambda row: float(row["ours"] - row["peer"]))
-    behind = sum(map(is_behind, rows))
-    return (*cells(worst | {"case": f"{worst['case']}, the worst"})[:4], f"{behind} of {len(rows)}")
 
 
 def random_cells(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:

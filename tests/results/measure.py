@@ -20,42 +20,20 @@ from tests.bench.cells import TRACES
 from tests.results.files import save
 from tests.results.tables import write_all
 from tests.support.source import PYTHONPATH, ROOT
-from tests.support.traces import write_example_trace
 
-_SPLIT = "--dp-size 4 --global-batch-size 32 --micro-batch-size 2"
 #: Name of the result file -> the command; it writes FILE, or prints JSON where there is no FILE.
 COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
-    "approaches": "python -m tests.bench.approaches --json FILE",
-    "properties": "python -m tests.bench.properties --json FILE",
-    "groups": "python -m tests.bench.groups --json FILE",
     "mix": "python -m tests.bench.mix --json FILE",
     "seams": "python -m tests.bench.seams --json FILE",
-    "plain": "python -m tests.bench.plain --json FILE",
-    "rhythm": "python -m tests.bench.rhythm --json FILE",
-    "orders": "python -m tests.bench.orders --json FILE",
-    "cost": "python -m tests.bench.cost --json FILE",
     "fitted": "python -m tests.bench.fitted --json FILE",
     "uneven": "python -m tests.bench.uneven --json FILE",
     "peers": "python -m tests.peers --json FILE",
     "plane": "python -m tests.bench.plane --json FILE",
-    "watched": "python -m tests.bench.plane.watched --pairs 40 --json FILE",
-    "references": "python -m tests.bench.engines --pairs 5 --engines ray mooncake file --json FILE",
     "inline-limit": "python -m tests.bench.inline_limit --kib 256 1024 4096 --pairs 7 --json FILE",
-    "inline-limit-engines": "python -m tests.bench.inline_limit --stores mooncake ray "
-    "--sockets tcp --pushes 8 --kib 256 1024 4096 --json FILE",
-    "prefetch": "python -m tests.bench.prefetch --rounds 1 --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
-    "journal": "python -m tests.bench.journal --json FILE",
     "journal-service": "python -m tests.bench.journal_service --json FILE",
-    "soak": "python -m tests.soak --out FILE",
-    "simulate-profile": "dispatcher simulate lineage --dp-size 16 --global-batch-size 128 "
-    "--micro-batch-tokens 131072 --recommend --json",
-    "simulate-steady": f"dispatcher simulate trace.csv.gz {_SPLIT} "
-    "--window 1 1.25 2 --strategy window --steps 50 --json",
-    "simulate-timed": f"dispatcher simulate trace.csv.gz {_SPLIT} "
-    "--arrivals trace --window 1 1.5 --max-wait 5s --max-imbalance 0.01 --json",
 }
 #: Of these every run of a row is in what the command writes.
 PLANES = ("plane",)
@@ -67,7 +45,6 @@ def run(command: str) -> Any:
     program, *words = shlex.split(command)
     with TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
-        write_example_trace(Path(folder, "trace.csv.gz"))
         words = [str(file) if word == "FILE" else word for word in words]
         argv = [sys.executable, *(DISPATCHER if program == "dispatcher" else []), *words]
         subprocess.run(

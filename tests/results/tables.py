@@ -3,16 +3,12 @@
 Nothing is computed here but percentages and names: what a table says, its result file says.
 """
 
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from json import dumps
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rollout_dispatcher.simulate.result import Result
-from rollout_dispatcher.simulate.table import percent, table
-from tests.bench import cost, groups, orders, planner, properties
+from rollout_dispatcher.simulate.table import percent
 from tests.chaos import figures as chaos
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
@@ -28,7 +24,6 @@ SHORT = {
     "azure2023_conv": "azure_conv",
     "deepseek_r1_arc_g2": "deepseek_r1",
     "tau_airline_agent_g4": "tau_airline",
-    properties.TWO_KINDS: "two kinds",
 }
 #: Of the planner's cells those of real lengths, as the README has them.
 GAINS = {
@@ -38,23 +33,18 @@ GAINS = {
 }
 #: Window and --max-step-variation, as they are unless asked otherwise.
 DEFAULT = (1.5, "0.25")
-#: Of the pipelines those with so many stages are shown.
-STAGES = 8
+#: Of the mixes those in which the bound decides, and of the bounds the default and around it.
+MIXES, BOUNDS = ("lineage 512/64", "reasoning_gym 1024/64"), ("off", "0.25", "0.1")
+#: Of the rows of the sample plane those of the whole way, and those beside other systems.
+PLANE = ("end-to-end", "dispatcher-to-rank", "push-to-loop", "dispatch-", "memory-held", "against-")
+#: Packages whose version a trainer's user knows.
+TRAINERS = {"accelerate", "torch", "torchtitan", "transformers", "trl", "verl"}
 Rows = Iterable[Sequence[str]]
 
 
 def place(document: str) -> Path:
     """Where it lies."""
     return (ROOT if document == "README.md" else DOCS) / document
-
-
-def planner_table() -> str:
-    """docs/balance.md: times and plans beside verl's."""
-    found = load("planner")
-    lines = [planner.line(planner.Row(**row)) for row in found.figures["cells"]]
-    if found.figures["unequal"] is not None:
-        lines.append(planner.unequal_line(planner.Unequal(**found.figures["unequal"])))
-    return _printed([planner.HEADING, *lines], found)
 
 
 def gain_table() -> str:
@@ -81,137 +71,11 @@ def gain_table() -> str:
         rows,
         found,
     )
-    return f"{table}\nThe last column:\n{_from(mixes)}"
-
-
-def properties_table() -> str:
-    """docs/balance.md: whether more room makes plans worse."""
-    found = load("properties")
-    rows = [
-        (
-            row["what"],
-            f"{row['cases']:,}",
-            f"{row['mean']:+.2f}",
-            f"{row['worst']:+.2f}",
-            f"{row['worse']:,}",
-        )
-        for row in found.figures["steps"]
-    ]
-    times = found.figures["times"]
-    table = _table("plans | cases | mean | worst | worse by over 0.1", rows, found)
-    return (
-        f"{table}\nOf {times['plans']:,} plans of random steps the slowest takes "
-        f"{times['worst']:.0f} ms of one core, the mean plan {times['mean']:.1f}."
-    )
-
-
-def widening_table() -> str:
-    """docs/balance.md: straggler excess of wider and wider windows."""
-    found = load("properties")
-    rows = [
-        (
-            _short(row["lengths"]),
-            row["sync"],
-            " / ".join(f"{each:.2f}" for each in row["excess"]),
-            f"{row['mean_rise']:+.2f}",
-            f"{row['worst_rise']:+.2f}",
-        )
-        for row in found.figures["windows"]
-    ]
-    windows = " / ".join(f"{each:g}" for each in properties.WINDOWS)
-    return _table(
-        f"lengths, batch/ranks | ranks meet at | excess % at {windows} | "
-        "largest rise of the means, points | of any seed",
-        rows,
-        found,
-    )
-
-
-def approaches_table() -> str:
-    """docs/balance.md: four ways to balance, those of all lengths in one row."""
-    found = load("approaches")
-    by_way: dict[str, list[str]] = {}
-    for row in found.figures:
-        step, micro_step = 100 * row["step_excess"], 100 * row["micro_step_excess"]
-        cell = f"{step:.2f} / {micro_step:.2f} ({row['distance']:.2f})"
-        by_way.setdefault(row["approach"], []).append(cell)
-    heading = " | ".join(dict.fromkeys(row["lengths"] for row in found.figures))
-    return _table(f"way | {heading}", [(way, *cells) for way, cells in by_way.items()], found)
-
-
-def groups_table() -> str:
-    """docs/balance.md: groups that stay on one rank."""
-    found = load("groups")
-    return _printed(
-        [groups.HEADING, *(groups.line(groups.Row(**row)) for row in found.figures)], found
-    )
-
-
-def plain_table() -> str:
-    """docs/balance.md: beside the plain column DP, and what a perfect rhythm would wait."""
-    found, rhythm = load("plain"), load("rhythm")
-    rhythms = {
-        _short(row["lengths"]): " / ".join(f"{100 * each:.1f}" for each in row["excess"][1:])
-        for row in rhythm.figures
-    }
-    by_lengths: dict[str, list[dict[str, Any]]] = {}
-    for row in found.figures:
-        by_lengths.setdefault(row["lengths"], []).append(row)
-    rows = [
-        (lengths, *(_of_windows(runs, side) for side in ("plain", "ours")),
-         rhythms.get(lengths, ""))
-        for lengths, runs in by_lengths.items()
-    ]  # fmt: skip
-    heading = "lengths, batch/ranks | plain column DP | ours | a perfect rhythm"
-    return f"{_table(heading, rows, found)}\nThe last column:\n{_from(rhythm)}"
-
-
-def _of_windows(runs: Iterable[dict[str, Any]], side: str) -> str:
-    excess = " / ".join(f"{100 * run[side]['excess']:.2f}" for run in runs)
-    return f"{excess} ({', '.join(format(run[side]['distance'], '.2f') for run in runs)})"
-
-
-def orders_table() -> str:
-    """docs/balance.md: what the order of micro-batches saves."""
-    found = load("orders")
-    memory = [orders.Memory(**row) for row in found.figures["memory"]]
-    memory = [row for row in memory if row.strategy == "window"]
-    pipelines = [orders.Pipeline(**row) for row in found.figures["pipelines"]]
-    pipelines = [row for row in pipelines if row.stages == STAGES]
-    first, second = orders.HEADINGS
-    lines = [first, *map(orders.line, memory), "", second, *map(orders.line, pipelines)]
-    return _printed(lines, found)
-
-
-def cost_table() -> str:
-    """docs/measured.md: plans while their cost is fitted."""
-    found = load("cost")
-    models = list(dict.fromkeys(row["model"] for row in found.figures))
-    traces = list(dict.fromkeys(row["lengths"] for row in found.figures))
-
-    def cells(at: int, lengths: list[str]) -> list[str]:
-        means = [
-            [
-                fmean(row[arm][at] for row in found.figures if _is_of(row, model, lengths))
-                for arm in ("believed", "adapting", "known")
-            ]
-            for model in models
-        ]
-        return [" / ".join(f"{each:.2f}" for each in arms) for arms in means]
-
-    rows = [(f"all, after {steps}", *cells(at, traces)) for at, steps in enumerate(cost.AFTER)]
-    rows += [
-        (f"{SHORT.get(name, name)}, after {cost.AFTER[-1]}", *cells(-1, [name])) for name in traces
-    ]
-    return _table(" | ".join(["lengths, steps", *models]), rows, found)
-
-
-def _is_of(row: dict[str, Any], model: str, lengths: list[str]) -> bool:
-    return row["model"] == model and row["lengths"] in lengths
+    return f"{table}\nThe last column: {mixes}"
 
 
 def fitted_table() -> str:
-    """docs/measured.md: a real run from a wrong cost."""
+    """docs/evidence.md: a real run from a wrong cost."""
     found = load("fitted")
     rows = [
         (
@@ -226,7 +90,7 @@ def fitted_table() -> str:
 
 
 def uneven_table() -> str:
-    """docs/measured.md: one of four ranks is slow, and then another."""
+    """docs/evidence.md: one of four ranks is slow, and then another."""
     found = load("uneven")
     rows = [
         (
@@ -248,29 +112,19 @@ def uneven_table() -> str:
     )
 
 
-def peers_table() -> str:
-    """docs/balance.md: beside other projects' planners."""
-    found = load("peers")
-    windows = [row for row in found.figures["rows"] if row["corner"] == "window"]
-    rows = [peers.cells(row) for row in found.figures["rows"] if row["corner"] != "window"]
-    if windows:
-        rows.append(peers.worst_window(windows))
-    names = (f"{one['name']} {one['version']}".strip() for one in found.figures["peers"])
-    versions = textwrap.fill(f"With {', '.join(names)}.", 104, break_on_hyphens=False)
-    return f"{_table(peers.CELLS, rows, found)}\n{versions}"
-
-
 def random_table() -> str:
-    """docs/balance.md: random cases beside other projects' planners, a row a corner."""
+    """docs/evidence.md: random cases beside other projects' planners, a row a corner."""
     found = load("peers")
     corners: dict[str, list[dict[str, Any]]] = {}
     for row in found.figures["random"]:
         corners.setdefault(row["corner"], []).append(row)
-    return _table(peers.RANDOM_CELLS, map(peers.random_cells, corners.values()), found)
+    names = (f"{one['name']} {one['version']}".strip() for one in found.figures["peers"])
+    table = _table(peers.RANDOM_CELLS, map(peers.random_cells, corners.values()), found)
+    return f"{table} With {', '.join(names)}."
 
 
 def mix_table() -> str:
-    """docs/effects.md: what a bound on a step's loss tokens costs and leaves."""
+    """docs/losses.md: what a bound on a step's loss tokens costs and leaves, where it matters."""
     found = load("mix")
     rows = [
         (
@@ -281,39 +135,37 @@ def mix_table() -> str:
             f"{row['long_weight']:.2f}",
             f"{row['long_weight_expected']:.2f}",
             percent(row["without_long"]),
-            percent(row["work_variation"]),
-            f"{row['ks_step']:.3f}",
         )
         for row in found.figures
+        if _short(row["lengths"]) in MIXES and row["bound"] in BOUNDS
     ]
     return _table(
         "lengths, batch/ranks | window | bound | excess % | weight of the longest 1 % | "
-        "under `token-mean-expected` | steps without them % | work varies by % | KS of a step",
+        "under `token-mean-expected` | steps without them %",
         rows,
         found,
     )
 
 
 def seams_table() -> str:
-    """docs/planner.md: its seams beside what they replace, the sizes of a trace in one row."""
+    """docs/planner.md: its seams beside what they replace, all traces and sizes in one mean."""
     found = load("seams")
-    by_trace: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by_seam: dict[str, list[dict[str, Any]]] = {}
     for row in found.figures:
-        by_trace.setdefault((row["seam"], row["lengths"].split()[0]), []).append(row)
-    rows = [
-        (
-            seam,
-            SHORT.get(trace, trace),
-            " / ".join(percent(row["theirs"]) for row in sizes),
-            " / ".join(percent(row["ours"]) for row in sizes),
-            f"{100 * max(row['furthest_behind'] for row in sizes):.2f}",
-            f"{sum(row['lost'] for row in sizes)} of {sum(row['cases'] for row in sizes)}",
-        )
-        for (seam, trace), sizes in by_trace.items()
-    ]
+        by_seam.setdefault(row["seam"], []).append(row)
+
+    def means(rows: list[dict[str, Any]]) -> list[str]:
+        return [percent(fmean(row[side] for row in rows)) for side in ("theirs", "ours")]
+
+    rows = []
+    for seam, cases in by_seam.items():
+        at_random = [row for row in cases if row["lengths"].startswith("random")]
+        real = [row for row in cases if row not in at_random]
+        behind = f"{sum(row['lost'] for row in cases)} of {sum(row['cases'] for row in cases)}"
+        rows.append((seam, *means(real), *means(at_random), behind))
     versions = dict.fromkeys(f"{row['seam'].split()[0]} {row['version']}" for row in found.figures)
     table = _table(
-        "seam | lengths | theirs % | ours % | furthest behind, points | lost", rows, found
+        "seam | theirs, real lengths % | ours | theirs, random cases % | ours | behind", rows, found
     )
     return f"{table}\nWith {', '.join(versions)}."
 
@@ -324,7 +176,7 @@ def _with_interval(mean: float, interval: Sequence[float]) -> str:
 
 
 def convergence_table() -> str:
-    """docs/effects.md: whether training comes out the same."""
+    """docs/evidence.md: whether training comes out the same."""
     found = load("convergence")
     rows = []
     for task in found.figures["tasks"]:
@@ -339,24 +191,8 @@ def convergence_table() -> str:
     return _table("task | arm | score, 95 % interval | verdict", rows, found)
 
 
-def long_answers_table() -> str:
-    """docs/effects.md: held-out loss by length."""
-    found = load("convergence")
-    (task,) = (each for each in found.figures["tasks"] if "losses" in each)
-    classes = [name for name in task["losses"]["fifo"] if name != "long_weight"]
-    rows = []
-    for arm, losses in task["losses"].items():
-        cells = []
-        for name in classes:
-            loss = f"{losses[name]['mean']:.4f} ± {losses[name]['deviation']:.4f}"
-            apart = _with_interval(losses[name]["less_fifo"], losses[name]["interval_95"])
-            cells.append(loss if arm == "fifo" else f"{loss}; {apart}")
-        rows.append((f"`{arm}`", f"{losses['long_weight']:.2f}", *cells))
-    return _table(" | ".join(["arm", "weight of the longest 1 %", *classes]), rows, found)
-
-
 def training_table() -> str:
-    """docs/effects.md: training with each way to balance."""
+    """docs/evidence.md: training with each way to balance."""
     found = load("training")
     rows = [
         (
@@ -375,9 +211,9 @@ def training_table() -> str:
     )
 
 
-def plane_table(name: str = "plane") -> str:
-    """docs/performance.md: every row that is measured."""
-    found = load(name)
+def plane_table() -> str:
+    """docs/evidence.md: rates and latencies that a user plans with."""
+    found = load("plane")
     rows = [
         (
             f"`{row['name']}`",
@@ -386,135 +222,39 @@ def plane_table(name: str = "plane") -> str:
             "" if row["against"] is None else f"{row['ratio']:.3g} of `{row['against']}`",
         )
         for row in found.figures
+        if row["name"].startswith(PLANE) and "loop-lag" not in row["name"]
     ]
     return _table("row | value | lowest to highest, runs | beside", rows, found)
 
 
-def references_table() -> str:
-    """docs/payload-stores.md: every engine beside itself used bare."""
-    found = load("references")
-    rows = [
-        (
-            f"`{at['name']}`",
-            f"{at['samples_per_second']:.1f}",
-            f"{at['bare_samples_per_second']:.1f}",
-            f"{at['ratio']:.2f} ({at['lowest']:.2f} to {at['highest']:.2f}, {at['pairs']})",
-            f"{at['wire_bytes_10k']:.0f}, {at['wire_bytes_10m']:.0f}",
-        )
-        for at in found.figures
-    ]
-    return _table(
-        "samples of 10 MB | samples/s | the engine used bare | ratio (lowest to highest, pairs) | "
-        "bytes through the dispatcher at 10 kB, 10 MB",
-        rows,
-        found,
-    )
-
-
-def inline_limit_table(name: str = "inline-limit") -> str:
-    """docs/payload-stores.md: what a reference costs each process, by size."""
-    found = load(name)
+def inline_limit_table() -> str:
+    """docs/evidence.md: what a reference costs each process, by size, over TCP."""
+    found = load("inline-limit")
 
     def each(used: dict[str, float]) -> str:
         return ", ".join(f"{us:,.0f}" for name, us in used.items() if name != "all")
 
     rows = [
         (
-            f"{at['store']}, {at['socket']}, {at['push']}",
+            f"{at['push']}",
             f"{at['kib']} KiB",
             each(at["inline_us"]),
             each(at["reference_us"]),
             *(_spread(at["ratios"][name]) for name in ("all", "dispatcher")),
         )
         for at in found.figures
+        if at["socket"] == "tcp"
     ]
     return _table(
-        "store, socket, samples a push | a sample | inline: producer, dispatcher, ranks | "
-        "by reference, and the engine | all, over inline (quartiles) | the dispatcher's",
+        "samples a push | a sample | inline: producer, dispatcher, ranks | by reference | "
+        "all, over inline (quartiles) | the dispatcher's",
         rows,
         found,
     )
-
-
-def inline_limit_engines_table() -> str:
-    """docs/payload-stores.md: the same with engines."""
-    return inline_limit_table("inline-limit-engines")
-
-
-def prefetch_table() -> str:
-    """docs/payload-stores.md: what a rank waits for, by what it fetches ahead."""
-    found = load("prefetch")
-
-    def wait(of: dict[str, Any]) -> str:
-        median, low, high = (1e3 * of[name] for name in ("wait_s", "low_s", "high_s"))
-        return f"{median:.1f} ms ({low:.1f} to {high:.1f}, {of['waits']})"
-
-    rows = [
-        (
-            f"{at['step_bytes'] >> 20} MiB, {at['prefetch_steps']}",
-            f"`{at['prefetch_bytes']}`",
-            wait(at),
-            f"{at['memory_bytes'] >> 20} MiB",
-        )
-        for at in sorted(found.figures["rows"], key=_by_step)
-    ]
-    return _table(
-        "a step of the rank, steps ahead | `--set prefetch-bytes` | waits a step "
-        "(quartiles, steps) | the rank's memory grows by",
-        rows,
-        found,
-    )
-
-
-def watched_table() -> str:
-    """docs/performance.md: with all that tells of a run, over without."""
-    found = load("watched")
-    rows = [
-        (name, f"{at['ratio']:.3f}", f"{at['low']:.3f} to {at['high']:.3f}")
-        for name, at in found.figures["processes"].items()
-    ]
-    return _table("CPU time of a sample | on over off | quartiles", rows, found)
-
-
-def soak_table() -> str:
-    """docs/faults.md: memory under backpressure."""
-    found = load("soak")
-    runs = [found.figures[name] for name in ("without_journal", "with_journal")]
-    resident, anonymous = ([run[kind] for run in runs] for kind in ("resident", "anonymous"))
-    rows = [
-        ("resident, first tenth", *(f"{one['first_tenth_mb']:.1f} MB" for one in resident)),
-        (
-            "resident, last tenth",
-            *(f"{one['last_tenth_mb']:.1f} MB ({100 * one['growth']:+.1f} %)" for one in resident),
-        ),
-        (
-            "of it anonymous, first and last",
-            *(f"{one['first_tenth_mb']:.1f}, {one['last_tenth_mb']:.1f} MB" for one in anonymous),
-        ),
-        (
-            "trend of the resident, 100,000 samples",
-            *(f"{one['trend_mb_per_100k_samples']:+.2f} MB" for one in resident),
-        ),
-        (
-            "looks at which a cap held producers back",
-            *(f"{100 * run['backpressure_share']:.0f} %" for run in runs),
-        ),
-    ]
-    return _table(" | without a journal | with", rows, found)
-
-
-def journal_table() -> str:
-    """docs/faults.md: the journal alone, beside a preallocated file."""
-    found = load("journal")
-    rows = [
-        (name, f"{one['mb_per_second']} MB/s", f"{one['share_of_plain_file']:.2f}")
-        for name, one in found.figures["alone"].items()
-    ]
-    return _table("64 samples a sync | rate | of the plain file", rows, found)
 
 
 def journal_service_table() -> str:
-    """docs/faults.md: from push to commit, with the journal and without."""
+    """docs/evidence.md: from push to commit, with the journal and without."""
     found = load("journal-service")
     rows = [
         (
@@ -527,86 +267,44 @@ def journal_service_table() -> str:
     return _table("push to commit, samples of 26 kB | rate | of no journal", rows, found)
 
 
-def simulation(name: str) -> Callable[[], str]:
-    """docs/simulate.md: a command and what it prints."""
-
-    def shown() -> str:
-        found = load(name)
-        result = Result.from_json(dumps(found.figures))
-        typed = "$ " + found.command.removesuffix(" --json")
-        lines = textwrap.wrap(typed, 98, break_on_hyphens=False, subsequent_indent="    ")
-        said = [" \\\n".join(lines), table(result).rstrip("\n")]
-        if result.recommendation is not None:
-            why = textwrap.fill(result.recommendation.why, 99, break_on_hyphens=False)
-            said.append(f"\n{why}")
-        return "\n".join(["```console", *said, "```", "", _from(found)])
-
-    return shown
-
-
 def integrations_table() -> str:
-    """docs/integrate.md: every framework that an example trains with."""
+    """docs/guide.md: every framework that an example trains with."""
     rows: list[Sequence[str]] = []
-    told = []
+    dates = set()
     for name in sorted(path.stem for path in FOLDER.glob("frameworks-*.json")):
         found = load(name)
-        if not found.figures["integrations"]:  # nothing is trained there
-            continue
-        rows += [
-            (
-                one["framework"],
-                f"[{one['example']}](../{one['example']})",
-                f"{one['lines']}",
-                f"{one['ranks']}",
-                f"{one['gradient_difference']:.1e}",
-            )
-            for one in found.figures["integrations"]
-        ]
-        versions = (f"{package} {said}" for package, said in found.figures["versions"].items())
-        told.append(f"{_from(found)}\nWith {', '.join(versions)}.")
-    heading = "framework | example | lines | ranks | largest difference of a gradient"
-    return "\n\n".join([_rows(heading, rows), *told])
+        versions = (
+            f"{package} {said}"
+            for package, said in found.figures["versions"].items()
+            if package in TRAINERS
+        )
+        tested = ", ".join(versions)
+        for one in found.figures["integrations"]:
+            dates.add(found.date)
+            example = f"[{one['example']}](../{one['example']})"
+            apart = f"{one['gradient_difference']:.1e}"
+            rows.append((one["framework"], example, f"{one['lines']}", apart, tested))
+    heading = "framework | example | lines | largest difference of a gradient | tested with"
+    measured = f"Measured with `make test-frameworks` on {' and '.join(sorted(dates))}, 2 DP ranks."
+    return f"{_rows(heading, rows)}\n\n{measured}"
 
 
 #: Document -> name of the generated part -> what writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gain": gain_table},
-    "balance.md": {
-        "planner": planner_table,
-        "properties": properties_table,
-        "widening": widening_table,
-        "peers": peers_table,
+    "evidence.md": {
         "random": random_table,
-        "approaches": approaches_table,
-        "groups": groups_table,
-        "plain": plain_table,
-        "orders": orders_table,
-    },
-    "effects.md": {
-        "mix": mix_table,
         "convergence": convergence_table,
-        "long-answers": long_answers_table,
         "training": training_table,
-    },
-    "faults.md": {
-        **chaos.TABLES,
-        "soak": soak_table,
+        "fitted": fitted_table,
+        "uneven": uneven_table,
+        "plane": plane_table,
         "journal-service": journal_service_table,
-        "journal": journal_table,
-    },
-    "integrate.md": {"integrations": integrations_table},
-    "payload-stores.md": {
-        "references": references_table,
         "inline-limit": inline_limit_table,
-        "inline-limit-engines": inline_limit_engines_table,
-        "prefetch": prefetch_table,
+        **chaos.TABLES,
     },
-    "planner.md": {"seams": seams_table},
-    "measured.md": {"cost": cost_table, "fitted": fitted_table, "uneven": uneven_table},
-    "performance.md": {"plane": plane_table, "watched": watched_table},
-    "simulate.md": {
-        name: simulation(name) for name in ("simulate-profile", "simulate-steady", "simulate-timed")
-    },
+    "guide.md": {"integrations": integrations_table},
+    "losses.md": {"mix": mix_table},
 }
 
 
@@ -614,11 +312,6 @@ def write_all() -> None:
     """Write the generated parts of the documents again."""
     for document, parts in TABLES.items():
         rewrite(place(document), parts)
-
-
-def _by_step(of: dict[str, Any]) -> tuple[int, int]:
-    """Rows of a step together."""
-    return of["step_bytes"], of["prefetch_steps"]
 
 
 def _spread(of: dict[str, float]) -> str:
@@ -630,16 +323,8 @@ def _short(lengths: str) -> str:
     return f"{SHORT[trace]} {size}"
 
 
-def _from(found: Measured) -> str:
-    return textwrap.fill(str(found), 104, break_on_hyphens=False, break_long_words=False)
-
-
-def _printed(lines: Sequence[str], found: Measured) -> str:
-    return "\n".join(["```text", *lines, "```", "", _from(found)])
-
-
 def _table(heading: str, rows: Rows, found: Measured) -> str:
-    return "\n".join([_rows(heading, rows), "", _from(found)])
+    return "\n".join([_rows(heading, rows), "", str(found)])
 
 
 def _rows(heading: str, rows: Rows) -> str:

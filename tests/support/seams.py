@@ -1,4 +1,4 @@
-"""The code of docs/planner.md, and stand-ins for the parts of frameworks' types that it uses."""
+"""The functions in examples/seams, and stand-ins for the parts of frameworks' types they use."""
 
 import re
 import sys
@@ -13,17 +13,13 @@ from torch import Tensor
 
 from tests.support.source import ROOT
 
-DOC = ROOT / "docs" / "planner.md"
+SEAMS = ROOT / "examples" / "seams"
 
 
 def seam(name: str, **framework: Any) -> dict[str, Any]:
-    """What the block that defines `name` leaves behind, with what a framework has at hand."""
-    blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
-    (found,) = [text for text in blocks if re.search(rf"^(def|class) {name}\(", text, re.MULTILINE)]
-    lines = [
-        line for line in found.splitlines() if line and not line.startswith(("import", "from"))
-    ]
-    assert len(lines) <= 30
+    """What the file that defines `name` leaves behind, with what a framework has at hand."""
+    texts = [path.read_text() for path in sorted(SEAMS.glob("*.py"))]
+    (found,) = [text for text in texts if re.search(rf"^(def|class) {name}\(", text, re.MULTILINE)]
     exec(found, framework)
     return framework
 

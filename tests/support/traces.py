@@ -1,4 +1,4 @@
-"""The trace file of the examples in docs/simulate.md: lognormal lengths, four samples a second."""
+"""The trace file of the examples in docs/operate.md: lognormal lengths, four samples a second."""
 
 import gzip
 from pathlib import Path

@@ -27,8 +27,8 @@ ROWS = {
 }
 DOCUMENTS = {
     "Runbook": "docs/runbook.md",
-    "Measured time": "docs/measured.md",
-    "Troubleshooting": "docs/troubleshooting.md",
+    "Measured time": "docs/metrics.md#when-times-are-missing",
+    "Troubleshooting": "docs/guide.md#what-goes-wrong",
 }
 #: A step takes seconds in one run and half an hour in another.
 RANGES, USUAL_RANGE = ("1m", "5m", "15m", "1h", "6h"), "15m"

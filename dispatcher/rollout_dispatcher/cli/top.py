@@ -33,7 +33,7 @@ MIN_INTERVAL = 0.1
 RATE_SECONDS = 30.0
 #: How long one answer may take.
 ANSWER_SECONDS = 5.0
-#: A rank that needs a tenth more than the median is named, as in docs/measured.md.
+#: A rank that needs a tenth more than the median is named, as in docs/operate.md.
 SLOW = 1.1
 #: What comes of an answer that is none of ours, or of a release with other names.
 _ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)

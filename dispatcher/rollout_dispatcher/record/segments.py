@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-#: Of the lines; docs/record.md says what is in them.
+#: Of the lines; the docstring of the package says what is in them.
 FORMAT = 1
 _NAME = re.compile(r"record-(\d{6,})\.jsonl\.gz")
 

@@ -4,7 +4,7 @@ The shell tells it beside what it does; nothing that happens depends on it. With
 costs what a step costs, and nothing a sample. Invariant: at most `MAX_STEPS` are remembered,
 whatever becomes of them; the oldest are forgotten first. Times are the core's clock.
 
-docs/record.md says what each event of a record has: nothing of a payload, and no id that a user
+The docstring of `record` says what each event has: nothing of a payload, and no id that a user
 gave. What is told a sample at a time or a rank at a time is put together first: one event a plan, a
 commit, a second.
 """

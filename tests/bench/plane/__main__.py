@@ -2,7 +2,7 @@
 
     python -m tests.bench.plane [--rows end-to-end-26k ...] [--quick] [--json FILE]
 
-Each row is printed as soon as it is measured. Rows and their definitions: docs/performance.md.
+Each row is printed as soon as it is measured. Rows and their definitions: docs/evidence.md.
 """
 
 import argparse

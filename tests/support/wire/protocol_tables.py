@@ -17,7 +17,7 @@ UNTOLD = {
     errors.UnequalPartitions,
 }  # fmt: skip
 #: What headers are made of beside plain values.
-PARTS: tuple[type[m.Part], ...] = (m.FieldHeader, m.CheckpointPosition, m.PassTimes)
+PARTS: tuple[type[m.Part], ...] = (m.FieldHeader, m.ObjectHeader, m.CheckpointPosition, m.PassTimes)
 
 
 def offer() -> str:
@@ -26,16 +26,13 @@ def offer() -> str:
 
 
 def states() -> str:
-    """A table a side, a row a state."""
-    found = []
-    for side in Side:
-        found += [f"### {side.capitalize()}", "", "| state | may say | may hear |", "|---|---|---|"]
-        for state in SessionState:
-            said, heard = _moves(SAYS[side], state), _moves(HEARS[side], state)
-            if said or heard:
-                found.append(f"| `{state}` | {said} | {heard} |")
-        found.append("")
-    return "\n".join(found[:-1])
+    """The dispatcher's states, a row each: a client's are their mirror."""
+    found = ["| state | the dispatcher may say | it may hear |", "|---|---|---|"]
+    for state in SessionState:
+        said, heard = (_moves(table[Side.DISPATCHER], state) for table in (SAYS, HEARS))
+        if said or heard:
+            found.append(f"| `{state}` | {said} | {heard} |")
+    return "\n".join(found)
 
 
 def _moves(table: dict[tuple[SessionState, type[m.Message]], SessionState], at: str) -> str:
@@ -53,18 +50,29 @@ def _code(kind: type[m.Message]) -> int:
 
 
 def messages() -> str:
-    """A row a message, then a table of fields for each that has any."""
-    rows = ["| code | message | who says it | what it says |", "|---|---|---|---|"]
-    tables = []
-    for kind in sorted(m.MESSAGES.values(), key=_code):
+    """A row a message and a row a field; last, fields that several messages share, and parts."""
+    rows = ["| code, message; field | direction; type | meaning |", "|---|---|---|"]
+    kinds = sorted(m.MESSAGES.values(), key=_code)
+    for kind in kinds:
         about = " ".join(_about(kind).split())
-        rows.append(f"| {kind.type_code} | `{kind.__name__}` | {_direction(kind)} | {about} |")
-        if kind.model_fields:
-            tables += ["", f"### {kind.__name__}", "", *_fields(kind)]
+        rows.append(f"| **{kind.type_code} {kind.__name__}** | {_direction(kind)} | {about} |")
+        rows += _fields(kind)
+    shared: dict[str, list[str]] = {}
+    for base in dict.fromkeys(base for kind in kinds for base in kind.__mro__[1:]):
+        sharing = [kind.__name__ for kind in kinds if issubclass(kind, base)]
+        if issubclass(base, m.Message) and base is not m.Message:
+            shared.setdefault(", ".join(sharing), []).extend(_fields(base))
+    for names, fields in shared.items():
+        rows += [f"| **also in {names}** | | |", *fields]
     for part in PARTS:
-        tables += ["", f"### {part.__name__}", "", " ".join(_about(part).split()), ""]
-        tables += _fields(part)
-    return "\n".join(rows + tables)
+        rows += [f"| **{part.__name__}** | | {' '.join(_about(part).split())} |", *_fields(part)]
+    return "\n".join(rows)
+
+
+def _own(part: type[m.Part]) -> set[str]:
+    """Fields that no message above it has."""
+    above = [base for base in part.__mro__[1:] if issubclass(base, m.Message)]
+    return set(part.model_fields) - {name for base in above for name in base.model_fields}
 
 
 def _direction(kind: type[m.Message]) -> str:
@@ -88,11 +96,13 @@ def _about(part: type[m.Part]) -> str:
 
 
 def _fields(part: type[m.Part]) -> list[str]:
-    rows = ["| field | type | meaning |", "|---|---|---|"]
+    rows = []
     schema = part.model_json_schema()
     meanings = meanings_of(part)
     required = schema.get("required", ())
     for name, shape in schema["properties"].items():
+        if name not in _own(part):
+            continue
         default = "" if name in required else f"; default {_default(part, name)}"
         rows.append(f"| `{name}` | {_type(shape)}{default} | {meanings[name]} |")
     return rows

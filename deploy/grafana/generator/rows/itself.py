@@ -14,7 +14,7 @@ PANELS = [
     Panel(
         "Memory",
         "Resident. What may be held is --buffer-bytes, --set blocked-push-bytes and --set "
-        "receive-bytes together; docs/sizing.md.",
+        "receive-bytes together; docs/operate.md.",
         {"resident": chosen("process_resident_memory_bytes")},
         Unit.BYTES,
     ),
@@ -42,7 +42,7 @@ PANELS = [
     ),
     Panel(
         "Journal on disk",
-        "It grows with what is held and retained. Let the disk have twice that: docs/sizing.md.",
+        "It grows with what is held and retained. Let the disk have twice that: docs/operate.md.",
         {"journal": chosen("dispatcher_journal_bytes")},
         Unit.BYTES,
     ),

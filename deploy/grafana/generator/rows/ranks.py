@@ -68,7 +68,7 @@ PANELS = [
     Panel(
         "Steps measured, and not",
         "Passes over steps that say what was lost, and those that do not, by reason; "
-        "docs/measured.md has the reasons.",
+        "docs/metrics.md has the reasons.",
         {
             "measured": f"increase({chosen('dispatcher_measured_steps_total')}[{WINDOW}])",
             "{{reason}}": f"increase({chosen('dispatcher_steps_without_timing_total')}[{WINDOW}])",
