@@ -25,7 +25,7 @@ from rollout_planner.split.groups import (
 from rollout_planner.split.padded import begin_of
 from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, without_fillers
 from rollout_planner.split.recut import recut
-from rollout_planner.split.splitters import splitter_for
+from rollout_planner.split.splitters import packed_plainly, splitter_for
 from rollout_planner.split.trades import traded
 from rollout_planner.split.uneven import for_speeds
 from rollout_planner.types import Grouping, Layout, PlanConfig, Strategy, Sync, bubble
@@ -117,14 +117,17 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
     if alone and m == 1 and config.sync is Sync.MICRO_STEP:
         return best.parts  # sorted columns are the optimum
     compared = tuning.SMALL_STEP if padded and alone else tuning.COMPARED_UP_TO
-    for plain in (_dealt, *PLAIN) if padded and m != 1 else PLAIN:
+    budgets, plains = m is None and alone and not padded, PLAIN
+    if budgets or (padded and m != 1):
+        plains = () if budgets else (_dealt, *PLAIN)
+    for plain in plains:
         if n > compared or best.is_settled():
             break
         parts = without_fillers(batch, plain(batch, config))
         best.offer(parts)
         if padded and m != 1 and not alone:
             best.offer(recut(batch, parts, config, work))
-    if m is None and alone and not padded:
+    if budgets:
         enough = best.bound(best.parts.num_micro_batches) * (1 + tuning.TOLERANCE)
         several = config.dp_size > 1 and config.pipeline_stages == 1
         if several and n <= tuning.SMALL_STEP and best.time > enough:
@@ -134,6 +137,9 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
             if best.is_within_target() or best.time - best.bound(more) <= best.begin:
                 break
             best.offer(by_limits(replace(config, min_micro_batches=more)), more=True)
+        price = best.time + best.begin * best.parts.num_micro_batches
+        for parts in packed_plainly(batch, config, price) if n <= tuning.COMPARED_UP_TO else ():
+            best.offer(without_fillers(batch, parts), more=True)
     return best.parts
 
 

@@ -40,7 +40,7 @@ from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_cost, begin_of, price_of
-from rollout_planner.split.parts import Batch, Parts, matrix, rearranged
+from rollout_planner.split.parts import Batch, Parts, by_falling_load, matrix
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -268,8 +268,7 @@ class _Task:
         M = self.config.micro_batches(int(step_of.max()) + 1)
         parts = Parts.of_labels(np.arange(len(self.x)), rank_of * M + step_of, M, self.R)
         load = matrix(self.batch, parts, Layout.PACKED)
-        turns = np.argsort(-load, axis=1, kind="stable") + np.arange(self.R)[:, None] * M
-        return rearranged(parts, turns) if falling else parts
+        return by_falling_load(parts, load) if falling else parts
 
     def planned(self, least: int) -> Parts:
         """The plan without the demand, of so many micro-batches at least."""

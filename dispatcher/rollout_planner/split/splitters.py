@@ -5,14 +5,18 @@ of a number of samples at most or under a budget of padded tokens; whole groups 
 A new one is a function here and a line in `splitter_for`.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.objective import micro_batches_for
-from rollout_planner.split.assign import first_fit, num_bins, places_of
-from rollout_planner.split.groups import split_by_rank
+from rollout_planner.objective import micro_batches_for, rank_bound
+from rollout_planner.order import by_label
+from rollout_planner.split.assign import first_fit, lpt_sets, num_bins, places_of
+from rollout_planner.split.groups import by_neighbours, cut_ranks, split_by_rank
 from rollout_planner.split.packing import (
     count_ranks,
+    fewest_micro_batches,
     level_columns,
     pack,
     pack_by_count,
@@ -22,12 +26,21 @@ from rollout_planner.split.padded import (
     Counts,
     Items,
     begin_cost,
+    begin_of,
     fewest_runs,
     most_in_run,
     padded_runs,
 )
-from rollout_planner.split.parts import Batch, Parts, Splitter, Work, matrix, time_of
-from rollout_planner.types import IntArray, Layout, PlanConfig, Sync
+from rollout_planner.split.parts import (
+    Batch,
+    Parts,
+    Splitter,
+    Work,
+    by_falling_load,
+    matrix,
+    time_of,
+)
+from rollout_planner.types import IntArray, Layout, PlanConfig, Sync, cut
 
 
 def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
@@ -67,6 +80,34 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
             labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
         ways.append(_placed(order, labels, M, batch, config))
     return min(ways, key=lambda parts: time_of(batch, parts, config))
+
+
+def packed_plainly(batch: Batch, config: PlanConfig, price: float) -> Iterator[Parts]:
+    """Under a budget, as textbooks have it, and of as few micro-batches as each needs: LPT
+    over all of them; and Karmarkar-Karp over ranks of equally many samples, then LPT, or first fit,
+    over the micro-batches of each.
+
+    price: of what is known, with what it costs to begin; what cannot take less is left out.
+    """
+    R, x, s, budget = config.dp_size, batch.x, batch.s, config.micro_batch_tokens or 1
+    fewest = config.micro_batches(fewest_micro_batches(s, R, budget))
+    most = price - begin_of(batch, config) * fewest
+    speed = np.ones(R) if config.slowness is None else 1 / np.array(config.slowness)
+    if config.slowness is None and rank_bound(x, R) * (1 + tuning.ROUNDING) >= most:
+        return
+    for rank_of in (None, by_neighbours(x, s, R, len(x))):
+        if rank_of is not None and (np.bincount(rank_of, x, R) >= most * speed).any():
+            return
+        M, of, bins = fewest, *((np.zeros_like(s), R) if rank_of is None else (rank_of, 1))
+        while (labels := lpt_sets(x, s, of, bins * M, budget)).min() < 0:
+            M = config.micro_batches(M + 1)
+        if rank_of is None:
+            yield _placed(batch.order, labels, M, batch, config)
+        else:
+            parts = Parts.of_labels(batch.order, rank_of * M + labels, M, R)
+            yield by_falling_load(parts, matrix(batch, parts, config.layout))
+            own = batch.order[by_label(rank_of, R)]
+            yield cut_ranks(cut(own, parts.counts.sum(axis=1).tolist()), M, batch, config)
 
 
 def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
