@@ -36,7 +36,7 @@ from rollout_planner.order import as_lists, labels_of
 from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
-from rollout_planner.split.assign import fill_sets, levelled
+from rollout_planner.split.assign import fill_sets, kk_sets, levelled
 from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_cost, begin_of, price_of
@@ -363,13 +363,9 @@ def _by_differences(
     x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int
 ) -> IntArray | None:
     """Unequal KK, if that leaves none empty and keeps to the budget."""
-    labels = np.empty_like(rank_of)
-    for own in np.argsort(rank_of, kind="stable").reshape(int(rank_of.max()) + 1, -1):
-        labels[own] = differencing_labels(x[own], M, equal_size=False)
-        held, counts = np.bincount(labels[own], s[own], M), np.bincount(labels[own], minlength=M)
-        if not ((counts > 0) & ((held <= budget) | (counts == 1))).all():
-            return None
-    return labels
+    labels = kk_sets(x, s, rank_of, M, budget)
+    held = np.unique(rank_of * M + labels)
+    return labels if labels.min() >= 0 and len(held) == M * (rank_of.max() + 1) else None
 
 
 def _by_lpt(x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int) -> IntArray | None:

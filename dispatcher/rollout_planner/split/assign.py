@@ -30,7 +30,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.order import by_label, falling_place
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, step_time
+from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, cut, step_time
 
 #: The bin of each item.
 Labels = IntArray
@@ -102,6 +102,19 @@ def fill_sets(
         if np.bincount(tight, s[own]).max() > budget:
             tight = best_fit(s[own], np.full(bins, budget), budget)
         labels[own] = tight
+    return labels
+
+
+def kk_sets(x: FloatArray, s: IntArray, of: IntArray, bins: int, budget: int) -> Labels:
+    """Bin of each item, each set by Karmarkar-Karp; -1 for those of a set that finds no room so.
+
+    An item of the whole budget goes alone.
+    """
+    labels = np.full(len(x), -1)
+    for own in cut(by_label(of, int(of.max()) + 1), np.bincount(of).tolist()):
+        found = differencing_labels(x[own], bins, equal_size=False)
+        if np.bincount(found, s[own]).max(initial=0) <= budget:
+            labels[own] = found
     return labels
 
 

@@ -12,7 +12,14 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.objective import micro_batches_for, rank_bound
 from rollout_planner.order import by_label
-from rollout_planner.split.assign import first_fit, lpt_sets, num_bins, places_of
+from rollout_planner.split.assign import (
+    first_fit,
+    kk_sets,
+    lpt_budget,
+    lpt_sets,
+    num_bins,
+    places_of,
+)
 from rollout_planner.split.groups import by_neighbours, cut_ranks, split_by_rank
 from rollout_planner.split.packing import (
     count_ranks,
@@ -83,31 +90,40 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
 
 
 def packed_plainly(batch: Batch, config: PlanConfig, price: float) -> Iterator[Parts]:
-    """Under a budget, as textbooks have it, and of as few micro-batches as each needs: LPT
-    over all of them; and Karmarkar-Karp over ranks of equally many samples, then LPT, or first fit,
-    over the micro-batches of each.
+    """Under a budget, as others have it, and of as few micro-batches as each needs: LPT over all of
+    them; and Karmarkar-Karp over ranks of equally many samples, then LPT, first fit, or as verl
+    does Karmarkar-Karp over the micro-batches of each.
 
     price: of what is known, with what it costs to begin; what cannot take less is left out.
     """
-    R, x, s, budget = config.dp_size, batch.x, batch.s, config.micro_batch_tokens or 1
-    fewest = config.micro_batches(fewest_micro_batches(s, R, budget))
+    R, x, order, budget = config.dp_size, batch.x, batch.order, config.micro_batch_tokens or 1
+    s, allowed = np.minimum(batch.s, budget), config.micro_batches
+    fewest = allowed(fewest_micro_batches(batch.s, R, budget))
     most = price - begin_of(batch, config) * fewest
-    speed = np.ones(R) if config.slowness is None else 1 / np.array(config.slowness)
     if config.slowness is None and rank_bound(x, R) * (1 + tuning.ROUNDING) >= most:
         return
-    for rank_of in (None, by_neighbours(x, s, R, len(x))):
-        if rank_of is not None and (np.bincount(rank_of, x, R) >= most * speed).any():
-            return
-        M, of, bins = fewest, *((np.zeros_like(s), R) if rank_of is None else (rank_of, 1))
-        while (labels := lpt_sets(x, s, of, bins * M, budget)).min() < 0:
-            M = config.micro_batches(M + 1)
-        if rank_of is None:
-            yield _placed(batch.order, labels, M, batch, config)
-        else:
-            parts = Parts.of_labels(batch.order, rank_of * M + labels, M, R)
-            yield by_falling_load(parts, matrix(batch, parts, config.layout))
-            own = batch.order[by_label(rank_of, R)]
-            yield cut_ranks(cut(own, parts.counts.sum(axis=1).tolist()), M, batch, config)
+    M = fewest
+    while (labels := lpt_budget(x, s, R * M, budget)) is None:
+        M = allowed(M + 1)
+    yield _placed(order, labels, M, batch, config)
+    ranks = by_neighbours(batch.cost, s, R, len(x))
+    of, slowness = ranks[order], 1.0 if config.slowness is None else np.array(config.slowness)
+    if (np.bincount(of, x, R) * slowness).max() >= most:
+        return
+
+    def falling(sequence: IntArray, labels: IntArray) -> Parts:
+        parts = Parts.of_labels(sequence, ranks[sequence] * M + labels, M, R)
+        return by_falling_load(parts, matrix(batch, parts, config.layout))
+
+    M = allowed(int(-(-np.bincount(of, s).max() // budget)))
+    labels = kk_sets(batch.cost, np.minimum(batch.tokens, budget), ranks, M, budget)
+    if labels.min() >= 0:
+        yield falling(np.arange(len(x)), labels)
+    while (labels := lpt_sets(x, s, of, M, budget)).min() < 0:
+        M = allowed(M + 1)
+    yield falling(order, labels)
+    own = cut(order[by_label(of, R)], np.bincount(of, minlength=R).tolist())
+    yield cut_ranks(own, M, batch, config)
 
 
 def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
