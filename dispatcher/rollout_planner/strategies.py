@@ -127,11 +127,12 @@ def _window(batch: Batch, config: PlanConfig) -> Parts:
         best.offer(parts)
         if padded and m != 1 and not alone:
             best.offer(recut(batch, parts, config, work))
-    if budgets:
+    if alone and not padded:
         enough = best.bound(best.parts.num_micro_batches) * (1 + tuning.TOLERANCE)
         several = config.dp_size > 1 and config.pipeline_stages == 1
         if several and n <= tuning.SMALL_STEP and best.time > enough:
             best.offer(traded(batch, best.parts, config, enough, work))
+    if budgets:
         M = best.parts.num_micro_batches
         for more in range(M + 1, M + 1 + tuning.MORE_TRIED):
             if best.is_within_target() or best.time - best.bound(more) <= best.begin:
