@@ -252,14 +252,12 @@ def swap_level(
     if s is not None:
         held.limit(s, budget, parts)
     beside = np.zeros((rows, bins)) if base is None else base
-    tight = s is not None and bool(np.ptp(s[:-1]))  # then tokens stand in the way as well
-    patience = 1 if tight else tuning.OTHER_PAIRINGS
     stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
     for turn in range(tuning.ROUNDS):
         loads = held.loads().reshape(rows, bins) + beside
         mean = loads.sum(axis=1) / bins
         over = loads.max(axis=1) - mean
-        uneven = (over > mean * min(tuning.TOLERANCE, enough)) & (stalled <= patience)
+        uneven = (over > mean * min(tuning.TOLERANCE, enough)) & (stalled <= 1)
         if over[uneven].sum() <= enough * mean.sum():
             break
         order, level = loads[uneven].argsort(axis=1, kind="stable"), mean[uneven, None]

@@ -24,6 +24,7 @@ from rollout_planner.split.groups import by_neighbours, cut_ranks, split_by_rank
 from rollout_planner.split.packing import (
     count_ranks,
     fewest_micro_batches,
+    is_ruled,
     level_columns,
     pack,
     pack_by_count,
@@ -99,13 +100,16 @@ def packed_plainly(batch: Batch, config: PlanConfig, price: float) -> Iterator[P
     R, x, order, budget = config.dp_size, batch.x, batch.order, config.micro_batch_tokens or 1
     s, allowed = np.minimum(batch.s, budget), config.micro_batches
     fewest = allowed(fewest_micro_batches(batch.s, R, budget))
-    most = price - begin_of(batch, config) * fewest
-    if config.slowness is None and rank_bound(x, R) * (1 + tuning.ROUNDING) >= most:
+    begin, alike = begin_of(batch, config), config.slowness is None and config.pipeline_stages == 1
+    least, most = rank_bound(x, R) * (1 + tuning.ROUNDING), price - begin * fewest
+    if config.slowness is None and least >= most:
         return
-    M = fewest
-    while (labels := lpt_budget(x, s, R * M, budget)) is None:
-        M = allowed(M + 1)
-    yield _placed(order, labels, M, batch, config)
+    # Where no sample rules, packing levels what LPT fills, unless that needs one more.
+    if not alike or is_ruled(x, R, fewest) or least + begin < most:
+        M = fewest
+        while (labels := lpt_budget(x, s, R * M, budget)) is None:
+            M = allowed(M + 1)
+        yield _placed(order, labels, M, batch, config)
     ranks = by_neighbours(batch.cost, s, R, len(x))
     of, slowness = ranks[order], 1.0 if config.slowness is None else np.array(config.slowness)
     if (np.bincount(of, x, R) * slowness).max() >= most:
