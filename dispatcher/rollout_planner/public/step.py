@@ -36,11 +36,12 @@ from rollout_planner.order import as_lists, labels_of
 from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
-from rollout_planner.split.assign import fill_sets, kk_sets, levelled
+from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_cost, begin_of, price_of
 from rollout_planner.split.parts import Batch, Parts, by_falling_load, matrix
+from rollout_planner.split.splitters import ranks_of_equal_counts
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -213,10 +214,6 @@ def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> Flo
     return costs
 
 
-#: Micro-batch of each sample on its rank, of their cost, tokens, ranks, how many and the budget.
-_Fill = Callable[[FloatArray, IntArray, IntArray, int, int], IntArray | None]
-
-
 def with_equal_counts(batch: Batch, config: PlanConfig) -> list[list[list[int]]]:
     """Indices as [dp rank][micro-batch]; the batch is a multiple of the ranks.
 
@@ -287,13 +284,14 @@ class _Task:
         return self.placed(rank_of, step_of)
 
     def by_differences(self) -> Parts | None:
-        """Karmarkar-Karp over ranks and in each, as verl has it."""
-        return self._filled(differencing_labels(self.x, self.R, equal_size=True), _by_differences)
+        """Karmarkar-Karp over ranks, and in each as verl has it, by LPT or by first fit."""
+        ways = ranks_of_equal_counts(self.batch, self.config)
+        return min((each for each in ways if each.counts.all()), key=self.time, default=None)
 
     def by_lpt(self) -> Parts | None:
         """Ranks of nearly equal sums, filled by LPT, after swaps between micro-batches of each."""
         ranks = labels_of(balanced_partition(self.x, self.R, equal_size=True), len(self.x))
-        parts = self._filled(ranks, _by_lpt)
+        parts = self._filled(ranks)
         if parts is None:
             return None
         M = parts.num_micro_batches
@@ -303,11 +301,11 @@ class _Task:
         )  # fmt: skip
         return self.placed(ranks, found % M, falling=True)
 
-    def _filled(self, rank_of: IntArray, fill: _Fill) -> Parts | None:
+    def _filled(self, rank_of: IntArray) -> Parts | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""
         M = int(-(-np.bincount(rank_of, self.tokens).max() // self.budget))
         while (M := self.config.micro_batches(M)) <= self.each:
-            step_of = fill(self.x, self.tokens, rank_of, M, self.budget)
+            step_of = _by_lpt(self.x, self.tokens, rank_of, M, self.budget)
             if step_of is not None:
                 return self.placed(rank_of, step_of, falling=True)
             M += 1
@@ -357,15 +355,6 @@ class _Task:
                 full[where, steps[best]] += sign * self.tokens[sample]
             rank_of[sample] = taker
         return self.placed(rank_of, step_of)
-
-
-def _by_differences(
-    x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int
-) -> IntArray | None:
-    """Unequal KK, if that leaves none empty and keeps to the budget."""
-    labels = kk_sets(x, s, rank_of, M, budget)
-    held = np.unique(rank_of * M + labels)
-    return labels if labels.min() >= 0 and len(held) == M * (rank_of.max() + 1) else None
 
 
 def _by_lpt(x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int) -> IntArray | None:

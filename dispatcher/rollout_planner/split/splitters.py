@@ -91,25 +91,35 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
 
 
 def packed_plainly(batch: Batch, config: PlanConfig, price: float) -> Iterator[Parts]:
-    """Under a budget, as others have it, and of as few micro-batches as each needs: LPT over all of
-    them; and Karmarkar-Karp over ranks of equally many samples, then LPT, first fit, or as verl
-    does Karmarkar-Karp over the micro-batches of each.
+    """Under a budget, as others have it: LPT over all micro-batches, as few as it needs; and ranks
+    of equally many samples.
 
     price: of what is known, with what it costs to begin; what cannot take less is left out.
     """
-    R, x, order, budget = config.dp_size, batch.x, batch.order, config.micro_batch_tokens or 1
-    s, allowed = np.minimum(batch.s, budget), config.micro_batches
-    fewest = allowed(fewest_micro_batches(batch.s, R, budget))
-    begin, alike = begin_of(batch, config), config.slowness is None and config.pipeline_stages == 1
+    R, x, budget = config.dp_size, batch.x, config.micro_batch_tokens or 1
+    fewest = config.micro_batches(fewest_micro_batches(batch.s, R, budget))
+    begin, alike = begin_of(batch, config), config.slowness is None
     least, most = rank_bound(x, R) * (1 + tuning.ROUNDING), price - begin * fewest
-    if config.slowness is None and least >= most:
+    if alike and least >= most:
         return
     # Where no sample rules, packing levels what LPT fills, unless that needs one more.
-    if not alike or is_ruled(x, R, fewest) or least + begin < most:
+    covered = alike and config.pipeline_stages == 1 and not is_ruled(x, R, fewest)
+    if not covered or least + begin < most:
         M = fewest
-        while (labels := lpt_budget(x, s, R * M, budget)) is None:
-            M = allowed(M + 1)
-        yield _placed(order, labels, M, batch, config)
+        while (labels := lpt_budget(x, batch.s, R * M, budget)) is None:
+            M = config.micro_batches(M + 1)
+        yield _placed(batch.order, labels, M, batch, config)
+    yield from ranks_of_equal_counts(batch, config, most)
+
+
+def ranks_of_equal_counts(
+    batch: Batch, config: PlanConfig, most: float = np.inf
+) -> Iterator[Parts]:
+    """Karmarkar-Karp over ranks of equally many samples; over the micro-batches of each, as verl
+    does, or LPT, or first fit. None if a rank takes `most` then.
+    """
+    R, x, order, budget = config.dp_size, batch.x, batch.order, config.micro_batch_tokens or 1
+    s = np.minimum(batch.tokens, budget)
     ranks = by_neighbours(batch.cost, s, R, len(x))
     of, slowness = ranks[order], 1.0 if config.slowness is None else np.array(config.slowness)
     if (np.bincount(of, x, R) * slowness).max() >= most:
@@ -119,12 +129,12 @@ def packed_plainly(batch: Batch, config: PlanConfig, price: float) -> Iterator[P
         parts = Parts.of_labels(sequence, ranks[sequence] * M + labels, M, R)
         return by_falling_load(parts, matrix(batch, parts, config.layout))
 
-    M = allowed(int(-(-np.bincount(of, s).max() // budget)))
-    labels = kk_sets(batch.cost, np.minimum(batch.tokens, budget), ranks, M, budget)
+    M = config.micro_batches(int(-(-np.bincount(ranks, s).max() // budget)))
+    labels = kk_sets(batch.cost, s, ranks, M, budget)
     if labels.min() >= 0:
         yield falling(np.arange(len(x)), labels)
-    while (labels := lpt_sets(x, s, of, M, budget)).min() < 0:
-        M = allowed(M + 1)
+    while (labels := lpt_sets(x, s[order], of, M, budget)).min() < 0:
+        M = config.micro_batches(M + 1)
     yield falling(order, labels)
     own = cut(order[by_label(of, R)], np.bincount(of, minlength=R).tolist())
     yield cut_ranks(own, M, batch, config)
