@@ -79,7 +79,7 @@ def _sum_bound(x: FloatArray, M: int, config: PlanConfig) -> float:
     if config.layout is Layout.PADDED and full:
         x = m * x[::m]  # sorted runs pad least
         m = 1
-    if config.sync is Sync.MICRO_STEP:
+    if config.sync is Sync.MICRO_STEP and M > 1:
         return column_bound(x, R, m)
     return rank_bound(x, R, M * m)
 

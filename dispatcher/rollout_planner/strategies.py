@@ -25,7 +25,7 @@ from rollout_planner.split.groups import (
 from rollout_planner.split.padded import begin_of
 from rollout_planner.split.parts import Batch, Parts, Work, evenly, time_of, without_fillers
 from rollout_planner.split.recut import recut
-from rollout_planner.split.splitters import splitter_for
+from rollout_planner.split.splitters import packed_plainly, splitter_for
 from rollout_planner.split.trades import traded
 from rollout_planner.split.uneven import for_speeds
 from rollout_planner.types import Grouping, Layout, PlanConfig, Strategy, Sync, bubble
@@ -65,18 +65,33 @@ _greedy, _kk = _shared(lpt_budget), _shared(by_neighbours)
 
 
 class _Best:
-    """The best split of a batch so far."""
+    """The best split of a batch so far: at first the splitter's."""
 
-    def __init__(self, batch: Batch, config: PlanConfig, parts: Parts) -> None:
-        self.batch, self.config, self.parts = batch, config, parts
-        self.time, self.first = time_of(batch, parts, config), parts.num_micro_batches
+    def __init__(self, batch: Batch, config: PlanConfig) -> None:
+        self.batch, self.config, self.work = batch, config, Work(config.planning_budget)
+        self.padded = config.layout is Layout.PADDED and config.micro_batch_size != 1
+        self.parts = self.by_limits(config)
+        self.time, self.first = time_of(batch, self.parts, config), self.parts.num_micro_batches
         self.share = float(batch.cost.sum()) / config.capacity
         #: What it costs to begin a micro-step, where their number is free.
         self.begin = begin_of(batch, config)
+        several = config.dp_size > 1 and config.pipeline_stages == 1
+        small = batch.group is None and len(batch) <= tuning.SMALL_STEP
+        self.trades = several and small and not self.padded
+
+    def by_limits(self, config: PlanConfig) -> Parts:
+        """What the splitter for these limits makes of it."""
+        found = splitter_for(self.batch, config)(self.batch, config, self.work)
+        parts = without_fillers(self.batch, found)
+        return parts if config.slowness is None else for_speeds(self.batch, parts, config)
 
     def bound(self, M: int) -> float:
         """Time that no split into M micro-batches can beat."""
         return bound_of(self.batch, M, self.config)
+
+    def price(self) -> float:
+        """What it takes, with what it costs to begin each micro-step."""
+        return self.time + self.begin * self.parts.num_micro_batches
 
     def is_within_target(self) -> bool:
         """Whether it waits no longer than is compared, but for filling and draining pipelines."""
@@ -89,6 +104,20 @@ class _Best:
         return at_bound or self.is_within_target()
 
     def offer(self, parts: Parts, *, more: bool = False) -> None:
+        """Take these, or what trades or other ends of padded runs make of them, if that waits less.
+
+        more: see `take`.
+        """
+        parts = without_fillers(self.batch, parts)
+        self.take(parts, more=more)
+        if self.padded and self.batch.group is not None:
+            self.take(recut(self.batch, parts, self.config, self.work))
+        elif self.trades:
+            enough = self.bound(parts.num_micro_batches) * (1 + tuning.TOLERANCE)
+            if self.time > enough:
+                self.take(traded(self.batch, parts, self.config, enough, self.work), more=more)
+
+    def take(self, parts: Parts, *, more: bool = False) -> None:
         """Take these if they wait less, with what it costs to begin each micro-step.
 
         more: these may be more micro-batches, which is weighed; else so they may only of budgets of
@@ -100,40 +129,32 @@ class _Best:
             most = tuning.TIMES_FEWEST * self.first if config.pads_to_budget else 0
             if theirs > most or not (parts.counts.all() or not self.parts.counts.all()):
                 return
-        if time + self.begin * theirs < self.time + self.begin * ours:
+        if time + self.begin * theirs < self.price():
             self.parts, self.time = parts, time
 
 
 def _window(batch: Batch, config: PlanConfig) -> Parts:
-    """Of small steps that wait more than the target: plain methods, trades, more micro-batches."""
-    n, alone, work = len(batch), batch.group is None, Work(config.planning_budget)
-    m, padded = config.micro_batch_size, config.layout is Layout.PADDED
-
-    def by_limits(config: PlanConfig) -> Parts:
-        parts = without_fillers(batch, splitter_for(batch, config)(batch, config, work))
-        return parts if config.slowness is None else for_speeds(batch, parts, config)
-
-    best = _Best(batch, config, by_limits(config))
-    if alone and m == 1 and config.sync is Sync.MICRO_STEP:
+    """The splitter's, or what waits less: trades, more micro-batches, what others make of it."""
+    best, n, alone = _Best(batch, config), len(batch), batch.group is None
+    if alone and config.micro_batch_size == 1 and config.sync is Sync.MICRO_STEP:
         return best.parts  # sorted columns are the optimum
-    compared = tuning.SMALL_STEP if padded and alone else tuning.COMPARED_UP_TO
-    for plain in (_dealt, *PLAIN) if padded and m != 1 else PLAIN:
-        if n > compared or best.is_settled():
-            break
-        parts = without_fillers(batch, plain(batch, config))
-        best.offer(parts)
-        if padded and m != 1 and not alone:
-            best.offer(recut(batch, parts, config, work))
-    if m is None and alone and not padded:
-        enough = best.bound(best.parts.num_micro_batches) * (1 + tuning.TOLERANCE)
-        several = config.dp_size > 1 and config.pipeline_stages == 1
-        if several and n <= tuning.SMALL_STEP and best.time > enough:
-            best.offer(traded(batch, best.parts, config, enough, work))
+    if best.trades:
+        best.offer(best.parts)
+    if alone and config.micro_batch_size is None and not best.padded:
         M = best.parts.num_micro_batches
         for more in range(M + 1, M + 1 + tuning.MORE_TRIED):
             if best.is_within_target() or best.time - best.bound(more) <= best.begin:
                 break
-            best.offer(by_limits(replace(config, min_micro_batches=more)), more=True)
+            best.take(best.by_limits(replace(config, min_micro_batches=more)), more=True)
+        if n <= tuning.COMPARED_UP_TO:
+            for parts in packed_plainly(batch, config, best.price()):
+                best.offer(parts, more=True)
+        return best.parts
+    compared = tuning.SMALL_STEP if best.padded and alone else tuning.COMPARED_UP_TO
+    for plain in (_dealt, *PLAIN) if best.padded else PLAIN:
+        if n > compared or best.is_settled():
+            break
+        best.offer(plain(batch, config))
     return best.parts
 
 

@@ -64,8 +64,6 @@ WATCHED = 2
 
 # Splitting: how evenly, and how long.
 
-#: When no pair can gain, bins are paired otherwise, this often. By `tests.bench.planner`, times.
-OTHER_PAIRINGS = 3
 #: How often a level may rise to hold more tokens. By `tests.bench.constants RISES 1 2 8`.
 RISES = 2
 

@@ -1,16 +1,19 @@
-"""What a user takes for granted of plans: a weaker barrier, more micro-batches, a wider window."""
+"""What a user takes for granted of plans: they take no longer than textbooks', and no longer with a
+weaker barrier, more micro-batches or a wider window.
+"""
 
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_planner import Quadratic, plan
 from rollout_planner.objective import pigeonhole_bound
-from rollout_planner.types import Grouping, IntArray, PlanConfig, Sync
+from rollout_planner.types import Grouping, IntArray, PlanConfig, Strategy, Sync
+from tests.bench.properties import Step
 from tests.support.windows import window_of
 
 CONFIG = PlanConfig(
@@ -28,6 +31,18 @@ def short_and_long(long: int, count: int = 1024) -> IntArray:
     tokens = rng.integers(500, 3300, count)
     tokens[rng.permutation(count)[:long]] = rng.integers(30_500, 32_600, long)
     return tokens
+
+
+@pytest.mark.parametrize("sync", Sync)
+@given(st.integers(0, 2**32 - 1))
+@example(1084)
+@example(1113)
+def test_no_textbook_takes_less_under_a_budget(sync: Sync, seed: int) -> None:
+    """However little a plan waits, and also if they have other numbers of micro-batches."""
+    drawn = Step.drawn(np.random.default_rng(seed))
+    step = replace(drawn, config=replace(drawn.config, sync=sync))
+    theirs = [step.lpt(), step.karmarkar_karp(), step.planned(strategy=Strategy.KK)[0]]
+    assert step.planned()[0] <= min(theirs) * (1 + 1e-9)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 3))

@@ -3,7 +3,7 @@
 Invariant: every index is in one part and no part is empty; the largest sum is at most LPT's (Graham
 1969) and Karmarkar-Karp's, but for what rounding does.
 
-The best of two starts, LPT and KK, each levelled by swaps.
+The best of two starts, LPT and KK, each levelled by swaps, of few items by trades as well.
 Where parts have to be equal in number KK is poor on heavy tails, as it pairs the largest with the
 smallest before it has seen the rest; where they need not be it is often the best.
 `get_seqlen_balanced_partitions` is KK alone, index for index as in verl.
@@ -149,6 +149,8 @@ def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
 
     filled = (fill_empty(start, k) for start in starts())
     found = (fill_empty(assign.levelled(each, x, k, ones, cap), k) for each in filled)
+    if len(x) <= tuning.SMALL_STEP:
+        found = (traded_bins(x, ones, each, cap) for each in found)
     enough = rank_bound(x, k, cap if equal_size else None) * (1 + tuning.ROUNDING)
     best = _most_even(found, x, k, enough)
     assert best is not None, "there is a way"

@@ -40,7 +40,8 @@ from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_cost, begin_of, price_of
-from rollout_planner.split.parts import Batch, Parts, matrix, rearranged
+from rollout_planner.split.parts import Batch, Parts, by_falling_load, matrix
+from rollout_planner.split.splitters import ranks_of_equal_counts
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -213,10 +214,6 @@ def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> Flo
     return costs
 
 
-#: Micro-batch of each sample on its rank, of their cost, tokens, ranks, how many and the budget.
-_Fill = Callable[[FloatArray, IntArray, IntArray, int, int], IntArray | None]
-
-
 def with_equal_counts(batch: Batch, config: PlanConfig) -> list[list[list[int]]]:
     """Indices as [dp rank][micro-batch]; the batch is a multiple of the ranks.
 
@@ -268,8 +265,7 @@ class _Task:
         M = self.config.micro_batches(int(step_of.max()) + 1)
         parts = Parts.of_labels(np.arange(len(self.x)), rank_of * M + step_of, M, self.R)
         load = matrix(self.batch, parts, Layout.PACKED)
-        turns = np.argsort(-load, axis=1, kind="stable") + np.arange(self.R)[:, None] * M
-        return rearranged(parts, turns) if falling else parts
+        return by_falling_load(parts, load) if falling else parts
 
     def planned(self, least: int) -> Parts:
         """The plan without the demand, of so many micro-batches at least."""
@@ -288,13 +284,14 @@ class _Task:
         return self.placed(rank_of, step_of)
 
     def by_differences(self) -> Parts | None:
-        """Karmarkar-Karp over ranks and in each, as verl has it."""
-        return self._filled(differencing_labels(self.x, self.R, equal_size=True), _by_differences)
+        """Karmarkar-Karp over ranks, and in each as verl has it, by LPT or by first fit."""
+        ways = ranks_of_equal_counts(self.batch, self.config)
+        return min((each for each in ways if each.counts.all()), key=self.time, default=None)
 
     def by_lpt(self) -> Parts | None:
         """Ranks of nearly equal sums, filled by LPT, after swaps between micro-batches of each."""
         ranks = labels_of(balanced_partition(self.x, self.R, equal_size=True), len(self.x))
-        parts = self._filled(ranks, _by_lpt)
+        parts = self._filled(ranks)
         if parts is None:
             return None
         M = parts.num_micro_batches
@@ -304,11 +301,11 @@ class _Task:
         )  # fmt: skip
         return self.placed(ranks, found % M, falling=True)
 
-    def _filled(self, rank_of: IntArray, fill: _Fill) -> Parts | None:
+    def _filled(self, rank_of: IntArray) -> Parts | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""
         M = int(-(-np.bincount(rank_of, self.tokens).max() // self.budget))
         while (M := self.config.micro_batches(M)) <= self.each:
-            step_of = fill(self.x, self.tokens, rank_of, M, self.budget)
+            step_of = _by_lpt(self.x, self.tokens, rank_of, M, self.budget)
             if step_of is not None:
                 return self.placed(rank_of, step_of, falling=True)
             M += 1
@@ -358,19 +355,6 @@ class _Task:
                 full[where, steps[best]] += sign * self.tokens[sample]
             rank_of[sample] = taker
         return self.placed(rank_of, step_of)
-
-
-def _by_differences(
-    x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int
-) -> IntArray | None:
-    """Unequal KK, if that leaves none empty and keeps to the budget."""
-    labels = np.empty_like(rank_of)
-    for own in np.argsort(rank_of, kind="stable").reshape(int(rank_of.max()) + 1, -1):
-        labels[own] = differencing_labels(x[own], M, equal_size=False)
-        held, counts = np.bincount(labels[own], s[own], M), np.bincount(labels[own], minlength=M)
-        if not ((counts > 0) & ((held <= budget) | (counts == 1))).all():
-            return None
-    return labels
 
 
 def _by_lpt(x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int) -> IntArray | None:

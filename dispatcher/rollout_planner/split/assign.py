@@ -30,7 +30,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.order import by_label, falling_place
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, step_time
+from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, cut, step_time
 
 #: The bin of each item.
 Labels = IntArray
@@ -64,6 +64,22 @@ def lpt_budget(
     return None if labels.min(initial=0) < 0 else labels
 
 
+def lpt_sets(
+    x: FloatArray,
+    s: IntArray,
+    of: IntArray,
+    bins: int,
+    budget: int,
+    *,
+    start: FloatArray | None = None,
+    slowness: tuple[float, ...] | None = None,
+) -> Labels:
+    """The same of each set of items by itself; -1 for an item without room. of: set of each."""
+    sets = [_Bins(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
+    items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
+    return np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
+
+
 def fill_sets(
     x: FloatArray,
     s: IntArray,
@@ -78,9 +94,7 @@ def fill_sets(
 
     of: set of each item, as its rank. Tightly is by Karmarkar-Karp of the tokens, or by best fit.
     """
-    sets = [_Bins(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
-    items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
-    labels = np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
+    labels = lpt_sets(x, s, of, bins, budget, start=start, slowness=slowness)
     for each in np.unique(of[labels < 0]).tolist():
         own = np.flatnonzero(of == each)
         own = own[np.argsort(-s[own], kind="stable")]
@@ -88,6 +102,19 @@ def fill_sets(
         if np.bincount(tight, s[own]).max() > budget:
             tight = best_fit(s[own], np.full(bins, budget), budget)
         labels[own] = tight
+    return labels
+
+
+def kk_sets(x: FloatArray, s: IntArray, of: IntArray, bins: int, budget: int) -> Labels:
+    """Bin of each item, each set by Karmarkar-Karp; -1 for those of a set that finds no room so.
+
+    An item of the whole budget goes alone.
+    """
+    labels = np.full(len(x), -1)
+    for own in cut(by_label(of, int(of.max()) + 1), np.bincount(of).tolist()):
+        found = differencing_labels(x[own], bins, equal_size=False)
+        if np.bincount(found, s[own]).max(initial=0) <= budget:
+            labels[own] = found
     return labels
 
 
@@ -225,14 +252,12 @@ def swap_level(
     if s is not None:
         held.limit(s, budget, parts)
     beside = np.zeros((rows, bins)) if base is None else base
-    tight = s is not None and bool(np.ptp(s[:-1]))  # then tokens stand in the way as well
-    patience = 1 if tight else tuning.OTHER_PAIRINGS
     stalled, first = np.zeros(rows, dtype=np.int64), np.arange(rows)[:, None] * bins
     for turn in range(tuning.ROUNDS):
         loads = held.loads().reshape(rows, bins) + beside
         mean = loads.sum(axis=1) / bins
         over = loads.max(axis=1) - mean
-        uneven = (over > mean * min(tuning.TOLERANCE, enough)) & (stalled <= patience)
+        uneven = (over > mean * min(tuning.TOLERANCE, enough)) & (stalled <= 1)
         if over[uneven].sum() <= enough * mean.sum():
             break
         order, level = loads[uneven].argsort(axis=1, kind="stable"), mean[uneven, None]

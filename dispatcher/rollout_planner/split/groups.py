@@ -241,10 +241,9 @@ class _Task:
             return None
         place[ids] = labels + rank_of * M
         for by_differences in (False, True):
-            for r, own in enumerate(ranks if by_differences else []):
-                labels = differencing_labels(cost[own], M, equal_size=False)
-                if np.bincount(labels, weight[own], M).max() <= cap:
-                    place[own] = labels + r * M
+            if by_differences:
+                labels = assign.kk_sets(cost[ids], weight[ids], rank_of, M, cap)
+                place[ids] = np.where(labels < 0, place[ids], labels + rank_of * M)
             bins = assign.members(place, len(ranks) * M).reshape(len(ranks), M, -1)
             targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
             for target in (None, *targets):

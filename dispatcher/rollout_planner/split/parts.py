@@ -222,6 +222,12 @@ def rearranged(parts: Parts, source: IntArray) -> Parts:
     return Parts(parts.sequence[np.arange(len(shift)) + shift], counts)
 
 
+def by_falling_load(parts: Parts, load: FloatArray) -> Parts:
+    """`parts` with the micro-batches of each rank by falling load, float64[R, M]."""
+    R, M = load.shape
+    return rearranged(parts, np.argsort(-load, axis=1, kind="stable") + np.arange(R)[:, None] * M)
+
+
 def without_fillers(batch: Batch, parts: Parts) -> Parts:
     """The same, but no micro-batch is empty while another that may give has two samples."""
     sequence, counts, cost = parts.sequence, parts.counts, batch.cost

@@ -19,7 +19,7 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.order import by_label
 from rollout_planner.split.padded import begin_of, most_in_run, price_of
-from rollout_planner.split.parts import Batch, Parts, Work, evenly, matrix, rearranged
+from rollout_planner.split.parts import Batch, Parts, Work, by_falling_load, evenly, matrix
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, step_time
 
 
@@ -48,8 +48,7 @@ def recut(batch: Batch, parts: Parts, config: PlanConfig, work: Work) -> Parts:
     def placed(counts: IntArray) -> Parts:
         """The dearest run of each rank first, whatever is longest there."""
         cut = Parts(batch.order[place], counts)
-        turns = np.argsort(-matrix(batch, cut, config.layout), axis=1, kind="stable")
-        return rearranged(cut, np.arange(R)[:, None] * counts.shape[1] + turns)
+        return by_falling_load(cut, matrix(batch, cut, config.layout))
 
     def costs(counts: IntArray) -> FloatArray:
         return -np.sort(-matrix(batch, Parts(batch.order[place], counts), config.layout), axis=1)

@@ -5,14 +5,26 @@ of a number of samples at most or under a budget of padded tokens; whole groups 
 A new one is a function here and a line in `splitter_for`.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from rollout_planner import tuning
-from rollout_planner.objective import micro_batches_for
-from rollout_planner.split.assign import first_fit, num_bins, places_of
-from rollout_planner.split.groups import split_by_rank
+from rollout_planner.objective import micro_batches_for, rank_bound
+from rollout_planner.order import by_label
+from rollout_planner.split.assign import (
+    first_fit,
+    kk_sets,
+    lpt_budget,
+    lpt_sets,
+    num_bins,
+    places_of,
+)
+from rollout_planner.split.groups import by_neighbours, cut_ranks, split_by_rank
 from rollout_planner.split.packing import (
     count_ranks,
+    fewest_micro_batches,
+    is_ruled,
     level_columns,
     pack,
     pack_by_count,
@@ -22,12 +34,21 @@ from rollout_planner.split.padded import (
     Counts,
     Items,
     begin_cost,
+    begin_of,
     fewest_runs,
     most_in_run,
     padded_runs,
 )
-from rollout_planner.split.parts import Batch, Parts, Splitter, Work, matrix, time_of
-from rollout_planner.types import IntArray, Layout, PlanConfig, Sync
+from rollout_planner.split.parts import (
+    Batch,
+    Parts,
+    Splitter,
+    Work,
+    by_falling_load,
+    matrix,
+    time_of,
+)
+from rollout_planner.types import IntArray, Layout, PlanConfig, Sync, cut
 
 
 def splitter_for(batch: Batch, config: PlanConfig) -> Splitter:
@@ -67,6 +88,56 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
             labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
         ways.append(_placed(order, labels, M, batch, config))
     return min(ways, key=lambda parts: time_of(batch, parts, config))
+
+
+def packed_plainly(batch: Batch, config: PlanConfig, price: float) -> Iterator[Parts]:
+    """Under a budget, as others have it: LPT over all micro-batches, as few as it needs; and ranks
+    of equally many samples.
+
+    price: of what is known, with what it costs to begin; what cannot take less is left out.
+    """
+    R, x, budget = config.dp_size, batch.x, config.micro_batch_tokens or 1
+    fewest = config.micro_batches(fewest_micro_batches(batch.s, R, budget))
+    begin, alike = begin_of(batch, config), config.slowness is None
+    least, most = rank_bound(x, R) * (1 + tuning.ROUNDING), price - begin * fewest
+    if alike and least >= most:
+        return
+    # Where no sample rules, packing levels what LPT fills, unless that needs one more.
+    covered = alike and config.pipeline_stages == 1 and not is_ruled(x, R, fewest)
+    if not covered or least + begin < most:
+        M = fewest
+        while (labels := lpt_budget(x, batch.s, R * M, budget)) is None:
+            M = config.micro_batches(M + 1)
+        yield _placed(batch.order, labels, M, batch, config)
+    yield from ranks_of_equal_counts(batch, config, most)
+
+
+def ranks_of_equal_counts(
+    batch: Batch, config: PlanConfig, most: float = np.inf
+) -> Iterator[Parts]:
+    """Karmarkar-Karp over ranks of equally many samples; over the micro-batches of each, as verl
+    does, or LPT, or first fit. None if a rank takes `most` then.
+    """
+    R, x, order, budget = config.dp_size, batch.x, batch.order, config.micro_batch_tokens or 1
+    s = np.minimum(batch.tokens, budget)
+    ranks = by_neighbours(batch.cost, s, R, len(x))
+    of, slowness = ranks[order], 1.0 if config.slowness is None else np.array(config.slowness)
+    if (np.bincount(of, x, R) * slowness).max() >= most:
+        return
+
+    def falling(sequence: IntArray, labels: IntArray) -> Parts:
+        parts = Parts.of_labels(sequence, ranks[sequence] * M + labels, M, R)
+        return by_falling_load(parts, matrix(batch, parts, config.layout))
+
+    M = config.micro_batches(int(-(-np.bincount(ranks, s).max() // budget)))
+    labels = kk_sets(batch.cost, s, ranks, M, budget)
+    if labels.min() >= 0:
+        yield falling(np.arange(len(x)), labels)
+    while (labels := lpt_sets(x, s[order], of, M, budget)).min() < 0:
+        M = config.micro_batches(M + 1)
+    yield falling(order, labels)
+    own = cut(order[by_label(of, R)], np.bincount(of, minlength=R).tolist())
+    yield cut_ranks(own, M, batch, config)
 
 
 def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:

@@ -22,8 +22,11 @@ from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, cut
 
 def traded(batch: Batch, start: Parts, config: PlanConfig, enough: float, work: Work) -> Parts:
     """These after trades, until the step takes `enough` or there is no work left."""
-    budget, per_step = config.micro_batch_tokens or 1, config.sync is Sync.STEP
-    tokens = np.minimum(batch.tokens, budget)
+    budget, tokens = config.micro_batch_size or 1, np.ones_like(batch.tokens)
+    if config.micro_batch_tokens is not None:
+        budget = config.micro_batch_tokens
+        tokens = np.minimum(batch.tokens, budget)
+    per_step = config.sync is Sync.STEP
     trades = _Trades(batch.cost, tokens, start, budget, per_step=per_step)
     trades.make(enough, work)
     return trades.parts()

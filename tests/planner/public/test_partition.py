@@ -16,7 +16,7 @@ from rollout_planner import (
 )
 from rollout_planner.objective import rank_bound
 from rollout_planner.split.assign import lpt
-from rollout_planner.types import FloatArray
+from rollout_planner.types import FloatArray, IntArray
 
 #: What may be lost by not looking further.
 SLACK = 1 + 1e-5
@@ -73,6 +73,31 @@ def test_of_heavy_tails_it_loses_less_than_a_hundredth_where_that_can_be(
     costs = Quadratic()(np.clip(rng.lognormal(8, 1, n), 1, 65536).astype(np.int64))
     found = largest(costs, balanced_partition(costs, k, equal_size=equal_size))
     assert found <= 1.01 * rank_bound(-np.sort(-costs), k, n // k if equal_size else None)
+
+
+def test_no_swap_of_any_pair_from_other_starts_finds_a_thousandth_more() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        k, each = int(rng.choice([2, 4, 8])), int(rng.integers(2, 8))
+        costs = Quadratic()(rng.lognormal(7, rng.uniform(0.1, 1.5), k * each).astype(np.int64))
+        ours = largest(costs, balanced_partition(costs, k, equal_size=True))
+        x = -np.sort(-costs)
+        for start in (lpt(x, k, each), np.arange(k * each) % k):
+            assert ours <= swapped(x, start, k) + 1e-3 * costs.sum() / k
+
+
+def swapped(x: FloatArray, labels: IntArray, k: int) -> float:
+    """The largest sum once no swap of two items lowers that of the part that has it."""
+    while True:
+        sums = np.bincount(labels, x, k)
+        high = int(sums.argmax())
+        mine, theirs = np.flatnonzero(labels == high), np.flatnonzero(labels != high)
+        less = x[mine, None] - x[theirs]
+        after = np.maximum(sums[high] - less, sums[labels[theirs]] + less)
+        i, j = np.unravel_index(int(after.argmin()), after.shape)
+        if after[i, j] >= sums[high] * (1 - 1e-9):
+            return float(sums[high])
+        labels[mine[i]], labels[theirs[j]] = labels[theirs[j]], high
 
 
 @pytest.mark.parametrize("costs", [[0] * 9, [5, 5, 0, 0, 0, 0, 0, 0, 0], [9, 4, 5] + [0] * 6])
