@@ -1,7 +1,6 @@
 """Both clients against a real dispatcher: what its answers mean to a user."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from rollout_workers import (
     Loss,
     MicroBatchStream,
     Outcome,
-    RankClient,
     RolloutProducer,
     RolloutSample,
 )
-from rollout_workers.rank.client import RankStep
 from tests.support.server import ServeProcess, eventually, serve
 
 pytestmark = pytest.mark.e2e
@@ -32,13 +29,6 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
     options = {"dp_size": 2, "global_batch_size": 4, "micro_batch_tokens": 16}
     with serve(tmp_path / "server", **options) as address:
         yield address
-
-
-def take(ranks: list[RankClient]) -> list[RankStep]:
-    """The next step, on every rank: they wait for each other, so ask at the same time."""
-    with ThreadPoolExecutor() as threads:
-        steps = list(threads.map(lambda rank: rank.next_step(20), ranks))
-    return [step for step in steps if step is not None]
 
 
 def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None:
