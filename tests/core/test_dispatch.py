@@ -7,10 +7,8 @@ import pytest
 from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.effects import (
-    Deliver,
     Drained,
     EndRanks,
-    PushAnswered,
     SamplesAccepted,
     WelcomeProducer,
     WelcomeRank,
@@ -22,15 +20,6 @@ from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.sample import Outcome, SamplesByField
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
-
-
-def test_nothing_is_planned_before_every_rank_is_there() -> None:
-    bench = Bench()
-    bench.push_plain(6)
-    assert bench.planned == []
-    bench.join()
-    assert bench.triggers == [Trigger.WINDOW_FULL]
-    assert {type(effect) for effect in bench.log if isinstance(effect, Deliver)} == {Deliver}
 
 
 def test_a_full_window_is_planned_and_what_is_passed_over_counts_a_skip() -> None:
@@ -65,17 +54,6 @@ def test_an_unbalanced_batch_waits_for_max_wait_of_hunger() -> None:
     assert bench.triggers == [Trigger.MAX_WAIT]
 
 
-def test_a_producer_is_held_when_the_buffer_is_full_and_goes_on_after_a_step() -> None:
-    bench = Bench(batch=4, window=4, capacity=4)
-    bench.push_plain(4)
-    assert bench.push(make_sample("late")) is None
-    assert bench.core.statistics().backpressure
-    bench.join()
-    answers = [effect for effect in bench.log if isinstance(effect, PushAnswered)]
-    assert answers[-1].outcomes == (Outcome.ACCEPTED,)
-    assert not bench.core.statistics().backpressure
-
-
 def test_what_came_in_is_told_once_and_field_by_field_where_that_is_known() -> None:
     bench = Bench(batch=4, window=8, capacity=8, tells_accepted=True)
     bench.push_plain(5)
@@ -108,19 +86,6 @@ def test_a_byte_cap_that_holds_less_than_a_batch_yields_a_smaller_step_and_count
     assert bench.core.statistics().small_steps == 1
 
 
-def test_steps_follow_each_other_as_ranks_train() -> None:
-    bench = Bench(batch=4, window=4, capacity=8)
-    bench.join()
-    bench.push_plain(8)
-    assert len(bench.planned) == 1  # one step ahead of training and no more
-    bench.train(0)
-    assert len(bench.planned) == 2
-    bench.train(1)
-    at = bench.core.statistics()
-    assert (at.steps_committed, at.samples_committed, at.buffered) == (2, 8, 0)
-    assert at.balanced
-
-
 def test_a_group_is_dropped_whole_once_it_has_not_grown_for_long_and_its_producer_is_gone() -> None:
     bench = Bench(group_timeout=5.0)
     bench.join()
@@ -137,25 +102,6 @@ def test_a_group_is_dropped_whole_once_it_has_not_grown_for_long_and_its_produce
     bench.pass_time(0.2)
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 3
     assert bench.core.statistics().balanced
-
-
-def test_a_group_that_its_producer_closes_is_dropped_whole() -> None:
-    bench = Bench()
-    bench.push(make_sample("g0", group_id="g", group_size=2))
-    bench.perform(bench.core.close_group("g", bench.now))
-    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
-
-
-def test_groups_go_into_one_step_whole() -> None:
-    bench = Bench(batch=4, window=6, capacity=6)
-    bench.join()
-    for group in ("g", "h", "i"):
-        members = [make_sample(f"{group}{at}", group_id=group, group_size=2) for at in range(2)]
-        bench.push(*members)
-    step = bench.core._ledger.steps[0]
-    chosen = [sample.group_id for sample in step.samples()]
-    assert len(chosen) == 4
-    assert all(chosen.count(group) == 2 for group in chosen)
 
 
 def test_too_stale_samples_are_dropped_and_expiring_ones_go_first() -> None:
@@ -291,16 +237,6 @@ def test_the_end_of_the_stream_loses_nothing_that_the_settings_do_not_ask_for() 
     assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
     bench.perform(bench.core.drain(bench.now))
     assert bench.core.shutdown_drops.samples == 0
-
-
-def test_ranks_that_join_after_the_end_are_told_so() -> None:
-    bench = Bench()
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.join()
-    ended = [
-        rank for effect in bench.log if isinstance(effect, EndRanks) for rank in effect.dp_ranks
-    ]
-    assert sorted(ended) == [0, 1]
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not noticed yet"])

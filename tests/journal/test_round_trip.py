@@ -1,5 +1,6 @@
 """Every fact comes back, whether the journal was closed or its process killed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.sample import Schema
+from tests.journal.model import Model
 from tests.journal.support import (
     BATCH,
     OBJECTS,
@@ -96,6 +98,77 @@ def test_where_a_sample_lies_comes_back(tmp_path: Path, schema: Schema) -> None:
     assert one.stored is other.stored
 
 
+STEP = Planned(0, "a", 0.0, (((0, 1),),), ())
+#: Batches of facts, by what they are an example of.
+HISTORIES: dict[str, list[list[Fact]]] = {
+    "tickets out of order": [[accepted(2)], [accepted(0, producer="a")], [accepted(1)]],
+    "an open step": [
+        [*map(accepted, range(6)), Planned(3, "abc", 2.5, (((2, 0), (3,)), ((1,), (4,))), (5,))]
+    ],
+    "a step of which a sample is lost": [
+        [accepted(0), accepted(1), STEP],
+        [Dropped((0,), DropReason.STALE)],
+    ],
+    "a step planned again": [
+        [accepted(0), accepted(1), accepted(2), replace(STEP, passed_over=(2,))],
+        [replace(STEP, digest="b", micro_batches=(((1,),), ((),), ((0,),)))],
+    ],
+    "samples done with": [
+        [accepted(0), accepted(1), accepted(2), Planned(0, "d", 0.0, (((0,),),), (1, 2))],
+        [Committed(0), Dropped((2,), DropReason.STALE)],
+    ],
+    "numbers of a producer": [[accepted(1), accepted(2), accepted(9), FloorRaised("p", 2)]],
+    "sizes told late": [
+        [*(accepted(at, group=7 + at // 2) for at in range(3)), GroupSized((0, 1), 5)]
+    ],
+    "words of producers": [
+        [
+            *(ProducerSaid("a", phase, ended=False) for phase in (1, 3)),
+            *(ProducerSaid(name, 4, ended=True) for name in "bc"),
+            ProducerSaid("c", 0, ended=False),
+        ]
+    ],
+    "producers that left": [
+        [ProducerLeft(name) for name in "abc"],
+        [accepted(0, producer="a"), ProducerSaid("b", 1, ended=False)],
+    ],
+    "keys of producers": [[ProducerKeyed(name, name * 32) for name in "ab"], [FloorRaised("a", 2)]],
+    "more ids than are remembered": [[accepted(at, given_id=f"{at}") for at in range(5)]],
+    "more groups than are remembered": [
+        [GroupEnded(f"g\N{BUG}{at}", "closed" * (at % 2)) for at in range(5)]
+    ],
+    "single values": [
+        [GenerationBegan(4, 3), VersionReported(7, 5), PhaseEnded(8), GroupSizeSet(6)],
+        [StreamEnded(), Finished(pending=True)],
+    ],
+    "weights that went back": [
+        [accepted(0), accepted(1), STEP, VersionReported(7, 1), Committed(0, retained=True)],
+        [Resumed(-1)],
+    ],
+    "phases that nobody waits for": [
+        [PhaseEnded(1), PhaseEnded(3), PhaseEnded(5)],
+        [accepted(0, version=2)],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_what_facts_add_up_to_comes_back_after_a_kill_and_after_a_close(
+    tmp_path: Path, name: str
+) -> None:
+    model = Model(id_horizon=3)
+    for facts in HISTORIES[name]:
+        model.apply(facts, {"n": 1})
+    assert plain(after(tmp_path / "j", *HISTORIES[name], id_horizon=3)) == model.plain()
+    assert plain(recovered(tmp_path / "j", id_horizon=3)) == model.plain()
+
+
+def test_a_run_that_was_finished_goes_on_with_its_next_generation(tmp_path: Path) -> None:
+    assert after(tmp_path / "j", [Finished(pending=False)]).was_finished
+    gone_on = after(tmp_path / "k", [Finished(pending=False)], [GenerationBegan(5, 3)])
+    assert not gone_on.was_finished
+
+
 def test_an_object_is_written_once_for_samples_that_follow_each_other() -> None:
     stored, facts = OBJECTS[0], [accepted(at, stored=OBJECTS[0]) for at in range(3)]
     encoder = Encoder({}, float)
@@ -120,65 +193,6 @@ def test_what_lies_elsewhere_keeps_no_segment(tmp_path: Path) -> None:
     assert entry.sample == accepted(0, stored=OBJECTS[0]).entry.sample
 
 
-def test_samples_come_back_in_the_order_of_their_tickets(tmp_path: Path) -> None:
-    found = after(tmp_path / "j", [accepted(2)], [accepted(0)], [accepted(1)])
-    assert [entry.ticket for entry in found.entries] == [0, 1, 2]
-
-
-def test_an_open_step_has_the_same_micro_batches_and_digest(tmp_path: Path) -> None:
-    ranks = (((2, 0), (3,)), ((1,), (4,)))
-    found = after(
-        tmp_path / "j",
-        [*(accepted(ticket) for ticket in range(6)), Planned(3, "abc", 2.5, ranks, (5,))],
-    )
-    (step,) = found.steps
-    tickets = tuple(tuple(tuple(e.ticket for e in part) for part in r) for r in step.micro_batches)
-    assert tickets == ranks
-    assert (step.number, step.digest, step.planned_at) == (3, "abc", 2.5)
-    assert span_of(step.micro_batches[0][0][0].sample) == payload_of(2, 32)
-    assert [(entry.ticket, entry.skips) for entry in found.entries] == [(5, 1)]
-    assert found.next_step == 4
-
-
-def test_a_step_that_is_planned_again_gives_back_what_it_leaves_out(tmp_path: Path) -> None:
-    found = after(
-        tmp_path / "j",
-        [accepted(0), accepted(1), Planned(0, "a", 0.0, (((0, 1),),), ())],
-        [Planned(0, "b", 1.0, (((1,),),), ())],
-    )
-    assert [step.digest for step in found.steps] == ["b"]
-    assert [entry.ticket for entry in found.entries] == [0]
-
-
-def test_what_is_dropped_inside_a_step_leaves_it(tmp_path: Path) -> None:
-    found = after(
-        tmp_path / "j",
-        [accepted(0), accepted(1), Planned(0, "a", 0.0, (((0, 1),),), ())],
-        [Dropped((0,), DropReason.STALE)],
-    )
-    assert [e.ticket for e in found.steps[0].micro_batches[0][0]] == [1]
-
-
-def test_committed_and_dropped_samples_are_gone(tmp_path: Path) -> None:
-    found = after(
-        tmp_path / "j",
-        [accepted(0), accepted(1), accepted(2), Planned(0, "d", 0.0, (((0,),),), (1, 2))],
-        [Committed(0), Dropped((2,), DropReason.STALE)],
-    )
-    assert [entry.ticket for entry in found.entries] == [1]
-    assert (found.steps, found.next_ticket, found.next_step) == ((), 3, 1)
-
-
-def test_a_step_that_is_planned_again_has_the_new_plan(tmp_path: Path) -> None:
-    plan = Planned(0, "d", 0.0, (((0,),), ((1,),)), (2,))
-    again = Planned(0, "e", 0.0, (((1,),), ((),), ((0,),)), ())
-    found = after(tmp_path / "j", [accepted(0), accepted(1), accepted(2), plan], [again])
-    (step,) = found.steps
-    parts = [[[entry.ticket for entry in part] for part in rank] for rank in step.micro_batches]
-    assert (step.number, step.digest, parts) == (0, "e", [[[1]], [[]], [[0]]])
-    assert [(entry.ticket, entry.skips) for entry in found.entries] == [(2, 1)]
-
-
 def test_skips_counted_by_the_core_meanwhile_are_not_counted_twice(tmp_path: Path) -> None:
     fact = accepted(0)
     with opened(tmp_path / "j") as (journal, listener, _):
@@ -186,54 +200,6 @@ def test_skips_counted_by_the_core_meanwhile_are_not_counted_twice(tmp_path: Pat
         fact.entry.skips += 1
         listener.wait(journal.append([Planned(0, "d", 0.0, ((),), (0,))], {}))
     assert [entry.skips for entry in recovered(tmp_path / "j").entries] == [1]
-
-
-def test_producers_keep_their_floor_and_what_is_above(tmp_path: Path) -> None:
-    found = after(tmp_path / "j", [accepted(1), accepted(2), accepted(9), FloorRaised("p", 2)])
-    assert found.producers == {"p": (2, frozenset({2, 9}))}
-
-
-def test_a_sample_keeps_its_producer(tmp_path: Path) -> None:
-    facts: list[Fact] = [accepted(0, producer="a"), accepted(1, producer="b")]
-    assert [entry.producer for entry in after(tmp_path / "j", facts).entries] == ["a", "b"]
-    assert [entry.producer for entry in recovered(tmp_path / "j").entries] == ["a", "b"]
-
-
-def test_a_group_whose_size_is_told_late_keeps_it(tmp_path: Path) -> None:
-    facts = [accepted(0, group=7), accepted(1, group=7), accepted(2, group=8)]
-    found = after(tmp_path / "j", [*facts, GroupSized((0, 1), 5)])
-    assert [entry.sample.group_size for entry in found.entries] == [5, 5, 2]
-    again = recovered(tmp_path / "j")
-    assert [entry.sample.group_size for entry in again.entries] == [5, 5, 2]
-
-
-def test_what_producers_said_last_is_remembered(tmp_path: Path) -> None:
-    said: list[Fact] = [
-        ProducerSaid("a", 1, ended=False),
-        ProducerSaid("a", 3, ended=False),
-        ProducerSaid("b", 2, ended=True),
-        ProducerSaid("c", 4, ended=True),
-        ProducerSaid("c", 0, ended=False),
-        FloorRaised("d", 1),
-    ]
-    words = {"a": (3, False), "b": (2, True)}
-    assert after(tmp_path / "j", said).words == words
-    assert recovered(tmp_path / "j").words == words
-
-
-def test_a_producer_that_left_and_did_not_push_again_is_not_waited_for(tmp_path: Path) -> None:
-    left = [ProducerLeft(name) for name in ("a", "b", "c")]
-    found = after(tmp_path / "j", [*left, accepted(0, producer="a"), ProducerSaid("b", 1, False)])
-    assert found.left == {"c"}
-    assert recovered(tmp_path / "j").left == {"c"}
-
-
-def test_a_producers_key_is_remembered_as_long_as_its_floor(tmp_path: Path) -> None:
-    keyed: list[Fact] = [ProducerKeyed(name, name * 32) for name in ("a", "b")]
-    found = after(tmp_path / "j", [*keyed, FloorRaised("a", 2)])
-    assert found.keys == {"a": "a" * 32, "b": "b" * 32}
-    assert found.producers == {"a": (2, frozenset()), "b": (0, frozenset())}
-    assert recovered(tmp_path / "j").keys == found.keys
 
 
 def test_what_a_forgotten_producer_said_is_forgotten(tmp_path: Path) -> None:
@@ -251,65 +217,6 @@ def test_names_may_be_long_and_strange(tmp_path: Path) -> None:
 def test_the_longest_silent_producer_is_forgotten(tmp_path: Path) -> None:
     facts: list[Fact] = [FloorRaised(name, 1) for name in ("a", "b", "a", "c")]
     assert set(after(tmp_path / "j", facts, max_producers=2).producers) == {"a", "c"}
-
-
-def test_given_ids_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
-    for first in (0, 5):
-        with opened(tmp_path / "j", id_horizon=3) as (journal, _, _):
-            journal.append([accepted(first + at, given_id=f"{first + at}") for at in range(5)], {})
-    assert recovered(tmp_path / "j", id_horizon=3).given_ids == ("7", "8", "9")
-    assert recovered(tmp_path / "j", id_horizon=2).given_ids == ("8", "9")
-
-
-def test_groups_that_have_ended_are_remembered_up_to_the_horizon(tmp_path: Path) -> None:
-    ended: list[Fact] = [GroupEnded(f"g\N{BUG}{at}", "closed" * (at % 2)) for at in range(10)]
-    for first in (0, 5):
-        with opened(tmp_path / "j", id_horizon=3) as (journal, _, _):
-            journal.append(ended[first : first + 5], {})
-    newest = (("g\N{BUG}7", "closed"), ("g\N{BUG}8", ""), ("g\N{BUG}9", "closed"))
-    assert recovered(tmp_path / "j", id_horizon=3).ended_groups == newest
-
-
-def test_the_single_values_come_back(tmp_path: Path) -> None:
-    found = after(
-        tmp_path / "j",
-        [GenerationBegan(4, 3), VersionReported(7, 5), PhaseEnded(8), GroupSizeSet(6)],
-        [StreamEnded(), Finished(pending=True)],
-    )
-    assert (found.generation, found.dp_size) == (4, 3)
-    assert (found.policy_version, found.policy_step, found.ended) == (7, 5, True)
-    assert (found.finished, found.was_finished) == (True, False)
-    assert after(tmp_path / "k", [Finished(pending=False)]).was_finished
-    gone_on = after(tmp_path / "l", [Finished(pending=False)], [GenerationBegan(5, 3)])
-    assert not gone_on.was_finished
-    assert found.group_size == 6
-    assert (found.phases, found.totals) == ((8,), {"n": 1})
-
-
-def test_weights_that_went_back_have_no_version(tmp_path: Path) -> None:
-    plan = Planned(0, "d", 0.0, (((0,),),), ())
-    found = after(
-        tmp_path / "j",
-        [accepted(0), plan, VersionReported(7, 1), Committed(0, retained=True), Resumed(-1)],
-    )
-    assert (found.policy_version, found.policy_step) == (None, None)
-
-
-def test_a_phase_that_nobody_waits_for_is_forgotten_but_for_the_newest(tmp_path: Path) -> None:
-    found = after(
-        tmp_path / "j", [PhaseEnded(1), PhaseEnded(3), PhaseEnded(5)], [accepted(0, version=2)]
-    )
-    assert found.phases == (3, 5)
-
-
-def test_closing_and_a_kill_leave_the_same(tmp_path: Path) -> None:
-    facts: list[Fact] = [
-        accepted(0, given_id="a"),
-        accepted(1),
-        Planned(0, "d", 1.0, (((0,),),), (1,)),
-    ]
-    killed = after(tmp_path / "j", facts)
-    assert plain(killed) == plain(recovered(tmp_path / "j"))
 
 
 def test_numbers_of_batches_go_on_after_a_restart(tmp_path: Path) -> None:

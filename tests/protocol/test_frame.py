@@ -52,13 +52,6 @@ def test_any_split_of_the_stream_gives_the_same_frames(
     assert plain(found) == padded(frames)
 
 
-def test_a_stream_may_come_byte_by_byte() -> None:
-    frames = [(1, b"{}", b""), (2, b"[1, 2]", b"payload"), (3, b"", b"")]
-    reader = FrameReader(LIMITS)
-    found = [frame for byte in stream_of(frames) for frame in feed(reader, bytes([byte]))]
-    assert plain(found) == padded(frames)
-
-
 def test_a_frame_may_be_larger_than_the_staging_area() -> None:
     frames = [(7, b"{}", bytes(5 * STAGING_BYTES)), (8, b"{}", b"next")]
     assert plain(feed(FrameReader(LIMITS), stream_of(frames))) == padded(frames)
@@ -96,12 +89,6 @@ def test_a_size_beyond_the_limit_is_refused_before_anything_is_allocated(
         feed(FrameReader(LIMITS), prefix)
 
 
-def test_a_size_at_the_limit_is_accepted() -> None:
-    limits = FrameLimits(header=16, payload=32)
-    frames = [(1, b"x" * 16, b"y" * 32)]
-    assert plain(feed(FrameReader(limits), stream_of(frames))) == frames
-
-
 def test_the_error_of_a_large_frame_has_size_and_limit() -> None:
     with pytest.raises(FrameTooLarge) as raised:
         feed(FrameReader(FrameLimits(64, 100)), stream_of([(1, b"", b"z" * 101)]))
@@ -119,17 +106,6 @@ def test_limits_may_change_between_two_frames_of_one_read() -> None:
     reader.limits = LIMITS
     assert bytes(next(found).payload) == b"x" * 1000
     assert next(found, None) is None
-
-
-def test_limits_may_shrink_between_two_frames_of_one_read() -> None:
-    stream = stream_of([(1, b"{}", b""), (2, b"{}", b"x" * 1000)])
-    reader = FrameReader(LIMITS)
-    reader.get_buffer()[: len(stream)] = stream
-    found = reader.received(len(stream))
-    next(found)
-    reader.limits = HANDSHAKE_LIMITS
-    with pytest.raises(FrameTooLarge):
-        next(found)
 
 
 @given(st.binary(min_size=1, max_size=200))

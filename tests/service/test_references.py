@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
@@ -107,15 +106,6 @@ def test_what_cannot_be_true_of_an_object_harms_nobody_else(server: ServeProcess
     assert bystander.push([5]).outcomes == [Outcome.ACCEPTED]
 
 
-def test_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
-    elsewhere = m.ObjectHeader(store="file:///etc", key="p.1/0", nbytes=1 << 20)
-    with Producer(server.endpoint, "p", opens_stores=True) as producer:
-        producer.send(*make_references("p", 0, [5, 3], (1,), objects=[elsewhere]))
-        pushed = producer.expect(m.Pushed)
-    assert pushed.outcomes == [Outcome.REFUSED, Outcome.ACCEPTED]
-    assert f"'file:///etc', which is not allowed here (allowed: {STORE})" in pushed.errors["0"]
-
-
 def over_http(key: str, **told: object) -> dict[str, object]:
     """A sample of 5 tokens in an object of its own."""
     place = {"store": STORE, "key": key, "nbytes": SCHEMA.nbytes(5)}
@@ -158,25 +148,6 @@ def test_what_is_answered_full_over_http_is_not_released(start: Serve) -> None:
         assert post(server, *samples[4:])["outcomes"] == ["accepted"] * 2
 
 
-def test_over_http_a_store_that_is_not_allowed_is_named(server: ServeProcess) -> None:
-    elsewhere = {"reference": {"store": "file:///etc", "key": "passwd", "nbytes": 4096}}
-    answer = post(server, over_http("web/0"), over_http("web/1", **elsewhere), status=422)
-    assert answer["outcomes"] == ["accepted", "refused"]
-    assert f"'file:///etc', which is not allowed here (allowed: {STORE})" in answer["errors"]["1"]
-
-
-def test_over_http_what_cannot_be_is_refused_before_anything_is_taken(server: ServeProcess) -> None:
-    answer = post(server, over_http("web/0"), over_http("web/1", tokens=60), status=400)
-    assert "reference: with these fields and tokens the sample has" in answer["message"]
-    assert server.status()["buffered"] == 0
-
-
-def test_without_payload_stores_references_over_http_are_refused(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path, dp_size=2, global_batch_size=4, micro_batch_tokens=64) as server:
-        answer = post(server, over_http("web/0"), status=422)
-    assert "(allowed: none); add it to --payload-stores" in answer["errors"]["0"]
-
-
 def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Serve) -> None:
     one = SCHEMA.nbytes(4)
     server = start(referenced_bytes=f"{5 * one}B")
@@ -194,13 +165,6 @@ def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Serv
     scraped = server.scrape()
     assert scraped["samples_referenced_total"] == 7
     assert scraped["received_bytes_total"] == 0
-
-
-def test_a_larger_sample_than_payload_stores_may_hold_is_refused(start: Serve) -> None:
-    server = start(referenced_bytes="64B")
-    pushed = push(server, [4, 400], (0,))
-    assert pushed.outcomes == [Outcome.ACCEPTED, Outcome.REFUSED]
-    assert "raise --set referenced-bytes" in pushed.errors["1"]
 
 
 def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:

@@ -6,7 +6,6 @@ import socket
 import ssl
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from time import monotonic
 
 import pytest
 
@@ -158,14 +157,6 @@ def test_connections_that_never_finish_a_handshake_make_room_for_others(
         assert count(server, client, role, "made-room") >= 1
 
 
-def test_a_tls_session_without_a_hello_is_ended_too(
-    serve: Serve, pair: Pair, client: ssl.SSLContext
-) -> None:
-    server = serve(**pair.options(), handshake_timeout="500ms")
-    with WireClient(server.endpoint, tls=client) as silent:
-        assert silent.expect_error("protocol").message == "no hello within 0.5 s"
-
-
 def test_garbage_inside_and_outside_of_tls_harms_nobody(
     serve: Serve, pair: Pair, client: ssl.SSLContext
 ) -> None:
@@ -271,49 +262,3 @@ def test_a_rank_that_stops_reading_is_dropped(
             lambda: count(server, client, "rank", "write-timeout") == 1, "the deaf rank is dropped"
         )
     greet(server, client)
-
-
-def test_a_rank_that_reads_slowly_is_left_alone_and_gets_it_all(
-    serve: Serve, pair: Pair, client: ssl.SSLContext
-) -> None:
-    timeout = 0.5
-    options = LARGE | {"micro_batch_tokens": 2**21}  # two frames, each slow by itself
-    server = serve(**pair.options(), **options, write_timeout=f"{timeout}s")
-    fill_a_large_step(server, client)
-    with Rank(server.endpoint, 0, 1, receive_buffer=1 << 16, tls=client) as slow:
-        slow.demand(taken=-1)
-        began = monotonic()
-        slow.hold(0, pause=0.0015)
-        assert monotonic() - began > 4 * timeout, "this was not slow enough to show anything"
-        slow.prepare(0)
-        step = slow.await_release(0)
-        assert len(step.micro_batches) == 2
-        for message, payload in step.micro_batches:
-            order = [int(sample.partition("/")[2]) for sample in message.sample_ids]
-            assert payload == b"".join(bytes([seq]) * (8 * 2**20) for seq in order)
-        assert count(server, client, "rank", "write-timeout") == 0
-
-
-def test_a_producer_that_is_silent_is_closed(
-    serve: Serve, pair: Pair, client: ssl.SSLContext
-) -> None:
-    server = serve(**pair.options(), idle_timeout="600ms", heartbeat_interval="50ms")
-    with WireClient(server.endpoint, tls=client) as silent:
-        silent.send(m.HelloProducer(client_id="silent"))
-        silent.expect(m.WelcomeProducer)
-        silent.expect_end()
-    assert count(server, client, "producer", "silent") == 1
-
-
-def test_a_goodbye_ends_a_session_that_is_not_read_from(
-    serve: Serve, pair: Pair, client: ssl.SSLContext
-) -> None:
-    server = serve(**pair.options(), **LARGE, write_timeout="60s")
-    fill_a_large_step(server, client)
-    with Rank(server.endpoint, 0, 1, receive_buffer=4096, tls=client) as leaver:
-        leaver.demand(taken=-1)
-        leaver.send(m.Bye())
-        eventually(
-            lambda: "ranks_connected 0.0" in ask(server, "/metrics", client).text,
-            "the rank is gone",
-        )

@@ -11,7 +11,7 @@ import torch
 
 import rollout_workers
 from rollout_dispatcher.ends import EndReason
-from rollout_dispatcher.errors import ConfigError, GenerationFenced, StepContractError
+from rollout_dispatcher.errors import ConfigError, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import Loss, MicroBatchStream
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
@@ -190,17 +190,6 @@ def test_a_process_alone_totals_its_losses_by_itself(
     stream.close()
 
 
-def test_forgetting_to_commit_is_an_error_that_says_so(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    for number in range(3):
-        give(peer, number, [1])
-    next(stream), next(stream)
-    with pytest.raises(StepContractError, match=r"call step\.commit\(\) after optimizer\.step\(\)"):
-        next(stream)
-
-
 @pytest.mark.parametrize("handed_out", [0, 1, 2])
 def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
     pair: tuple[MicroBatchStream, Peer], handed_out: int
@@ -255,33 +244,6 @@ def test_a_step_is_committed_once_and_not_read_afterwards(
         next(reading)
     with pytest.raises(StepContractError, match="its micro-batches are gone"):
         list(taken)
-
-
-def test_a_policy_version_counts_from_the_step_that_has_not_begun(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    give(peer, 0, [1], [2])
-    taken = next(stream)
-    stream.set_policy_version(1)
-    assert peer.first_step_of_version() == 0
-    list(taken)
-    stream.set_policy_version(2)
-    assert peer.first_step_of_version() == 1
-    with pytest.raises(StepContractError, match="versions can only rise"):
-        stream.set_policy_version(1)
-
-
-def test_a_fence_is_raised_inside_a_step(pair: tuple[MicroBatchStream, Peer]) -> None:
-    stream, peer = pair
-    peer.send(step(0, 2))
-    peer.send(m.Release(step=0))
-    peer.send_bytes(micro_batch(0, 0))
-    batches = iter(next(stream))
-    next(batches)
-    peer.send(m.Error(code="fenced", message="DP rank 1 was lost"))
-    with pytest.raises(GenerationFenced, match="DP rank 1 was lost"):
-        next(batches)
 
 
 def test_only_rank_0_reports_the_policy_version(

@@ -1,7 +1,6 @@
 """Both clients against a real dispatcher: what its answers mean to a user."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,18 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from rollout_dispatcher.errors import BufferFull, GenerationFenced, RankRefused, SampleRefused
+from rollout_dispatcher.errors import GenerationFenced, RankRefused, SampleRefused
 from rollout_workers import (
-    AsyncRolloutProducer,
     Loss,
     MicroBatchStream,
     Outcome,
-    RankClient,
     RolloutProducer,
     RolloutSample,
 )
-from rollout_workers.rank.client import RankStep
-from rollout_workers.rank.payload import arrays
 from tests.support.server import ServeProcess, eventually, serve
 
 pytestmark = pytest.mark.e2e
@@ -34,45 +29,6 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
     options = {"dp_size": 2, "global_batch_size": 4, "micro_batch_tokens": 16}
     with serve(tmp_path / "server", **options) as address:
         yield address
-
-
-def join(endpoint: str) -> list[RankClient]:
-    """Both DP ranks of a new generation."""
-    first = RankClient(endpoint, dp_rank=0, dp_size=2)
-    second = RankClient(endpoint, dp_rank=1, dp_size=2, generation=first.generation)
-    return [first, second]
-
-
-def take(ranks: list[RankClient]) -> list[RankStep]:
-    """The next step, on every rank: they wait for each other, so ask at the same time."""
-    with ThreadPoolExecutor() as threads:
-        steps = list(threads.map(lambda rank: rank.next_step(20), ranks))
-    return [step for step in steps if step is not None]
-
-
-def content(step: RankStep) -> list[object]:
-    """Everything that a rank got of a step."""
-    batches = [
-        (one.header.sample_ids, arrays(one.payload, one.blocks)["input_ids"].tolist())
-        for one in step
-    ]
-    return [step.header, *batches]
-
-
-def test_a_new_generation_fences_the_old_one_and_gets_its_open_step_again(endpoint: str) -> None:
-    with RolloutProducer(endpoint) as producer:
-        for index in range(4):
-            producer.push({"input_ids": [index] * (index + 1)})
-    old = join(endpoint)
-    before = [content(step) for step in take(old)]
-    new = join(endpoint)
-    assert new[0].generation > old[0].generation
-    for rank in old:
-        with pytest.raises(GenerationFenced, match="newer process group"):
-            rank.next_step(10)
-    assert [content(step) for step in take(new)] == before
-    for rank in [*old, *new]:
-        rank.close()
 
 
 def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None:
@@ -132,22 +88,6 @@ def test_ranks_that_do_not_train_alike_are_told_what_differs_and_none_of_them_tr
         found.close()
 
 
-def test_a_full_buffer_holds_pushes_back_and_lets_them_in_when_there_is_room(
-    endpoint: str,
-) -> None:
-    with RolloutProducer(endpoint) as producer, ThreadPoolExecutor() as threads:
-        producer.push_many([RolloutSample(FIELDS)] * 6)
-        with pytest.raises(BufferFull, match=r"samples cap \(6 of 6\)"):
-            producer.push(FIELDS, timeout=0.3)
-        waiting = threads.submit(producer.push, FIELDS)
-        ranks = join(endpoint)
-        for step in take(ranks):
-            step.commit()
-        assert waiting.result(20) is Outcome.ACCEPTED
-        for rank in ranks:
-            rank.close()
-
-
 def test_a_push_behind_the_producers_end_is_refused(tmp_path: Path) -> None:
     with (
         serve(tmp_path, dp_size=1, global_batch_size=2, micro_batch_size=1) as address,
@@ -159,40 +99,6 @@ def test_a_push_behind_the_producers_end_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SampleRefused, match="this producer has ended its stream") as told:
             producer.push(FIELDS)
     assert told.value.reason == "closed"
-
-
-def test_a_sample_that_fits_no_micro_batch_is_refused_and_the_next_is_fine(endpoint: str) -> None:
-    with RolloutProducer(endpoint) as producer:
-        with pytest.raises(SampleRefused, match="17 tokens"):
-            producer.push({"input_ids": list(range(17))})
-        assert producer.push(FIELDS) is Outcome.ACCEPTED
-
-
-def test_an_id_of_the_users_is_accepted_once_from_whomever(endpoint: str) -> None:
-    with RolloutProducer(endpoint) as one, RolloutProducer(endpoint) as other:
-        assert one.push(FIELDS, sample_id="mine") is Outcome.ACCEPTED
-        assert other.push(FIELDS, sample_id="mine") is Outcome.DUPLICATE
-        assert other.push(FIELDS) is Outcome.ACCEPTED
-
-
-async def test_members_of_a_group_are_never_held_back_by_others(endpoint: str) -> None:
-    async with AsyncRolloutProducer(endpoint, group_size=4) as producer:
-        assert await producer.push(FIELDS, group_id="g") is Outcome.ACCEPTED
-        assert await producer.push_many([RolloutSample(FIELDS)] * 6, timeout=10)
-        with pytest.raises(BufferFull):
-            await producer.push(FIELDS, timeout=0.3)
-        members = [RolloutSample(FIELDS, group_id="g")] * 3
-        assert await producer.push_many(members, timeout=10) == [Outcome.ACCEPTED] * 3
-        await producer.close_group("g")
-
-
-def test_who_closes_a_group_under_a_wrong_name_is_told(
-    endpoint: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with RolloutProducer(endpoint) as producer:
-        producer.close_group("unheard-of")
-        (record,) = caplog.records
-    assert "group unheard-of is not known, so closing it" in record.getMessage()
 
 
 def test_who_pushes_samples_of_weights_to_come_is_told(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.core.admission.admission import MAX_UNANSWERED, Admission
-from rollout_dispatcher.core.admission.blocked_pushes import MAX_OF_GROUP, BlockedPushes, Push
+from rollout_dispatcher.core.admission.blocked_pushes import MAX_OF_GROUP, Push
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.effects import Effect, PushAnswered, PushBlocked, ResendRequested
@@ -48,28 +48,6 @@ def outcomes(effects: list[Effect]) -> list[tuple[str, int, tuple[Outcome, ...]]
     ]
 
 
-def test_a_push_with_room_is_accepted_at_once() -> None:
-    admission, buffer = make_admission()
-    effects = admission.push(plain("p", 0, 3), 0.0, may_wait=True)
-    assert outcomes(effects) == [("p", 0, (A, A, A))]
-    assert len(buffer) == 3
-
-
-def test_the_same_push_again_is_answered_as_duplicate_and_stored_once() -> None:
-    admission, buffer = make_admission()
-    admission.push(plain("p", 0, 2), 0.0, may_wait=True)
-    effects = admission.push(plain("p", 0, 2), 0.0, may_wait=True)
-    assert outcomes(effects) == [("p", 0, (D, D))]
-    assert len(buffer) == 2
-
-
-def test_a_given_id_from_another_producer_is_a_duplicate() -> None:
-    admission, _ = make_admission()
-    admission.push(push("p", 0, make_sample("x"), named=True), 0.0, may_wait=True)
-    effects = admission.push(push("q", 7, make_sample("x"), named=True), 0.0, may_wait=True)
-    assert outcomes(effects) == [("q", 7, (D,))]
-
-
 def test_a_given_id_twice_in_one_push_is_a_duplicate_the_second_time() -> None:
     admission, _ = make_admission()
     twice = push("p", 0, make_sample("x"), make_sample("y"), make_sample("x"), named=True)
@@ -83,27 +61,6 @@ def test_a_bad_sample_does_not_spoil_its_push() -> None:
     assert isinstance(answer, PushAnswered)
     assert answer.outcomes == (A, R, A)
     assert answer.errors == {1: "sample b has no tokens"}
-
-
-def test_a_push_that_finds_no_room_is_held_and_answered_once_there_is() -> None:
-    admission, buffer = make_admission(capacity=2)
-    (held,) = admission.push(plain("p", 0, 3), 0.0, may_wait=True)
-    assert isinstance(held, PushBlocked)
-    assert (held.full.cap, held.full.held, held.full.capacity) == ("samples", 2, 2)
-    assert admission.retry(1.0) == []
-    buffer.remove(buffer.ready(1))
-    assert outcomes(admission.retry(2.0)) == [("p", 0, (A, A, A))]
-    assert len(admission.blocked) == 0
-
-
-def test_what_is_accepted_of_a_push_that_waits_for_the_rest_is_accepted_once() -> None:
-    admission, buffer = make_admission(capacity=3)
-    admission.push(plain("p", 0), 0.0, may_wait=True)
-    admission.push(plain("", 0, 3), 0.0, may_wait=True)
-    assert len(buffer) == 3
-    buffer.remove(buffer.ready(3))
-    assert outcomes(admission.retry(1.0)) == [("", 0, (A, A, A))]
-    assert len(buffer) == 1
 
 
 def test_a_smaller_sample_finds_room_where_a_larger_one_before_it_does_not() -> None:
@@ -122,14 +79,6 @@ def test_what_would_never_find_room_is_refused_though_others_wait() -> None:
     assert isinstance(admission.push(plain("p", 1), 0.0, may_wait=True)[0], PushBlocked)
     large = admission.push(push("q", 0, make_sample("c", 101)), 0.0, may_wait=True)
     assert outcomes(large) == [("q", 0, (R,))]
-
-
-def test_nobody_is_held_back_at_a_soft_cap_while_no_step_could_be_planned() -> None:
-    lobby = Lobby(BufferLimits(3, 3, 8, 10_000, 100), batch=3)
-    effects = lobby.admission.push(plain("p", 0, 4), 0.0, may_wait=True)
-    assert isinstance(effects[0], PushBlocked)  # three are ready, although two reach the token cap
-    assert lobby.buffer.ready_units == 3
-    assert effects[0].full.cap == "samples"
 
 
 def test_beginnings_of_groups_hold_nobody_back() -> None:
@@ -181,19 +130,6 @@ def test_a_group_of_which_nobody_waited_has_nobody_looked_at_again() -> None:
     empty = push("", 0, make_sample("c", 0))
     assert outcomes(admission.push(empty, 0.0, may_wait=False)) == [("", 0, (Outcome.REFUSED,))]
     assert admission.times == asked + 1  # for the push itself
-
-
-def test_at_the_hard_cap_even_a_member_waits_and_comes_in_when_bytes_are_free() -> None:
-    lobby = Lobby(BufferLimits(9, 9, None, 64, 100), batch=2)
-    admission, buffer = lobby.admission, lobby.buffer
-    admission.push(push("p", 0, member("g0"), make_sample("a")), 0.0, may_wait=True)
-    (held,) = admission.push(push("p", 2, member("g1")), 0.0, may_wait=True)
-    assert isinstance(held, PushBlocked)
-    assert held.full.cap == "bytes"
-    assert admission.capacity.is_stuck(0.0, waits=len(admission.blocked) > 0)
-    buffer.remove(buffer.ready(1))
-    assert outcomes(admission.retry(0.0)) == [("p", 2, (A,))]
-    assert not admission.capacity.at_hard_cap
 
 
 def test_over_http_a_hard_cap_is_forgotten_when_nobody_asks_any_more() -> None:
@@ -366,31 +302,6 @@ def test_more_members_of_one_group_than_may_wait_are_answered_full_until_some_ha
     assert isinstance(admission.push(again, 0.0, may_wait=True)[0], PushBlocked)
 
 
-def test_where_groups_do_not_matter_any_number_of_one_group_may_wait() -> None:
-    held = BlockedPushes(1 << 20, keep_groups_whole=False)
-    for at in range(MAX_OF_GROUP + 1):
-        one = push(f"q{at}", 0, member(f"q{at}"))
-        assert not held.exceeds_group_limit(one)
-        held.add(one)
-        assert not one.groups
-
-
-def test_full_is_no_decision_the_sample_may_come_again() -> None:
-    admission, buffer = make_admission(capacity=1)
-    admission.push(plain("p", 0), 0.0, may_wait=False)
-    assert outcomes(admission.push(plain("p", 1), 0.0, may_wait=False)) == [("p", 1, (F,))]
-    buffer.remove(buffer.ready(1))
-    assert outcomes(admission.push(plain("p", 1), 0.0, may_wait=False)) == [("p", 1, (A,))]
-
-
-def test_a_member_of_an_open_group_passes_those_who_wait() -> None:
-    admission, _ = make_admission(capacity=2)
-    admission.push(push("p", 0, member("g0")), 0.0, may_wait=True)
-    assert isinstance(admission.push(plain("q", 0, 3), 0.0, may_wait=True)[0], PushBlocked)
-    second = admission.push(push("r", 0, member("g1")), 0.0, may_wait=True)
-    assert outcomes(second) == [("r", 0, (A,))]
-
-
 def test_a_producer_that_is_gone_has_nothing_waiting() -> None:
     admission, buffer = make_admission(capacity=1)
     admission.push(plain("p", 0), 0.0, may_wait=True)
@@ -410,24 +321,6 @@ def test_a_producer_that_reconnects_stands_where_it_would_have_stood() -> None:
         admission.producer_gone("c")
     admission.push(plain("c", 0, 4), 0.0, may_wait=True)
     assert [held.producer for held in admission.blocked] == ["b", "c", "b"]
-
-
-def test_closing_answers_what_waits_and_refuses_what_comes() -> None:
-    admission, _ = make_admission(capacity=1)
-    admission.push(plain("p", 0, 2), 0.0, may_wait=True)
-    assert outcomes(admission.shut_down("the stream has ended")) == [("p", 0, (A, R))]
-    (answer,) = admission.push(plain("q", 0), 0.0, may_wait=True)
-    assert isinstance(answer, PushAnswered)
-    assert answer.errors == {0: "the stream has ended"}
-
-
-def test_a_sample_of_an_ended_phase_comes_too_late() -> None:
-    admission, _ = make_admission()
-    admission.eligibility.oldest_version = 3
-    late, new = make_sample("a", policy_version=2), make_sample("b", policy_version=3)
-    assert outcomes(admission.push(push("p", 0, late, new), 0.0, may_wait=True)) == [
-        ("p", 0, (R, A))
-    ]
 
 
 def test_a_floor_that_would_have_too_much_remembered_is_refused_and_changes_nothing() -> None:

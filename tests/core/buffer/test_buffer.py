@@ -5,7 +5,7 @@ import pytest
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
+from rollout_dispatcher.sample import Sample
 from tests.support.core.admissions import make_groups
 from tests.support.samples import make_sample
 
@@ -47,66 +47,12 @@ def names(buffer: SampleBuffer, limit: int = 99) -> list[str]:
     return [entry.sample.sample_id for entry in buffer.ready(limit)]
 
 
-def test_samples_without_a_group_are_ready_in_order_of_arrival() -> None:
-    buffer = make_buffer()
-    add(buffer, "a", "b", "c")
-    assert names(buffer) == ["a", "b", "c"]
-    assert names(buffer, 2) == ["a", "b"]
-
-
-def test_taking_samples_frees_their_room() -> None:
-    buffer = make_buffer(samples=2)
-    add(buffer, "a", "b")
-    full = buffer.soft_cap()
-    assert full is not None
-    assert (full.cap, full.held, full.capacity) == ("samples", 2, 2)
-    buffer.remove(buffer.ready(1))
-    assert buffer.soft_cap() is None
-    assert (len(buffer), buffer.held.tokens, buffer.held.nbytes) == (1, 4, 32)
-
-
-def test_tokens_are_capped_softly_and_bytes_are_not() -> None:
-    buffer = make_buffer(tokens=9, nbytes=110)
-    add(buffer, "a", "b")
-    assert buffer.soft_cap() is None  # 8 of 9: reached by what comes next, whatever its size
-    assert buffer.hard_cap(32) is None
-    add(buffer, "c")
-    full = buffer.soft_cap()
-    assert full is not None
-    assert full.cap == "tokens"
-    hard = buffer.hard_cap(32)
-    assert hard is not None
-    assert (hard.cap, hard.held, hard.capacity) == ("bytes", 96, 110)
-
-
-def test_a_group_is_ready_when_its_last_member_has_come() -> None:
-    buffer = make_buffer()
-    buffer.add(make_sample("g0", group_id="g", group_size=2), "p", 0.0)
-    add(buffer, "a")
-    assert names(buffer) == ["a"]
-    assert len(buffer.groups) == 1
-    buffer.add(make_sample("g1", group_id="g", group_size=2), "p", 1.0)
-    assert names(buffer) == ["a", "g0", "g1"]
-    assert len(buffer.groups) == 0
-
-
 def test_members_of_a_group_share_a_number_that_no_other_group_has() -> None:
     buffer = make_buffer()
     for member in ("g0", "g1", "h0", "h1"):  # the id is used again once the group is complete
         buffer.add(make_sample(member, group_id="g", group_size=2), "p", 0.0)
     first, second, third, fourth = (entry.group for entry in buffer.ready(9))
     assert first == second != third == fourth
-
-
-def test_beginnings_of_groups_count_towards_no_soft_cap() -> None:
-    buffer = make_buffer(samples=2, tokens=8)
-    for name in "abcdef":
-        buffer.add(member(name, name, 2), "p", 0.0)
-    assert buffer.soft_cap() is None
-    assert (buffer.ready_units, len(buffer), buffer.groups.samples) == (0, 6, 6)
-    buffer.add(member("a1", "a", 2), "p", 0.0)
-    assert buffer.soft_cap() is not None
-    assert buffer.ready_units == 2
 
 
 def test_counted_by_groups_a_group_is_one_and_so_is_a_sample_without_one() -> None:
@@ -125,22 +71,6 @@ def test_counted_by_groups_a_group_is_one_and_so_is_a_sample_without_one() -> No
     assert buffer.units_of(buffer.ready(3)) == 3
     buffer.remove(buffer.ready(2))
     assert buffer.ready_units == 1
-
-
-def test_a_group_whose_size_is_told_at_close_is_open_until_then() -> None:
-    buffer = make_buffer(group=3)
-    for at in range(3):
-        sample = member(f"g{at}", "g", SIZE_AT_CLOSE)
-        buffer.check_group(sample)
-        buffer.add(sample, "p", 0.0)
-    with pytest.raises(SampleRefused, match="a step takes at most 3"):
-        buffer.check_group(member("g3", "g", SIZE_AT_CLOSE))
-    assert names(buffer) == []
-    group = buffer.groups.get("g")
-    assert group is not None
-    assert group.missing is None
-    buffer.complete(group)
-    assert names(buffer) == ["g0", "g1", "g2"]
 
 
 def test_members_of_a_complete_group_are_judged_by_its_oldest_version() -> None:
@@ -162,26 +92,6 @@ def test_payloads_that_the_journal_has_leave_memory_and_are_not_counted_again() 
     assert len(buffer) == buffer.held.nbytes == buffer.held.tokens == 0
     buffer.drop_payloads(entries)  # they have left meanwhile
     assert buffer.held.nbytes == 0
-
-
-def test_the_window_never_cuts_a_group_in_two() -> None:
-    buffer = make_buffer()
-    add(buffer, "a", "b")
-    for member in range(3):
-        buffer.add(make_sample(f"g{member}", group_id="g", group_size=3), "p", 0.0)
-    assert names(buffer, 4) == ["a", "b"]
-    assert names(buffer, 5) == ["a", "b", "g0", "g1", "g2"]
-
-
-def test_dropping_an_open_group_gives_back_what_it_held() -> None:
-    buffer = make_buffer(samples=4)
-    for at in range(2):
-        buffer.add(member(f"g{at}", "g", 3), "p", 0.0)
-    group = buffer.groups.get("g")
-    assert group is not None
-    assert [entry.sample.sample_id for entry in buffer.drop_group(group, None)] == ["g0", "g1"]
-    assert buffer.groups.get("g") is None
-    assert len(buffer) == buffer.held.nbytes == buffer.held.tokens == buffer.groups.samples == 0
 
 
 def test_a_group_is_as_old_as_its_oldest_member() -> None:
@@ -214,13 +124,6 @@ def test_a_group_is_as_long_as_its_longest_member() -> None:
     assert [entry.sample.sample_id for entry in too_long] == ["g0", "g1", "i"]
     buffer.remove(too_long)
     assert (buffer.drop_index.too_long(), names(buffer)) == ([], ["h"])
-
-
-def test_with_groups_ignored_members_are_like_any_sample() -> None:
-    buffer = make_buffer(groups_matter=False)
-    buffer.add(make_sample("g0", group_id="g", group_size=64), "p", 0.0)
-    assert names(buffer) == ["g0"]
-    assert buffer.ready(1)[0].group == -1
 
 
 @pytest.mark.parametrize(

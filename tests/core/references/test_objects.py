@@ -110,33 +110,6 @@ def test_what_is_awaited_of_one_that_is_there_still_is_not_after_the_end() -> No
     assert needed(bench) == 0
 
 
-def test_a_push_that_is_sent_again_is_no_reason_to_release_what_it_is_about() -> None:
-    bench = StoreBench()
-    push = bench.put("p", 0, 2)
-    assert bench.send(push) == (ACCEPTED,) * 2
-    assert bench.send(push) == (DUPLICATE,) * 2
-    assert (needed(bench), unneeded(bench)) == (1, [])
-
-
-def test_an_object_is_needed_while_some_of_its_push_waits_though_others_are_committed() -> None:
-    bench = StoreBench(batch=2, window=2, capacity=2)
-    push = bench.put("p", 0, 4)
-    assert bench.send(push) is None, "two have to wait"
-    bench.lose("p")
-    bench.join()
-    bench.hungry()
-    bench.train(0)
-    assert (needed(bench), unneeded(bench)) == (1, []), "two are still to come"
-    bench.crash()
-    assert unneeded(bench) == []
-    bench.connect("p")
-    assert bench.send(push) == (DUPLICATE, DUPLICATE, ACCEPTED, ACCEPTED)
-    bench.join()
-    bench.hungry()
-    bench.train(1)
-    assert (needed(bench), unneeded(bench)) == (0, ["p.1/0"])
-
-
 def test_what_was_answered_full_comes_again() -> None:
     objects = NeededObjects(STORES)
     push = push_of("p", 0, "p.1/0", [make_sample("a"), make_sample("b")])
@@ -150,19 +123,6 @@ def test_what_was_answered_full_comes_again() -> None:
     last.floor = 2
     objects.pushed(last)
     assert objects.pop_unneeded() == (stored("p.1/0", 2),), "its numbers never come again"
-
-
-def test_nothing_waits_for_a_producer_that_is_gone_for_good() -> None:
-    bench = StoreBench(batch=2, window=2, capacity=2)
-    bench.send(bench.put("p", 0, 3))
-    bench.lose("p")
-    bench.join()
-    bench.hungry()
-    bench.train(0)
-    assert unneeded(bench) == []
-    bench.connect("p", word="2")
-    bench.lose("p", for_good=True)
-    assert unneeded(bench) == ["p.1/0"]
 
 
 def test_dropped_samples_need_nothing() -> None:
@@ -217,32 +177,6 @@ def web(count: int) -> list[Sample]:
     """Samples of a client without numbers or a name, each in an object of its own."""
     names = (f"web/{at}" for at in range(count))
     return [push_of("", 0, name, [make_sample(name)]).samples[0] for name in names]
-
-
-def test_what_is_full_over_http_is_its_clients_until_it_is_pushed_again() -> None:
-    bench = StoreBench(batch=2, window=2, capacity=2)
-    samples = web(4)
-    assert bench.send_over_http(samples) == (ACCEPTED, ACCEPTED, FULL, FULL)
-    assert needed(bench) == 2
-    bench.join()
-    bench.hungry()
-    bench.train(0)
-    assert (needed(bench), unneeded(bench)) == (0, ["web/0", "web/1"])
-    assert bench.send_over_http(samples[2:]) == (ACCEPTED, ACCEPTED)
-    bench.crash()
-    assert needed(bench) == 2
-    bench.join()
-    bench.hungry()
-    bench.train(1)
-    assert (needed(bench), unneeded(bench)) == (0, [f"web/{at}" for at in range(4)])
-
-
-def test_what_is_pushed_twice_over_http_is_needed_as_long_as_the_first_lives() -> None:
-    bench = StoreBench()
-    (sample,) = web(1)
-    assert bench.send_over_http([sample]) == (ACCEPTED,)
-    assert bench.send_over_http([sample]) == (DUPLICATE,)
-    assert (needed(bench), unneeded(bench)) == (1, [])
 
 
 def test_what_is_refused_over_http_is_needed_no_more() -> None:

@@ -133,19 +133,6 @@ def test_answers_to_what_was_not_asked_change_nothing() -> None:
     assert bench.core.pending_store_work == 0
 
 
-def test_the_list_outlives_the_process() -> None:
-    bench = bench_with("a")
-    gone = refuse(bench, 1, 2)
-    bench.crash()
-    assert bench.core.pending_store_work == 2
-    bench.hear(WorkerThere("a"))
-    assert keys(bench.asked["a"]) == gone
-    bench.answer("a")
-    bench.crash()
-    assert bench.core.pending_store_work == 0
-    assert bench.core.statistics().objects.freed == 2
-
-
 def test_the_last_worker_is_held_until_the_list_is_empty() -> None:
     bench = bench_with("a", "b")
     bench.hear(WorkerLeaves("a"))
@@ -260,49 +247,6 @@ def test_what_a_client_without_an_incarnation_may_send_again_is_not_waited_for_l
     assert bench.core.statistics().objects.needed == 0
 
 
-def test_what_comes_back_while_it_is_swept_is_left_alone() -> None:
-    bench = bench_with("a")
-    bench.connect("p")
-    bench.put("p", 0, 1)
-    bench.lose("p", for_good=True)
-    bench.connect("p")
-    bench.answer_all()
-    assert bench.objects == {"p.1/0"}
-    assert bench.memory.remembered().incarnations == {"p.1": "p"}
-
-
-def test_what_waits_when_its_producer_leaves_is_found_after_a_crash() -> None:
-    bench = StoreBench(batch=2, window=2, capacity=2)
-    bench.hear(WorkerThere("a"))
-    bench.connect("p")
-    bench.send(bench.put("p", 0, 2))
-    assert bench.send(bench.put("p", 2, 1)) is None, "there is no room for it"
-    bench.leave("p")
-    bench.answer_all()
-    assert len(bench.objects) == 2, "it may come in still"
-    bench.crash()
-    bench.hear(WorkerThere("a"))
-    bench.answer_all()
-    assert bench.objects == {"p.1/0"}
-    assert bench.memory.remembered().incarnations == {}
-
-
-def test_what_waits_when_its_producer_leaves_is_swept_once_it_is_gone() -> None:
-    bench = StoreBench(batch=2, window=2, capacity=2)
-    bench.hear(WorkerThere("a"))
-    bench.connect("p")
-    bench.send(bench.put("p", 0, 2))
-    bench.send(bench.put("p", 2, 1))
-    bench.put("p", 1, 1)
-    bench.leave("p")
-    bench.answer_all()
-    assert bench.objects == {"p.1/0", "p.1/2"}
-    bench.lose("p", for_good=True)
-    bench.answer_all()
-    assert bench.objects == {"p.1/0"}
-    assert bench.memory.remembered().incarnations == {}
-
-
 def test_a_process_that_opens_no_stores_waits_for_no_sweep_and_leaves_it_to_the_next() -> None:
     bench = bench_with("a")
     bench.connect("p")
@@ -361,13 +305,6 @@ def test_who_is_connected_is_never_forgotten_however_long_ago_it_came() -> None:
     assert sweeps.current("old") == "old.1"
     assert sweeps.may_push("old.1/7")
     assert not sweeps.may_push("p1.1/7")
-
-
-def test_none_is_forgotten_where_all_are_connected() -> None:
-    sweeps = OrphanCollector(STORES)
-    for word in range(MAX_INCARNATIONS + 1):
-        sweeps.begins(f"p{word}", f"p{word}.1")
-    assert sweeps.forget_oldest() is None
 
 
 def test_keys_of_others_are_not_released_whatever_a_worker_says() -> None:

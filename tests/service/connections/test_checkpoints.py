@@ -12,7 +12,6 @@ import pytest
 
 from rollout_dispatcher.errors import (
     CheckpointRefused,
-    DispatcherError,
     ProtocolError,
     StepContractError,
 )
@@ -142,50 +141,6 @@ def test_what_a_checkpoint_may_not_be_is_a_clear_error(tmp_path: Path) -> None:
                 rank.resume(m.CheckpointPosition(run_id=run_id, step=step))
 
 
-def test_ranks_that_load_different_checkpoints_all_hear_of_it(tmp_path: Path) -> None:
-    with serve(tmp_path) as server:
-        push(server, 4)
-        trainer = Trainer(server)
-        trainer.train(1)
-        server.await_status(steps_committed=1)
-        trainer.vanish()
-        trainer = Trainer(server)
-        trainer.ranks[0].resume(m.CheckpointPosition(run_id=trainer.ranks[0].run_id, step=-1))
-
-        def go_on(rank: RankClient) -> DispatcherError | None:
-            try:
-                rank.next_step(20)
-            except DispatcherError as error:
-                return error
-            return None
-
-        with ThreadPoolExecutor() as threads:
-            errors = list(threads.map(go_on, trainer.ranks))
-        assert [type(error) for error in errors] == [CheckpointRefused] * RANKS
-        assert "DP rank 1 has loaded no checkpoint" in str(errors[0])
-        assert server.status()["ranks_connected"] == 0
-        trainer.vanish()
-
-
-def test_without_retention_the_run_goes_on_and_says_what_is_missing(tmp_path: Path) -> None:
-    with serve(tmp_path, sample_retention="commit") as server:
-        push(server, 4)
-        trainer = Trainer(server)
-        trainer.train(1)
-        push(server, 4, 4)
-        trainer.train(1)
-        server.await_status(steps_committed=2)
-        trainer.vanish()
-        trainer = Trainer(server)
-        trainer.load(-1)
-        assert [rank.position for rank in trainer.ranks] == [1, 1]
-        assert server.status()["steps_not_rewound"] == 2
-        assert "the 2 steps trained after it cannot be given again" in server.log()
-        push(server, 4, 8)
-        assert trainer.train(1)[0][0] == 2
-        trainer.vanish()
-
-
 def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,20 +175,6 @@ def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
         assert trainer.ranks[0].position == 5 - kept
         assert trainer.train(kept) == found[-kept:]
         server.await_status(steps_not_rewound=5 - kept, balanced=True)
-        trainer.vanish()
-
-
-def test_a_state_is_loaded_before_anything_of_it_was_committed(tmp_path: Path) -> None:
-    """A rank that loads nothing goes on where the run stands, and its state says so."""
-    with serve(tmp_path) as server:
-        push(server, 4)
-        trainer = Trainer(server)
-        assert trainer.ranks[0].position == -1
-        trainer.train(1)
-        server.await_status(steps_committed=1)
-        trainer.vanish()
-        trainer = Trainer(server)
-        assert [rank.position for rank in trainer.ranks] == [0, 0]
         trainer.vanish()
 
 

@@ -58,45 +58,6 @@ def test_what_was_pushed_is_what_the_ranks_get(serve: Serve) -> None:
     assert all(token_ids(part) == expected_ids(part) for part in parts)
 
 
-def test_a_step_is_released_only_when_every_rank_is_prepared(serve: Serve) -> None:
-    server = serve()
-    first, second = two_ranks_one_prepared(server)
-    for rank in (first, second):
-        rank.settle()
-        assert not rank.steps[0].released
-    second.prepare(0)
-    first.await_release(0)
-    second.await_release(0)
-
-
-def test_a_step_is_committed_when_every_rank_has_said_so(serve: Serve) -> None:
-    server = serve()
-    Producer(server.endpoint, "p").push([3] * 4)
-    trainer = Trainer(server.endpoint, 2)
-    first, second = trainer.ranks
-    trainer.take()
-    first.commit(0)
-    first.settle()
-    status = server.status()
-    assert (status["steps_committed"], status["in_flight"]) == (0, 4)
-    second.commit(0)
-    second.settle()
-    status = server.status()
-    assert (status["steps_committed"], status["samples_committed"]) == (1, 4)
-    assert (status["in_flight"], status["balanced"]) == (0, True)
-
-
-def test_a_rank_gets_steps_ahead_as_many_as_it_asked_for(serve: Serve) -> None:
-    server = serve(buffer_capacity=16)
-    Producer(server.endpoint, "p").push([3] * 16)
-    first = Rank(server.endpoint, 0, 2, prefetch_steps=2)
-    second = Rank(server.endpoint, 1, 2, generation=first.generation, prefetch_steps=2)
-    for rank in (first, second):
-        rank.hold(1)
-        rank.settle()
-        assert sorted(rank.steps) == [0, 1]
-
-
 def test_a_live_rank_goes_on_at_the_next_micro_batch(serve: Serve) -> None:
     server = serve(micro_batch_size=1)
     Producer(server.endpoint, "p").push([3] * 4)
@@ -115,39 +76,6 @@ def test_a_live_rank_goes_on_at_the_next_micro_batch(serve: Serve) -> None:
         rank.settle()
     assert server.status()["steps_committed"] == 1
     assert server.scrape()["redeliveries_total{reason=reconnect}"] == 1
-
-
-def test_a_commit_that_a_lost_connection_swallowed_is_told_by_the_hello(serve: Serve) -> None:
-    server = serve()
-    Producer(server.endpoint, "p").push([3] * 4)
-    trainer = Trainer(server.endpoint, 2)
-    trainer.take()
-    first, second = trainer.ranks
-    second.commit(0)
-    second.settle()
-    first.taken = first.committed = 0
-    again = first.reconnect()
-    again.settle()
-    assert again.steps == {}
-    assert server.status()["steps_committed"] == 1
-
-
-def test_a_new_process_in_the_same_generation_starts_at_the_steps_beginning(serve: Serve) -> None:
-    server = serve(micro_batch_size=1)
-    Producer(server.endpoint, "p").push([3] * 4)
-    trainer = Trainer(server.endpoint, 2)
-    trainer.take()
-    first, second = trainer.ranks
-    second.close()
-    server.await_status(ranks_connected=1)
-    fresh = Rank(server.endpoint, 1, 2, generation=trainer.generation)
-    assert fresh.hold(0).micro_batches == second.steps[0].micro_batches
-    fresh.prepare(0)
-    fresh.await_release(0)
-    for rank in (first, fresh):
-        rank.commit(0)
-        rank.settle()
-    assert server.status()["steps_committed"] == 1
 
 
 def test_a_new_generation_gets_uncommitted_steps_again_and_fences_the_old(serve: Serve) -> None:
@@ -222,32 +150,3 @@ def test_the_last_batch_has_fillers_where_ranks_have_nothing_to_do(serve: Serve)
     assert all(rank.await_end() == "ended" for rank in trainer.ranks)
     trainer.bye()
     assert server.wait() == 0
-
-
-def test_after_the_end_of_the_stream_pushes_are_refused(serve: Serve) -> None:
-    server = serve()
-    producer = Producer(server.endpoint, "p")
-    trainer = Trainer(server.endpoint, 2)
-    producer.send(m.EndStream())
-    answer = producer.push([3])
-    assert answer.outcomes == ["refused"]
-    assert "the stream has ended" in answer.errors["0"]
-    assert server.get("/readyz").status == 503
-    assert trainer.train() == []
-
-
-def test_staleness_is_judged_by_the_version_that_rank_0_reports(serve: Serve) -> None:
-    server = serve(max_staleness=1)
-    producer = Producer(server.endpoint, "p")
-    producer.push([3] * 4, policy_versions=[1, 4, 4, 5])
-    first = Rank(server.endpoint, 0, 2)
-    first.send(m.PolicyVersion(policy_version=5, first_step=0))
-    first.settle()
-    second = Rank(server.endpoint, 1, 2, generation=first.generation)
-    second.settle()
-    server.await_status(buffered=3, policy_version=5)
-    assert server.scrape()["samples_dropped_total{reason=stale}"] == 1
-    producer.push([3], policy_versions=[5])
-    for rank in (first, second):
-        rank.demand(taken=-1)
-        rank.hold(0)

@@ -75,19 +75,6 @@ def test_a_larger_group_gets_the_open_step_again_and_a_smaller_one_goes_on(serve
         assert per_rank(server, metric) == [f"{metric}{{dp_rank=0}}"]
 
 
-def test_the_first_group_is_that_of_the_run_not_of_the_process(
-    serve: Serve, tmp_path: Path
-) -> None:
-    options = {"journal_dir": tmp_path / "journal"}
-    server = serve(**options)
-    Rank(server.endpoint, 0, 2)
-    server.send_signal(signal.SIGKILL)
-    server.wait()
-    server = serve(**options)
-    with Trainer(server.endpoint, 4):
-        server.await_status(generation=2, dp_size=4, ranks_connected=4)
-
-
 def test_ranks_that_are_no_more_are_not_absent(serve: Serve) -> None:
     server = serve()
     Rank(server.endpoint, 0, 2)
@@ -109,21 +96,6 @@ def test_a_fenced_rank_s_waiting_is_not_counted_for_its_successor(serve: Serve) 
             for rank in new.ranks:
                 rank.settle()
             assert server.scrape()["rank_wait_duration_seconds_count"] == 0
-
-
-def test_a_step_planned_under_a_larger_budget_is_planned_again_all_the_same(
-    serve: Serve, tmp_path: Path
-) -> None:
-    options = {"journal_dir": tmp_path / "journal"}
-    server = serve(**options)
-    Producer(server.endpoint, "p").push([60, 9, 4, 7])
-    before = Trainer(server.endpoint, 2).take()
-    server.send_signal(signal.SIGKILL)
-    server.wait()
-    server = serve(micro_batch_tokens=32, **options)
-    with Trainer(server.endpoint, 3) as trainer:
-        assert names(trainer.train()) == names(before)
-        server.await_status(steps_committed=1, balanced=True)
 
 
 def test_a_size_that_the_batch_does_not_divide_over_is_refused_and_training_goes_on(

@@ -16,7 +16,6 @@ from rollout_dispatcher.errors import (
     Unauthorized,
 )
 from rollout_workers import (
-    AsyncRolloutProducer,
     Credentials,
     MicroBatchStream,
     Outcome,
@@ -91,12 +90,6 @@ def take(ranks: list[RankClient]) -> list[int]:
         return [value for part in threads.map(train, ranks) for value in part]
 
 
-def test_steps_are_trained_over_tls(tmp_path: Path, authority: Authority, pair: Pair) -> None:
-    with serve(tmp_path / "server", **SMALL, **pair.options()) as endpoint:
-        assert endpoint.startswith("tls://")
-        assert trained(endpoint, Credentials(tls_ca=authority.ca)) == list(range(8))
-
-
 def test_with_token_and_client_certificate_from_the_environment(
     tmp_path: Path, authority: Authority, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,16 +129,6 @@ def test_a_stream_of_tensors_comes_over_tls(
                     seen += batch.input_ids.tolist()
                 step.commit()
     assert sorted(seen) == sorted([at for at in range(4) for _ in range(3)])
-
-
-async def test_an_async_producer_pushes_over_tls(
-    tmp_path: Path, authority: Authority, pair: Pair
-) -> None:
-    ours = Credentials(tls_ca=authority.ca)
-    with serve(tmp_path / "server", **SMALL, **pair.options()) as endpoint:
-        async with AsyncRolloutProducer(endpoint, credentials=ours) as producer:
-            sample = RolloutSample({"input_ids": np.zeros(LARGE, dtype=np.int64)})
-            assert await producer.push_many([sample] * 4) == [Outcome.ACCEPTED] * 4
 
 
 def rejected(endpoint: str, credentials: Credentials) -> list[DispatcherError]:

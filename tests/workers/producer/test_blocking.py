@@ -1,8 +1,6 @@
 """A producer over a real socket, against a dispatcher that says what the test says."""
 
-import asyncio
 import gc
-import logging
 import subprocess
 import sys
 from collections import UserDict
@@ -253,28 +251,6 @@ def test_a_push_that_may_not_wait_is_refused_before_anything_is_sent(
     assert pushing.result(10) is Outcome.ACCEPTED
 
 
-def test_an_unanswered_push_is_sent_again_after_a_loss(
-    join: Join,
-    dispatcher: ScriptedDispatcher,
-    threads: ThreadPoolExecutor,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    producer, peer = join()
-    pushing = threads.submit(producer.push, FIELDS)
-    first = peer.expect(m.Push)
-    payload = bytes(peer.payload)
-    with caplog.at_level(logging.WARNING):
-        peer.close()
-        again = dispatcher.accept()
-        hello = again.welcome_producer()
-        assert hello.client_id == first.sample_ids[0].partition("/")[0]
-        assert again.expect(m.Push) == first
-        assert bytes(again.payload) == payload
-        again.answer(first, "duplicate")
-        assert pushing.result(10) is Outcome.ACCEPTED
-    assert "no connection to the dispatcher" in caplog.text
-
-
 def test_end_stream_comes_after_every_push_and_returns_when_it_was_handled(
     join: Join, threads: ThreadPoolExecutor
 ) -> None:
@@ -380,35 +356,6 @@ def test_threads_may_share_a_producer(join: Join, threads: ThreadPoolExecutor) -
         peer.answer(push)
     assert [future.result(10) for future in pushing] == [Outcome.ACCEPTED] * 20
     assert seen == set(range(20))
-
-
-async def test_a_cancelled_push_is_withdrawn_if_it_never_left(
-    dispatcher: ScriptedDispatcher,
-) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def on_peer(call: object, *args: object) -> object:
-        assert callable(call)
-        return await loop.run_in_executor(None, call, *args)
-
-    producer = AsyncRolloutProducer(dispatcher.endpoint)
-    starting = asyncio.create_task(producer.start())
-    peer = dispatcher.accept() if starting.done() else await on_peer(dispatcher.accept)
-    assert isinstance(peer, Peer)
-    await on_peer(peer.welcome_producer, 1)
-    await starting
-    first = asyncio.create_task(producer.push(FIELDS))
-    second = asyncio.create_task(producer.push(FIELDS))
-    push = await on_peer(peer.expect, m.Push)
-    assert isinstance(push, m.Push)
-    second.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await second
-    peer.answer(push)
-    assert await first is Outcome.ACCEPTED
-    assert await on_peer(peer.hears_nothing)
-    peer.close()
-    await producer.close()
 
 
 async def test_a_bad_argument_is_named_before_anything_is_sent() -> None:

@@ -65,22 +65,6 @@ def pushed(first: int, *outcomes: str) -> m.Pushed:
     return m.Pushed(first_seq=first, outcomes=list(map(Outcome, outcomes)))
 
 
-def test_pushes_beyond_the_credits_wait_for_an_answer() -> None:
-    core = connected(credits_=2)
-    for _ in range(4):
-        core.submit([encoded()])
-    assert pushes(core) == [0, 1]
-    assert hear(core, pushed(1, "accepted")) == [Settled(1, (Outcome.ACCEPTED,))]
-    assert pushes(core) == [2]
-    assert pushes(core) == []
-
-
-def test_nothing_goes_out_before_the_welcome() -> None:
-    core = ProducerCore("me")
-    core.control(m.EndStream())
-    assert said(core) == []
-
-
 def test_nothing_counts_before_the_welcome() -> None:
     core = ProducerCore("me")
     with pytest.raises(ProtocolError, match="Pong instead of a welcome"):
@@ -119,18 +103,6 @@ def test_full_although_a_credit_is_free_waits_a_little_longer_every_time() -> No
         waits.append(wait)
         now += wait
     assert waits == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
-
-
-def test_a_lost_connection_repeats_what_is_unanswered_under_the_same_numbers() -> None:
-    core = connected(credits_=3)
-    for _ in range(3):
-        core.submit([encoded(), encoded()])
-    first = said(core)
-    hear(core, pushed(2, "accepted", "accepted"))
-    core.lost()
-    assert pushes(core) == []
-    hear(core, welcome(3))
-    assert said(core) == [first[0], first[2]]
 
 
 def test_the_floor_is_the_smallest_number_that_may_come_again() -> None:

@@ -18,11 +18,9 @@ from rollout_dispatcher.errors import (
     ConfigError,
     DispatcherUnreachable,
     GenerationFenced,
-    ProtocolError,
     RankRefused,
     StepContractError,
 )
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
@@ -132,21 +130,6 @@ def test_close_delivers_the_last_commit_before_the_goodbye(
     closing.result(10)
     with pytest.raises(ClientClosed):
         client.next_step()
-
-
-def test_a_close_while_disconnected_still_delivers_the_last_commit(
-    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    client, peer = join()
-    give(peer, 0, [1])
-    taken = taken_from(client)
-    peer.close()
-    taken.commit()
-    closing = threads.submit(client.close)
-    again = dispatcher.accept()
-    assert again.welcome_rank().committed == 0
-    again.acknowledge_bye()
-    closing.result(10)
 
 
 def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
@@ -303,15 +286,6 @@ def test_a_fence_reaches_the_loop_in_next_and_between_micro_batches(
         client.commit(0)
 
 
-def test_an_error_ends_a_wait_for_the_next_step(join: Join, threads: ThreadPoolExecutor) -> None:
-    client, peer = join()
-    waiting = threads.submit(client.next_step)
-    peer.expect(m.Demand)
-    peer.send_bytes(b"\0" * 64)
-    with pytest.raises(ProtocolError, match="expected a frame"):
-        waiting.result(10)
-
-
 def test_closing_ends_a_wait_for_the_next_step(join: Join, threads: ThreadPoolExecutor) -> None:
     client, peer = join()
     waiting = threads.submit(client.next_step)
@@ -461,15 +435,6 @@ def test_statistics_count_what_happened(join: Join) -> None:
     assert (statistics.steps_taken, statistics.steps_committed) == (1, 1)
     assert (statistics.micro_batches, statistics.reconnects) == (2, 0)
     assert statistics.bytes_received > 100
-
-
-def test_a_peer_that_sends_byte_by_byte_is_understood(join: Join) -> None:
-    client, peer = join()
-    for byte in codec.encode(step(0)) + micro_batch(0, 0, sample([4, 5])):
-        peer.send_bytes(bytes([byte]))
-    peer.expect(m.Prepared)
-    peer.send(m.Release(step=0))
-    assert ids_of(taken_from(client)) == [[4, 5]]
 
 
 def test_an_interpreter_exits_with_a_rank_left_open_and_without_torch(

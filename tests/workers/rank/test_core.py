@@ -237,17 +237,6 @@ def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
     assert [item.header.index for item in core.begin(0).micro_batches] == [0, 1]
 
 
-def test_a_delivery_of_a_committed_step_is_ignored() -> None:
-    core = connected()
-    hear(core, step(0), m.Release(step=0))
-    take(core)
-    core.commit(0)
-    spoken(core)
-    assert hear(core, step(0), m.Release(step=0)) == []
-    deliver(core, 0, 0)
-    assert core.hello().received == []
-
-
 def test_taking_more_steps_than_may_be_open_says_to_commit() -> None:
     core = connected()
     hear(core, *(step(n) for n in range(3)), *(m.Release(step=n) for n in range(3)))

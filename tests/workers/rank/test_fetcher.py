@@ -145,18 +145,6 @@ def test_a_store_that_is_not_allowed_is_not_opened(
     assert "the dispatcher does not allow it" in caplog.text
 
 
-def test_objects_are_freed_and_listed_when_asked(
-    joined: tuple[RankClient, Peer], store: FileStore
-) -> None:
-    _, peer = joined
-    put(store, "p.1/0", ONE)
-    put(store, "p.1/1", ONE)
-    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
-    assert peer.expect(m.Freed) == m.Freed(number=1)
-    peer.send(m.Sweep(number=2, store=store.address, prefix="p."))
-    assert peer.expect(m.Swept) == m.Swept(number=2, keys=["p.1/1"])
-
-
 def test_a_rank_that_can_start_no_thread_to_fetch_with_says_so(
     joined: tuple[RankClient, Peer], store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,13 +37,6 @@ def read(store: FileStore, *references: Reference) -> list[bytes | Missing]:
     return list(map(as_read, store.get(references)))
 
 
-def test_parts_of_objects_come_back_in_the_order_asked_for(store: FileStore) -> None:
-    one, other = store.put("p.1/0", SPANS), store.put("p.1/3", [b"x" * 24])
-    asked = [part(one, 16, 16), part(other, 8, 16), part(one, 0, 8), part(one, 8, 0)]
-    assert read(store, *asked) == [BYTES[16:], b"x" * 16, BYTES[:8], b""]
-    assert one == StoredObject(store.address, "p.1/0", 32)
-
-
 def test_more_buffers_than_one_write_takes(store: FileStore) -> None:
     spans = [bytes([i % 256]) * 8 for i in range(3000)]
     stored = store.put("p.1/0", spans)
@@ -70,14 +63,6 @@ def test_what_another_writer_of_safetensors_has_put_is_an_object(
     assert store.list("") == ["theirs"]
 
 
-def test_what_was_read_stays_when_it_is_released(store: FileStore, root: Path) -> None:
-    stored = store.put("p.1/0", SPANS)
-    [found] = store.get([part(stored, 0, 32)])
-    assert store.release(["p.1/0"]) == []
-    assert as_read(found) == BYTES
-    assert files(root) == []
-
-
 def test_the_same_again_changes_nothing(store: FileStore, root: Path) -> None:
     assert store.put("p.1/0", SPANS) == store.put("p.1/0", SPANS)
     assert files(root) == ["p.1", "p.1/0"]
@@ -96,11 +81,6 @@ def test_a_file_that_is_not_whole_is_missing(store: FileStore, root: Path, size:
     stored = store.put("p.1/0", SPANS)
     os.truncate(root / "p.1" / "0", size)
     assert isinstance(store.get([part(stored, 0, 8)])[0], Missing)
-
-
-def test_bytes_beyond_an_object_are_missing(store: FileStore) -> None:
-    stored = store.put("p.1/0", SPANS)
-    assert isinstance(store.get([part(stored, 24, 16)])[0], Missing)
 
 
 def test_what_is_no_file_is_missing(store: FileStore, root: Path) -> None:

@@ -81,10 +81,6 @@ class Peer:
         """The step of the next Commit, whatever the rank has to say before it."""
         return self._skip_to(m.Commit).step
 
-    def first_step_of_version(self) -> int:
-        """The first step of the next policy version that is reported."""
-        return self._skip_to(m.PolicyVersion).first_step
-
     def _skip_to(self, kind: type[M]) -> M:
         while True:
             message, _ = self._next(monotonic() + PATIENCE_S)
