@@ -141,11 +141,11 @@ class Router:
             self._failure.guard_hearing(self._hear_rank, peer, message)
         else:
             self._failure.guard_hearing(self._hear, peer, message, spans)
-        if peer.role != "producer":  # ranks are heard always: their commits free the journal's room
+        # Ranks are heard always: their commits free the journal's room.
+        if peer.role != "producer" or not self.barrier.heard(peer):
             self._handled.note(peer, peer.readable_since)
             return
-        if self.barrier.heard(peer):
-            self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
+        self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
         self.barrier.after(partial(self._handled.note, peer, peer.readable_since))
 
     def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
@@ -345,10 +345,9 @@ class Router:
             self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
 
     def _hear_rank(self, peer: Peer, message: m.Message) -> None:
-        if (rank := self._connections.rank_of(peer)) is not None:
-            self._rank_said(rank.dp_rank, message, self.clock())
-
-    def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
+        if (rank := self._connections.rank_of(peer)) is None:
+            return
+        dp_rank, now = rank.dp_rank, self.clock()
         self.core.seen(dp_rank, now)
         match message:
             case m.Demand():
