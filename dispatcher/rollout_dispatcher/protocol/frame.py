@@ -185,6 +185,8 @@ class FrameReader:
             self._header = self._parts = None
             self._pieces = NO_PIECES  # a quiet connection keeps nothing of its last frame in memory
             yield frame
+        if self._start == self._end:
+            self._start = self._end = 0
 
     def _take_prefix(self, admit: Admit) -> bool:
         """Whether a frame has begun, and may be received."""
