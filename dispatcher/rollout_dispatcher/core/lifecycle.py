@@ -95,7 +95,9 @@ class Lifecycle:
         #: have finished.
         self.drained = False
         self._notified: set[str] = set()
-        self._not_notified = self._ledger.generation.filtered()
+        self._not_notified = self._ledger.generation.filtered(
+            lambda rank: rank.connected and rank.client_id not in self._notified
+        )
 
     @property
     def state(self) -> str:
@@ -154,9 +156,7 @@ class Lifecycle:
 
     def _end_ranks(self) -> list[Effect]:
         generation, notified = self._ledger.generation, self._notified
-        not_notified = self._not_notified.find(
-            generation.number, lambda rank: rank.connected and rank.client_id not in notified
-        )
+        not_notified = self._not_notified.find()
         if not not_notified:
             return []
         dp_ranks = sorted(not_notified)
@@ -248,7 +248,9 @@ class RankDepartures:
         self._generation = parts.ledger.generation
         self._of_generation = 0
         self._away: dict[int, float] = {}  # since when, in that order
-        self._stopped = self._generation.filtered()
+        self._stopped = self._generation.filtered(
+            lambda rank: rank.gone or rank.lost or rank.finished is not None
+        )
         #: When an earlier process's generation began to be waited for, while it is.
         self._restored_at: float | None = None
         self._is_late = False
@@ -319,10 +321,7 @@ class RankDepartures:
         """
         if self._generation.failed is not None:
             return []
-        stopped = self._stopped.find(
-            self._generation.number,
-            lambda rank: rank.gone or rank.lost or rank.finished is not None,
-        )
+        stopped = self._stopped.find()
         if not (stopped or self._is_late or self._limit_sent):
             return []
         departed, finished = (
