@@ -83,9 +83,7 @@ class EffectRunner:
             perform=self.perform,
         )  # fmt: skip
         self._timer: asyncio.TimerHandle | None = None
-        #: When it rings; and whether that is looked at again in this turn of the event loop.
         self._rings_at: float | None = None
-        self._looks_at_time = False
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
         self.feedback = Feedback(core, connections, self._run)
@@ -152,9 +150,7 @@ class EffectRunner:
                         self._put_behind_barrier(effect)
                 except Exception as error:
                     self._failure.fail(error)
-            if not self._looks_at_time:  # once a turn, however much is decided in it
-                self._looks_at_time = True
-                asyncio.get_running_loop().call_soon(self._run, self._set_timer)
+            self._set_timer()
         except Exception as error:
             self._failure.fail(error)
 
@@ -361,7 +357,6 @@ class EffectRunner:
     # -- time -------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
-        self._looks_at_time = False
         if (deadline := self._core.next_deadline()) == self._rings_at:
             return
         if self._timer is not None:
