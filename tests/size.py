@@ -1,6 +1,7 @@
 """How large the product is, in one table: lines of code, modules, constants, flags, a sample's way.
 
     python -m tests.size [--json]
+    python -m tests.size --way
 
 A line of code has code on it: no blank lines, comments or docstrings. A literal is an int or float
 in the syntax tree, but for -1, 0, 1 and 2. The way of one sample is counted by `sys.setprofile` in
@@ -9,7 +10,8 @@ are warm: calls of the product's own functions, comprehensions not counted (Pyth
 nor coroutines that go on; a change of file is a call from another file than the call before. The
 counts are medians of several samples, as timers and threads join in. *Pushed to committed* is from
 `RolloutProducer.push` until the commit has been answered; *push, decided* from there until the core
-has decided on the push, with nobody there who trains.
+has decided on the push, with nobody there who trains. `--way` prints the first of the two instead,
+call by call, each below whoever called it.
 """
 
 import argparse
@@ -132,11 +134,17 @@ def flags() -> int:
 
 
 class Calls:
-    """Calls of the product's functions, in all threads that start from here on."""
+    """Calls of the product's functions, in all threads that start from here on.
 
-    def __init__(self) -> None:
+    draws: whether it is noted too who called each.
+    """
+
+    def __init__(self, *, draws: bool = False) -> None:
         self.on = False
         self.seen: list[tuple[str, str]] = []
+        self._draws = draws
+        #: Of each call its thread, and how many others it is below.
+        self._places: list[tuple[str, int]] = []
         self._known: dict[CodeType, tuple[str, str] | None] = {}
         threading.setprofile(self._note)
         sys.setprofile(self._note)
@@ -171,17 +179,37 @@ class Calls:
             self.on = False
         if event != "call":
             return
+        if (known := self._name(code)) is None:
+            return
+        self.seen.append(known)
+        if self._draws:
+            callers, depth = frame.f_back, 0
+            while callers is not None:
+                depth += self._name(callers.f_code) is not None
+                callers = callers.f_back
+            self._places.append((threading.current_thread().name, depth))
+
+    def _name(self, code: CodeType) -> tuple[str, str] | None:
+        """File and name of a function that counts."""
         if code not in self._known:
             ours = code.co_filename.startswith(tuple(f"{root}/" for root in ROOTS))
             counts = ours and not code.co_name.endswith(COMPREHENSIONS)
             self._known[code] = (code.co_filename, code.co_qualname) if counts else None
-        if (known := self._known[code]) is not None:
-            self.seen.append(known)
+        return self._known[code]
+
+    def drawn(self) -> Iterator[str]:
+        """What was called since `begin`, call by call, with a line wherever threads alternate."""
+        before = ""
+        for (file, name), (thread, depth) in zip(self.seen, self._places, strict=True):
+            if thread != before:
+                yield f"-- {thread}"
+                before = thread
+            yield f"{'  ' * depth}{name}  {Path(file).relative_to(ROOT)}"
 
     def begin(self, alone: int | None = None) -> None:
         """Count from here on. alone: in this thread only, and until it has decided on a push."""
         self.alone = alone
-        self.seen = []
+        self.seen, self._places = [], []
         self.on = True
 
 
@@ -193,6 +221,16 @@ def ways() -> dict[str, dict[str, int]]:
     finally:
         calls.stop()
     return {"pushed to committed": _medians(commits), "arrived to decided": _medians(pushes)}
+
+
+def way() -> Iterator[str]:
+    """One sample, pushed to committed, call by call."""
+    calls = Calls(draws=True)
+    try:
+        asyncio.run(_counted(calls, trains=True))
+    finally:
+        calls.stop()
+    return calls.drawn()
 
 
 def _medians(figures: list[dict[str, int]]) -> dict[str, int]:
@@ -283,8 +321,13 @@ def table(found: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.size", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--way", action="store_true", help="print the way of a sample instead")
+    options = parser.parse_args()
+    if options.way:
+        print("\n".join(way()))
+        return
     found = measured()
-    print(json.dumps(found, indent=1) if parser.parse_args().json else "\n".join(table(found)))
+    print(json.dumps(found, indent=1) if options.json else "\n".join(table(found)))
 
 
 if __name__ == "__main__":

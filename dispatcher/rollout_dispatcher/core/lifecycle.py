@@ -41,7 +41,7 @@ they are dropped. Invariant: the finish of the run is a fact before any peer is 
 until every peer was told; a start on the journal after that goes on with the samples that are left.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,9 @@ class Lifecycle:
         #: have finished.
         self.drained = False
         self._notified: set[str] = set()
-        self._not_notified = self._ledger.generation.filtered()
+        self._not_notified = self._ledger.generation.filtered(
+            lambda rank: rank.connected and rank.client_id not in self._notified
+        )
 
     @property
     def state(self) -> str:
@@ -154,9 +156,7 @@ class Lifecycle:
 
     def _end_ranks(self) -> list[Effect]:
         generation, notified = self._ledger.generation, self._notified
-        not_notified = self._not_notified.find(
-            generation.number, lambda rank: rank.connected and rank.client_id not in notified
-        )
+        not_notified = self._not_notified.find()
         if not not_notified:
             return []
         dp_ranks = sorted(not_notified)
@@ -248,8 +248,9 @@ class RankDepartures:
         self._generation = parts.ledger.generation
         self._of_generation = 0
         self._away: dict[int, float] = {}  # since when, in that order
-        self._departed = self._generation.filtered()
-        self._finished = self._generation.filtered()
+        self._stopped = self._generation.filtered(
+            lambda rank: rank.gone or rank.lost or rank.finished is not None
+        )
         #: When an earlier process's generation began to be waited for, while it is.
         self._restored_at: float | None = None
         self._is_late = False
@@ -320,9 +321,12 @@ class RankDepartures:
         """
         if self._generation.failed is not None:
             return []
+        stopped = self._stopped.find()
+        if not (stopped or self._is_late or self._limit_sent):
+            return []
         departed, finished = (
-            min(self._stops_of_departed(), default=None),
-            min(self._stops_of_finished(), default=None),
+            min(self._stops_of_departed(stopped), default=None),
+            min(self._stops_of_finished(stopped), default=None),
         )
         if departed is None and finished is None and not self._limit_sent:
             return []
@@ -341,21 +345,23 @@ class RankDepartures:
                 return [*effects, *self._generation.fail(differs)]
         return effects
 
-    def _stops_of_departed(self) -> Iterator[StopPoint]:
+    def _stops_of_departed(self, stopped: Iterable[int]) -> Iterator[StopPoint]:
         """Stop points of ranks that left, or are lost, and have not finished."""
-        number, ranks = self._generation.number, self._ledger.ranks
-        for dp_rank in self._departed.find(number, lambda rank: rank.departed):
-            yield StopPoint(ranks[dp_rank].taken, ranks[dp_rank].away_since, dp_rank)
+        for dp_rank in stopped:
+            rank = self._ledger.ranks[dp_rank]
+            if rank.departed:
+                yield StopPoint(rank.taken, rank.away_since, dp_rank)
         if self._is_late:
             for dp_rank in self._generation.missing:
                 yield StopPoint(self._ledger.steps.committed, 0.0, dp_rank)
 
-    def _stops_of_finished(self) -> Iterator[StopPoint]:
+    def _stops_of_finished(self, stopped: Iterable[int]) -> Iterator[StopPoint]:
         """Stop points of ranks that have finished, while others have not."""
-        number, ranks = self._generation.number, self._ledger.ranks
         if not self._lifecycle.finished:
-            for dp_rank in self._finished.find(number, lambda rank: rank.finished is not None):
-                yield StopPoint(ranks[dp_rank].taken, 0.0, dp_rank)
+            for dp_rank in stopped:
+                rank = self._ledger.ranks[dp_rank]
+                if rank.finished is not None:
+                    yield StopPoint(rank.taken, 0.0, dp_rank)
 
     def _limit(self, last: int | None) -> list[Effect]:
         """Send the last step to connected ranks that were not sent this one."""

@@ -119,7 +119,8 @@ class FrameReader:
     def get_buffers(self) -> list[memoryview]:
         """Memory that the next bytes of the stream belong into, in order; none of it is empty."""
         if self._pieces.is_full:
-            self._compact()
+            if self._start:
+                self._compact()
             return [self._staging[self._end :]]
         found, whole = self._pieces.next(MAX_BUFFERS, READ_BYTES)
         if whole:
@@ -154,13 +155,13 @@ class FrameReader:
             self._end += nbytes
         else:
             self._start, self._end = 0, self._pieces.filled(nbytes)
-        return iter(lambda: self._next_frame(allocate, admit), None)
+        return self._complete(allocate, admit)
 
     def go_on(self, allocate: Allocate = in_one_piece, admit: Admit = at_once) -> Iterator[Frame]:
         """The frame that waits is admitted; return the frames now complete, as `received` does."""
         assert self.waits_for
         self._open()
-        return iter(lambda: self._next_frame(allocate, admit), None)
+        return self._complete(allocate, admit)
 
     def drop(self) -> None:
         """Let go of the memory of the current frame: nothing more is read."""
@@ -168,23 +169,24 @@ class FrameReader:
         self._pieces = NO_PIECES
         self.waits_for = 0
 
-    def _next_frame(self, allocate: Allocate, admit: Admit) -> Frame | None:
-        if self._header is None and not self._take_prefix(admit):
-            return None
-        assert self._header is not None
-        if not self._is_filled():
-            return None
-        if self._parts is None:
-            self._parts = allocate(self._type, self._header, self._payload_size)
-            if self._parts:
-                self._pieces = Pieces(self._parts)
-                if not self._is_filled():
-                    return None
-        frame = Frame(self._type, self._header, self._parts)
-        self.num_frames += 1
-        self._header = self._parts = None
-        self._pieces = NO_PIECES  # a quiet connection keeps nothing of its last frame in memory
-        return frame
+    def _complete(self, allocate: Allocate, admit: Admit) -> Iterator[Frame]:
+        while self._header is not None or (self._start < self._end and self._take_prefix(admit)):
+            assert self._header is not None
+            if not (self._pieces.is_full or self._fill()):
+                return
+            if self._parts is None:
+                self._parts = allocate(self._type, self._header, self._payload_size)
+                if self._parts:
+                    self._pieces = Pieces(self._parts)
+                    if not self._fill():
+                        return
+            frame = Frame(self._type, self._header, self._parts)
+            self.num_frames += 1
+            self._header = self._parts = None
+            self._pieces = NO_PIECES  # a quiet connection keeps nothing of its last frame in memory
+            yield frame
+        if self._start == self._end:
+            self._start = self._end = 0
 
     def _take_prefix(self, admit: Admit) -> bool:
         """Whether a frame has begun, and may be received."""
@@ -223,10 +225,9 @@ class FrameReader:
             self._header = memoryview(bytearray(self._header_size))
             self._pieces = Pieces((self._header,))
 
-    def _is_filled(self) -> bool:
-        """Whether no byte is missing, once what is staged is where it belongs."""
-        if not self._pieces.is_full:
-            self._start += self._pieces.copy(self._staging[self._start : self._end])
+    def _fill(self) -> bool:
+        """Move what is staged to where it belongs; returns whether no byte is missing."""
+        self._start += self._pieces.copy(self._staging[self._start : self._end])
         return self._pieces.is_full
 
     def _check(self, reserved: int, header: int, payload: int) -> None:

@@ -174,13 +174,16 @@ class Session:
         self._enter(SessionState.AWAIT_HELLO)
         self._memory, self._limits = memory, limits
         self._reader = FrameReader(HANDSHAKE_LIMITS)
+        #: Memory that the next bytes of the stream belong into, in order.
+        self.get_buffers = self._reader.get_buffers
         self._message: m.Message = m.Bye()
 
     # -- what we say
 
     def say(self, message: m.Message, payload_size: int = 0) -> bytes:
         """The frame of a message that is sent now, up to its payload."""
-        self._note(type(message))
+        if self._may_say.get(type(message)) is not self.state:
+            self._note(type(message))
         return codec.encode(message, payload_size)
 
     def said(self, frame: bytes | bytearray | memoryview) -> None:
@@ -204,10 +207,6 @@ class Session:
     def get_buffer(self) -> memoryview:
         """The first of `get_buffers`."""
         return self._reader.get_buffer()
-
-    def get_buffers(self) -> list[memoryview]:
-        """Memory that the next bytes of the stream belong into, in order."""
-        return self._reader.get_buffers()
 
     @property
     def waits_for(self) -> int:
@@ -244,7 +243,8 @@ class Session:
     def _allocate(self, code: int, header: memoryview, size: int) -> Sequence[memoryview]:
         kind = m.MESSAGES.get(code)
         if kind is not None:
-            self._check_legal(kind)
+            if kind not in self._may_hear:
+                raise self._illegal(kind)
             if issubclass(kind, m.Hello):  # first: what is newer must not hide what is wrong
                 codec.check_version(header, kind.__name__)
         self._message = message = codec.decode(Frame(code, header))
@@ -254,11 +254,11 @@ class Session:
         message = self._message
         after = self._may_hear.get(type(message))
         if after is not self.state:  # nearly all leave it as it is
-            self._check_legal(type(message))  # we may have said something since the header came
-            self._enter(self._may_hear[type(message)])
+            if after is None:  # we have said something since the header came
+                raise self._illegal(type(message))
+            self._enter(after)
             self._reader.limits = self._limits
         return message, frame.parts
 
-    def _check_legal(self, kind: type[m.Message]) -> None:
-        if kind not in self._may_hear:
-            raise ProtocolError(f"{kind.__name__} is not legal in state {self.state}")
+    def _illegal(self, kind: type[m.Message]) -> ProtocolError:
+        return ProtocolError(f"{kind.__name__} is not legal in state {self.state}")

@@ -95,6 +95,11 @@ class DurabilityBarrier:
         """Why nothing becomes durable at present, if so."""
         return None if self._journal is None else self._journal.failure
 
+    @property
+    def is_shut(self) -> bool:
+        """Whether what is decided now has to wait."""
+        return bool(self._waiting) or self._durable < self._noted
+
     def has_capacity(self, samples: int, nbytes: int) -> bool:
         """Whether the journal takes so many new samples, of so many bytes of payload together.
 
@@ -120,7 +125,7 @@ class DurabilityBarrier:
 
     def after(self, then: Callable[[], None]) -> None:
         """Run `then` once everything noted so far is durable; at once if it is."""
-        if self._is_shut:
+        if self.is_shut:
             self._waiting.append((self._noted, then))
             return
         try:  # as `guard` does, which would be a call more for each effect
@@ -130,7 +135,7 @@ class DurabilityBarrier:
 
     def heard(self, speaker: Speaker) -> bool:
         """A message of this speaker was handled; returns whether its answer waits here."""
-        if not self._is_shut:
+        if not self.is_shut:
             return False
         self._unanswered[speaker] += 1
         self.after(partial(self._answered, speaker))
@@ -143,11 +148,6 @@ class DurabilityBarrier:
         durable = asyncio.Event()
         self.after(durable.set)
         await durable.wait()
-
-    @property
-    def _is_shut(self) -> bool:
-        """Whether what is decided now has to wait."""
-        return bool(self._waiting) or self._durable < self._noted
 
     def _answered(self, speaker: Speaker) -> None:
         self._unanswered[speaker] -= 1

@@ -52,23 +52,8 @@ class Failure:
         except Exception as error:
             self.fail(error)
 
-    def guard_hearing(self, what: Callable[[*_T], object], *values: *_T) -> None:
-        """The same, but raise what is the fault of the peer that is heard, and is told so.
-
-        What is performed for it is guarded for itself, so that of our own errors only those of the
-        core's tables come here as one that a peer might have made.
-        """
-        try:
-            what(*values)
-        except IllegalTransition as bug:
-            self.fail(bug)
-        except DispatcherError:
-            raise
-        except Exception as error:
-            self.fail(error)
-
     def guard_asking(self, what: Callable[[], T]) -> T:
-        """The same for who asks over HTTP, and hears of our own error too."""
+        """Call for who asks over HTTP, and hears of what is its own fault and of our error too."""
         try:
             return what()
         except IllegalTransition as bug:

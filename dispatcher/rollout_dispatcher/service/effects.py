@@ -41,10 +41,11 @@ log = logging.getLogger(__name__)
 _T = TypeVarTuple("_T")
 
 #: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
-AT_ONCE = (
+#: Of the last two a part is done at once, and the rest goes behind the barrier by itself.
+AT_ONCE = frozenset((
     e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
-    e.WelcomeProducer, e.RefuseRank,
-)  # fmt: skip
+    e.WelcomeProducer, e.RefuseRank, e.WelcomeRank, e.FailRanks,
+))  # fmt: skip
 #: What a producer hears of its push.
 _Answer = e.PushAnswered | e.PushBlocked | e.ResendRequested
 #: Effects that are for the DP ranks of one generation.
@@ -82,6 +83,7 @@ class EffectRunner:
             perform=self.perform,
         )  # fmt: skip
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at: float | None = None
         self._closed = False
         self._explained_at, self._explained = -math.inf, ""
         self.feedback = Feedback(core, connections, self._run)
@@ -103,7 +105,9 @@ class EffectRunner:
             e.GroupEvicted: reporter.group_evicted,
             e.PlanWanted: self._ask,
             e.ReplanWanted: self._ask,
+            e.WelcomeRank: self._attach_rank,
             e.RefuseRank: self._refuse_rank,
+            e.FailRanks: self._fail_ranks,
             e.Deliver: self._deliveries.deliver,
             e.Release: self._release,
             e.WithdrawStep: self._withdraw,
@@ -139,31 +143,27 @@ class EffectRunner:
                 self._barrier.note(decision.facts, decision.totals)
             for effect in decision.effects:
                 try:
-                    self._send_on(effect)
+                    kind = type(effect)
+                    if kind in AT_ONCE or not self._barrier.is_shut:
+                        self._ways[kind](effect)
+                    else:
+                        self._put_behind_barrier(effect)
                 except Exception as error:
                     self._failure.fail(error)
             self._set_timer()
         except Exception as error:
             self._failure.fail(error)
 
-    def _send_on(self, effect: e.Effect) -> None:
-        """Do it, now or behind the barrier."""
-        if isinstance(effect, AT_ONCE):
-            self._do(effect)
-        elif isinstance(effect, _Answer):
+    def _put_behind_barrier(self, effect: e.Effect) -> None:
+        """Do it once the barrier is open, if whom it is for is still the same by then."""
+        if isinstance(effect, _Answer):
             asked = self._connections.producers.get(effect.producer)
             self._barrier.after(partial(self._answer, effect, asked))
         elif isinstance(effect, TO_RANKS):
             number = self._core.generation
             self._barrier.after(partial(self._tell_generation, number, effect))
-        elif isinstance(effect, e.WelcomeRank):
-            self._barrier.after(partial(self._welcome_rank, self._attach(effect), effect))
-        elif isinstance(effect, e.FailRanks):
-            self._stop_waiting(effect.client_ids)
-            detached = self._connections.detach(*effect.client_ids)
-            self._barrier.after(partial(_fail, detached, effect.error))
         else:
-            self._barrier.after(partial(self._do, effect))
+            self._barrier.after(partial(self._ways[type(effect)], effect))
 
     def close(self) -> None:
         """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
@@ -175,9 +175,6 @@ class EffectRunner:
         self._planner.close()
 
     # -- one method an effect ---------------------------------------------------------------
-
-    def _do(self, effect: e.Effect) -> None:
-        self._ways[type(effect)](effect)
 
     def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
         if self._planner.plans_here(effect):
@@ -215,13 +212,14 @@ class EffectRunner:
         self._step_trace.policy_reported(effect)
         self.feedback.changed()
 
-    def _attach(self, effect: e.WelcomeRank) -> RankConnection:
+    def _attach_rank(self, effect: e.WelcomeRank) -> None:
         peer = self._connections.take_hello(effect.client_id)
         if peer.welcomed:  # on this connection: it has loaded a checkpoint since
             peer.forget()
         else:
             self._metrics.connections.labels("rank").inc()
-        return self._connections.attach(peer, effect.dp_rank)
+        attached = self._connections.attach(peer, effect.dp_rank)
+        self._barrier.after(partial(self._welcome_rank, attached, effect))
 
     def _welcome_rank(self, rank: RankConnection, effect: e.WelcomeRank) -> None:
         # What was decided before its hello and waits at the barrier too is not for this connection.
@@ -237,7 +235,7 @@ class EffectRunner:
     def _tell_generation(self, number: int, effect: e.Effect) -> None:
         """Tell the ranks of this generation; what it was to hear is void once another has begun."""
         if number == self._core.generation:
-            self._do(effect)
+            self._ways[type(effect)](effect)
 
     def _release(self, effect: e.Release) -> None:
         self._step_trace.released(effect.step)
@@ -259,11 +257,13 @@ class EffectRunner:
         if peer is not None and peer.hears_feedback:
             peer.send(advice)
 
-    def _stop_waiting(self, client_ids: Iterable[str]) -> None:
-        """These ranks are heard no more: they are not waiting for a step."""
-        for client_id in client_ids:
+    def _fail_ranks(self, effect: e.FailRanks) -> None:
+        """These ranks are heard no more, and do not wait for a step; they hear why."""
+        for client_id in effect.client_ids:
             if (rank := self._connections.ranks.get(client_id)) is not None:
                 self._metrics.rank_waits.stops(rank.dp_rank, self._clock())
+        detached = self._connections.detach(*effect.client_ids)
+        self._barrier.after(partial(_fail, detached, effect.error))
 
     def _end(self, effect: e.EndRanks) -> None:
         for dp_rank in effect.dp_ranks:
@@ -315,7 +315,7 @@ class EffectRunner:
     def _answer(self, effect: _Answer, asked: Peer | None) -> None:
         """Answer on the connection that asked; on a newer one the push is sent and asked again."""
         if self._connections.producers.get(effect.producer) is asked:
-            self._do(effect)
+            self._ways[type(effect)](effect)
 
     def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
         """Tell these ranks, as far as they are connected, the same; encoded once."""
@@ -357,16 +357,18 @@ class EffectRunner:
     # -- time -------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
+        if (deadline := self._core.next_deadline()) == self._rings_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = self._core.next_deadline()
+        self._rings_at = deadline
         if deadline is not None:
             delay = max(0.0, deadline - self._clock())
             self._timer = asyncio.get_running_loop().call_later(delay, self._run, self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
+        self._timer = self._rings_at = None
         self.perform(self._core.tick(self._clock()))
 
 

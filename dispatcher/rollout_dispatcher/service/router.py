@@ -14,9 +14,7 @@ from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
-from rollout_dispatcher.errors import (
-    DispatcherError,
-)
+from rollout_dispatcher.errors import DispatcherError, IllegalTransition
 from rollout_dispatcher.payload import count_references
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
@@ -136,16 +134,27 @@ class Router:
             self._connections.introduced(peer)
 
     def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
-        """A peer sent a legal message; raises what is its own fault."""
-        if type(message) in OF_RANKS:
-            self._failure.guard_hearing(self._hear_rank, peer, message)
-        else:
-            self._failure.guard_hearing(self._hear, peer, message, spans)
-        if peer.role != "producer":  # ranks are heard always: their commits free the journal's room
+        """A peer sent a legal message; raises what is its own fault.
+
+        What is performed for it is guarded for itself, so that of our own errors only those of the
+        core's tables come here as one that a peer might have made.
+        """
+        try:
+            if type(message) in OF_RANKS:
+                self._hear_rank(peer, message)
+            else:
+                self._hear(peer, message, spans)
+        except IllegalTransition as bug:
+            self._failure.fail(bug)
+        except DispatcherError:
+            raise
+        except Exception as error:
+            self._failure.fail(error)
+        # Ranks are heard always: their commits free the journal's room.
+        if peer.role != "producer" or not self.barrier.heard(peer):
             self._handled.note(peer, peer.readable_since)
             return
-        if self.barrier.heard(peer):
-            self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
+        self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
         self.barrier.after(partial(self._handled.note, peer, peer.readable_since))
 
     def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
@@ -345,10 +354,9 @@ class Router:
             self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
 
     def _hear_rank(self, peer: Peer, message: m.Message) -> None:
-        if (rank := self._connections.rank_of(peer)) is not None:
-            self._rank_said(rank.dp_rank, message, self.clock())
-
-    def _rank_said(self, dp_rank: int, message: m.Message, now: float) -> None:
+        if (rank := self._connections.rank_of(peer)) is None:
+            return
+        dp_rank, now = rank.dp_rank, self.clock()
         self.core.seen(dp_rank, now)
         match message:
             case m.Demand():

@@ -128,7 +128,7 @@ class StreamTransport(asyncio.Transport):
             self._write()
         elif not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._write_scheduled)
+            self._loop.call_soon(self._write)
 
     def get_write_buffer_size(self) -> int:
         """Bytes that are written and not sent."""
@@ -147,13 +147,9 @@ class StreamTransport(asyncio.Transport):
         self._ends = True
         self._write()
 
-    def _write_scheduled(self) -> None:
-        self._scheduled = False
-        if not self._writing:
-            self._write()
-
     def _write(self) -> None:
         """Send what the socket takes; then wait for room, or tell that there is room."""
+        self._scheduled = False
         try:
             left = WRITE_BYTES
             while self._outbox.nbytes and left > 0:
@@ -169,7 +165,8 @@ class StreamTransport(asyncio.Transport):
         except OSError as error:
             self._lose(error)
             return
-        self._wait_no_more()
+        if self._writing:
+            self._wait_no_more()
         if self._closing:
             self._lose(None)
         elif self._ends:
@@ -190,9 +187,8 @@ class StreamTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def _wait_no_more(self) -> None:
-        if self._writing:
-            self._writing = False
-            self._loop.remove_writer(self._sock)
+        self._writing = False
+        self._loop.remove_writer(self._sock)
 
     def _end(self) -> None:
         try:
@@ -226,7 +222,8 @@ class StreamTransport(asyncio.Transport):
     def _lose(self, error: Exception | None) -> None:
         self._closing = True
         self.pause_reading()
-        self._wait_no_more()
+        if self._writing:
+            self._wait_no_more()
         self._outbox.clear()
         if not self._lost:
             self._lost = True

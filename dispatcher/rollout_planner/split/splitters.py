@@ -87,6 +87,8 @@ def split_packed(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         if per_step:
             labels = level_columns(labels, x, s, R=R * M, M=1, budget=budget)
         ways.append(_placed(order, labels, M, batch, config))
+    if len(ways) == 1:
+        return ways[0]
     return min(ways, key=lambda parts: time_of(batch, parts, config))
 
 

@@ -81,10 +81,21 @@ class Link(StreamProtocol):
         """
         if self._heartbeat is None or not self._writable():
             return
+        core, now = self._core, self._loop.time()
         try:
-            self._say_what_there_is(self._loop.time())
+            with self._role.guard:
+                for message, payload in (
+                    core.take_answers() if self._leaving else core.take_messages(now)
+                ):
+                    self._write(message, payload)
+                    if not self._writable():
+                        return
+                wait = core.wait(now)
         except Exception as error:  # a bug of ours: nobody else would hear of it
             self._end(error)
+            return
+        if wait is not None:
+            self._pump_at(now + wait)
 
     async def watch(self, until: asyncio.Future[None]) -> None:
         """Ping when due, until then; raises what ended the connection before."""
@@ -147,23 +158,9 @@ class Link(StreamProtocol):
         return self._written - self._unsent
 
     def _writable(self) -> bool:
-        return self._room.is_set() and not self.ended.done() and not self._is_closed
-
-    @property
-    def _is_closed(self) -> bool:
-        """Whether the dispatcher has had its last word, maybe before the core has heard it."""
-        return self._session.state is SessionState.CLOSED
-
-    def _say_what_there_is(self, now: float) -> None:
-        with self._role.guard:
-            core, leaving = self._core, self._leaving
-            for message, payload in core.take_answers() if leaving else core.take_messages(now):
-                self._write(message, payload)
-                if not self._writable():
-                    return
-            wait = self._core.wait(now)
-        if wait is not None:
-            self._pump_at(now + wait)
+        # Closed: the dispatcher has had its last word, maybe before the core has heard it.
+        closed = self._session.state is SessionState.CLOSED
+        return self._room.is_set() and not self.ended.done() and not closed
 
     def _pump_at(self, due: float) -> None:
         if self._timer is not None:
@@ -194,7 +191,7 @@ class Link(StreamProtocol):
     # -- messages to bytes and back
 
     def _write(self, message: m.Message, payload: Sequence[Buffer] = ()) -> None:
-        if self._transport is None or self._is_closed:
+        if self._transport is None or self._session.state is SessionState.CLOSED:
             return
         nbytes = sum(map(len, payload))
         frame = [self._session.say(message, nbytes), *payload]
@@ -203,13 +200,6 @@ class Link(StreamProtocol):
             self._transport.writelines(frame)
         else:  # TLS makes a record, and keeps a reference, of whatever it is given
             self._transport.write(b"".join(frame))
-
-    def _receive(self, nbytes: int) -> None:
-        """Take the messages that are now complete."""
-        for message, parts in self._session.received(nbytes):
-            self._arrived.append((message, parts[0] if parts else NO_PAYLOAD))
-            if len(self._arrived) == 1:
-                self._loop.call_soon(self._hear_arrived)
 
     def _hear_arrived(self) -> None:
         """Give the core what has arrived in this turn of the event loop, all at once.
@@ -266,7 +256,10 @@ class Link(StreamProtocol):
         if self._heartbeat is not None:
             self._heartbeat.heard()
         try:
-            self._receive(nbytes)
+            for message, parts in self._session.received(nbytes):
+                self._arrived.append((message, parts[0] if parts else NO_PAYLOAD))
+                if len(self._arrived) == 1:
+                    self._loop.call_soon(self._hear_arrived)
         except Exception as error:
             self._hear_arrived()
             self._end(error)

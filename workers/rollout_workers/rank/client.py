@@ -241,9 +241,10 @@ class StepClient(Closing):
     @property
     def reports_no_version(self) -> bool:
         """Whether steps were committed and no policy version was reported, which is asked for."""
-        asked = self.welcome.max_staleness is not None
+        if self.welcome.max_staleness is None:
+            return False
         with self._changed:
-            return asked and self._core.reports_no_version
+            return self._core.reports_no_version
 
     @property
     def position(self) -> int:

@@ -214,8 +214,9 @@ class RankCore:
         A step that is announced before the end but not yet released still comes, unless the run is
         finished.
         """
-        ended = self.end_reason is not None and self._steps.next_untaken() is None
-        return self._is_over or ended
+        if self.end_reason is None:
+            return False
+        return self._is_over or self._steps.next_untaken() is None
 
     @property
     def _is_over(self) -> bool:

@@ -187,6 +187,8 @@ class Ends:
 
         If the trainer has left, samples that the end of the stream waits for are refused.
         """
+        if not self._asked:
+            return []
         self._end_agreed()
         blocked = self._admission.blocked
         if not (blocked and self.is_decided(None) and self._departures.deserted):

@@ -170,9 +170,10 @@ class Planning:
         """
         if self._drops and self._drop_unwanted():
             return []
-        decided = decide(
-            self.trigger, self._situation(self._phases.count(self.trigger.window), now)
-        )
+        ready = self._phases.count(self.trigger.window)
+        if not ready and self._capacity.blocking_cap is None:
+            return []
+        decided = decide(self.trigger, self._situation(ready, now))
         if isinstance(decided, MakeCapacity):
             return self._evict_youngest_group(now)
         if isinstance(decided, Wait):

@@ -10,14 +10,13 @@
 Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
 same step and trains alike, or all of them fail before any is given one.
 
-`MemoizedFilter`: things by number for which something holds, each asked again only after it has
-changed. What is asked may itself depend on something, such as the last step: where that is another
-than the last time, all are asked.
+`MemoizedFilter`: DP ranks for which something holds, each asked again only after it has changed.
+What is asked may itself depend on something, such as the last step: where that is another than the
+last time, all are asked.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Generic, TypeVar
 
 from rollout_dispatcher.core.effects import FailRanks
 from rollout_dispatcher.core.steps.rank_state import RankHello, RankState
@@ -29,34 +28,38 @@ from rollout_dispatcher.errors import (
     RankRefused,
 )
 
-T = TypeVar("T")
 
+class MemoizedFilter:
+    """Asks `ranks`, by number; whoever changes one says so. holds: of a rank, and what is asked."""
 
-class MemoizedFilter(Generic[T]):
-    """Asks `things`, by number; whoever changes one says so."""
-
-    def __init__(self, things: Mapping[int, T]) -> None:
-        self._things = things
+    def __init__(self, ranks: Mapping[int, RankState], holds: Callable[..., bool]) -> None:
+        self._ranks, self._holds = ranks, holds
         self._found: set[int] = set()
-        self._about: Hashable = None
+        #: What was asked last; None: all are to be asked.
+        self._about: tuple[Hashable, ...] | None = None
         #: Those that are others, or gone, and are to be asked again: a set to add to, since a word
-        #: of one thing is one of many censuses.
+        #: of one rank is one of many censuses.
         self.changed: set[int] = set()
 
-    def find(self, about: Hashable, holds: Callable[[T], bool]) -> set[int]:
+    def find(self, *about: Hashable) -> set[int]:
         """Those for which it holds, not to be changed; about: what it depends on beside them."""
+        holds = self._holds
         if about != self._about:
             self._about = about
-            self._found = {number for number, thing in self._things.items() if holds(thing)}
+            self._found = {number for number, rank in self._ranks.items() if holds(rank, *about)}
         else:
             for number in self.changed:
-                thing = self._things.get(number)
-                if thing is not None and holds(thing):
+                rank = self._ranks.get(number)
+                if rank is not None and holds(rank, *about):
                     self._found.add(number)
                 else:
                     self._found.discard(number)
         self.changed.clear()
         return self._found
+
+    def forget(self) -> None:
+        """The ranks are those of another generation: none was asked."""
+        self._about = None
 
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.
@@ -117,10 +120,13 @@ class Generation:
         #: What it has failed with.
         self.failed: DispatcherError | None = None
         self._seats: dict[str, int] = {}  # by client id
-        self._filters: list[MemoizedFilter[RankState]] = []
-        self._prepared, self._committed = self.filtered(), self.filtered()
-        self._taking, self._waiting = self.filtered(), self.filtered()
-        self._connected, self._gone = self.filtered(), self.filtered()
+        self._filters: list[MemoizedFilter] = []
+        self._prepared = self.filtered(lambda rank, step: rank.prepared >= step)
+        self._committed = self.filtered(lambda rank, step: rank.committed >= step)
+        self._taking = self.filtered(RankState.takes_after)
+        self._waiting = self.filtered(RankState.waits_after)
+        self._connected = self.filtered(lambda rank: rank.ready)
+        self._gone = self.filtered(lambda rank: rank.gone)
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
         """Be what an earlier process knew; no rank is seated yet.
@@ -148,6 +154,8 @@ class Generation:
         self.inherited = False
         self.ranks.clear()
         self._seats.clear()
+        for memoized in self._filters:
+            memoized.forget()
         error = GenerationFenced(
             f"generation {self.number} has begun: a newer process group took over"
         )
@@ -331,9 +339,9 @@ class Generation:
 
     # -- its ranks together -----------------------------------------------------------------
 
-    def filtered(self) -> MemoizedFilter[RankState]:
+    def filtered(self, holds: Callable[..., bool]) -> MemoizedFilter:
         """What is asked of every DP rank, once for every word that it says."""
-        memoized = MemoizedFilter(self.ranks)
+        memoized = MemoizedFilter(self.ranks, holds)
         self._filters.append(memoized)
         return memoized
 
@@ -345,32 +353,25 @@ class Generation:
     @property
     def all_connected(self) -> bool:
         """Whether every DP rank is connected and has begun."""
-        found = self._connected.find(self.number, lambda rank: rank.ready)
-        return len(found) == self.dp_size
+        return len(self._connected.find()) == self.dp_size
 
     def has_prepared(self, step: int) -> bool:
         """Whether every DP rank holds this step."""
-        found = self._prepared.find((self.number, step), lambda rank: rank.prepared >= step)
-        return len(found) == self.dp_size
+        return len(self._prepared.find(step)) == self.dp_size
 
     def has_committed(self, step: int) -> bool:
         """Whether every DP rank has applied this step."""
-        found = self._committed.find((self.number, step), lambda rank: rank.committed >= step)
-        return len(found) == self.dp_size
+        return len(self._committed.find(step)) == self.dp_size
 
     def takes_after(self, last: int) -> bool:
         """Whether every DP rank of a live generation is connected and takes a step after `last`."""
         if self.failed is not None:
             return False
-        found = self._taking.find(
-            (self.number, self.resumed, last),
-            lambda rank: rank.connected and rank.takes_after(last) and self.agrees(rank),
-        )
-        return len(found) == self.dp_size
+        return len(self._taking.find(last, self.resumed is not None)) == self.dp_size
 
     def waits_after(self, last: int) -> bool:
         """Whether some DP rank waits for the step after `last`."""
-        return bool(self._waiting.find((self.number, last), lambda rank: rank.waits_after(last)))
+        return bool(self._waiting.find(last))
 
     @property
     def missing(self) -> list[int]:
@@ -389,7 +390,7 @@ class Generation:
     @property
     def left(self) -> list[int]:
         """DP ranks that said goodbye, or were refused."""
-        return sorted(self._gone.find(self.number, lambda rank: rank.gone))
+        return sorted(self._gone.find())
 
     @property
     def deserted(self) -> bool:

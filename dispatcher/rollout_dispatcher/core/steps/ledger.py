@@ -57,15 +57,12 @@ class StepLedger:
         self, dp_size: int, max_open_steps: int, check_size: SizeCheck | None = None
     ) -> None:
         self.generation = Generation(dp_size, check_size)
+        #: The DP ranks of the current generation, as far as they have joined.
+        self.ranks: Mapping[int, RankState] = self.generation.ranks
         self.steps = OpenSteps()
         self.max_open_steps = max_open_steps
         #: Whether no step is opened any more.
         self.over = False
-
-    @property
-    def ranks(self) -> Mapping[int, RankState]:
-        """The DP ranks of the current generation, as far as they have joined."""
-        return self.generation.ranks
 
     # -- ranks come and go ------------------------------------------------------------------
 

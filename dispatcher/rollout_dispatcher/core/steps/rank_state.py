@@ -246,8 +246,10 @@ class RankState:
         """Whether it waits for the step after `last`."""
         return self.hungry and self.taken == last
 
-    def takes_after(self, last: int) -> bool:
-        """Whether it takes a step after `last`, ahead of its training loop or for it."""
-        if self.finished is not None:
+    def takes_after(self, last: int, resumed: bool) -> bool:
+        """Whether it is connected and takes a step after `last`, ahead of its training loop or for
+        it. resumed: others have loaded a checkpoint, which it has to do before.
+        """
+        if not self.connected or self.finished is not None or (resumed and not self.begun):
             return False
         return last - self.taken < self.prefetch_steps or self.waits_after(last)

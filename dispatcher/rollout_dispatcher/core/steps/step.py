@@ -257,8 +257,8 @@ class OpenSteps(Mapping[int, OpenStep]):
     def __init__(self) -> None:
         self._open: dict[int, OpenStep] = {}
         self._waiting: deque[OpenStep] = deque()
-        #: The number of the next step to be planned.
-        self.next_number = 0
+        #: Number of the last opened step, -1 for none.
+        self.last_opened = -1
         #: Attempts at steps that were withdrawn, and are to be planned, by number.
         self.withdrawn: dict[int, int] = {}
         # Scan cursors: all open steps up to `_released` are released; those up to `_fitting` have
@@ -290,12 +290,17 @@ class OpenSteps(Mapping[int, OpenStep]):
         """Start from the steps of an earlier process: the first `room` are open, the others
         wait.
         """
-        self.next_number, self.withdrawn = next_step, dict(withdrawn)
-        self._waiting = deque(steps)
+        self.withdrawn, self._waiting = dict(withdrawn), deque(steps)
+        self.last_opened = next_step - len(self._waiting) - 1
         while self._waiting and len(self._open) < room:
             self.open_waiting()
 
     # -- what there is ----------------------------------------------------------------------
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next step to be planned."""
+        return self.last_opened + len(self._waiting) + 1
 
     @property
     def waiting(self) -> int:
@@ -324,17 +329,12 @@ class OpenSteps(Mapping[int, OpenStep]):
     @property
     def committed(self) -> int:
         """The last committed step, -1 for none."""
-        return self.next_number - self.num_uncommitted - 1
+        return self.last_opened - len(self._open)
 
     @property
     def next(self) -> NextStep:
         """Number of the next step to be planned, and the last committed one."""
         return NextStep(self.next_number, self.committed)
-
-    @property
-    def last_opened(self) -> int:
-        """Number of the last opened step, -1 for none."""
-        return (self._waiting[0].number if self._waiting else self.next_number) - 1
 
     @property
     def attempts(self) -> dict[int, int]:
@@ -396,7 +396,6 @@ class OpenSteps(Mapping[int, OpenStep]):
         usual_loss: loss tokens of the mean arrival.
         """
         number = self.next_number
-        self.next_number += 1
         attempt = self.withdrawn.pop(number, -1) + 1
         digest = step_digest(number, micro_batches, attempt, usual_loss)
         step = OpenStep(
@@ -408,6 +407,7 @@ class OpenSteps(Mapping[int, OpenStep]):
             self._waiting.append(step)
         else:
             self._open[number] = step
+            self.last_opened = number
         return step
 
     def replace(
@@ -452,19 +452,19 @@ class OpenSteps(Mapping[int, OpenStep]):
             self._replace_samples(empty, full.micro_batches) for empty, full in pairwise(after)
         ]
         last = after[-1]
-        self.next_number = last.number
         self.withdrawn[last.number] = last.attempt
         if self._waiting:
             self._waiting.pop()
         else:
             del self._open[last.number]
+            self.last_opened -= 1
         return moved
 
     def withdraw_all(self) -> list[OpenStep]:
         """Withdraw every uncommitted step; returns them, the newest first."""
         gone = self.uncommitted()[::-1]
         self.withdrawn |= {step.number: step.attempt for step in gone}
-        self.next_number -= len(gone)
+        self.last_opened = self.committed
         self._open, self._waiting = {}, deque()
         self._reset_cursors(-1)
         return gone
@@ -486,6 +486,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         """Open the first waiting step; there has to be one."""
         step = self._waiting.popleft()
         self._open[step.number] = step
+        self.last_opened = step.number
         return step
 
     def start_over(self) -> None:
@@ -501,6 +502,7 @@ class OpenSteps(Mapping[int, OpenStep]):
             step.move(StepEvent.ALL_COMMITTED)
             if self._open.pop(step.number, None) is None:
                 self._waiting.popleft()
+                self.last_opened = step.number
         return done
 
     def rewind(self, steps: Iterable[OpenStep]) -> None:
@@ -509,6 +511,8 @@ class OpenSteps(Mapping[int, OpenStep]):
         back = [*steps, *self._open.values()]
         for step in back:
             step.move(StepEvent.REWOUND)
+        if back:
+            self.last_opened = back[0].number - 1
         self._waiting.extendleft(reversed(back))
         self._open = {}
 

@@ -291,8 +291,8 @@ class Peer(StreamProtocol):
     # -- inside -----------------------------------------------------------------------------
 
     def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
-        self._clear_deadline("handshake")
         if isinstance(message, m.Hello):
+            self._clear_deadline("handshake")
             if self.client_id not in ("", message.client_id):
                 raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
             self.client_id = message.client_id
@@ -309,7 +309,7 @@ class Peer(StreamProtocol):
                 if self._counted:
                     self._counted = False
                     self._listener.receiving.done(self)
-                if self._is_ending():
+                if self._ending is not None:
                     return
         except DispatcherError as error:
             self.fail(error)
@@ -355,9 +355,6 @@ class Peer(StreamProtocol):
         """Why the connection ended: a peer that said goodbye need not wait for the answer."""
         state = self._session.state
         return "bye" if state in LEAVING or state is SessionState.CLOSED else otherwise
-
-    def _is_ending(self) -> bool:
-        return self._ending is not None
 
     def _end(self, reason: str) -> None:
         """Close once what is written has been sent, or the deadline for it has passed."""
