@@ -92,7 +92,8 @@ def test_the_steps_were_worth_the_test(trained: list[list[dict[str, Any]]]) -> N
     places = {
         (samples[name].group_id, dp_rank)
         for dp_rank, rank in enumerate(leaders)
-        for name in rank[0]["batches"][0]["ids"]
+        for batch in rank[0]["batches"]
+        for name in batch["ids"]
     }
     assert len(places) > len({group for group, _ in places}), "no group is on two ranks"
     gradients = trained[0][0]["gradients"]["ddp"]
