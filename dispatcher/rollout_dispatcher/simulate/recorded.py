@@ -1,8 +1,7 @@
 """A recorded run: as a trace to simulate, as the row "as it ran", as columns over its steps and
 ranks, and what its samples cost.
 
-Invariant: no plan is made again, except the plain split of the example; what is shown was planned,
-measured and waited for.
+Invariant: no plan is made again; what is shown was planned, measured and waited for.
 """
 
 from dataclasses import dataclass, replace
@@ -85,8 +84,7 @@ def durations(steps: list[RecordedStep]) -> list[float]:
 def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
     """What the recorded steps came to. Raises ConfigError if none was committed."""
     steps = trained_steps(recording)
-    trace = trace_of(recording)
-    figures = Figures(setting, trace, trace.tokens)
+    figures = Figures(setting, trace_of(recording).tokens)
     waiting = sorted(recording.samples.values(), key=lambda sample: sample.at, reverse=True)
     for number, step in enumerate(steps):
         arrived = []

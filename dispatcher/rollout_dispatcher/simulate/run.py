@@ -63,7 +63,7 @@ def simulate(
     steps = scenario.steps or (DEFAULT_STEPS if load is None else None)
 
     def one(row: int, setting: Setting) -> Run:
-        figures = Figures(setting, trace, kept)
+        figures = Figures(setting, kept)
         warm_up = warm_up_steps(setting) if load is None else 0
         in_all = warm_up + (steps or len(trace) / setting.plan.dispatch_batch_size)
 
