@@ -75,13 +75,11 @@ class Figures:
         self._arrived += [sample.tokens for sample in step.arrived]
         loss_tokens = [sample.loss_tokens for sample in step.arrived]
         self._usual_sums = KEPT * self._usual_sums + (len(loss_tokens), sum(loss_tokens))
-        chosen = step.plan.chosen
         if step.number < 0:
             self.warm_up_steps += 1
-            self._dispatched_before += len(chosen)
+            self._dispatched_before += len(step.samples)
             return
-        entries = step.entries
-        tokens = np.fromiter((entries[at].sample.tokens for at in chosen.tolist()), np.int64)
+        tokens = np.fromiter((sample.tokens for sample in step.samples), np.int64)
         self._counted.append(step)
         self._usual.append(float(self._usual_sums[1] / max(self._usual_sums[0], 1.0)))
         self._tokens.append(tokens)

@@ -76,15 +76,15 @@ class Setting:
 class VirtualStep:
     """One planned step.
 
-    entries: the window behind the plan's positions. arrived: what entered since the step before.
-    skips: of each chosen sample, in the order of `plan.chosen`. seconds: spent in the planner.
-    dropped: reason by sample id, since the step before.
+    samples: in delivery order. arrived: what entered the window since the step before. skips: of
+    each of `samples`. seconds: spent in the planner. dropped: reason by sample id, since the step
+    before.
     """
 
     number: int
     at: float
     plan: Plan
-    entries: tuple[Entry, ...]
+    samples: tuple[Sample, ...]
     arrived: tuple[Sample, ...]
     skips: IntArray
     trigger: Trigger
@@ -194,12 +194,13 @@ class VirtualDispatch:
         wanted, seconds = self._planning
         arrived = [entry for entry in wanted.entries if entry not in self._in_window]
         self._in_window.update(arrived)
-        self._in_window.difference_update(wanted.entries[at] for at in report.plan.chosen.tolist())
+        chosen = [wanted.entries[at] for at in report.plan.chosen.tolist()]
+        self._in_window.difference_update(chosen)
         step = VirtualStep(
             number=report.step,
             at=self.now,
             plan=report.plan,
-            entries=wanted.entries,
+            samples=tuple(entry.sample for entry in chosen),
             arrived=tuple(entry.sample for entry in arrived),
             skips=report.skips,
             trigger=report.trigger,
@@ -474,9 +475,7 @@ def run_timed(
         trainer.expect(step)
         if steps is not None and step.number >= steps:
             return  # prefetched beyond the last that counts
-        for at in step.plan.chosen.tolist():
-            sample_id = step.entries[at].sample.sample_id
-            waits.append(step.at - producers.arrived_at[sample_id])
+        waits.extend(step.at - producers.arrived_at[each.sample_id] for each in step.samples)
         on_step(step)
 
     virtual = VirtualDispatch(setting, planned)

@@ -116,16 +116,15 @@ def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
     passed over (where it ever was), and what was dropped and why. Warm-up steps have negative
     numbers.
     """
-    ids = [entry.sample.sample_id for entry in step.entries]
-    chosen = step.plan.chosen.tolist()
-    skips = zip(chosen, step.skips.tolist(), strict=True)
+    ids = [sample.sample_id for sample in step.samples]
+    skips = zip(ids, step.skips.tolist(), strict=True)
     line = {
         "step": step.number,
         "window": setting.window,
         "strategy": str(setting.strategy),
         "arrived": [sample.sample_id for sample in step.arrived],
-        "ranks": step.plan.laid_out([ids[at] for at in chosen]),
-        "skips": {ids[at]: count for at, count in skips if count},
+        "ranks": step.plan.laid_out(ids),
+        "skips": {each: count for each, count in skips if count},
         "dropped": step.dropped,
     }
     file.write(json.dumps(line, separators=(",", ":")) + "\n")
