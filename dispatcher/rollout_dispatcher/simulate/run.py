@@ -16,13 +16,13 @@ from rollout_dispatcher.simulate.replay import (
     Setting,
     VirtualStep,
     check_arrivals,
-    longest_kept,
+    dropped_samples,
     run_steady,
     run_timed,
     warm_up_steps,
 )
 from rollout_dispatcher.simulate.result import Run
-from rollout_dispatcher.simulate.trace import Epochs, Trace, doomed
+from rollout_dispatcher.simulate.trace import Epochs, Trace
 from rollout_planner.types import IntArray
 
 #: Of a record the last so many: a day of a run says hardly more of a window than its last hour, and
@@ -93,17 +93,11 @@ def simulate(
 
 def _kept(trace: Trace, setting: Setting) -> IntArray:
     """Tokens of the samples that are not dropped; refuses a trace of which none is left."""
-    longest = longest_kept(setting.plan)
-    gone = doomed(
-        trace,
-        longest,
-        whole_groups=setting.core.groups_matter,
-        micro_batch=setting.core.limits.micro_batch,
-    )
+    gone = dropped_samples(trace, setting)
     if gone.all():
         raise ConfigError(
             f"every sample of {trace.name} is dropped as longer than --micro-batch-tokens "
-            f"{longest}; raise it, or set --on-oversize alone"
+            f"{setting.plan.longest_in_budget}; raise it, or set --on-oversize alone"
         )
     return trace.tokens[~gone]
 
