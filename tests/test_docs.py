@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.cli.main import COMMANDS
-from rollout_dispatcher.cli.options import NO_DEFAULTS, load_config
-from rollout_dispatcher.cli.simulate_options import SimulateOptions, split_arguments
+from rollout_dispatcher.cli.options import NO_DEFAULTS, Layer, load_config
+from rollout_dispatcher.cli.simulate_options import SimulateOptions
 from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.results import files
 from tests.results.measure import COMMANDS as MEASUREMENTS
@@ -186,10 +186,14 @@ def _dispatcher(words: list[str]) -> None:
     if name == "serve":
         assert load_config(ServeConfig, argv, {}, prog="dispatcher serve").notes == []
     if name == "simulate":
-        source, flags = split_arguments(argv)
-        defaults = ("a record", OF_A_RECORD) if source == "DIR" else NO_DEFAULTS
-        prog = "dispatcher simulate"
-        found = load_config(SimulateOptions, flags, {}, prog=prog, defaults=defaults)
+
+        def defaults(source: str | None) -> Layer:
+            return ("a record", OF_A_RECORD) if source == "DIR" else NO_DEFAULTS
+
+        flags = ["--format=json" if word == "--json" else word for word in argv]
+        found = load_config(
+            SimulateOptions, flags, {}, prog="dispatcher simulate", takes="DIR", defaults=defaults
+        )
         assert found.notes == []
 
 

@@ -48,7 +48,7 @@ PUSH_ERRORS: Final = {
     "408": "The request took longer than --set request-timeout to arrive",
     "413": "The body is larger than --set max-body-bytes, as sent or decompressed; push fewer "
     "samples",
-    "415": f"The Content-Encoding is none of: {SUPPORTED}",
+    "415": f"The Content-Encoding is not {SUPPORTED}",
     "503": "Nothing was taken: see code; with Retry-After, push it again. stopping: the "
     "dispatcher shuts down, its successor will take it; receiving, busy: too much at once",
 }

@@ -105,7 +105,7 @@ class UnknownEncoding(ProtocolError):
 
     def __init__(self, named: str, supported: str) -> None:
         super().__init__(
-            f"a Content-Encoding of {named!r} cannot be undone; send one of {supported}, or none"
+            f"a Content-Encoding of {named!r} cannot be undone; send {supported}, or none"
         )
         self.supported = supported
 

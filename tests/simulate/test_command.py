@@ -14,7 +14,6 @@ from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.cli.simulate_options import (
     SimulateOptions,
     own_environment,
-    split_arguments,
 )
 from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.service.config.serve import ServeConfig
@@ -79,16 +78,11 @@ def test_options_are_printed_by_the_names_of_0_1_as_well(
 def test_lists_are_written_after_one_flag_and_the_trace_first_or_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    trace, flags = split_arguments(
-        shlex.split("t.csv --window 1 2 --recommend --strategy kk window --json --seed 1")
-    )
-    assert trace == "t.csv"
-    assert flags == shlex.split(
-        "--window 1 --window 2 --recommend --strategy kk --strategy window --format json --seed 1"
-    )
-    assert split_arguments(["--seed", "1", "t.csv"]) == ("t.csv", ["--seed", "1"])
-    result = simulated("trace.csv.gz --window 1 1.5 --strategy window kk", capsys)
+    result = simulated("trace.csv.gz --window 1 1.5 --strategy window kk --recommend", capsys)
     assert [run.window for run in result.runs] == [1, 1, 1.5]
+    result = simulated("--window 1 --window 1.5 --strategy kk --seed 1 trace.csv.gz", capsys)
+    assert [run.strategy for run in result.runs] == ["kk"]
+    assert result.options["window"] == [1, 1.5]
 
 
 def test_a_row_is_run_with_what_serve_would_be_run_with() -> None:
@@ -166,7 +160,7 @@ def test_on_a_terminal_progress_is_one_line_that_goes_away(
     ("argv", "fact"),
     [
         ("nowhere.csv", "no trace file nowhere.csv"),
-        ("trace.csv.gz trace.csv.gz", "one trace at a time"),
+        ("trace.csv.gz other.csv", "unknown argument other.csv"),
         ("trace.csv.gz --windw-multiple 2", "--window"),
         ("trace.csv.gz --window 0.5", "--window"),
         ("trace.csv.gz --window 1 two", "--window"),

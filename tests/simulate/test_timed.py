@@ -96,7 +96,7 @@ def test_groups_wait_for_their_last_member_and_are_dropped_whole() -> None:
         1, grouping=Grouping.STEP, oversize=Oversize.DROP, tokens=100, batch=4, ranks=1
     )
     steps, _ = replay(setting, trace)
-    gone = [[step.entries[at].sample.group_id for at in step.plan.chosen] for step in steps]
+    gone = [[sample.group_id for sample in step.samples] for step in steps]
     assert [sorted(map(str, step)) for step in gone] == [
         ["0-0", "0-0", "0-1", "0-1"],
         ["0-3", "0-3", "0-4", "0-4"],

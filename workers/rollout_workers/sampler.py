@@ -18,7 +18,8 @@ they are level. Pure: the same arguments give the same order on every rank and m
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from operator import index
 from typing import Any
@@ -43,40 +44,70 @@ JITTER = 0.25
 #: longest are, ranks would wait for a sample among shorter ones.
 LIKE = 0.01
 
+#: Of the algorithm: a new number for each change that gives another order to the same arguments.
+VERSION = 2
+
 _COST = Quadratic()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class EpochOrder:
-    """What shapes the order of samples, beside the number of ranks.
+    """What shapes the order of samples.
 
-    lengths: tokens[n]. global_batch: samples of a step. bucket_batches: steps in a bucket; None:
-    all are in one. The rest is as `LengthBucketSampler` has it.
+    lengths: tokens[n]. bucket_batches: steps in a bucket; None: all are in one. The rest is as
+    `LengthBucketSampler` has it.
     """
 
     lengths: IntArray
-    global_batch: int
+    batch_size: int
+    dp_size: int
     bucket_batches: int | None
     seed: int
     shuffle: bool
     longest_first: bool
     drop_last: bool
 
-    def of_rank(self, epoch: int, run: int, dp_rank: int, dp_size: int) -> IntArray:
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.batch_size * self.dp_size
+
+    @property
+    def per_rank(self) -> int:
+        """Indices that a rank yields in an epoch."""
+        if self.drop_last:
+            return self.lengths.size // self.global_batch * self.batch_size
+        return -(-self.lengths.size // self.dp_size)
+
+    @cached_property
+    def shaping(self) -> dict[str, int | str]:
+        """All of it but for the sizes of steps and ranks, in numbers and text."""
+        return {
+            "version": VERSION,
+            "samples": self.lengths.size,
+            "drop_last": int(self.drop_last),
+            "seed": self.seed,
+            "shuffle": int(self.shuffle),
+            "longest_first": int(self.longest_first),
+            "bucket_batches": self.bucket_batches or 0,
+            "lengths": blake2b(self.lengths.astype("<i8").tobytes(), digest_size=8).hexdigest(),
+        }
+
+    def of_rank(self, epoch: int, run: int, dp_rank: int) -> IntArray:
         """Indices of the samples that this rank gets in an epoch, in runs of so many samples.
 
-        `run` and `dp_size` divide the global batch. Which samples a step has depends on the run,
-        and not on the number of ranks.
+        `run` divides the global batch. Which samples a step has depends on the run, and not on the
+        number of ranks.
         """
         random = _Random(self.seed, epoch)
         order = self._by_length(random, run)
         whole = order.size // self.global_batch * self.global_batch
         steps = self._steps(random, order[:whole].reshape(-1, run))
-        mine = self._deal(steps, dp_size)[:, :, dp_rank].ravel()
+        mine = self._deal(steps)[:, :, dp_rank].ravel()
         if whole == order.size:
             return mine
-        last = self._last(order, whole, dp_size)
-        return np.concatenate([mine, self._deal(last, dp_size)[:, :, dp_rank].ravel()])
+        last = self._last(order, whole)
+        return np.concatenate([mine, self._deal(last)[:, :, dp_rank].ravel()])
 
     def _by_length(self, random: "_Random", run: int) -> IntArray:
         """Samples by descending length, nearly so if shuffled; what is dropped left out."""
@@ -128,22 +159,22 @@ class EpochOrder:
             steps[[0, longest]] = steps[[longest, 0]]
         return steps
 
-    def _last(self, order: IntArray, whole: int, dp_size: int) -> IntArray:
+    def _last(self, order: IntArray, whole: int) -> IntArray:
         """The step [1, r] of those that fill no whole one, filled up for all ranks.
 
         They are the shortest, and so are those that are repeated: the next longer ones.
         """
-        missing = -(order.size - whole) % dp_size
+        missing = -(order.size - whole) % self.dp_size
         again = np.resize(order[max(0, whole - missing) : whole or None], missing)
         last = np.concatenate([order[whole:], again])
         return last[np.argsort(-self.lengths[last], kind="stable")][None]
 
-    def _deal(self, steps: IntArray, dp_size: int) -> IntArray:
+    def _deal(self, steps: IntArray) -> IntArray:
         """Steps [n, B] to ranks [n, B / R, R]: of each row the longest to whom has least to do."""
-        rows = steps.reshape(len(steps), steps.shape[1] // dp_size, dp_size)
+        rows = steps.reshape(len(steps), steps.shape[1] // self.dp_size, self.dp_size)
         work = _COST(self.lengths)[rows]
         heaviest_first = np.argsort(-work, axis=2, kind="stable")
-        load: FloatArray = np.zeros((len(rows), dp_size))
+        load: FloatArray = np.zeros((len(rows), self.dp_size))
         dealt = np.empty_like(rows)
         for row in range(rows.shape[1]):
             least_first = np.argsort(load, axis=1, kind="stable")
@@ -172,10 +203,6 @@ class _Random:
         return np.argsort(keys, axis=-1, kind="stable")
 
 
-#: Of the algorithm: a new number for each change that gives another order to the same arguments.
-VERSION = 2
-
-
 @dataclass(slots=True)
 class Position:
     """Where an iteration stands; begun: whether there is an iteration, and not a mere beginning.
@@ -187,129 +214,6 @@ class Position:
     run: int
     yielded: int = 0
     begun: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How a sampler's epochs are divided; order: what else shapes it, by name."""
-
-    samples: int
-    batch_size: int
-    dp_size: int
-    drop_last: bool
-    order: Mapping[str, int | str]
-
-    @property
-    def global_batch(self) -> int:
-        """Samples of a step over all ranks."""
-        return self.batch_size * self.dp_size
-
-    @property
-    def per_rank(self) -> int:
-        """Indices that a rank yields in an epoch."""
-        if self.drop_last:
-            return self.samples // self.global_batch * self.batch_size
-        return -(-self.samples // self.dp_size)
-
-    def state_of(self, position: Position) -> dict[str, int | str]:
-        """All of it in numbers and text, the same on all ranks."""
-        return {
-            "version": VERSION,
-            "epoch": position.epoch,
-            "yielded": position.yielded,
-            "run": position.run,
-            "batch_size": self.batch_size,
-            "dp_size": self.dp_size,
-            "samples": self.samples,
-            "drop_last": int(self.drop_last),
-            **self.order,
-        }
-
-    def position_in(self, state: Mapping[str, object]) -> Position:
-        """The position that a state holds. Raises ConfigError if it is not of this order."""
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"a sampler's state is a mapping, not {type(state).__name__}")
-        own = self.state_of(Position(0, self.global_batch))
-        lacking = sorted(own.keys() - state.keys())
-        if lacking:
-            raise ConfigError(
-                f"the state lacks {', '.join(lacking)}; it is of an older version's sampler, whose "
-                "order is another, or of something else: begin an epoch anew"
-            )
-        numbers = {name: _count(name, state[name]) for name in _COUNTS}
-        self._refuse_another_order(own, state, numbers)
-        return Position(numbers["epoch"], numbers["run"], self._yielded(numbers))
-
-    def _refuse_another_order(
-        self, own: Mapping[str, object], state: Mapping[str, object], numbers: Mapping[str, int]
-    ) -> None:
-        named = ["version", "samples", "drop_last", *self.order]
-        said = [_difference(name, state[name], own[name]) for name in named]
-        there = numbers["batch_size"] * numbers["dp_size"]
-        if there != self.global_batch:
-            said.append(
-                f"batch_size {numbers['batch_size']} and dp_size {numbers['dp_size']}, this one "
-                f"has {self.batch_size} and {self.dp_size}, which is another global batch"
-            )
-        if any(said):
-            raise ConfigError(
-                f"the state is of a sampler with {'; '.join(filter(None, said))}: its samples come "
-                "in another order, in which no state of the other holds; begin an epoch anew"
-            )
-        if not numbers["run"] or self.global_batch % numbers["run"]:
-            raise ConfigError(
-                f"the state has runs of {numbers['run']} samples, of which no global batch of "
-                f"{self.global_batch} is made; it is not as a sampler made it"
-            )
-
-    def _yielded(self, numbers: Mapping[str, int]) -> int:
-        """As many of this rank as the state says of its own, in whole steps if ranks differ."""
-        other = Shape(
-            self.samples, numbers["batch_size"], numbers["dp_size"], self.drop_last, self.order
-        )
-        yielded = numbers["yielded"]
-        if yielded > other.per_rank:
-            raise ConfigError(
-                f"the state says that {yielded} indices were yielded of an epoch of "
-                f"{other.per_rank}; it is not as a sampler made it"
-            )
-        if other.dp_size == self.dp_size:
-            return yielded
-        if yielded == other.per_rank:
-            return self.per_rank
-        steps, inside = divmod(yielded, other.batch_size)
-        if inside:
-            raise ConfigError(
-                f"the state is of dp_size {other.dp_size}, this one has {self.dp_size}, and it was "
-                f"taken inside a step, after {inside} of {other.batch_size} samples of each rank; "
-                "take states between steps to go on with another number of ranks"
-            )
-        return steps * self.batch_size
-
-
-_COUNTS = ("epoch", "yielded", "run", "batch_size", "dp_size")
-
-
-def _count(name: str, value: object) -> int:
-    try:
-        number = index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ConfigError(
-            f"the state's {name} is {value!r}, which is no number of anything; it is not as a "
-            "sampler made it"
-        )
-    return number
-
-
-def _difference(name: str, there: object, here: object) -> str:
-    """In words; empty if there is none."""
-    if there == here:
-        return ""
-    if name == "lengths":
-        return "other lengths, or the same in another order"
-    return f"{name} {there}, this one has {here}"
 
 
 class LengthBucketSampler(Sampler[int]):
@@ -374,23 +278,10 @@ class LengthBucketSampler(Sampler[int]):
         self._dp_rank = place.dp_rank
         self._run = micro_batch_size * place.dp_size
         self._order = EpochOrder(
-            tokens,
-            global_batch=batch_size * place.dp_size,
-            bucket_batches=bucket_batches,
-            seed=seed,
-            shuffle=bool(shuffle),
-            longest_first=bool(longest_first),
-            drop_last=bool(drop_last),
-        )
-        shaping: dict[str, int | str] = {
-            "seed": seed,
-            "shuffle": int(bool(shuffle)),
-            "longest_first": int(bool(longest_first)),
-            "bucket_batches": bucket_batches or 0,
-            "lengths": blake2b(tokens.astype("<i8").tobytes(), digest_size=8).hexdigest(),
-        }
-        self._shape = Shape(tokens.size, batch_size, place.dp_size, bool(drop_last), shaping)
-        if not self._shape.per_rank:
+            tokens, batch_size, place.dp_size, bucket_batches, seed,
+            bool(shuffle), bool(longest_first), bool(drop_last),
+        )  # fmt: skip
+        if not self._order.per_rank:
             raise ConfigError(
                 f"{tokens.size} lengths make no batch of {batch_size} samples on each of "
                 f"{place.dp_size} DP ranks; lower batch_size or set drop_last=False"
@@ -404,13 +295,12 @@ class LengthBucketSampler(Sampler[int]):
 
     def __len__(self) -> int:
         """Indices that this rank yields in an epoch."""
-        return self._shape.per_rank
+        return self._order.per_rank
 
     def __iter__(self) -> Iterator[int]:
         """An epoch: from where a loaded state stood, else all of it."""
         position = self._begin()
-        dp_size = self._shape.dp_size
-        indices = self._order.of_rank(position.epoch, position.run, self._dp_rank, dp_size)
+        indices = self._order.of_rank(position.epoch, position.run, self._dp_rank)
         for found in indices[position.yielded :].tolist():
             position.yielded += 1
             yield found
@@ -438,7 +328,14 @@ class LengthBucketSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, int | str]:
         """Where the latest iterator stands, and what its order depends on; of any rank for all."""
-        return self._shape.state_of(self._position)
+        return {
+            "epoch": self._position.epoch,
+            "yielded": self._position.yielded,
+            "run": self._position.run,
+            "batch_size": self._order.batch_size,
+            "dp_size": self._order.dp_size,
+            **self._order.shaping,
+        }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Go on where another sampler stood, in the next iteration.
@@ -446,10 +343,60 @@ class LengthBucketSampler(Sampler[int]):
         The number of ranks may be another if the global batch is the same, between two steps.
         Raises ConfigError for any other difference, and changes nothing then.
         """
-        self._position = self._shape.position_in(state)
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"a sampler's state is a mapping, not {type(state).__name__}")
+        if lacking := sorted(self.state_dict().keys() - state.keys()):
+            raise ConfigError(
+                f"the state lacks {', '.join(lacking)}; it is of an older version's sampler, whose "
+                "order is another, or of something else: begin an epoch anew"
+            )
+        epoch, yielded, run, batch_size, dp_size = (
+            _at_least(f"the state's {name}", state[name], 0)
+            for name in ("epoch", "yielded", "run", "batch_size", "dp_size")
+        )
+        own = self._order
+        differs = [
+            "other lengths, or the same in another order"
+            if name == "lengths"
+            else f"{name} {state[name]}, this one has {here}"
+            for name, here in own.shaping.items()
+            if state[name] != here
+        ]
+        if batch_size * dp_size != own.global_batch:
+            differs.append(
+                f"batch_size {batch_size} and dp_size {dp_size}, this one has {own.batch_size} and "
+                f"{own.dp_size}, which is another global batch"
+            )
+        if differs:
+            raise ConfigError(
+                f"the state is of a sampler with {'; '.join(differs)}: its samples come in another "
+                "order, in which no state of the other holds; begin an epoch anew"
+            )
+        other = replace(own, batch_size=batch_size, dp_size=dp_size)
+        if not run or own.global_batch % run or yielded > other.per_rank:
+            raise ConfigError(
+                f"the state has runs of {run} samples, and {yielded} indices yielded of an epoch "
+                f"of {other.per_rank} in steps of {own.global_batch}; no sampler made it so"
+            )
+        self._position = Position(epoch, run, self._yielded(yielded, other))
+
+    def _yielded(self, yielded: int, other: EpochOrder) -> int:
+        """As many of this rank as that one's rank has had, in whole steps if ranks differ."""
+        if other.dp_size == self._order.dp_size:
+            return yielded
+        if yielded == other.per_rank:
+            return len(self)
+        steps, inside = divmod(yielded, other.batch_size)
+        if inside:
+            raise ConfigError(
+                f"the state is of dp_size {other.dp_size}, this one has {self._order.dp_size}, and "
+                f"it was taken inside a step, after {inside} of {other.batch_size} samples of each "
+                "rank; take states between steps to go on with another number of ranks"
+            )
+        return steps * self._order.batch_size
 
 
-def _at_least(name: str, value: int, least: int) -> int:
+def _at_least(name: str, value: Any, least: int) -> int:
     try:
         number = index(value)
     except TypeError:

@@ -16,7 +16,7 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,31 +158,6 @@ def _config_file(args: Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
 # -- connections ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Whom to ask.
-
-    http: its HTTP plane; None: where `ready_file` says. run_id: which run; None: the one that
-    `ready_file` says, or any. The file is read anew each time, as it may be written any moment.
-    """
-
-    http: Endpoint | None
-    run_id: str | None = None
-    ready_file: Path | None = None
-
-    def look(self) -> tuple[Endpoint, str | None]:
-        """Address and run (None: any). Raises OSError or ValueError while the file is not there."""
-        if self.ready_file is None:
-            assert self.http is not None
-            return self.http, self.run_id
-        said = json.loads(self.ready_file.read_text(encoding="utf-8"))
-        try:
-            at = self.http or reachable(Endpoint.parse(said["http"]))
-            return at, self.run_id or str(said["run_id"])
-        except (ConfigError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"{self.ready_file} is no --ready-file of a dispatcher") from None
-
-
 class HttpConnection(http.client.HTTPConnection):
     """An HTTP connection that can also go over a Unix socket or TLS."""
 
@@ -216,32 +191,54 @@ class Client:
     """
 
     def __init__(self, args: Namespace, environ: Mapping[str, str], *, timeout: float) -> None:
-        """By the flags of `add_address` and `add_credentials`. Raises ConfigError."""
-        path = environ.get(f"{ENV_PREFIX}TOKEN_FILE", _config_file(args, environ).get("token_file"))
-        path = args.token_file or path
+        """By the flags of `add_address`, `add_trust` and, where it shows any, `add_credentials`.
+
+        Raises ConfigError.
+        """
         self._headers = {}
-        if path not in (None, "", NONE):
-            self._headers["Authorization"] = f"Bearer {read_token(Path(str(path)))}"
+        if hasattr(args, "token_file"):
+            config = _config_file(args, environ).get("token_file")
+            path = args.token_file or environ.get(f"{ENV_PREFIX}TOKEN_FILE", config)
+            if path not in (None, "", NONE):
+                self._headers["Authorization"] = f"Bearer {read_token(Path(str(path)))}"
         self._args, self._timeout = args, timeout
-        self._expected = Expected(address_of(args, environ), ready_file=args.ready_file)
-        if self._expected.http is not None and self._expected.http.tls:
+        self._http = address_of(args, environ)
+        if self._http is not None and self._http.tls:
             tls_of(args)  # what is wrong with its files is told at once
         self._connection: HttpConnection | None = None
-        self.address = str(self._expected.http or args.ready_file)
+        self.address = str(self._http or args.ready_file)
+
+    def look(self) -> tuple[Endpoint, str | None]:
+        """Address and run (None: any), by the ready file as it is now, which may be written yet.
+
+        Raises OSError or ValueError while the file is not there.
+        """
+        if self._args.ready_file is None:
+            assert self._http is not None
+            return self._http, None
+        said = json.loads(self._args.ready_file.read_text(encoding="utf-8"))
+        try:
+            return self._http or reachable(Endpoint.parse(said["http"])), str(said["run_id"])
+        except (ConfigError, KeyError, TypeError, AttributeError):
+            raise ConfigError(
+                f"{self._args.ready_file} is no --ready-file of a dispatcher"
+            ) from None
+
+    def connection(self, at: Endpoint, timeout: float) -> HttpConnection:
+        """A connection of its own, which is not made yet."""
+        return HttpConnection(at, timeout, tls_of(self._args) if at.tls else None)
 
     def get(self, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
         """The answer and its body, at most MAX_BODY bytes. Raises OSError or HTTPException."""
         if self._connection is None:
             try:
-                at, _ = self._expected.look()
+                at, _ = self.look()
             except OSError as error:
                 raise OSError(f"{self.address} cannot be read: {reason(error)}") from None
             except ValueError:
                 raise OSError(f"{self.address} is not written yet") from None
             self.address = str(at)
-            self._connection = HttpConnection(
-                at, self._timeout, tls_of(self._args) if at.tls else None
-            )
+            self._connection = self.connection(at, self._timeout)
         self._connection.request("GET", path, headers=self._headers | headers)
         response = self._connection.getresponse()
         return response, response.read(MAX_BODY)
@@ -265,16 +262,16 @@ def run(argv: Sequence[str]) -> int:
     """Wait; raises NotReady when the time is up, NoDispatcher when somebody else answers."""
     args = _parser().parse_strictly(argv)
     timeout = seconds_of("--timeout", args.timeout)
-    expected = Expected(address_of(args, os.environ), args.run_id, args.ready_file)
+    client = Client(args, os.environ, timeout=PROBE_SECONDS)
     deadline = time.monotonic() + timeout
     why = "there was no time to ask"
     while (left := deadline - time.monotonic()) > 0:
-        why = _look_and_ask(expected, left, args)
+        why = _probe(client, args.run_id, left)
         if not why:
             return 0
         time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     raise NotReady(
-        f"{expected.http or expected.ready_file} was not ready within {timeout:g} s ({why}); "
+        f"{client.address} was not ready within {timeout:g} s ({why}); "
         "is this the --http address of the dispatcher?"
     )
 
@@ -300,21 +297,15 @@ def _parser() -> Parser:
     return parser
 
 
-def _look_and_ask(expected: Expected, timeout: float, args: Namespace) -> str:
-    """Nothing if it is ready, else in a few words why not."""
-    try:
-        at, run_id = expected.look()
-    except (OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return probe(at, timeout, tls_of(args) if at.tls else None, run_id)
-
-
-def probe(
-    at: Endpoint, timeout: float, tls: ssl.SSLContext | None = None, run_id: str | None = None
-) -> str:
+def _probe(client: Client, run_id: str | None, timeout: float) -> str:
     """Nothing if it is ready, else in a few words why not. Raises NoDispatcher."""
     timeout = min(timeout, PROBE_SECONDS)
-    connection = HttpConnection(at, timeout, tls)
+    try:
+        at, written = client.look()
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    run_id = run_id or written
+    connection = client.connection(at, timeout)
     late = threading.Timer(timeout, connection.cut)  # whatever comes byte by byte is in time
     late.start()
     try:

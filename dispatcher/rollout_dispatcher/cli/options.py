@@ -15,7 +15,7 @@ import shutil
 import textwrap
 import tomllib
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -54,12 +54,14 @@ NO_DEFAULTS: Layer = ("", {})
 class Loaded(Generic[M]):
     """A valid config and, for each field that was set, where: `--flag`, variable, `file:line`.
 
-    notes: what was written as in 0.1, and how to write it from 0.2.0 on.
+    notes: what was written as in 0.1, and how to write it from 0.2.0 on. given: the word among the
+    flags that is none.
     """
 
     config: M
     sources: Mapping[str, str]
     notes: Sequence[str] = ()
+    given: str | None = None
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -67,6 +69,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        """Of lists `N`, where argparse has `N [N ...]`: their help says that they are lists."""
+        if action.nargs == argparse.ONE_OR_MORE:
+            return str(action.metavar)
+        return super()._format_args(action, default_metavar)
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,21 +119,26 @@ def load_config(
     prog: str,
     description: str = "",
     epilog: str = "",
-    defaults: Layer = NO_DEFAULTS,
+    takes: str = "",
+    defaults: Callable[[str | None], Layer] = lambda _: NO_DEFAULTS,
 ) -> Loaded[M]:
     """Read a config. Raises ConfigError with everything that cannot be used, a line each.
 
-    defaults: values that anything else has precedence over, and where they are from.
+    takes: how the help calls a word among the flags that is none, if there may be one. defaults:
+    values that anything else has precedence over, and where they are from, by that word.
     """
-    build = partial(build_parser, model, prog=prog, description=description, epilog=epilog)
+    build = partial(
+        build_parser, model, prog=prog, description=description, epilog=epilog, takes=takes
+    )
     parsed, problems = build().parse(argv)
     if parsed.__dict__.pop("help_all", False):
         build(everything=True).print_help()
         raise SystemExit(0)
     flags = vars(parsed)
     path = flags.pop("config", None) or environ.get(f"{ENV_PREFIX}CONFIG")
+    given = flags.pop("given", None)
     written = Written(model)
-    source, values = defaults
+    source, values = defaults(given)
     for name, value in values.items():
         _take(written, name, value, source)
     if path:
@@ -145,7 +158,7 @@ def load_config(
         elif name != shown:
             _note(written, flag_of(shown), flag_of(name))
     problems += _take_assignments(written, assignments)
-    return Loaded(_validated(written, problems), written.sources, written.notes)
+    return Loaded(_validated(written, problems), written.sources, written.notes, given)
 
 
 def _take(written: Written, name: str, value: object, place: str) -> None:
@@ -189,7 +202,13 @@ def _together(written: Written, wrong: frozenset[str]) -> list[str]:
 
 
 def build_parser(
-    model: type[BaseModel], *, prog: str, description: str, epilog: str, everything: bool = False
+    model: type[BaseModel],
+    *,
+    prog: str,
+    description: str,
+    epilog: str,
+    takes: str = "",
+    everything: bool = False,
 ) -> Parser:
     """A parser with one flag a field, under the headings that the model's HEADINGS give.
 
@@ -197,8 +216,10 @@ def build_parser(
     Advanced options share `--set`; the flags that they had in 0.1 are parsed, and not shown.
     """
     required = [flag_of(name) for name, field in model.model_fields.items() if field.is_required()]
-    usage = " ".join([prog, *(f"{flag} N" for flag in required), "[options]"])
-    parser = Parser(prog=prog, usage=usage, description=description, epilog=epilog)
+    words = [prog, *filter(None, [takes]), *(f"{flag} N" for flag in required), "[options]"]
+    parser = Parser(prog=prog, usage=" ".join(words), description=description, epilog=epilog)
+    if takes:
+        parser.add_argument("given", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="read options from a TOML file"
     )
@@ -258,7 +279,8 @@ def _add_flag(group: Any, name: str, field: FieldInfo, *, hidden: bool = False) 
         settings["action"] = argparse.BooleanOptionalAction
     else:
         settings["metavar"] = metavar(name, field)
-        settings["action"] = "append" if expects_list(field) else "store"
+        if expects_list(field):
+            settings |= {"action": "extend", "nargs": "+"}
     group.add_argument(flag_of(name), **settings)
 
 

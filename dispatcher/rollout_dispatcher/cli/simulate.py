@@ -8,12 +8,12 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from rollout_dispatcher.cli.options import Loaded, load_config
+from rollout_dispatcher.cli.options import Layer, Loaded, load_config
 from rollout_dispatcher.cli.simulate_options import (
     Arrivals,
     Format,
@@ -23,7 +23,6 @@ from rollout_dispatcher.cli.simulate_options import (
     own_environment,
     own_setting,
     setting_of,
-    split_arguments,
 )
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
@@ -37,7 +36,6 @@ from rollout_dispatcher.simulate.table import recommend, table
 from rollout_dispatcher.simulate.trace import load_trace
 from rollout_planner.cost import AUTO
 
-PROG = "dispatcher simulate TRACE|DIR"
 DESCRIPTION = """\
 Replay a length trace through the planner and triggers that serve uses, for each window asked for
 and for plain strategies beside it, and show what ranks lose to waiting and what samples wait.
@@ -64,11 +62,15 @@ exit codes: 0 done, 1 failure, 2 usage, config or trace
 
 def run(argv: Sequence[str]) -> int:
     """Simulate and report."""
-    source, flags = split_arguments(argv)
-    recording = _recording(source, None)
-    defaults = {} if recording is None else defaults_of(recording)
-    found = _options(flags, source, defaults)
-    options = found.config
+    recording: Recording | None = None
+
+    def recorded(source: str | None) -> Layer:
+        nonlocal recording
+        recording = _recording(source, None)
+        return str(source), {} if recording is None else defaults_of(recording)
+
+    found = _options(argv, recorded)
+    options, source = found.config, found.given
     for note in found.notes:
         print(f"dispatcher simulate: {note}", file=sys.stderr)
     if source is None:
@@ -89,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
         own, defaults = own_setting(recording), defaults_of(recording)
         fits = found.sources.get("cost") == source and options.cost.startswith(AUTO)
         defaults |= measured_defaults(recording, own, fits=fits)
-        options = _options(flags, source, defaults).config
+        options = _options(argv, lambda given: (str(given), defaults)).config
     result = _simulate(source, options, recording, own)
     if options.html is not None:
         options.html.write_text(page(result), encoding="utf-8")
@@ -103,17 +105,18 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _options(
-    flags: Sequence[str], source: str | None, defaults: Mapping[str, Any]
+    argv: Sequence[str], defaults: Callable[[str | None], Layer]
 ) -> Loaded[SimulateOptions]:
     """What was asked for, and for the rest what the recorded run had; where each is from."""
     return load_config(
         SimulateOptions,
-        flags,
+        ["--format=json" if word == "--json" else word for word in argv],
         own_environment(os.environ),
-        prog=PROG,
+        prog="dispatcher simulate",
         description=DESCRIPTION,
         epilog=EPILOG,
-        defaults=(str(source), defaults),
+        takes="TRACE|DIR",
+        defaults=defaults,
     )
 
 

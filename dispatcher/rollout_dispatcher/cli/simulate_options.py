@@ -4,15 +4,15 @@ Options that `serve` has too are turned into the very config that `serve` would 
 once for each row of the table; so a setting that `serve` would refuse is refused here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rollout_dispatcher.cli.options import expects_list, names_of
-from rollout_dispatcher.cli.problems import ENV_PREFIX, flag_of
+from rollout_dispatcher.cli.options import names_of
+from rollout_dispatcher.cli.problems import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.recording import Recording
@@ -137,42 +137,6 @@ class SimulateOptions(SelectionOptions, StepOptions):
         for strategy, window in self.combinations:
             self.serve_config(strategy, window)
         return self
-
-
-def split_arguments(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The trace, and the flags in the form that the loader reads.
-
-    Lists may be written `--window 1 1.25 2`, and `--json` stands for `--format json`.
-    """
-    options = SimulateOptions.model_fields
-    fields = {flag_of(name): options[now] for name, now in names_of(SimulateOptions).items()}
-    sources: list[str] = []
-    flags: list[str] = []
-    many, value_due = "", False
-    for text in argv:
-        if value_due:
-            flags.append(text)
-            value_due = False
-        elif text == "--json":
-            flags += ["--format", "json"]
-            many = ""
-        elif text.startswith("-") and len(text) > 1:
-            field = fields.get(text)
-            flags.append(text)
-            value_due = _wants_value(text) if field is None else field.annotation is not bool
-            many = text if field is not None and expects_list(field) else ""
-        elif many:
-            flags += [many, text]
-        else:
-            sources.append(text)
-    if len(sources) > 1:
-        raise ConfigError(f"one trace at a time, not {' and '.join(sources)}")
-    return (sources[0] if sources else None), flags
-
-
-def _wants_value(flag: str) -> bool:
-    """Whether a flag that is no option of ours, perhaps misspelt, is followed by its value."""
-    return flag not in {"-h", "--help"} and "=" not in flag and not flag.startswith("--no-")
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:

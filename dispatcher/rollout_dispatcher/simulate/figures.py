@@ -10,25 +10,19 @@ arrived. Sums come first, ratios after: an expensive step weighs what it costs.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rollout_dispatcher.core.planning.planning import KEPT
 from rollout_dispatcher.core.totals import LONGEST, StepMix, long_weight
 from rollout_dispatcher.simulate.replay import Clockwork, Setting, VirtualStep
-from rollout_dispatcher.simulate.result import Example, Run, Spread, Timing, TraceSummary, Work
+from rollout_dispatcher.simulate.result import Run, Spread, Timing, TraceSummary
 from rollout_dispatcher.simulate.trace import Trace
-from rollout_planner.planner import plan
-from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import (
     FloatArray,
     IntArray,
     Layout,
-    Plan,
-    PlanConfig,
-    Strategy,
-    Window,
     computed_lengths,
     even_time,
     round_up,
@@ -38,8 +32,6 @@ from rollout_planner.types import (
 
 #: Dispatches over which selection bias is measured.
 DISPATCHES = 20
-#: Bars of a length histogram.
-LENGTH_BINS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +54,12 @@ class Figures:
     kept: tokens of all samples that are not dropped.
     """
 
-    def __init__(self, setting: Setting, trace: Trace, kept: IntArray) -> None:
+    def __init__(self, setting: Setting, kept: IntArray) -> None:
         self._setting = setting
         self._kept = kept
         costs = setting.plan.cost(round_up(kept, setting.plan.sample_length_multiple))
         share = float(costs.mean()) * setting.plan.dispatch_batch_size / setting.plan.dp_size
         self._outlier_tokens = int(kept[costs > share].min(initial=2**62))
-        self._edges = length_edges(trace)
         self._arrived: list[int] = []
         # Samples as they arrive and their loss tokens, as `UsualLoss` sums them up.
         self._usual_sums = np.zeros(2)
@@ -84,13 +75,11 @@ class Figures:
         self._arrived += [sample.tokens for sample in step.arrived]
         loss_tokens = [sample.loss_tokens for sample in step.arrived]
         self._usual_sums = KEPT * self._usual_sums + (len(loss_tokens), sum(loss_tokens))
-        chosen = step.plan.chosen
         if step.number < 0:
             self.warm_up_steps += 1
-            self._dispatched_before += len(chosen)
+            self._dispatched_before += len(step.samples)
             return
-        entries = step.entries
-        tokens = np.fromiter((entries[at].sample.tokens for at in chosen.tolist()), np.int64)
+        tokens = np.fromiter((sample.tokens for sample in step.samples), np.int64)
         self._counted.append(step)
         self._usual.append(float(self._usual_sums[1] / max(self._usual_sums[0], 1.0)))
         self._tokens.append(tokens)
@@ -141,8 +130,6 @@ class Figures:
             ks_fifo=ks_fifo,
             mix=mix,
             plan_ms=1000 * float(np.median([step.seconds for step in steps])),
-            lengths=_shares(tokens, self._edges),
-            example=self._example(step_excess, excess),
             timing=_timing(clockwork),
             long_weight_expected=expected,
             cost_errors={f"{each:g}": self._excess_if(each) for each in setting.cost_errors},
@@ -181,32 +168,6 @@ class Figures:
             even += even_time(cost, config.pipeline_stages)
         return took / (even or 1.0) - 1
 
-    def _example(self, step_excess: list[float], excess: float) -> Example:
-        """The step that is nearest to all of them together, beside a plain split of its samples."""
-        at = int(np.abs(np.array(step_excess) - excess).argmin())
-        made = self._counted[at].plan
-        in_turn = self._tokens[at][np.argsort(made.chosen)]
-        name = str(self._setting.strategy)
-        if looks_ahead(name):
-            name += f" {self._setting.window:g}"
-        plain = plain_plan(in_turn, self._setting.plan)
-        return Example(
-            self._counted[at].number, _work(name, made), _work("the same samples, plain", plain)
-        )
-
-
-def _work(name: str, made: Plan) -> Work:
-    fair = float(made.cost.sum()) / made.cost.shape[0] or 1.0
-    return Work(name, (made.cost.sum(axis=1) / fair).tolist(), made.time / fair)
-
-
-def plain_plan(tokens: IntArray, config: PlanConfig) -> Plan:
-    """What a trainer does by itself: these samples dealt to ranks as they came."""
-    n = len(tokens)
-    none = np.zeros(n, dtype=np.int64)
-    window = Window(tokens, none, none - 1, np.zeros(n, dtype=np.bool_))
-    return plan(window, replace(config, strategy=Strategy.ROUND_ROBIN), n)
-
 
 def spread(values: IntArray | FloatArray | list[float]) -> Spread:
     """Mean, median, 99th percentile and maximum; zeros for no values."""
@@ -218,27 +179,7 @@ def spread(values: IntArray | FloatArray | list[float]) -> Spread:
 
 def summary(trace: Trace) -> TraceSummary:
     """What a report says of the trace."""
-    edges = length_edges(trace)
-    return TraceSummary(
-        trace.name,
-        len(trace),
-        trace.empty_rows,
-        spread(trace.tokens),
-        edges.tolist(),
-        _shares(trace.tokens, edges),
-    )
-
-
-def length_edges(trace: Trace) -> FloatArray:
-    """Edges of a histogram of lengths, evenly spaced on a logarithmic scale."""
-    low, high = float(trace.tokens.min()), float(trace.tokens.max()) + 1
-    return np.geomspace(low, high, LENGTH_BINS + 1)
-
-
-def _shares(tokens: IntArray, edges: FloatArray) -> list[float]:
-    counts, _ = np.histogram(np.clip(tokens, edges[0], edges[-1]), edges)
-    shares: list[float] = (counts / max(len(tokens), 1)).tolist()
-    return shares
+    return TraceSummary(trace.name, len(trace), trace.empty_rows, spread(trace.tokens))
 
 
 def _timing(clockwork: Clockwork | None) -> Timing | None:

@@ -1,15 +1,13 @@
 """A recorded run: as a trace to simulate, as the row "as it ran", as columns over its steps and
 ranks, and what its samples cost.
 
-Invariant: no plan is made again, except the plain split of the example; what is shown was planned,
-measured and waited for.
+Invariant: no plan is made again; what is shown was planned, measured and waited for.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.measuring.cost_in_use import (
     CostConfig,
     CostInUse,
@@ -85,8 +83,7 @@ def durations(steps: list[RecordedStep]) -> list[float]:
 def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
     """What the recorded steps came to. Raises ConfigError if none was committed."""
     steps = trained_steps(recording)
-    trace = trace_of(recording)
-    figures = Figures(setting, trace, trace.tokens)
+    figures = Figures(setting, trace_of(recording).tokens)
     waiting = sorted(recording.samples.values(), key=lambda sample: sample.at, reverse=True)
     for number, step in enumerate(steps):
         arrived = []
@@ -132,7 +129,7 @@ def excess_of(step: RecordedStep, setting: Setting) -> float | None:
 def trainer_load(recording: Recording, setting: Setting) -> float | None:
     """How fast the trainer was, as `--trainer-load` says it; None where that was not seen."""
     steps = recording.trained()
-    plans = [_plan(step, setting, [0] * len(step.tickets)) for step in steps]
+    plans = [_plan(step, setting) for step in steps]
     rates = [
         seconds / plan.time
         for plan, seconds in zip(plans, durations(steps), strict=True)
@@ -154,19 +151,13 @@ def _virtual(
     setting: Setting,
     arrived: tuple[Sample, ...],
 ) -> VirtualStep:
-    tickets = step.tickets
-    order = sorted(range(len(tickets)), key=tickets.__getitem__)
-    position = [0] * len(tickets)
-    for at, index in enumerate(order):
-        position[index] = at
-    tokens = [recording.samples[step.run, tickets[index]].tokens for index in order]
-    entries = tuple(Entry(_sample(count), ticket, 0.0) for ticket, count in enumerate(tokens))
+    tokens = (recording.samples[step.run, ticket].tokens for ticket in step.tickets)
     known = {trigger.value: trigger for trigger in Trigger}
     return VirtualStep(
         number=number,
         at=step.at,
-        plan=_plan(step, setting, position),
-        entries=entries,
+        plan=_plan(step, setting),
+        samples=tuple(map(_sample, tokens)),
         arrived=arrived,
         skips=np.array(step.skips, dtype=np.int64),
         trigger=known.get(step.trigger, Trigger.WINDOW_FULL),
@@ -175,10 +166,10 @@ def _virtual(
     )
 
 
-def _plan(step: RecordedStep, setting: Setting, position: list[int]) -> Plan:
-    """The recorded plan; position: of each sample, in the order of delivery."""
+def _plan(step: RecordedStep, setting: Setting) -> Plan:
+    """The recorded plan; of a window that held nothing else."""
     return Plan(
-        chosen=np.array(position, dtype=np.int64),
+        chosen=np.arange(len(step.tickets)),
         counts=np.array([list(map(len, rank)) for rank in step.micro_batches], dtype=np.int64),
         cost=step.cost,
         sync=setting.plan.sync,

@@ -20,7 +20,7 @@ take no time here; what they really take is milliseconds.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -45,7 +45,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.simulate.trace import Epochs, Trace, Unit, doomed
 from rollout_planner.planner import plan
-from rollout_planner.types import IntArray, Oversize, Plan, PlanConfig, Strategy
+from rollout_planner.types import BoolArray, IntArray, Oversize, Plan, PlanConfig, Strategy
 
 #: Who pushes every sample.
 PRODUCER = "trace"
@@ -76,15 +76,15 @@ class Setting:
 class VirtualStep:
     """One planned step.
 
-    entries: the window behind the plan's positions. arrived: what entered since the step before.
-    skips: of each chosen sample, in the order of `plan.chosen`. seconds: spent in the planner.
-    dropped: reason by sample id, since the step before.
+    samples: in delivery order. arrived: what entered the window since the step before. skips: of
+    each of `samples`. seconds: spent in the planner. dropped: reason by sample id, since the step
+    before.
     """
 
     number: int
     at: float
     plan: Plan
-    entries: tuple[Entry, ...]
+    samples: tuple[Sample, ...]
     arrived: tuple[Sample, ...]
     skips: IntArray
     trigger: Trigger
@@ -194,12 +194,13 @@ class VirtualDispatch:
         wanted, seconds = self._planning
         arrived = [entry for entry in wanted.entries if entry not in self._in_window]
         self._in_window.update(arrived)
-        self._in_window.difference_update(wanted.entries[at] for at in report.plan.chosen.tolist())
+        chosen = [wanted.entries[at] for at in report.plan.chosen.tolist()]
+        self._in_window.difference_update(chosen)
         step = VirtualStep(
             number=report.step,
             at=self.now,
             plan=report.plan,
-            entries=wanted.entries,
+            samples=tuple(entry.sample for entry in chosen),
             arrived=tuple(entry.sample for entry in arrived),
             skips=report.skips,
             trigger=report.trigger,
@@ -230,14 +231,14 @@ def warm_up_steps(setting: Setting) -> int:
 
 def run_steady(
     setting: Setting,
-    arrivals: Iterable[Unit],
+    epochs: Epochs,
     steps: int,
     on_step: Callable[[VirtualStep], None],
     core_ranks: int = 1,
 ) -> None:
     """Plan the warm-up and `steps` steps more; `on_step` is told of every one, from 0 on."""
     virtual = VirtualDispatch(setting, on_step, core_ranks)
-    units, window = _not_dropped(virtual, setting, arrivals), setting.core.trigger.window
+    units, window = _not_dropped(virtual, setting, epochs), setting.core.trigger.window
     waiting: Unit = ()
 
     def refill() -> None:
@@ -264,24 +265,25 @@ def run_steady(
         virtual.demand(step, hungry=True)
 
 
-def _not_dropped(
-    virtual: VirtualDispatch, setting: Setting, arrivals: Iterable[Unit]
-) -> Iterator[Unit]:
-    longest, micro_batch = longest_kept(setting.plan), setting.core.limits.micro_batch
-    for unit in arrivals:
-        too_long = longest is not None and (
-            max(item.tokens for item in unit) > longest
-            or (micro_batch.drops and micro_batch.too_long(unit))
-        )
-        if too_long:
+def _not_dropped(virtual: VirtualDispatch, setting: Setting, epochs: Epochs) -> Iterator[Unit]:
+    trace = epochs.trace
+    rows = frozenset(trace.row[dropped_samples(trace, setting)].tolist())
+    for unit in epochs:
+        if rows and int(unit[0].sample_id.partition("-")[2]) in rows:
             virtual.drop(unit, str(DropReason.OVERSIZE))
         else:
             yield unit
 
 
-def longest_kept(config: PlanConfig) -> int | None:
-    """Tokens beyond which samples are dropped, with their groups; None if none is."""
-    return config.longest_in_budget if config.oversize is Oversize.DROP else None
+def dropped_samples(trace: Trace, setting: Setting) -> BoolArray:
+    """Samples that are dropped as longer than a micro-batch; where groups matter with theirs."""
+    config = setting.plan
+    return doomed(
+        trace,
+        config.longest_in_budget if config.oversize is Oversize.DROP else None,
+        whole_groups=setting.core.groups_matter,
+        micro_batch=setting.core.limits.micro_batch,
+    )
 
 
 # -- timed arrivals ---------------------------------------------------------------------------
@@ -339,13 +341,7 @@ class _Producers:
             [(at - start, sample) for at, sample in push]
             for _, push in groupby(arrivals, key=lambda each: (each[0] - start) // width)
         )
-        gone = doomed(
-            trace,
-            longest_kept(setting.plan),
-            whole_groups=self._groups_matter,
-            micro_batch=setting.core.limits.micro_batch,
-        )
-        self._doomed = frozenset(f"0-{row}" for row in trace.row[gone])
+        self._doomed = frozenset(f"0-{row}" for row in trace.row[dropped_samples(trace, setting)])
         self._ended = False
         self._waiting: deque[Sample] = deque()
 
@@ -474,9 +470,7 @@ def run_timed(
         trainer.expect(step)
         if steps is not None and step.number >= steps:
             return  # prefetched beyond the last that counts
-        for at in step.plan.chosen.tolist():
-            sample_id = step.entries[at].sample.sample_id
-            waits.append(step.at - producers.arrived_at[sample_id])
+        waits.extend(step.at - producers.arrived_at[each.sample_id] for each in step.samples)
         on_step(step)
 
     virtual = VirtualDispatch(setting, planned)

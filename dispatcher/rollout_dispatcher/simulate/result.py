@@ -29,27 +29,6 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """A step, rank by rank: what each has to do, and what the step takes; 1 is a fair share."""
-
-    name: str
-    ranks: list[float]
-    time: float
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """The step whose excess is nearest to that of all steps together.
-
-    plain: the same samples, dealt to ranks as they came.
-    """
-
-    step: int
-    planned: Work
-    plain: Work
-
-
-@dataclass(frozen=True, slots=True)
 class Timing:
     """What became of rank time, in shares of `elapsed` that sum to 1, and of samples meanwhile.
 
@@ -105,8 +84,6 @@ class Run:
     ks_fifo: float
     mix: StepMix
     plan_ms: float
-    lengths: list[float]
-    example: Example
     timing: Timing | None = None
     long_weight_expected: float | None = None
     cost_errors: dict[str, float] = field(default_factory=dict)
@@ -120,14 +97,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What was replayed. edges: tokens, ascending; lengths: share of samples between them."""
+    """What was replayed."""
 
     name: str
     samples: int
     empty_rows: int
     tokens: Spread
-    edges: list[float]
-    lengths: list[float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from rollout_dispatcher.simulate.replay import (
     Setting,
     VirtualStep,
     check_arrivals,
-    longest_kept,
+    dropped_samples,
     run_steady,
     run_timed,
     warm_up_steps,
 )
 from rollout_dispatcher.simulate.result import Run
-from rollout_dispatcher.simulate.trace import Epochs, Trace, doomed
+from rollout_dispatcher.simulate.trace import Epochs, Trace
 from rollout_planner.types import IntArray
 
 #: Of a record the last so many: a day of a run says hardly more of a window than its last hour, and
@@ -63,7 +63,7 @@ def simulate(
     steps = scenario.steps or (DEFAULT_STEPS if load is None else None)
 
     def one(row: int, setting: Setting) -> Run:
-        figures = Figures(setting, trace, kept)
+        figures = Figures(setting, kept)
         warm_up = warm_up_steps(setting) if load is None else 0
         in_all = warm_up + (steps or len(trace) / setting.plan.dispatch_batch_size)
 
@@ -93,17 +93,11 @@ def simulate(
 
 def _kept(trace: Trace, setting: Setting) -> IntArray:
     """Tokens of the samples that are not dropped; refuses a trace of which none is left."""
-    longest = longest_kept(setting.plan)
-    gone = doomed(
-        trace,
-        longest,
-        whole_groups=setting.core.groups_matter,
-        micro_batch=setting.core.limits.micro_batch,
-    )
+    gone = dropped_samples(trace, setting)
     if gone.all():
         raise ConfigError(
             f"every sample of {trace.name} is dropped as longer than --micro-batch-tokens "
-            f"{longest}; raise it, or set --on-oversize alone"
+            f"{setting.plan.longest_in_budget}; raise it, or set --on-oversize alone"
         )
     return trace.tokens[~gone]
 
@@ -116,16 +110,15 @@ def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
     passed over (where it ever was), and what was dropped and why. Warm-up steps have negative
     numbers.
     """
-    ids = [entry.sample.sample_id for entry in step.entries]
-    chosen = step.plan.chosen.tolist()
-    skips = zip(chosen, step.skips.tolist(), strict=True)
+    ids = [sample.sample_id for sample in step.samples]
+    skips = zip(ids, step.skips.tolist(), strict=True)
     line = {
         "step": step.number,
         "window": setting.window,
         "strategy": str(setting.strategy),
         "arrived": [sample.sample_id for sample in step.arrived],
-        "ranks": step.plan.laid_out([ids[at] for at in chosen]),
-        "skips": {ids[at]: count for at, count in skips if count},
+        "ranks": step.plan.laid_out(ids),
+        "skips": {each: count for each, count in skips if count},
         "dropped": step.dropped,
     }
     file.write(json.dumps(line, separators=(",", ":")) + "\n")

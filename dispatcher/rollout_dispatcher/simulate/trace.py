@@ -234,7 +234,7 @@ class Epochs:
     """
 
     def __init__(self, trace: Trace, seed: int, *, whole_groups: bool) -> None:
-        self._trace = trace
+        self.trace = trace
         self._seed = seed
         self._units = _units(trace.group) if whole_groups else None
         self._kept: dict[int, list[Unit]] = {}
@@ -247,7 +247,7 @@ class Epochs:
 
     def once_in_order_of_arrival(self) -> Iterator[tuple[float, Sample]]:
         """Arrival time and sample, as epoch 0, for a trace whose arrival times are all known."""
-        trace = self._trace
+        trace = self.trace
         sizes = np.bincount(trace.group[trace.group >= 0], minlength=1)
         for at in np.argsort(trace.arrival, kind="stable").tolist():
             group = int(trace.group[at])
@@ -259,22 +259,22 @@ class Epochs:
             return self._kept[epoch]
         rng = np.random.default_rng((self._seed, epoch))
         if self._units is None:
-            order = rng.permutation(len(self._trace)).tolist()
+            order = rng.permutation(len(self.trace)).tolist()
             units: list[Unit] = [(self._sample(epoch, at, -1, 1),) for at in order]
         else:
             units = []
             for which in rng.permutation(len(self._units)).tolist():
                 members = self._units[which].tolist()
-                group = int(self._trace.group[members[0]])
+                group = int(self.trace.group[members[0]])
                 units.append(tuple(self._sample(epoch, at, group, len(members)) for at in members))
-        if (len(self._kept) + 1) * len(self._trace) <= KEPT_SAMPLES:
+        if (len(self._kept) + 1) * len(self.trace) <= KEPT_SAMPLES:
             self._kept[epoch] = units
         return units
 
     def _sample(self, epoch: int, at: int, group: int, size: int) -> Sample:
-        tokens = int(self._trace.tokens[at])
+        tokens = int(self.trace.tokens[at])
         return Sample(
-            f"{epoch}-{self._trace.row[at]}",
+            f"{epoch}-{self.trace.row[at]}",
             tokens,
             tokens - 1,  # the first is never a target
             _NO_FIELDS,

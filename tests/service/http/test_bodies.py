@@ -63,7 +63,7 @@ gzipped = partial(gzip.compress, mtime=0)
         ("gzip", b"", 400, b"ends before its gzip stream does"),
         ("gzip", b"no gzip at all", 400, b"the body is no gzip"),
         ("gzip", gzipped(bytes(200 * MIB)), 413, b"once decompressed"),
-        ("br", SAMPLE, 415, b"'br' cannot be undone; send one of gzip, deflate, or none"),
+        ("br", SAMPLE, 415, b"'br' cannot be undone; send gzip, or none"),
         ("gzip, gzip", gzipped(gzipped(SAMPLE)), 415, b"cannot be undone"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_compressed_body_is_undone_or_refused_in_clear_words(
     answer = exchange(shared, post(body, f"Content-Encoding: {coding}"))
     assert answer.startswith(b"HTTP/1.1 %d" % status)
     assert words in answer
-    assert (b"Accept-Encoding: gzip, deflate" in answer) == (status == 415)
+    assert (b"Accept-Encoding: gzip" in answer) == (status == 415)
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,12 @@ def test_a_state_of_another_order_is_refused(other: dict[str, Any], why: str) ->
 @pytest.mark.parametrize(
     ("broken", "why"),
     [
-        ({"yielded": -1}, "yielded is -1"),
-        ({"yielded": 1001}, "1001 indices were yielded of an epoch of 1000"),
-        ({"yielded": 2.5}, "yielded is 2.5"),
-        ({"yielded": None}, "yielded is None"),
-        ({"epoch": -2}, "epoch is -2"),
-        ({"epoch": "1"}, "epoch is '1'"),
+        ({"yielded": -1}, "yielded -1 must be at least 0"),
+        ({"yielded": 1001}, "1001 indices yielded of an epoch of 1000"),
+        ({"yielded": 2.5}, "yielded 2.5 is not a whole number"),
+        ({"yielded": None}, "yielded None is not a whole number"),
+        ({"epoch": -2}, "epoch -2 must be at least 0"),
+        ({"epoch": "1"}, "epoch '1' is not a whole number"),
         ({"run": 5}, "runs of 5 samples"),
         ({"run": 0}, "runs of 0 samples"),
         ({"dp_size": 0}, "batch_size 12 and dp_size 0, this one has 12 and 1"),

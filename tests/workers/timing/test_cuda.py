@@ -108,7 +108,7 @@ def test_a_stream_that_was_not_told_of_the_gpu_that_is_used_times_it(cycles: int
     assert told[0].busy_s == pytest.approx([WORK_S], rel=0.05)
 
 
-def test_a_step_is_told_after_a_later_one_and_events_are_used_again(cycles: int) -> None:
+def test_a_step_is_told_after_a_later_one(cycles: int) -> None:
     told: list[StepTimes] = []
     timed = timing(told)
     for step in range(20):
@@ -123,9 +123,6 @@ def test_a_step_is_told_after_a_later_one_and_events_are_used_again(cycles: int)
             torch.cuda.synchronize()
     timed.flush()
     assert [times.step for times in told] == list(range(20))
-    clock = timed._clock
-    assert isinstance(clock, CudaClock)
-    assert len(clock._unused) <= 2 * 2 * 5
 
 
 @pytest.mark.usefixtures("alone")

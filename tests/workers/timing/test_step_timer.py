@@ -17,13 +17,10 @@ from rollout_workers.timing.timing import AHEAD, GAPS, StepTimer
 class Clock:
     """Seconds that a test lets pass. behind: what is computed is so late."""
 
-    is_instant = False
-
     def __init__(self) -> None:
-        self.now, self.behind, self.captures, self.held = 0.0, 0.0, False, 0
+        self.now, self.behind, self.captures = 0.0, 0.0, False
 
     def mark(self) -> Mark:
-        self.held += not self.captures
         return None if self.captures else self.now
 
     def has_passed(self, mark: Mark) -> bool:
@@ -31,9 +28,6 @@ class Clock:
 
     def seconds(self, start: Mark, stop: Mark) -> float:
         return float(stop - start)
-
-    def free(self, mark: Mark) -> None:
-        self.held -= mark is not None
 
 
 @pytest.fixture
@@ -88,7 +82,6 @@ def test_a_micro_batch_lasts_until_the_next_is_asked_for(clock: Clock) -> None:
     assert told(timer) == {
         "update": StepTimes(step=7, cost_key="update", busy_s=[3, 5], collective_s=[0, 0])
     }
-    assert clock.held == 0
 
 
 def test_what_took_less_than_nothing_took_none(clock: Clock) -> None:
@@ -197,7 +190,6 @@ def test_in_a_micro_batch_only_what_is_timed_counts(clock: Clock) -> None:
         timer.asked(index)
     times = told(timer)
     assert {key: one.busy_s for key, one in times.items()} == {"critic": [2, 2], "update": [2, 2]}
-    assert clock.held == 0
 
 
 @pytest.mark.parametrize("key", ["", "x" * 1000])

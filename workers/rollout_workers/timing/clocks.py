@@ -23,12 +23,7 @@ Mark = Any
 
 
 class Clock(Protocol):
-    """Where moments come from.
-
-    is_instant: whether its moments are seconds, and have passed once they are there.
-    """
-
-    is_instant: bool
+    """Where moments come from."""
 
     def mark(self) -> Mark:
         """This moment, of what is computed; None where there is none (inside a CUDA graph)."""
@@ -39,14 +34,9 @@ class Clock(Protocol):
     def seconds(self, start: Mark, stop: Mark) -> float:
         """From one to the other; both have passed."""
 
-    def free(self, mark: Mark) -> None:
-        """It is not asked about any more; None is no mark."""
-
 
 class HostClock:
     """For what is computed where the training loop runs: on the CPU."""
-
-    is_instant = True
 
     #: Now; the function itself, as it is called twice a micro-batch.
     mark = staticmethod(time.perf_counter)
@@ -59,23 +49,18 @@ class HostClock:
         """The difference."""
         return float(stop - start)
 
-    def free(self, mark: Mark) -> None:
-        """It is only a number."""
-
 
 class CudaClock:
-    """For what is computed on a GPU; events are used again, as each takes the driver to make."""
-
-    is_instant = False
+    """For what is computed on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._unused = device, list[torch.cuda.Event]()
+        self._device = device
 
     def mark(self) -> Mark:
         """An event on the stream that is current in this thread."""
         if torch.cuda.is_current_stream_capturing():
             return None
-        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -86,11 +71,6 @@ class CudaClock:
     def seconds(self, start: Mark, stop: Mark) -> float:
         """By the GPU's own clock."""
         return float(start.elapsed_time(stop)) / 1e3
-
-    def free(self, mark: Mark) -> None:
-        """Record it again some time."""
-        if mark is not None:
-            self._unused.append(mark)
 
 
 def clock_for(device: torch.device | None) -> Clock | str:
@@ -179,7 +159,6 @@ class Span:
 
     def saw_backward(self, clock: Clock) -> None:
         """A backward pass has ended."""
-        clock.free(self.backward_end)
         self.backward_end = clock.mark()
         self.by_backward = len(self.blocked), self.untimed
         self.owner.backwards[self.index] += 1
@@ -187,22 +166,13 @@ class Span:
     def close(self, clock: Clock, *, at_backward: bool) -> None:
         """It ends: now, or when its last backward pass did, if there was one."""
         if at_backward and self.backward_end is not None:
-            blocked, untimed = self.by_backward
-            for pair in self.blocked[blocked:]:
-                _free(clock, *pair)
+            blocked, self.untimed = self.by_backward
             del self.blocked[blocked:]
-            self.end, self.untimed = self.backward_end, untimed
+            self.end = self.backward_end
         else:
             self.end = clock.mark()
-            clock.free(self.backward_end)
         if self.untimed:
             self.owner.untimed |= self.untimed
-
-    def drop(self, clock: Clock) -> None:
-        """It counts for nothing."""
-        _free(clock, self.begin, self.backward_end)
-        for pair in self.blocked:
-            _free(clock, *pair)
 
     def fold(self, clock: Clock) -> bool:
         """Add it to its pass, if what is computed has come to its end."""
@@ -215,11 +185,4 @@ class Span:
         owner.busy_s[self.index] += clock.seconds(begin, end)
         for pair in self.blocked:
             owner.blocked_s[self.index] += clock.seconds(*pair)
-            _free(clock, *pair)
-        _free(clock, begin, end)
         return True
-
-
-def _free(clock: Clock, *marks: Mark) -> None:
-    for mark in marks:
-        clock.free(mark)

@@ -17,7 +17,7 @@ the model, in which part of it the rank was blocked.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from time import perf_counter
 
 import torch
@@ -136,8 +136,8 @@ class StepTimer:
         if is_first:
             self._begin_all(named)
         elif around is not None and around.owner.key is None:
-            self._drop()  # what counted by itself does not, as the trainer knows better
-            around = None
+            # What counted by itself does not, as the trainer knows better.
+            self._span = around = None
         elif around is not None:
             named.as_one |= self._is_whole
             self._is_whole = False
@@ -155,10 +155,15 @@ class StepTimer:
                 around.owner.as_one |= named.as_one
                 self._enter(around.owner, around.index)
 
-    def waiting(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
         """The rank waits for others, in collectives of the trainer's own."""
         self._has_waited = True
-        return _Waiting(self)
+        self.block()
+        try:
+            yield
+        finally:
+            self.unblock()
 
     def finish(self, at: float | None = None) -> None:
         """The step is committed; at: when that was said, by `time.perf_counter`, if not now.
@@ -284,15 +289,13 @@ class StepTimer:
             raise ConfigError(f"step {self._step} has {self._count} micro-batches, and no {index}")
         if probes.listener is not self:
             probes.listen(self)
-        self._drop()
         self._began = self._began or perf_counter()
         self._enter(named, index)
 
     def _end_before(self) -> None:
         """What is timed ends, as a micro-batch is handed out."""
         if self._is_whole:
-            self._is_whole = False
-            self._drop()
+            self._is_whole, self._span = False, None
         self._close()
 
     def _pass(self, key: str | None) -> Pass:
@@ -318,26 +321,6 @@ class StepTimer:
         self._spans.append(span)
         if len(self._spans) >= FOLDED_AT_ONCE:
             self._fold()
-
-    def _drop(self) -> None:
-        if self._span is not None:
-            self._span.drop(self._clock)
-        self._span = None
-
-
-class _Waiting:
-    """A block in which a rank waits for others."""
-
-    __slots__ = ("_timer",)
-
-    def __init__(self, timer: StepTimer) -> None:
-        self._timer = timer
-
-    def __enter__(self) -> None:
-        self._timer.block()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.unblock()
 
 
 def _rounded(seconds: list[float]) -> list[float]:
@@ -376,7 +359,6 @@ class Timing:
     ) -> None:
         self._tell, self._dp_size, self._device, self._says_why = tell, dp_size, device, says_why
         self._collectives = Collectives(None if dp_ranks is None else frozenset(dp_ranks))
-        self._clock: Clock | None = None
         self._waiting: deque[StepTimer] = deque(maxlen=BEHIND)
         self._steps = self._puzzles = 0
         self._is_probed = False
@@ -409,7 +391,8 @@ class Timing:
         if self._dp_size > 1 and not cannot:
             unseen = self._collectives.cannot_be_seen(probed=self._is_probed)
             cannot = unseen and f"{unseen}, {REMEDY}"
-        return StepTimer(self._clock_like(clock), step, count, self._collectives, cannot)
+        used = HostClock() if isinstance(clock, str) else clock
+        return StepTimer(used, step, count, self._collectives, cannot)
 
     def finish(self, timer: StepTimer | None, at: float | None = None) -> None:
         """A step is committed, at this time: tell what is known by now. See `StepTimer.finish`."""
@@ -441,11 +424,3 @@ class Timing:
                 "what DP ranks lose by waiting for each other is not measured (%s): %s",
                 times.cost_key, times.why,
             )  # fmt: skip
-
-    def _clock_like(self, clock: Clock | str) -> Clock:
-        """The clock so far, with the events that it keeps, if it is of the same kind."""
-        wanted = HostClock() if isinstance(clock, str) else clock
-        if type(self._clock) is not type(wanted):
-            self._clock = wanted
-        assert self._clock is not None
-        return self._clock

@@ -21,8 +21,8 @@ told so at once, and when to come again.
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -31,13 +31,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from rollout_dispatcher.errors import (
     BodyTooLarge,
+    DispatcherError,
+    IllegalTransition,
     ProtocolError,
     ReceivingFull,
+    Stopping,
     TooManyBodies,
     UnknownEncoding,
 )
 from rollout_dispatcher.service.connections.receiving import Receiving
-from rollout_dispatcher.service.http.guard import Refused
+from rollout_dispatcher.service.http.guard import RETRY_AFTER_SECONDS, Refused
 from rollout_dispatcher.service.router import Router
 
 #: Bytes of text that are read, or written by decompression, at once; takes under a millisecond.
@@ -88,48 +91,27 @@ WINDOW: Final = 16 * 1024
 MAX_MEMBERS: Final = 1024
 GZIP: Final = 16 + zlib.MAX_WBITS
 
-Decode = Callable[[bytes, int], Work[bytes]]
+#: As an Accept-Encoding header says it.
+SUPPORTED: Final = "gzip"
 
 
-def decoder(codings: str) -> Decode | None:
-    """What undoes a Content-Encoding; None if nothing has to be. Raises UnknownEncoding."""
+def is_gzipped(codings: str) -> bool:
+    """Whether a body is, by its Content-Encoding. Raises UnknownEncoding for any other."""
     named = [coding.strip().lower() for coding in codings.split(",")]
     named = [coding for coding in named if coding not in ("", "identity")]
-    if not named:
-        return None
-    if len(named) > 1 or named[0] not in DECODERS:
+    if named not in ([], [SUPPORTED]):
         raise UnknownEncoding(", ".join(named)[:100], SUPPORTED)
-    return DECODERS[named[0]]
+    return bool(named)
 
 
-def _gunzip(body: bytes, limit: int) -> Work[bytes]:
-    return (yield from _inflate("gzip", body, GZIP, limit))
-
-
-def _undeflate(body: bytes, limit: int) -> Work[bytes]:
-    """Zlib's format, as the standard says, or without its header, as many write it."""
-    has_header = bool(body) and body[0] & 0xF == zlib.DEFLATED
-    wbits = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
-    return (yield from _inflate("deflate", body, wbits, limit))
-
-
-DECODERS: Final[Mapping[str, Decode]] = {
-    "gzip": _gunzip,
-    "x-gzip": _gunzip,
-    "deflate": _undeflate,
-}
-#: As an Accept-Encoding header says it.
-SUPPORTED: Final = "gzip, deflate"
-
-
-def _inflate(coding: str, body: bytes, wbits: int, limit: int) -> Work[bytes]:
+def gunzipped(body: bytes, limit: int) -> Work[bytes]:
     """The text. Raises ProtocolError for what is no such stream, BodyTooLarge beyond `limit`."""
     text, at, members = bytearray(), 0, 0
     while at < len(body) or not members:
         members += 1
         if members > MAX_MEMBERS:
-            raise ProtocolError(f"the body has more than {MAX_MEMBERS} {coding} members")
-        member = zlib.decompressobj(wbits)
+            raise ProtocolError(f"the body has more than {MAX_MEMBERS} gzip members")
+        member = zlib.decompressobj(GZIP)
         while not member.eof:
             data = member.unconsumed_tail
             if not data:
@@ -138,16 +120,14 @@ def _inflate(coding: str, body: bytes, wbits: int, limit: int) -> Work[bytes]:
             try:
                 piece = member.decompress(data, PIECE)
             except zlib.error as error:
-                raise ProtocolError(f"the body is no {coding}: {error}") from None
+                raise ProtocolError(f"the body is no gzip: {error}") from None
             if not piece and not data and not member.eof:
-                raise ProtocolError(f"the body ends before its {coding} stream does")
+                raise ProtocolError("the body ends before its gzip stream does")
             text += piece
             if len(text) > limit:
                 raise BodyTooLarge(limit, decompressed=True)
             yield
         at -= len(member.unused_data)
-        if wbits != GZIP and at < len(body):
-            raise ProtocolError(f"{len(body) - at} bytes follow the body's {coding} stream")
     return bytes(text)
 
 
@@ -233,31 +213,53 @@ async def _ask_for(request: web.Request) -> None:
         request.writer.output_size = 0  # or aiohttp takes it for the beginning of the answer
 
 
+_STATUS: Final[dict[type[DispatcherError], int]] = {
+    BodyTooLarge: 413,
+    UnknownEncoding: 415,
+    ReceivingFull: 503,
+    TooManyBodies: 503,
+    Stopping: 503,
+}
+
+
+@contextmanager
+def refusing(timeout: float) -> Iterator[None]:
+    """Raise Refused for what is wrong with a body, or with how it comes within so many seconds."""
+    try:
+        yield
+    except TimeoutError:
+        why = f"the request did not arrive within {timeout:g} s"
+        raise Refused(408, "timeout", why) from None
+    except (ConnectionError, web.RequestPayloadError, HttpProcessingError):
+        why = "the body is cut off, or its chunks are malformed"
+        raise Refused(400, "invalid", why) from None
+    except IllegalTransition:
+        raise  # a bug of ours
+    except DispatcherError as error:
+        status = _STATUS.get(type(error), 400 if isinstance(error, ProtocolError) else 503)
+        headers = {}
+        if type(error) in _STATUS and error.retriable:
+            headers["Retry_After"] = str(RETRY_AFTER_SECONDS)
+        if isinstance(error, UnknownEncoding):
+            headers["Accept_Encoding"] = error.supported
+        code = "invalid" if status == 400 else error.code
+        raise Refused(status, code, str(error), **headers) from None
+
+
 async def read_object(request: web.Request, router: Router, limit: int) -> dict[str, object]:
     """A small JSON object, read at once, of `limit` bytes at the most. Raises Refused."""
+    timeout = router.config.request_timeout
+    with refusing(timeout):
+        if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            raise UnknownEncoding(encoding, "identity")
+        with Body(router.receiving) as room:
+            async with asyncio.timeout(timeout):
+                chunks = await room.read(request, limit)
     try:
-        return await _read(request, router, limit)
-    except TimeoutError:
-        raise Refused(408, "timeout", "the request did not arrive in time") from None
-    except BodyTooLarge as error:
-        raise Refused(413, error.code, str(error)) from None
-    except UnknownEncoding as error:
-        raise Refused(415, error.code, str(error)) from None
-    except ReceivingFull as error:
-        raise Refused(503, error.code, str(error), Retry_After="1") from None
-    except (ValueError, RecursionError, ConnectionError, web.RequestPayloadError,
-            HttpProcessingError) as error:  # fmt: skip
+        body = json.loads(b"".join(chunks))
+        if not isinstance(body, dict):
+            raise ValueError("it is something else")
+    except (ValueError, RecursionError) as error:
         why = f"the body is no JSON object: {error}"[:300]
         raise Refused(400, "invalid", why) from None
-
-
-async def _read(request: web.Request, router: Router, limit: int) -> dict[str, object]:
-    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
-        raise UnknownEncoding(encoding, "identity")
-    with Body(router.receiving) as room:
-        async with asyncio.timeout(router.config.request_timeout):
-            chunks = await room.read(request, limit)
-        body = json.loads(b"".join(chunks))
-    if not isinstance(body, dict):
-        raise ValueError("it is something else")
     return body

@@ -177,6 +177,8 @@ PUSH_ROUTES: Final = frozenset({
     "/v1/samples", "/v1/groups/{group_id}/close", "/v1/phases/{policy_version}/end",
     "/v1/stream/end", "/openapi.json",
 })  # fmt: skip
+#: What a client is told to wait where there is no room; a step usually takes longer than this.
+RETRY_AFTER_SECONDS: Final = 1
 #: Methods of requests that are answered at once, even where there is no place for a connection.
 SHORT: Final = frozenset({"GET", "HEAD"})
 
@@ -267,7 +269,7 @@ class HttpGuard:
 
     def _no_place(self) -> web.Response:
         error = ConnectionLimit(self.places.limit)
-        return problem(503, error.code, str(error), Retry_After="1")
+        return problem(503, error.code, str(error), Retry_After=str(RETRY_AFTER_SECONDS))
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         if len(request.headers.getall("Authorization", ())) > 1:  # others may heed the other one

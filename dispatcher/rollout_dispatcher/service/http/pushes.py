@@ -14,29 +14,26 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rollout_dispatcher import errors
-from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.config.values import Duration
 from rollout_dispatcher.service.http.bodies import (
     PIECE,
     Body,
-    Decode,
     Turns,
     Work,
-    decoder,
+    gunzipped,
     in_pieces,
+    is_gzipped,
+    refusing,
 )
-from rollout_dispatcher.service.http.guard import HttpPlaces, Refused, problem
+from rollout_dispatcher.service.http.guard import RETRY_AFTER_SECONDS, HttpPlaces, Refused
 from rollout_dispatcher.service.http.samples import Read, first_of, read_samples
 from rollout_dispatcher.service.http.tensors import Reading
 from rollout_dispatcher.service.router import Router
 
-#: What a producer is told to wait when a cap is reached; a step usually takes longer than this.
-RETRY_AFTER_SECONDS = 1
 #: Samples that the core is told of at once; it takes a millisecond or so.
 PUSHED_AT_ONCE: Final = 64
 _STATUS: Final = {Outcome.REFUSED: 422, Outcome.FULL: 429}
@@ -164,15 +161,6 @@ class WaitingPushes:
                     await router.feedback.next_move(moves)
 
 
-_REFUSED: Final[dict[type[DispatcherError], int]] = {
-    errors.BodyTooLarge: 413,
-    errors.UnknownEncoding: 415,
-    errors.ReceivingFull: 503,
-    errors.TooManyBodies: 503,
-    errors.Stopping: 503,
-}
-
-
 class Pushes:
     """The handler of pushes to one router."""
 
@@ -185,41 +173,34 @@ class Pushes:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
         config = self._router.config
         wait = valid(PushQuery, dict(request.query)).wait
-        try:
+        with refusing(config.request_timeout):
             self._check_serves()
             with Body(self._router.receiving) as room:
-                decode = decoder(",".join(request.headers.getall("Content-Encoding", ())))
+                gzipped = is_gzipped(",".join(request.headers.getall("Content-Encoding", ())))
                 async with asyncio.timeout(config.request_timeout):
                     chunks = await room.read(request, config.max_body_bytes)
-                push = await self._take(request, chunks, decode)
+                push = await self._take(request, chunks, gzipped=gzipped)
             if wait is not None and push.is_full:
                 await self._waiting.wait(request, push, min(wait, config.request_timeout))
-        except TimeoutError:
-            timeout = config.request_timeout
-            return problem(408, "timeout", f"the request did not arrive within {timeout:g} s")
-        except (ConnectionError, web.RequestPayloadError, HttpProcessingError):
-            return problem(400, "invalid", "the body is cut off, or its chunks are malformed")
-        except DispatcherError as error:
-            return _refusal(error)
         await self._router.barrier.settled()
         return push.answer(self._router)
 
     async def _take(
-        self, request: web.Request, chunks: list[bytes], decode: Decode | None
+        self, request: web.Request, chunks: list[bytes], *, gzipped: bool
     ) -> SamplePush:
         """Read a body in its turn, and push what is in it. Raises ConnectionError, DispatcherError.
 
         What nobody waits for any more is left: it was not acknowledged, and may come again.
         """
         config = self._router.config
-        small = decode is None and sum(map(len, chunks)) <= PIECE
+        small = not gzipped and sum(map(len, chunks)) <= PIECE
         async with self._turns.turn(small=small):
             if request.transport is None:
                 raise ConnectionResetError
             body = b"".join(chunks)
             chunks.clear()
-            if decode is not None:
-                body = await in_pieces(decode(body, config.max_body_bytes))
+            if gzipped:
+                body = await in_pieces(gunzipped(body, config.max_body_bytes))
             read = await self._read(body)
             self._check_serves()
             self._router.metrics.loss_positions_left_out.inc(read.left_out)
@@ -246,19 +227,3 @@ class Pushes:
         """Raise why nothing can be taken now, if that is so."""
         if (why := self._router.stopping or self._router.barrier.failure) is not None:
             raise why
-
-
-def _refusal(error: DispatcherError) -> web.Response:
-    """Why a body was not taken."""
-    if isinstance(error, errors.IllegalTransition):
-        raise error  # a bug of ours
-    status = _REFUSED.get(type(error), 400 if isinstance(error, errors.ProtocolError) else 503)
-    code = "invalid" if status == 400 else error.code
-    headers = (
-        {"Retry_After": str(RETRY_AFTER_SECONDS)}
-        if type(error) in _REFUSED and error.retriable
-        else {}
-    )
-    if isinstance(error, errors.UnknownEncoding):
-        headers["Accept_Encoding"] = error.supported
-    return problem(status, code, str(error), **headers)
