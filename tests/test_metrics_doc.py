@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from prometheus_client import Metric
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
+from rollout_dispatcher.core.rank_time import MEANS, TimeCause
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.registry import FORMER_NAMES, Metrics
@@ -28,6 +29,12 @@ def metrics_table() -> str:
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
     return "\n".join(rows)
+
+
+def causes_table() -> str:
+    """A row a cause of the ranks' time."""
+    rows = ["| cause | a rank is |", "|---|---|"]
+    return "\n".join(rows + [f"| `{cause}` | {MEANS[cause]} |" for cause in TimeCause])
 
 
 def families() -> Iterator[Metric]:
@@ -57,14 +64,20 @@ def test_the_table_is_up_to_date() -> None:
     assert text[start:stop] == metrics_table() + "\n", "run: python -m tests.test_metrics_doc"
 
 
+def test_the_causes_are_up_to_date() -> None:
+    text = DOC.read_text()
+    start, stop = between(text, "causes")
+    assert text[start:stop] == causes_table() + "\n", "run: python -m tests.test_metrics_doc"
+
+
 def test_help_is_in_the_fields_words() -> None:
     found = [f"{item.name}: {item.documentation}" for item in families()]
     assert not [text for text in found if OWN_WORDS.search(text)]
 
 
 def main() -> None:
-    """Write the table into the document."""
-    rewrite(DOC, {"metrics": metrics_table})
+    """Write the tables into the document."""
+    rewrite(DOC, {"metrics": metrics_table, "causes": causes_table})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rollout_dispatcher.service.config.values import RUN_HEADER
 from rollout_dispatcher.service.http.bodies import SUPPORTED
 from rollout_dispatcher.service.http.plane import (
     MAX_CONFIG_BYTES,
+    ClientsAnswer,
     CloseQuery,
     ConfigAnswer,
     ControlAnswer,
@@ -136,7 +137,7 @@ def describe() -> Described:
     schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
     schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
     models = (
-        PushRequest, ReferenceRequest, ConfigPatch, ConfigAnswer, ControlAnswer,
+        PushRequest, ReferenceRequest, ConfigPatch, ConfigAnswer, ControlAnswer, ClientsAnswer,
     )  # fmt: skip
     for model in models:
         _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
@@ -179,6 +180,7 @@ def _paths() -> Described:
             "post": _control("Nothing older comes any more", EndQuery, PhasePath)
         },
         "/v1/stream/end": {"post": _control("Nothing comes any more", EndQuery)},
+        "/v1/clients": {"get": _get("Producers and DP ranks, and how they are", "ClientsAnswer")},
         "/v1/config": {"get": _get("The settings in force", "ConfigAnswer"), "post": _configure()},
         "/metrics": {"get": _get("Prometheus text format")},
         "/livez": {"get": _get("The process serves")},

@@ -13,10 +13,9 @@ from rollout_planner.cost import parse_cost
 from rollout_planner.types import Strategy
 
 METRICS = """\
-# TYPE dispatcher_step_imbalance_ratio histogram
-dispatcher_step_imbalance_ratio_bucket{stage="planned",le="+Inf"} 2
-dispatcher_step_imbalance_ratio_sum{stage="planned"} 0.5
-dispatcher_step_imbalance_ratio_count{stage="planned"} 2
+# TYPE dispatcher_planned_cost counter
+dispatcher_planned_cost_total{split="even"} 6
+dispatcher_planned_cost_total{split="planned"} 8
 """
 
 
@@ -52,11 +51,10 @@ def test_the_figures_are_what_they_are_called(run: Path) -> None:
     assert found["tokens_per_second"] == 5.0
     assert found["wait_share"] == 5 / 16
     assert found["wait_share_per_rank"] == [2 / 8, 3 / 8]
-    assert found["imbalance_measured"] == pytest.approx((3 / 2 - 1 + 4 / 3.5 - 1) / 2)
     assert found["compute_cpu_seconds_per_rank"] == [5.0, 5.0]
     assert found["first_loss"] == 1.0
     assert found["final_loss"] == pytest.approx(20 / 32)
-    assert found["imbalance_planned"] == 0.25
+    assert found["lost_planned"] == 0.25
 
 
 def test_the_table_has_a_column_for_each_strategy(run: Path) -> None:

@@ -30,7 +30,6 @@ OPTIONS: dict[str, object] = {
     "groups": "ignore",
 }
 TRANSPORT_S = 0.002
-SECONDS_A_TOKEN = 1e-4
 #: Sigma of the log of what a micro-batch takes beside its cost.
 NOISE = 0.01
 #: Policy versions.
@@ -70,11 +69,11 @@ def unwieldy_lengths(rng: np.random.Generator) -> list[int]:
 class Conditions:
     """What the run is like.
 
-    step_s: how long a step takes. push_s: pause between batches that a producer pushes; None for
-    one when a step is done. slow_rank: needs `slow_factor` times as long. lag: policy versions
-    that samples are old. square: a sample of s tokens takes as long as s + square * s * s do.
-    separated: whether ranks can tell collectives apart. paused: trainers do something else.
-    silent_rank: says nothing. hung_rank: takes a step and gets no further.
+    step_s: how long a step takes while no rank is slow. push_s: pause between batches that a
+    producer pushes; None for one when a step is done. slow_rank: needs `slow_factor` times as long.
+    lag: policy versions that samples are old. square: a sample of s tokens takes as long as
+    s + square * s * s do. separated: whether ranks can tell collectives apart. paused: trainers do
+    something else. silent_rank: says nothing. hung_rank: takes a step and gets no further.
     old_every: one of so many batches is by far too old. look_s: pause
     between two looks at what has come for a rank. in_turn: rollouts wait for training, as training
     for rollouts. reports_versions: whether the trainer says which policy version it has.
@@ -109,6 +108,8 @@ class Run:
     _version: int = 0
     _pushed: int = 0
     _trained: int = 0
+    _paced: object = None
+    _pace: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
     _steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(4))
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -175,14 +176,13 @@ class Run:
         parts = [rank.await_release(step) for rank in trainer.ranks]
         for rank in trainer.ranks:
             rank.demand(taken=step, hungry=False)
-        self._compute(trainer)
+        tokens = [[head.tokens for head, _ in part.micro_batches] for part in parts]
+        compute = self._as_measured(np.array([[*map(self._work, rank)] for rank in tokens]), rng)
+        self._compute(trainer, float(compute.max(axis=0).sum()))
         while self.now.hung_rank is not None and not self._ended.is_set():
             self._hang(trainer, self.now.hung_rank)
         trainer.commit(step)
-        tokens = [[head.tokens for head, _ in part.micro_batches] for part in parts]
-        work = [[self._work(each) for each in rank] for rank in tokens]
-        compute = np.array(work) * SECONDS_A_TOKEN
-        self._report(trainer.ranks, step, self._as_measured(compute, rng))
+        self._report(trainer.ranks, step, compute)
         for rank in trainer.ranks:
             del rank.steps[step]
         self._trained += 1
@@ -191,9 +191,9 @@ class Run:
     def _work(self, lengths: Sequence[int]) -> float:
         return sum(s + self.now.square * s * s for s in lengths)
 
-    def _compute(self, trainer: Trainer) -> None:
+    def _compute(self, trainer: Trainer, seconds: float) -> None:
         """A step; in long ones heartbeats go on."""
-        over = time.monotonic() + self.now.step_s
+        over = time.monotonic() + seconds
         while (left := over - time.monotonic()) > 1 and not self._ended.is_set():
             self._breathe(trainer)
             time.sleep(1)
@@ -205,7 +205,11 @@ class Run:
             rank.settle(handed_out=1, collectives=int(rank.dp_rank != hung))
         time.sleep(1)
 
-    def _as_measured(self, compute: FloatArray, rng: np.random.Generator) -> FloatArray:
+    def _as_measured(self, work: FloatArray, rng: np.random.Generator) -> FloatArray:
+        """Seconds: `step_s` in the first step of such lengths, and by the same pace in others."""
+        if self._paced != (kind := (self.now.lengths, self.now.step_s)):
+            self._paced, self._pace = kind, self.now.step_s / work.max(axis=0).sum()
+        compute = self._pace * work
         if self.now.slow_rank is not None:
             compute[self.now.slow_rank] *= self.now.slow_factor
         return compute * np.exp(rng.normal(0, NOISE, compute.shape))

@@ -111,7 +111,7 @@ def test_a_producer_faster_than_the_trainer_is_held_back_and_memory_stays_flat(
         if at["steps_committed_total"] >= 5:  # everything is allocated by then
             resident.append(at["process_resident_memory_bytes"])
         held.append(at["buffer_samples"])
-        pressed += at["backpressure_active"]
+        pressed = at["backpressure_seconds_total"]
     assert json.loads(finish(pushing)) == {"accepted": count}
     server.post("/v1/stream/end")
     finish(trainers)

@@ -5,11 +5,15 @@ import logging
 import pytest
 
 from rollout_dispatcher.core.waiting import FIRST_SECONDS
-from rollout_dispatcher.service.reporter import StallLog
+from rollout_dispatcher.service.reporter import Health, StallLog
 from tests.support.core.cores import Bench
 
 #: Seconds between looks.
 LOOK = 0.25
+
+
+def stall_log(bench: Bench) -> StallLog:
+    return StallLog(bench.core, Health(bench.core, lambda: None, lambda: bench.now))
 
 
 def watch(bench: Bench, stalls: StallLog, seconds: float) -> None:
@@ -23,7 +27,7 @@ def test_ranks_that_wait_are_spoken_of_after_ten_seconds_and_each_minute(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench()
-    stalls = StallLog(bench.core)
+    stalls = stall_log(bench)
     bench.join()
     bench.hungry()
     watch(bench, stalls, 9.5)
@@ -36,7 +40,7 @@ def test_ranks_that_wait_are_spoken_of_after_ten_seconds_and_each_minute(
 
 def test_ranks_that_have_work_again_are_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    stalls = StallLog(bench.core)
+    stalls = stall_log(bench)
     bench.join()
     bench.hungry()
     watch(bench, stalls, 5.0)
@@ -52,7 +56,7 @@ def test_a_rank_that_hangs_is_spoken_of_though_nobody_asks_for_a_step(
 ) -> None:
     caplog.set_level(logging.INFO)
     bench = Bench()
-    stalls = StallLog(bench.core)
+    stalls = stall_log(bench)
     bench.join()
     bench.hungry()
     bench.push_plain(4)

@@ -53,7 +53,7 @@ class Look:
     committed: int
     resident: int
     anonymous: int
-    backpressure: bool
+    backpressure: float
     balanced: bool
     connections: int
 
@@ -128,7 +128,7 @@ def _look(dispatcher: Process, plane: Endpoint, began: float) -> Look:
         committed=int(found["samples_committed_total"]),
         resident=_kilobytes(status["VmRSS"]),
         anonymous=_kilobytes(status["RssAnon"]),
-        backpressure=found["backpressure_active"] == 1,
+        backpressure=found["backpressure_seconds_total"],
         balanced=accepted == held,
         connections=int(found.get("connections_total{role=producer}", 0)),
     )
@@ -149,7 +149,11 @@ def figures(looks: Sequence[Look]) -> dict[str, object]:
         "producer_connections": looks[-1].connections,
         "seconds": round(looks[-1].seconds, 1),
         "samples_per_second": round(total / looks[-1].seconds),
-        "backpressure_share": round(statistics.fmean(look.backpressure for look in after), 3),
+        "backpressure_share": round(
+            (after[-1].backpressure - after[0].backpressure)
+            / max(after[-1].seconds - after[0].seconds, 1e-9),
+            3,
+        ),
         "balanced": all(look.balanced for look in looks),
         "looks": len(after),
     }

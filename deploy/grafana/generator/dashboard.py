@@ -18,8 +18,8 @@ from deploy.grafana.generator.rows import balance, buffer, flow, freshness, heal
 
 ROWS = {
     "Health": health.PANELS,
-    "Ranks: time lost to stragglers, measured": ranks.PANELS,
-    "Balance: plain split, planned, measured": balance.PANELS,
+    "Ranks: where their time goes": ranks.PANELS,
+    "Balance: plain split, planned, best": balance.PANELS,
     "Flow": flow.PANELS,
     "Buffer": buffer.PANELS,
     "Freshness": freshness.PANELS,

@@ -25,6 +25,10 @@ WINDOW = "$__rate_interval"
 OF_STEPS = "$over"
 
 
+#: The ledger of the ranks' time.
+TIME = "dispatcher_rank_time_seconds_total"
+
+
 class Unit(StrEnum):
     """How Grafana writes a value."""
 
@@ -85,9 +89,16 @@ def quantile(level: float, histogram: str, *by: str, within: str = OF_STEPS) -> 
     return f"histogram_quantile({level:g}, sum by ({kept}) (rate({buckets}[{within}])))"
 
 
-def lost(excess: str) -> str:
-    """The share of the ranks' time that a straggler excess is: x / (1 + x)."""
-    return f"1 - 1 / (1 + {excess})"
+def share_of_time(cause: str) -> str:
+    """The share of the ranks' time that went to these causes."""
+    spent = of_steps(TIME, cause=cause)
+    return f"sum({spent}) / sum({of_steps(TIME)})"
+
+
+def lost_by_plan(split: str) -> str:
+    """The share of the ranks' time that such a split of the samples loses, by its cost."""
+    cost = "dispatcher_planned_cost_total"
+    return f"1 - sum({of_steps(cost, split='even')}) / sum({of_steps(cost, split=split)})"
 
 
 def build(panel: Panel, number: int) -> "stat.Panel | timeseries.Panel":

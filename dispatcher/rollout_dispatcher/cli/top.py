@@ -1,7 +1,7 @@
 """`dispatcher top`: what `/statusz` says of one dispatcher, again and again, on a terminal.
 
-Its words come first, then what ranks lose, rates of the last half minute, and a row a rank. While
-nobody answers the last picture stays, with why and since when. Nothing is told by a colour.
+Its words come first, then rates of the last half minute, producers, and a row a rank. While nobody
+answers the last picture stays, with why and since when. Nothing is told by a colour.
 """
 
 import http.client
@@ -33,6 +33,8 @@ MIN_INTERVAL = 0.1
 RATE_SECONDS = 30.0
 #: How long one answer may take.
 ANSWER_SECONDS = 5.0
+#: Producers that are shown.
+PRODUCERS = 3
 #: A rank that needs a tenth more than the median is named, as in docs/operate.md.
 SLOW = 1.1
 #: What comes of an answer that is none of ours, or of a release with other names.
@@ -99,6 +101,7 @@ class Look(NamedTuple):
     run_id: str
     words: str
     said: Mapping[str, Any]
+    clients: Sequence[Mapping[str, Any]] = ()
 
 
 class Source:
@@ -111,7 +114,8 @@ class Source:
         """Look once. Raises NoAnswer, with why in a few words."""
         try:
             words, said = self._get("text/plain"), json.loads(self._get("application/json"))
-            found = Look(time.monotonic(), said["run_id"], words, said)
+            clients = json.loads(self._get("application/json", "/v1/clients"))["clients"]
+            found = Look(time.monotonic(), said["run_id"], words, said, clients)
             picture([found])  # all that is shown is looked up
         except (OSError, http.client.HTTPException) as error:
             self.client.close()
@@ -121,8 +125,8 @@ class Source:
             raise NoAnswer("what answers there is no dispatcher of this release") from None
         return found
 
-    def _get(self, accept: str) -> str:
-        response, body = self.client.get("/statusz", Accept=accept)
+    def _get(self, accept: str, path: str = "/statusz") -> str:
+        response, body = self.client.get(path, Accept=accept)
         text = body.decode(errors="replace")
         if response.status != 200:
             raise http.client.HTTPException(f"HTTP {response.status} {_message(text)}")
@@ -155,25 +159,27 @@ def picture(
     if looks:
         first, last = looks[0], looks[-1]
         told[0] += f"  {last.said['version']}"
-        told += [*last.words.splitlines(), *_lost(last.said), _rates(first, last)]
+        told += [*last.words.splitlines(), _rates(first, last), *_producers(last.clients)]
     shown = [part for line in told for part in textwrap.wrap(line, width, subsequent_indent="    ")]
     if looks:
         shown += _ranks(last.said, None if height is None else height - len(shown))
     return [line[:width] for line in shown[:height]]
 
 
-def _lost(said: Mapping[str, Any]) -> list[str]:
-    step = said["measured"]["last_step"]
-    if step is None:
-        return [f"lost: not measured: {said['measured']['why_not'] or 'no step has been yet'}"]
-    lost = [f"lost: {100 * step['lost_share']:.2g} % of the ranks' time in step {step['step']}"]
-    ratios = [(each["slowness"] or 0.0, each["dp_rank"]) for each in step["ranks"]]
-    slow = sorted((each for each in ratios if each[0] >= SLOW), reverse=True)
-    if slow:
-        named = ", ".join(f"rank {rank} takes {ratio:.2f}" for ratio, rank in slow[:3])
-        more = f", and {len(slow) - 3} more" if len(slow) > 3 else ""
-        lost.append(f"slow: {named} times as long as the median{more}")
-    return lost
+def _producers(clients: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those that are gone first, then the slowest."""
+    found = sorted(
+        (one for one in clients if one["role"] == "producer"),
+        key=lambda one: (one["connected"], one["samples_per_second"]),
+    )
+    told = []
+    for one in found[:PRODUCERS]:
+        at = f" at {one['host']}" if one["host"] else ""
+        error = f", {one['last_error']}" if one["last_error"] else ""
+        rate = f"{one['samples_per_second']:,.1f} samples/s"
+        told.append(f"producer {one['client_id']}{at}: {rate}{error}")
+    more = len(found) - PRODUCERS
+    return [*told, f"and {more} more producers: GET /v1/clients"] if more > 0 else told
 
 
 def _rates(first: Look, last: Look) -> str:

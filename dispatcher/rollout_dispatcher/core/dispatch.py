@@ -6,7 +6,7 @@ the ranks, checkpoints rewind it, the lifecycle ends the run. Invariant, at ever
 buffered + in flight + (committed - rewound) + dropped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.dropping import DropCounts, name_unfinished
@@ -24,6 +24,7 @@ from rollout_dispatcher.core.effects import (
     ReplanWanted,
     SamplesAccepted,
     SamplesDropped,
+    StepMeasured,
     WelcomeProducer,
 )
 from rollout_dispatcher.core.facts import (
@@ -40,6 +41,7 @@ from rollout_dispatcher.core.facts import (
 from rollout_dispatcher.core.measuring.report import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
+from rollout_dispatcher.core.rank_time import TimeCause
 from rollout_dispatcher.core.references import WorkerEvent
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.steps.rank_state import RankHello, Unresolved
@@ -85,7 +87,7 @@ class DispatcherCore:
         self._rank_departures = parts.rank_departures
         self._totals, self._buffer = parts.totals, parts.buffer
         self._dropping, self._outcomes = parts.dropping, parts.outcomes
-        self._references = parts.references
+        self._references, self._rank_time = parts.references, parts.rank_time
 
     # -- what outlives the process ------------------------------------------------------------
 
@@ -135,6 +137,7 @@ class DispatcherCore:
 
     def push(self, push: Push, now: float, *, may_wait: bool = True) -> Decision:
         """Samples arrived. With `may_hold=False` what has to wait is answered `full`."""
+        self._rank_time.charge(now)
         self._references.objects.pushed(push)
         effects = [] if self.config.max_staleness is None else self._parts.progress.ahead(push)
         effects += self._admission.push(push, now, may_wait=may_wait)
@@ -179,6 +182,7 @@ class DispatcherCore:
         self, producer: str, now: float, *, for_good: bool = False
     ) -> Decision:
         """A producer's connection is lost, `for_good` if it said goodbye."""
+        self._rank_time.charge(now)
         self._parts.presence.disconnected(producer, now, for_good=for_good)
         self._outcomes.repeats.forget(producer)
         self._parts.progress.forget(producer)
@@ -266,7 +270,10 @@ class DispatcherCore:
         for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
         the generation, this rank with it. All or nothing: nothing has changed where it raises.
         """
+        self._rank_time.charge(now)
         effects = self._parts.joining.join(hello, self.run_id, now)
+        if hello.taken >= 0:
+            self._rank_time.step_taken()
         self._parts.stall_detector.joined(hello.dp_rank, now)
         self._rank_departures.joined(hello.dp_rank, hello.client_id)
         if hello.generation is None and (advice := self.advice):
@@ -280,6 +287,7 @@ class DispatcherCore:
         self, dp_rank: int, client_id: str, now: float, *, for_good: bool = False
     ) -> Decision:
         """A DP rank's connection is gone, `for_good` if it said goodbye."""
+        self._rank_time.charge(now)
         self._ledger.leave(dp_rank, client_id, for_good=for_good)
         self._rank_departures.left(dp_rank, client_id, now)
         self._lifecycle.forget_notified(client_id)
@@ -297,8 +305,11 @@ class DispatcherCore:
 
     def demand(self, dp_rank: int, taken: int, now: float, *, hungry: bool) -> Decision:
         """A rank's training loop has begun step `taken`, and waits for the next or not."""
+        self._rank_time.charge(now)
         begins = dp_rank == 0 and not self._ledger.active_rank(0).begun
         effects = self._ledger.demand(dp_rank, taken, hungry=hungry)
+        if taken >= 0:
+            self._rank_time.step_taken()
         self._parts.stall_detector.on_progress(dp_rank, now)
         if begins:
             effects += self._checkpoints.begun()
@@ -309,6 +320,7 @@ class DispatcherCore:
         self, dp_rank: int, step: int, digest: str, now: float, *, attempt: int = 0
     ) -> Decision:
         """A rank can train a step."""
+        self._rank_time.charge(now)
         effects = self._ledger.prepared(dp_rank, step, digest, attempt)
         if self._ledger.generation.failed is not None:  # else planning has waited for none of this
             effects += self._run_to_fixpoint(now)
@@ -327,6 +339,7 @@ class DispatcherCore:
         """A rank has applied every step up to `step`; a step is committed once every rank has
         applied it.
         """
+        self._rank_time.charge(now)
         done = self._ledger.commit(dp_rank, step)
         self._parts.measuring.committed(done)
         self._parts.freshness.committed(len(done))
@@ -342,6 +355,7 @@ class DispatcherCore:
         """A rank finishes after this step; once every rank has, the run is finished. discard:
         unused samples are dropped, though a journal could keep them.
         """
+        self._rank_time.charge(now)
         self._parts.finishing.finish(dp_rank, step, discard=discard)
         effects = self._parts.finishing.end_if_all_finished()
         return self._to_decision(effects + self._settle_and_limit_ranks(now))
@@ -376,12 +390,27 @@ class DispatcherCore:
     def step_times(self, dp_rank: int, times: RankTimes) -> Decision:
         """A rank reports the seconds of a pass over a step; reports of no use are counted."""
         measured = self._parts.measuring.heard(dp_rank, times)
+        for effect in measured:
+            if isinstance(effect, StepMeasured):
+                self._rank_time.measured(effect)
         return self._to_decision(measured) if measured else NOTHING
 
     # -- time and plans ---------------------------------------------------------------------
 
+    def charge(self, now: float) -> None:
+        """Account for the DP ranks' time until now, as `statistics` is to show it; see rank_time.
+
+        Every event does so too; where none comes, call it a few times a second.
+        """
+        self._rank_time.charge(now)
+
+    def watch_journal(self, is_slow: Callable[[], bool]) -> None:
+        """Ask this of the journal when ranks wait: whether it keeps others waiting for long."""
+        self._rank_time.journal_is_slow = is_slow
+
     def tick(self, now: float) -> Decision:
         """Do what has become due; call it at `next_deadline`."""
+        self._rank_time.charge(now)
         self._parts.presence.tick(now)
         self._parts.blocked.expire_resends(now)
         self._rank_departures.tick(now)
@@ -406,18 +435,23 @@ class DispatcherCore:
 
     def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
-        return self._to_decision(
-            self._planning.planned(wanted, plan, now) + self._run_to_fixpoint(now)
-        )
+        self._rank_time.charge(now)
+        before = self.next_step
+        effects = self._planning.planned(wanted, plan, now)
+        if self.next_step > before:
+            self._rank_time.step_planned()
+        return self._to_decision(effects + self._run_to_fixpoint(now))
 
     def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> Decision:
         """The planner's answer for an open step that was planned for other ranks."""
+        self._rank_time.charge(now)
         return self._to_decision(
             self._planning.replanned(wanted, plan) + self._run_to_fixpoint(now)
         )
 
     def payloads_durable(self, entries: Sequence[Entry], now: float) -> Decision:
         """The journal has these payloads: free their memory until their step."""
+        self._rank_time.charge(now)
         self._capacity.spilling_since = None
         self._buffer.drop_payloads(entries)
         return self._to_decision(self._run_to_fixpoint(now))
@@ -430,6 +464,7 @@ class DispatcherCore:
 
     def journal_takes_more(self, now: float) -> Decision:
         """The journal has capacity again: retry pushes that it blocked."""
+        self._rank_time.charge(now)
         self._planning.mark_dirty()
         return self._to_decision(self._run_to_fixpoint(now))
 
@@ -591,6 +626,11 @@ class DispatcherCore:
     def name_unfinished(self) -> str:
         """The first of the samples that are in open steps or ready, oldest first, for the log."""
         return name_unfinished(self._ledger.steps, self._buffer)
+
+    @property
+    def rank_time(self) -> Mapping[TimeCause, float]:
+        """Where the DP ranks' time has gone, in rank-seconds, until `charge` was called last."""
+        return self._rank_time.seconds
 
     @property
     def measured(self) -> MeasuredStatistics:

@@ -362,10 +362,11 @@ class StepCommitted(Effect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMeasured(Effect):
-    """For metrics: what a pass over a step took, as every DP rank has reported it.
+    """For the log: what a pass over a step took, as every DP rank has reported it.
 
     leads: whether the pass is the one that the step is judged by. planned: float64[R, M], what the
-    plan had estimated, in its own unit; None of a step that an earlier process planned.
+    plan had estimated, in its own unit; None of a step that an earlier process planned. expected:
+    the same by the cost that was fitted meanwhile, if any was.
     """
 
     step: int
@@ -374,6 +375,7 @@ class StepMeasured(Effect):
     sync: Sync
     split: Split
     planned: FloatArray | None
+    expected: FloatArray | None = None
 
     @property
     def excess(self) -> float:
@@ -399,6 +401,14 @@ class StepMeasured(Effect):
     def lost(self) -> float:
         """Share of the ranks' time that was lost to waiting for slower ones, 0 to 1."""
         return 1 - 1 / (1 + self.excess)
+
+    @property
+    def lost_by_plan(self) -> float:
+        """Share of it that is lost on ranks as fast as the plan took them for; all if not known."""
+        expected = self.planned if self.expected is None else self.expected
+        if expected is None:
+            return self.lost
+        return 1 - 1 / (1 + straggler_excess(expected, self.sync))
 
 
 @dataclass(frozen=True, slots=True)

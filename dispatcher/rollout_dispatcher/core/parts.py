@@ -19,6 +19,7 @@ from rollout_dispatcher.core.lifecycle import Finishing, Joining, Lifecycle, Ran
 from rollout_dispatcher.core.measuring.cost_in_use import CostInUse
 from rollout_dispatcher.core.measuring.measuring import Measuring
 from rollout_dispatcher.core.planning.planning import Planning
+from rollout_dispatcher.core.rank_time import RankTime
 from rollout_dispatcher.core.references import References
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.ledger import Attempts, StepLedger
@@ -80,6 +81,7 @@ class Parts:
         self.ends = Ends(self)
         self.progress = ProgressReport(self, batch=batch)
         self.waiting = Waiting(self)
+        self.rank_time = RankTime(self)
 
     def configure(self, config: DispatchConfig) -> None:
         """Heed what of the settings may change."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Self
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.planning.trigger import Trigger
+from rollout_dispatcher.core.rank_time import TimeCause
 from rollout_dispatcher.core.steps.rank_state import RankState
 from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.core.totals import LengthCounts
@@ -187,8 +188,13 @@ class Statistics(_Table):
                               lambda parts: len(parts.blocked))
     pushes_held_bytes: int = _gauge("pushes_held_bytes", "Payload bytes of blocked pushes.",
                                     lambda parts: parts.blocked.nbytes)
-    backpressure: bool = _gauge("backpressure_active", "1 while a cap holds producers back.",
-                                lambda parts: parts.capacity.blocking_cap is not None)
+    backpressure_seconds: float = _counter(
+        "backpressure_seconds", "Time in which a cap blocked producers.",
+        lambda parts: round(parts.rank_time.blocked, 3))
+    rank_time: Mapping[TimeCause, float] = _counter(
+        "rank_time_seconds", "Time of all DP ranks since the first step, by where it went.",
+        lambda parts: {cause: round(spent, 3) for cause, spent in parts.rank_time.seconds.items()},
+        "cause")
     in_flight: int = _gauge(
         "samples_in_flight", "Samples of open steps.",
         lambda parts: sum(step.num_samples for step in parts.ledger.steps.uncommitted()))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: first rank's taking it to the last one's commit: steps of one run differ by less.
 USUAL_STEPS = 3
 #: But for at least so long: a checkpoint or a garbage collection is no hang.
-LEAST_SECONDS = 60.0
+LEAST_SECONDS = 30.0
 #: Before a step of this generation was committed, as its first one compiles; torch's own default
 #: for collectives that hang.
 FIRST_SECONDS = 600.0
@@ -121,6 +121,8 @@ class StallDetector:
 
     def stall(self, now: float) -> Stall | None:
         """Why nothing gets on; None while anything does, or waits for samples."""
+        if now - self._got_on < LEAST_SECONDS:  # asked before every event
+            return None
         ledger, ranks = self._ledger, self._ledger.ranks
         usual = median(self._took) if self._took else None
         patience = FIRST_SECONDS if usual is None else max(LEAST_SECONDS, USUAL_STEPS * usual)

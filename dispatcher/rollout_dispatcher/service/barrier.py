@@ -12,7 +12,9 @@ messages wait is not listened to until half of them are through.
 """
 
 import asyncio
+import math
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,6 +32,9 @@ BYTES_BESIDES_PAYLOAD = 2048
 #: Messages of one speaker that may wait here. Some hundred bytes each; a producer that respects its
 #: credits says a few dozen things at most before it is answered.
 MAX_UNANSWERED = 256
+#: A disk that takes so long to make a batch durable holds up who waits for it: others take
+#: milliseconds.
+SLOW_SECONDS = 0.25
 
 
 class Speaker(Protocol):
@@ -79,11 +84,16 @@ class DurabilityBarrier:
         journal: Log | None,
         failure: Failure,
         on_capacity: Callable[[], None] = _nobody_waits,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal, self._guard, self._fail = journal, failure.guard, failure.fail
         self._noted = self._durable = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
         self._unanswered: Counter[Speaker] = Counter()
+        #: Since when facts wait for the disk, None while none do; until when it counts as slow.
+        self._since: float | None = None
+        self._slow_until = -math.inf
+        self._clock = clock
         if journal is not None:
             loop = asyncio.get_running_loop()
             journal.on_durable = lambda lsn: _tell(loop, self._open, lsn)
@@ -99,6 +109,15 @@ class DurabilityBarrier:
     def is_shut(self) -> bool:
         """Whether what is decided now has to wait."""
         return bool(self._waiting) or self._durable < self._noted
+
+    def is_slow(self) -> bool:
+        """Whether the disk keeps facts waiting for long, or did until not longer ago than that."""
+        if self.failure is not None:
+            return True
+        now = self._clock()
+        return now < self._slow_until or (
+            self._since is not None and now - self._since >= SLOW_SECONDS
+        )
 
     def has_capacity(self, samples: int, nbytes: int) -> bool:
         """Whether the journal takes so many new samples, of so many bytes of payload together.
@@ -121,6 +140,8 @@ class DurabilityBarrier:
     def note(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> None:
         """Have facts made durable, and the totals with them."""
         if facts and self._journal is not None:
+            if self._since is None:
+                self._since = self._clock()
             self._noted = self._journal.append(facts, totals)
 
     def after(self, then: Callable[[], None]) -> None:
@@ -157,7 +178,10 @@ class DurabilityBarrier:
             del self._unanswered[speaker]
 
     def _open(self, lsn: int) -> None:
-        self._durable = lsn
+        self._durable, now = lsn, self._clock()
+        if self._since is not None and now - self._since >= SLOW_SECONDS:
+            self._slow_until = 2 * now - self._since
+        self._since = None if lsn >= self._noted else now
         while self._waiting and self._waiting[0][0] <= lsn:
             self._guard(self._waiting.popleft()[1])
 

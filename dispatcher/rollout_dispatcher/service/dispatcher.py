@@ -330,6 +330,7 @@ class Dispatcher:
         log.info(
             "run %s: serving samples on %s, HTTP on %s",
             self.run_id, ", ".join(endpoints), http_endpoint,
+            extra={"event": "serving", "run_id": self.run_id},
         )  # fmt: skip
         if self.config.ready_file is not None:
             facts = {
@@ -360,11 +361,10 @@ async def _watch(router: Router, retention: Retention | None) -> None:
     And say how the run gets on, whom the next step waits for, and what becomes of the journal; give
     back the memory of a crowd that has left.
     """
-    loop, stalls, trimmer = asyncio.get_running_loop(), StallLog(router.core), MallocTrimmer()
+    loop, trimmer = asyncio.get_running_loop(), MallocTrimmer()
+    stalls = StallLog(router.core, router.health)
     journal, config, next_look = JournalLog(router.barrier), router.config, 0.0
-    progress = ProgressLog(
-        router.core, router.metrics, router.health, config.progress_interval, router.clock()
-    )
+    progress = ProgressLog(router.core, router.health, config.progress_interval, router.clock())
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)

@@ -19,6 +19,7 @@ from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.service import reporter
 from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.completion import Failure
@@ -91,7 +92,7 @@ class EffectRunner:
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
             e.AcceptedUnknown: reporter.accepted_unknown,
-            e.PushAnswered: self.feedback.answer,
+            e.PushAnswered: self._tell_outcomes,
             e.PushBlocked: self._send_blocked,
             e.ResendRequested: self._request_resend,
             e.SchemaDecided: self._tell_schema,
@@ -120,7 +121,7 @@ class EffectRunner:
             e.StepPlanned: self._observe,
             e.Redelivered: self._count_again,
             e.StepCommitted: self._forget,
-            e.StepMeasured: metrics.step_measured,
+            e.StepMeasured: reporter.step_measured,
             e.CostChanged: reporter.cost_changed,
             e.SpeedsChanged: reporter.speeds_changed,
             e.Rewound: reporter.rewound,
@@ -194,6 +195,12 @@ class EffectRunner:
         )
         self.feedback.welcome(peer)
 
+    def _tell_outcomes(self, effect: e.PushAnswered) -> None:
+        accepted = effect.outcomes.count(Outcome.ACCEPTED)
+        error = next(iter(effect.errors.values()), "")
+        self._connections.clients.answered(effect.producer, accepted, error, self._clock())
+        self.feedback.answer(effect)
+
     def _tell_schema(self, effect: e.SchemaDecided) -> None:
         reporter.schema_decided(effect)
         if (decided := self._core.schema) is None:
@@ -261,13 +268,13 @@ class EffectRunner:
         """These ranks are heard no more, and do not wait for a step; they hear why."""
         for client_id in effect.client_ids:
             if (rank := self._connections.ranks.get(client_id)) is not None:
-                self._metrics.rank_waits.stops(rank.dp_rank, self._clock())
+                self._metrics.rank_waits.stops(rank.dp_rank)
         detached = self._connections.detach(*effect.client_ids)
         self._barrier.after(partial(_fail, detached, effect.error))
 
     def _end(self, effect: e.EndRanks) -> None:
         for dp_rank in effect.dp_ranks:
-            self._metrics.rank_waits.stops(dp_rank, self._clock())
+            self._metrics.rank_waits.stops(dp_rank)
         self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
 
     def _end_producers(self, effect: e.EndProducers) -> None:

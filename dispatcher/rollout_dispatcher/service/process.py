@@ -195,7 +195,7 @@ class Repeats(logging.Filter):
             if period is not None and period.lines > most:
                 left_out = period.lines - most
                 record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
-                record.args = None
+                record.args, record.left_out = None, left_out
             return True
         period.lines += 1
         return period.lines <= most
@@ -226,8 +226,16 @@ class TextFormatter(logging.Formatter):
         return "\n".join((first, *(f"    {harmless(line)}" for line in others)))
 
 
+#: What a line may say besides its message, given as `extra`; event: what happened, in a word.
+FIELDS = ("event", "run_id", "dp_rank", "step", "producer", "peer", "left_out")
+
+
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, and the traceback if there is one."""
+    """One object a line: time (UTC), level, logger, message, those of FIELDS that it has, and the
+    traceback if there is one. run_id: of each line, once it is known.
+    """
+
+    run_id = ""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the record as JSON."""
@@ -237,10 +245,23 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": harmless(record.getMessage()),
         }
+        said = {"run_id": self.run_id} | vars(record)
+        fields = {name: said[name] for name in FIELDS if said.get(name, "") != ""}
+        line |= {
+            name: harmless(value) if isinstance(value, str) else value
+            for name, value in fields.items()
+        }
         if record.exc_info:
             traceback = self.formatException(record.exc_info)
             line["traceback"] = "\n".join(map(harmless, traceback.split("\n")))
         return json.dumps(line)
+
+
+def name_run(run_id: str) -> None:
+    """Have every line of JSON say of which run it is."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            handler.formatter.run_id = run_id
 
 
 def set_up(level: LogLevel, form: LogFormat) -> None:

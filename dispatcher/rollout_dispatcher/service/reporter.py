@@ -8,9 +8,10 @@ by its reason, and the first of them is told at once.
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from rollout_dispatcher.core import effects as e
@@ -18,16 +19,23 @@ from rollout_dispatcher.core.buffer.dropping import DropCounts
 from rollout_dispatcher.core.buffer.entry import STORES_CAP, Entry
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.rank_time import LOST, TimeCause
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.service.barrier import DurabilityBarrier
-from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.connections.clients import Client
 
 log = logging.getLogger(__name__)
 
 #: Often enough to tell seconds; what there are hundreds of ranks or producers of takes a while.
 LOOK_EVERY_SECONDS = 1.0
+#: Looks that are remembered: a minute of them.
+LOOKS = 60
+#: A share of the ranks' time that is worth a word.
+SHOWN = 0.001
+#: A rank that needs a tenth more than the median is named, as in docs/operate.md; so many of them.
+SLOW, NAMED = 1.1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,41 @@ class Delay:
 
     def __str__(self) -> str:
         return self.text + (f" ({_spoken(self.seconds)})" if self.seconds >= 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class LostTime:
+    """Where the DP ranks' time went of late. spent: rank-seconds by cause, in `seconds` seconds."""
+
+    spent: Mapping[TimeCause, float]
+    seconds: float
+
+    @property
+    def shares(self) -> dict[TimeCause, float]:
+        """Of the ranks' time, what each cause but work has taken, the largest first."""
+        total = sum(self.spent.values())
+        found = {cause: self.spent[cause] / total for cause in LOST if total}
+        return dict(sorted(found.items(), key=itemgetter(1), reverse=True))
+
+    def __str__(self) -> str:
+        shares = self.shares
+        if not shares:
+            return "no time of DP ranks is accounted for: no step was begun, or the run is over"
+        causes = [f"{_percent(share)} {cause}" for cause, share in shares.items() if share > SHOWN]
+        whole = f"{_percent(sum(shares.values()))} of the ranks' time in {_spoken(self.seconds)}"
+        return f"{whole}: {', '.join(causes)}" if causes else whole
+
+    def as_json(self) -> dict[str, object]:
+        """Shares of the ranks' time, 0 to 1."""
+        return {
+            "seconds": round(self.seconds, 1),
+            "share": round(sum(self.shares.values()), 4),
+            "causes": {cause: round(share, 4) for cause, share in self.shares.items()},
+        }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
 
 
 class Health:
@@ -55,6 +98,7 @@ class Health:
         self._since: dict[Cause, float] = {}
         self._next_step = core.next_step
         self._look_at = clock()
+        self._spent = deque([(clock(), dict(core.rank_time))], LOOKS)
 
     @property
     def failure(self) -> DispatcherError | None:
@@ -69,7 +113,28 @@ class Health:
         """See what has begun and what is over, if it is time again."""
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_SECONDS
+            self._core.charge(now)
+            self._spent.append((now, dict(self._core.rank_time)))
             self.delays()
+
+    def lost(self) -> LostTime:
+        """Where the DP ranks' time went in the last minute."""
+        now, (since, before) = self._clock(), self._spent[0]
+        self._core.charge(now)
+        spent = {cause: after - before[cause] for cause, after in self._core.rank_time.items()}
+        return LostTime(spent, now - since)
+
+    def slow_ranks(self) -> str:
+        """In words, the DP ranks that others wait for, by the last measured steps; empty if none.
+
+        Once the last measured step is no more of this generation, nothing is known.
+        """
+        measured = self._core.measured
+        ratios = enumerate([] if measured.last is None else measured.slowness.tolist())
+        slow = sorted(((each, rank) for rank, each in ratios if each >= SLOW), reverse=True)
+        named = ", ".join(f"DP rank {rank} takes {ratio:.2f}" for ratio, rank in slow[:NAMED])
+        more = f", and {len(slow) - NAMED} more" if len(slow) > NAMED else ""
+        return f"{named} times as long as the median one for the same work{more}" if slow else ""
 
     def delays(self, *, anonymous: bool = False) -> list[Delay]:
         """Everything that the next step waits for; nothing if it is on its way.
@@ -177,6 +242,7 @@ class DropsLog:
         log.log(
             level, "%d accepted %s dropped (%s), %s: %s",
             count, "sample is" if count == 1 else "samples are", reason, why, unsent.drops.named,
+            extra={"event": "samples-dropped"},
         )  # fmt: skip
         unsent.drops = DropCounts()
 
@@ -186,8 +252,6 @@ _SHOWN = attrgetter(
     "steps_committed", "open_steps", "accepted", "buffered", "pushes_held", "ranks_connected",
     "producers_connected", "run_state",
 )  # fmt: skip
-#: When it was looked, what there was, steps planned so far, and the sum of their excess.
-_Look = tuple[float, Statistics, int, float]
 
 
 class ProgressLog:
@@ -196,42 +260,35 @@ class ProgressLog:
     def __init__(
         self,
         core: DispatcherCore,
-        metrics: Metrics,
         health: Health,
         interval: float | None,
         now: float,
     ) -> None:
-        self._core, self._metrics, self._health = core, metrics, health
+        self._core, self._health = core, health
         self._interval = interval
         self._due = now + (interval or 0.0)
-        self._before = self._look(now)
+        self._before = now, core.statistics()
 
     def check(self, now: float) -> None:
         """Speak if it is due, and there is anything new."""
         if self._interval is None or now < self._due:
             return
         self._due = now + self._interval
-        before, self._before = self._before, self._look(now)
-        if _SHOWN(before[1]) != _SHOWN(self._before[1]):
-            log.info("%s", self._line(before, self._before))
+        (since, old), at = self._before, self._core.statistics()
+        self._before = now, at
+        if _SHOWN(old) != _SHOWN(at):
+            fields = {"event": "progress", "step": at.steps_committed - 1}
+            log.info("%s", self._line(old, at, now - since), extra=fields)
 
-    def _look(self, now: float) -> _Look:
-        metrics = self._metrics
-        return now, self._core.statistics(), metrics.planned_steps, metrics.planned_excess
-
-    def _line(self, before: _Look, new: _Look) -> str:
-        (since, old, *planned_before), (now, at, *planned) = before, new
-        seconds = max(now - since, 1e-9)
+    def _line(self, old: Statistics, at: Statistics, seconds: float) -> str:
         came = (at.accepted - old.accepted) / seconds
         went = (at.samples_committed - old.samples_committed) / seconds
-        steps, total = (b - a for a, b in zip(planned_before, planned, strict=True))
-        excess = f"{100 * total / steps:.2g} %" if steps else "none"
         return (
             f"{at.steps_committed} steps ({at.steps_committed - old.steps_committed:+d}), "
             f"samples/s: {came:.3g} accepted, {went:.3g} trained on; {at.ready_units} ready of a "
-            f"window of {self._core.config.trigger.window}, planned excess {excess}, DP ranks "
-            f"{at.ranks_connected} of {at.dp_size}, producers {at.producers_connected}; the next "
-            f"step waits for: {self._health.explain()}"
+            f"window of {self._core.config.trigger.window}, DP ranks {at.ranks_connected} of "
+            f"{at.dp_size}, producers {at.producers_connected}; lost: {self._health.lost()}; the "
+            f"next step waits for: {self._health.explain()}"
         )
 
 
@@ -242,8 +299,8 @@ FIRST_AFTER_SECONDS, AGAIN_AFTER_SECONDS = 10.0, 60.0
 class StallLog:
     """Looks at one core, as often as it is asked to."""
 
-    def __init__(self, core: DispatcherCore) -> None:
-        self._core = core
+    def __init__(self, core: DispatcherCore, health: Health) -> None:
+        self._core, self._health = core, health
         self._silent_until = -math.inf
         #: Ranks that were said to hang; None where ranks waited for a step.
         self._hung: tuple[int, ...] | None = None
@@ -257,13 +314,17 @@ class StallLog:
         if hung == self._hung and now < self._silent_until:
             return
         self._hung, self._silent_until = hung, now + AGAIN_AFTER_SECONDS
-        whom = self._core.waits_for(now)
+        whom = f"{self._core.waits_for(now)}; lost: {self._health.lost()}"
         if stall is not None:
             level = logging.WARNING if hung else logging.INFO
-            log.log(level, "training stands still: %s", whom)
+            fields = {"event": "ranks-hang", "dp_rank": list(hung or ())}
+            log.log(level, "training stands still: %s", whom, extra=fields)
         elif since is not None:
             log.warning(
-                "ranks have waited %.0f s for a step, which waits for: %s", now - since, whom
+                "ranks have waited %.0f s for a step, which waits for: %s",
+                now - since,
+                whom,
+                extra={"event": "ranks-wait"},
             )
 
 
@@ -281,9 +342,30 @@ class JournalLog:
             return
         self._told = failure
         if failure is None:
-            log.warning("the journal can be written again; what waited for it is answered")
+            text = "the journal can be written again; what waited for it is answered"
+            log.warning(text, extra={"event": "journal-recovered"})
         else:
-            log.error("the journal cannot be written, and nothing is acknowledged: %s", failure)
+            text = "the journal cannot be written, and nothing is acknowledged: %s"
+            log.error(text, failure, extra={"event": "journal-failing"})
+
+
+def producer_gone(client: Client, reason: str) -> None:
+    """A producer's connection is lost, and it did not say goodbye."""
+    log.warning(
+        "producer %s%s is gone without a goodbye (%s), after %d accepted samples",
+        client.client_id, f" at {client.host}" if client.host else "", reason, client.accepted,
+        extra={"event": "producer-gone", "producer": client.client_id, "peer": client.host},
+    )  # fmt: skip
+
+
+def rank_gone(dp_rank: int, client_id: str, host: str, reason: str) -> None:
+    """A DP rank's connection is over."""
+    log.log(
+        logging.INFO if reason == "bye" else logging.WARNING,
+        "DP rank %d (%s%s) disconnected (%s)",
+        dp_rank, client_id, f" at {host}" if host else "", reason,
+        extra={"event": "rank-gone", "dp_rank": dp_rank, "peer": host},
+    )  # fmt: skip
 
 
 def accepted_unknown(effect: e.AcceptedUnknown) -> None:
@@ -294,6 +376,14 @@ def accepted_unknown(effect: e.AcceptedUnknown) -> None:
         "Start the dispatcher with the journal that has them, or go on without",
         effect.producer, effect.accepted,
         f"none after its sample {effect.newest}" if effect.newest >= 0 else "none of its samples",
+    )  # fmt: skip
+
+
+def step_measured(effect: e.StepMeasured) -> None:
+    """Every rank has reported its times."""
+    log.debug(
+        "step %d, %s: ranks waited for slower ones %s of their time, %s as the plan expected",
+        effect.step, effect.cost_key, _percent(effect.lost), _percent(effect.lost_by_plan),
     )  # fmt: skip
 
 
@@ -316,6 +406,7 @@ def unresolved(effect: e.SamplesUnresolved) -> None:
         "whole, sample %s first, and the step is planned again%s",
         effect.dp_rank, effect.step, where, effect.samples, effect.reason, effect.first,
         f" ({effect.why})" if effect.why else "",
+        extra={"event": "samples-unresolved", "dp_rank": effect.dp_rank, "step": effect.step},
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from rollout_dispatcher import errors
 from rollout_dispatcher.core.admission.blocked_pushes import Push
@@ -21,6 +22,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
 from rollout_dispatcher.protocol.sessions import FROM_RANK
 from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.service import reporter
 from rollout_dispatcher.service.access import Access, Rights, digest_of
 from rollout_dispatcher.service.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.completion import Completion, Failure
@@ -83,6 +85,7 @@ class Router:
         metrics.is_ready = self.health.is_ready
         if journal is not None:
             core.set_journal_capacity(self.barrier.has_capacity)
+            core.watch_journal(self.barrier.is_slow)
         self._store_workers = StoreWorkers(core, config, self.barrier, clock, self.perform)
         self._effect_runner = EffectRunner(
             core,
@@ -224,6 +227,7 @@ class Router:
     def _lost(self, peer: Peer, reason: str) -> None:
         connections, for_good = self._connections, reason == "bye"
         connections.lost(peer)
+        gone = connections.clients.lost(peer.client_id, peer, reason)
         if not self._hangs_up:
             self._store_workers.gone(peer)
         if not connections.peers:
@@ -235,12 +239,15 @@ class Router:
         if connections.producers.get(peer.client_id) is peer:
             del connections.producers[peer.client_id]
             connections.left(peer.client_id, for_good=for_good)
-            gone = self.core.producer_disconnected(peer.client_id, self.clock(), for_good=for_good)
-            self.perform(gone)
+            if gone is not None:
+                reporter.producer_gone(gone, reason)
+            self.perform(
+                self.core.producer_disconnected(peer.client_id, self.clock(), for_good=for_good)
+            )
         if (rank := connections.rank_of(peer)) is not None:
             connections.detach(peer.client_id)
-            self.metrics.rank_waits.stops(rank.dp_rank, self.clock())
-            log.info("DP rank %d disconnected (%s)", rank.dp_rank, reason)
+            self.metrics.rank_waits.stops(rank.dp_rank)
+            reporter.rank_gone(rank.dp_rank, peer.client_id, peer.host, reason)
             self.perform(
                 self.core.leave(rank.dp_rank, peer.client_id, self.clock(), for_good=for_good)
             )
@@ -300,6 +307,7 @@ class Router:
         self.core.check_key(peer.client_id, key)
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
+        self._connections.clients.joined(peer.client_id, "producer", peer.host, peer)
         if before is not None:
             self.perform(self.core.producer_disconnected(peer.client_id, self.clock()))
             before.close()
@@ -335,7 +343,7 @@ class Router:
         self._store_workers.gone(peer)  # said again, it hears nothing else before its welcome
         decision = self.core.join(hello, now)
         if hello.generation is None:
-            self.metrics.rank_waits.all_stop(now)
+            self.metrics.rank_waits.all_stop()
             if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
                 self._connections.detach(peer.client_id)
         self._connections.said_hello(peer)
@@ -346,6 +354,7 @@ class Router:
         log.info(
             "DP rank %d of %d joined generation %d",
             message.dp_rank, message.dp_size, self.core.generation,
+            extra={"event": "rank-joined", "dp_rank": message.dp_rank, "peer": str(peer)},
         )  # fmt: skip
         self.metrics.packed_lengths[message.dp_rank] = message.packed_length or 0
         self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
@@ -378,7 +387,7 @@ class Router:
                 version, first_step = message.policy_version, message.first_step
                 self.perform(self.core.set_policy_version(version, now, first_step))
             case m.Finish():
-                self.metrics.rank_waits.stops(dp_rank, now)
+                self.metrics.rank_waits.stops(dp_rank)
                 self.perform(self.core.finish(dp_rank, message.step, now, discard=message.discard))
             case m.CheckpointSaved():
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
@@ -419,7 +428,9 @@ class Router:
             unheard = now - peer.last_heard if peer.held else away
             peer.last_heard = min(now, peer.last_heard + unheard)
             if now - peer.last_heard > timeout:
-                log.warning("%s was silent for %g s; closing its connection", peer, timeout)
+                fields = {"event": "client-silent", "peer": str(peer)}
+                text = "%s was silent for %g s; closing its connection"
+                log.warning(text, peer, timeout, extra=fields)
                 peer.close("silent")
 
     def keep_pace(self, away: float) -> None:
@@ -440,6 +451,10 @@ class Router:
         for who in receiving.waiting:
             if isinstance(who, Peer):
                 who.write(codec.encode(word))
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Clients of the sample plane, as JSON can hold them."""
+        return self._connections.clients.as_json(self.clock())
 
     @property
     def num_connections(self) -> int:

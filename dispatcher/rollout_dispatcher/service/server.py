@@ -24,7 +24,7 @@ from prometheus_client import disable_created_metrics
 
 from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
-from rollout_dispatcher.service.process import ServiceManager, keep_freed_memory, set_up
+from rollout_dispatcher.service.process import ServiceManager, keep_freed_memory, name_run, set_up
 from rollout_dispatcher.service.reloading import Read, Rereading
 from rollout_dispatcher.service.signals import Signals, Stacks
 from rollout_dispatcher.transport.turns import FairEventLoop
@@ -77,6 +77,7 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(manager.watched())
         stack.push_async_exit(dispatcher)
+        name_run(dispatcher.run_id)
         manager.ready(f"run {dispatcher.run_id}: samples on {', '.join(dispatcher.endpoints)}")
         return await _end(dispatcher, signals, manager)
 

@@ -7,6 +7,7 @@ from rollout_dispatcher.cli.top import Look
 WORDS = """\
 run 0123456789abcdef is running, ready
 ranks: 4 of 4 connected, generation 1
+lost: 41 % of the ranks' time in 60 s: 30 % no-samples, 11 % slow-rank
 the next step waits for:
   DP ranks 1, 3 have not joined (3 min)
 """

@@ -21,8 +21,9 @@ def answering(said: bytes) -> Iterator[Source]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            assert self.path == "/statusz"
             body = said if self.headers["Accept"] == "application/json" else WORDS.encode()
+            if self.path == "/v1/clients":
+                body = b'{"clients": []}'
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -47,7 +47,7 @@ def test_a_slow_rank_a_resize_a_restart_and_the_end(tmp_path: Path, tmux: str) -
             terminal.type(" ".join(command(http, "--interval", "200ms")))
             named = re.compile(rf"rank {SLOW} takes 1\.(3[5-9]|4[0-5]) times")
             eventually(lambda: named.search(terminal.text()), "the slow rank is named")
-            assert re.search(r"lost: 2\d % of the ranks' time in step", terminal.text())
+            assert re.search(r"lost: \d+ % of the ranks' time in", terminal.text())
             assert is_whole(terminal, 80, 24)
             assert len(re.findall(r"^ +\d+  +\d+ .* s +1", terminal.text(), re.MULTILINE)) == RANKS
             (row,) = re.findall(rf"^ +{SLOW}  +\d+ .*$", terminal.text(), re.MULTILINE)
@@ -98,7 +98,9 @@ def test_once_prints_a_frame_for_scripts(tmp_path: Path) -> None:
         eventually(lambda: server.status()["measured"]["measured_steps"] > 4, "steps are measured")
         frame = top(server.http, *once, COLUMNS="80")
         assert frame.returncode == 0, frame.stderr
-        assert re.search(rf"^slow: rank {SLOW} takes 1\.[34]\d times", frame.stdout, re.MULTILINE)
+        assert re.search(
+            rf"^slow: DP rank {SLOW} takes 1\.[34]\d times", frame.stdout, re.MULTILINE
+        )
         assert all(len(line) <= 80 for line in frame.stdout.splitlines())
         assert frame.stdout.isascii()
         ready = top("", *once, ready_file=tmp_path / "ready.json")

@@ -1,4 +1,4 @@
-"""What is shown of a run: what is said of it, what is lost, who is slow."""
+"""What is shown of a run: what is said of it, who is slow, who pushes."""
 
 import pytest
 
@@ -24,12 +24,10 @@ def two_looks(ranks: int = 4, *, slow: int = 2) -> tuple[Look, Look]:
     return look(status(ranks)), look(said, 10.0)
 
 
-def test_the_words_of_the_status_come_first_then_what_is_lost_and_who_is_slow() -> None:
+def test_the_words_of_the_status_come_first_and_who_is_slow_is_marked() -> None:
     found = picture(two_looks(), "here")
     assert found[0] == "dispatcher top  here  1.2.3"
-    assert found[1:5] == WORDS.splitlines()
-    assert one(found, "lost") == "lost: 20 % of the ranks' time in step 12"
-    assert one(found, "slow") == "slow: rank 2 takes 1.40 times as long as the median"
+    assert found[1:6] == WORDS.splitlines()
     (row,) = [row for row in rows(found) if row[0] == "2"]
     assert " ".join(row) == "2 7 0.5 s 0.2 s 1.40 <"
 
@@ -39,10 +37,28 @@ def test_rates_are_those_between_looks() -> None:
     assert one(picture([look(status(1))]), "rate") == "rate: not known yet"
 
 
-def test_what_is_not_measured_says_why() -> None:
-    why = "DP rank 1 cannot tell: gloo has no hook"
-    said = status(2, measured={"why_not": why, "last_step": None})
-    assert one(picture([look(said)]), "lost") == f"lost: not measured: {why}"
+def test_producers_that_are_gone_are_shown_first_and_then_the_slowest() -> None:
+    def client(name: str, rate: float, **more: object) -> dict[str, object]:
+        about = {"client_id": name, "role": "producer", "host": "", "connected": True}
+        return about | {"samples_per_second": rate, "last_error": ""} | more
+
+    found = look(status(1))._replace(
+        clients=[
+            client("fast", 9.0),
+            client("slow", 1.0),
+            client("rank", 0.0, role="rank"),
+            client("dead", 3.0, connected=False, host="10.0.0.7", last_error="reset"),
+            client("swift", 8.0),
+        ]
+    )
+    shown = picture([found])
+    told = [line for line in shown if line.startswith("producer ")]
+    assert told == [
+        "producer dead at 10.0.0.7: 3.0 samples/s, reset",
+        "producer slow: 1.0 samples/s",
+        "producer swift: 8.0 samples/s",
+    ]
+    assert "and 1 more producers: GET /v1/clients" in shown
 
 
 def test_ranks_that_are_not_there_or_hang_are_named() -> None:
@@ -75,5 +91,5 @@ def test_no_line_is_wider_than_the_terminal() -> None:
 def test_while_it_is_away_the_last_is_shown_and_why() -> None:
     found = picture(two_looks(), away="no answer since 12:00:00: refused; asking again")
     assert found[1] == "no answer since 12:00:00: refused; asking again"
-    assert "rank 2 takes 1.40" in "\n".join(found)
+    assert "11 % slow-rank" in "\n".join(found)
     assert picture([], away="no answer")[1] == "no answer"

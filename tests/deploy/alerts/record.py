@@ -34,7 +34,7 @@ MISSING, ENDED = "_", "stale"
 
 def used() -> set[str]:
     """Every metric that a rule asks for."""
-    return set(re.findall(r"\b((?:dispatcher|process)_\w+|up)\b[{\[ )]", RULES.read_text()))
+    return set(re.findall(r"\b((?:dispatcher|process)_\w+|up)\b[{\[ )\n]", RULES.read_text()))
 
 
 class Recorder:
@@ -92,6 +92,9 @@ def record(name: str) -> str:
             disk = stack.enter_context(small_disk(folder / "disk", DISK_MB))
             options |= {"journal_dir": disk / "journal"}
             module = "tests.e2e.groups.small_journal"
+        if scenario.slow_disk:
+            options |= {"journal_dir": folder / "journal"}
+            module = "tests.deploy.alerts.slow_disk"
         server = Process(folder, options, module)
         stack.callback(server.kill)
         eventually(lambda: server.metrics(1) is not None, "it is up")

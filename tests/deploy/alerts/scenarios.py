@@ -42,15 +42,19 @@ class Scenario:
 
     trouble: what happens each second after that, given how many have passed. lasts: so long.
     options: other than `runs.OPTIONS`. fires: all alerts that are
-    firing at its end. disk: with a journal on a small disk of its own. breaks: clients
-    lose the dispatcher. begins: conditions of all of the run, unless changed.
+    firing at its end; clears: that are when half of the trouble has passed, and not at its end.
+    disk: with a journal on a small disk of its own. slow_disk: with one on a disk that `trouble`
+    may slow down. breaks: clients lose the dispatcher. begins: conditions of all of the run,
+    unless changed.
     """
 
     trouble: Callable[[Scene, int], None]
     fires: frozenset[str] = frozenset()
     lasts: int = 75
     options: Mapping[str, object] = field(default_factory=dict)
+    clears: frozenset[str] = frozenset()
     disk: bool = False
+    slow_disk: bool = False
     breaks: bool = False
     begins: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,6 +109,17 @@ def stutter(scene: Scene, second: int) -> None:
     scene.server.stop_for(0.7)
 
 
+def drop_for_a_while(scene: Scene, second: int) -> None:
+    """Seven minutes, and then all is well again."""
+    scene.run.now.old_every = 4 if second < 30 else None
+
+
+def slow_the_disk(scene: Scene, second: int) -> None:
+    """Each sync takes a second."""
+    if second == 0:
+        (scene.folder / "slow").touch()
+
+
 def fill_the_disk(scene: Scene, second: int) -> None:
     """Others take all the room that there is, while longer samples come."""
     scene.run.now.lengths, scene.run.now.push_s = long_lengths, 0.1
@@ -127,20 +142,18 @@ SCENARIOS: dict[str, Scenario] = {
     "stalled": Scenario(
         at_once(pushing=False), frozenset({"DispatcherStalled", "RanksStarved"}), 60
     ),
-    "journal": Scenario(fill_the_disk, frozenset({"JournalFailing"}), 20, disk=True),
+    "journal": Scenario(fill_the_disk, frozenset({"JournalFailing", "RanksHeldUp"}), 20, disk=True),
     "ranks_missing": Scenario(
         lose_a_rank, frozenset({"RanksMissing", "RankSilent"}), 60, breaks=True
     ),
-    # Taken for hung after a minute of real time, 15 in the time of the rules.
-    "rank_hung": Scenario(at_once(hung_rank=2), frozenset({"RankHung"}), 100),
+    # Taken for hung after 30 s of real time, 7 minutes and a half in the time of the rules.
+    "rank_hung": Scenario(at_once(hung_rank=2), frozenset({"RankHung"}), 60),
     "rank_silent": Scenario(at_once(silent_rank=1), frozenset({"RankSilent"}), 45),
-    "rank_slow": Scenario(
-        at_once(slow_rank=2), frozenset({"RankSlow", "StragglerExcessHigh"}), 110
-    ),
+    "rank_slow": Scenario(at_once(slow_rank=2), frozenset({"RankSlow", "RankTimeLost"}), 110),
     # The same in a run whose steps take eleven minutes.
     "long_steps": Scenario(
         nothing,
-        frozenset({"RankSlow", "StragglerExcessHigh"}),
+        frozenset({"RankSlow", "RankTimeLost"}),
         175,
         begins={"slow_rank": 2, "step_s": 45.0},
     ),
@@ -151,9 +164,22 @@ SCENARIOS: dict[str, Scenario] = {
     "dropped": Scenario(
         at_once(old_every=4), frozenset({"SamplesDropped"}), 60, {"max_staleness": 16}
     ),
+    "dropped_for_a_while": Scenario(
+        drop_for_a_while,
+        lasts=60,
+        options={"max_staleness": 16},
+        clears=frozenset({"SamplesDropped"}),
+    ),
+    "all_stale": Scenario(
+        at_once(old_every=1),
+        frozenset({"SamplesDropped", "RanksHeldUp", "DispatcherStalled"}),
+        60,
+        {"max_staleness": 16},
+    ),
+    "slow_journal": Scenario(slow_the_disk, frozenset({"RanksHeldUp"}), 60, slow_disk=True),
     "excess": Scenario(
         at_once(lengths=tailed_lengths),
-        frozenset({"StragglerExcessHigh"}),
+        frozenset({"RankTimeLost"}),
         110,
         {"window": 1, "max_step_variation": "off"},
     ),
@@ -182,7 +208,7 @@ SCENARIOS: dict[str, Scenario] = {
     # Steps shorter than any model's, and lengths that a planner with time compares for long.
     "plans": Scenario(
         at_once(step_s=0.0, look_s=0.001),
-        frozenset({"PlanSlow", "RanksStarved"}),
+        frozenset({"RanksHeldUp"}),
         90,
         {
             "global_batch_size": 4 * BATCH,

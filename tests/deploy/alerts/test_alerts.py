@@ -12,7 +12,7 @@ from tests.deploy.alerts.scenarios import SCALE, SCENARIOS, WELL_S
 
 ALERTS = set(re.findall(r"alert: (\w+)", RULES.read_text()))
 #: Runs in which all is well, or ordinary.
-QUIET = {name for name, scenario in SCENARIOS.items() if not scenario.fires}
+QUIET = {name for name, scenario in SCENARIOS.items() if not scenario.fires | scenario.clears}
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -54,7 +54,10 @@ def rule_test(name: str) -> str:
     """A test for promtool: nothing fires while all is well, and in the end exactly what should."""
     scenario = SCENARIOS[name]
     end = WELL_S + scenario.lasts - 1
-    asked = [*range(0, WELL_S if scenario.fires else end, 5), end]
+    trouble = scenario.fires or scenario.clears
+    expected = dict.fromkeys(range(0, WELL_S if trouble else end, 5), frozenset[str]())
+    expected |= {WELL_S + scenario.lasts // 2: scenario.clears} if scenario.clears else {}
+    expected[end] = scenario.fires
     return "\n".join(
         [
             "rule_files: [alerts.yml]",
@@ -65,11 +68,7 @@ def rule_test(name: str) -> str:
             "  input_series:",
             *("  " + line for line in (FOLDER / f"{name}.yml").read_text().splitlines()),
             "  promql_expr_test:",
-            *(
-                line
-                for at in asked
-                for line in _expected(at, scenario.fires if at == end else frozenset())
-            ),
+            *(line for at, alerts in expected.items() for line in _expected(at, alerts)),
             "",
         ]
     )

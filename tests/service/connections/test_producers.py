@@ -26,7 +26,7 @@ def test_a_push_without_room_is_blocked_and_pushed_once_there_is(serve: Serve) -
     assert blocked.model_copy(update={"waits_for": ""}) == m.Blocked(
         first_seq=late, cap="samples", held=4, capacity=4
     )
-    assert server.scrape()["backpressure_active"] == 1
+    server.await_scrape(lambda found: found["backpressure_seconds_total"] > 0, "it is counted")
     with Trainer(server.endpoint, 2) as trainer:
         trainer.train()
         answer = producer.expect(m.Pushed)

@@ -165,8 +165,9 @@ def test_a_silent_ranks_step_is_kept_and_all_that_tells_an_operator_does(serve: 
 
     eventually(is_reported, "the silent rank is reported")
     assert server.scrape()["connection_errors_total{reason=silent,role=rank}"] == 1
-    first, waits_for, absent = server.get("/readyz").text.splitlines()
+    first, waits_for, lost, absent = server.get("/readyz").text.splitlines()
     assert (first, absent) == ("ok: running", "absent DP ranks: 1")
+    assert lost.startswith("lost: ")
     assert "DP rank 1 lost the connection" in waits_for
     assert "was silent for 0.5 s; closing its connection" in server.log()
     status = server.status()

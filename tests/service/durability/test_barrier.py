@@ -11,6 +11,7 @@ from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.service.barrier import (
     BYTES_BESIDES_PAYLOAD,
     MAX_UNANSWERED,
+    SLOW_SECONDS,
     DurabilityBarrier,
 )
 from rollout_dispatcher.service.completion import Failure
@@ -218,3 +219,22 @@ async def test_a_speaker_of_too_many_unanswered_messages_is_held_until_half_are_
     await log.durable(2)
     assert loud.told == ["hold", "go on", "hold", "go on"]
     assert quiet.told == []
+
+
+async def test_a_disk_is_slow_while_it_is_and_as_long_again() -> None:
+    now = [0.0]
+    journal = SlowLog()
+    barrier = DurabilityBarrier(journal, Failure(), clock=lambda: now[0])
+    barrier.note([StreamEnded()], {})
+    now[0] += 0.9 * SLOW_SECONDS
+    await journal.durable(1)
+    assert not barrier.is_slow(), "as any disk is"
+    barrier.note([StreamEnded()], {})
+    now[0] += 1.0
+    assert barrier.is_slow()
+    await journal.durable(2)
+    assert barrier.is_slow(), "who waited for it has not answered yet"
+    now[0] += 1.1
+    assert not barrier.is_slow()
+    journal.failure = JournalError("no room")
+    assert barrier.is_slow()

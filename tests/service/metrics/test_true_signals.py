@@ -19,48 +19,42 @@ def test_a_wait_shows_in_its_rate_while_it_lasts(serve: Serve) -> None:
         for rank in trainer.ranks:
             rank.demand(taken=-1)
             rank.settle()
-        wait = "rank_wait_seconds_total{dp_rank=1}"
-        first, begun = server.scrape()[wait], time.monotonic()
-        server.await_scrape(lambda found: found[wait] > first + 0.3, "it grows")
-        assert server.scrape()[wait] <= first + time.monotonic() - begun + 0.5
-        assert server.scrape()["rank_wait_duration_seconds_count"] == 0
         Producer(server.endpoint, "p").push([3, 4, 5, 6])
         trainer.train()
         for rank in trainer.ranks:
+            rank.demand(taken=0)
             rank.settle()
-        found = server.scrape()
-        assert found["rank_wait_duration_seconds_count"] == 2
-        both = sum(found[f"rank_wait_seconds_total{{dp_rank={rank}}}"] for rank in (0, 1))
-        assert both == pytest.approx(found["rank_wait_duration_seconds_sum"], abs=0.01)
+        wait = "rank_time_seconds_total{cause=no-samples}"
+        first, begun = server.scrape()[wait], time.monotonic()
+        server.await_scrape(lambda found: found[wait] > first + 0.3, "it grows")
+        assert server.scrape()[wait] <= first + 2 * (time.monotonic() - begun + 0.5)
+        assert server.scrape()["rank_wait_duration_seconds_count"] == 2
 
 
-def test_who_has_been_sent_away_waits_no_more(serve: Serve) -> None:
-    def waited() -> list[float]:
+def test_at_every_scrape_the_causes_add_up_to_the_ranks_time(serve: Serve) -> None:
+    def accounted() -> tuple[float, float]:
+        before = time.monotonic()
         found = server.scrape()
-        return [found[f"rank_wait_seconds_total{{dp_rank={rank}}}"] for rank in (0, 1)]
+        spent = sum(each for name, each in found.items() if name.startswith("rank_time_seconds"))
+        return spent, (before + time.monotonic()) / 2
 
     server = serve()
-    with Trainer(server.endpoint, 2) as old, Producer(server.endpoint, "p") as producer:
-        for rank in old.ranks:
-            rank.demand(taken=-1)
-            rank.settle()
-        time.sleep(0.05)
-        with Trainer(server.endpoint, 2) as new:  # which fences the others
-            before = waited()
-            assert min(before) >= 0.05
-            time.sleep(0.05)
-            assert waited() == before
-            for rank in new.ranks:
-                rank.demand(taken=-1)
-                rank.settle()
-            time.sleep(0.05)
-            assert waited() > before
-            producer.end_stream()
-            for rank in new.ranks:
-                rank.await_end()
-            before = waited()
-            time.sleep(0.05)
-            assert waited() == before
+    with Trainer(server.endpoint, 2) as trainer, Producer(server.endpoint, "p") as producer:
+        assert accounted()[0] == 0, "no step was begun"
+        producer.push([3, 4, 5, 6])
+        trainer.train()
+        first, begun = accounted()
+        for lengths in ([3, 4, 5, 6], [1, 1, 60, 1], [2, 2, 2, 2]):
+            producer.push(lengths)
+            trainer.train()
+            time.sleep(0.3)
+            spent, now = accounted()
+            assert spent - first == pytest.approx(2 * (now - begun), rel=0.01, abs=0.05)
+        trainer.ranks[1].close()
+        time.sleep(0.3)
+        spent, now = accounted()
+        assert spent - first == pytest.approx(2 * (now - begun), rel=0.01, abs=0.05)
+        assert server.scrape()["rank_time_seconds_total{cause=gone-rank}"] > 0.2
 
 
 def test_a_heartbeat_is_a_sign_of_life(serve: Serve) -> None:
@@ -140,9 +134,9 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, float]
         "journal_errors_total{reason=full}",
         "message_duration_seconds_count{role=producer}",
         "message_duration_seconds_bucket{le=+Inf,role=rank}",
-        "step_imbalance_ratio_count{stage=planned}",
-        "step_straggler_excess_ratio_count{stage=fifo}",
-        "rank_wait_seconds_total{dp_rank=1}",
+        "planned_cost_total{split=baseline}",
+        "rank_time_seconds_total{cause=slow-rank}",
+        "backpressure_seconds_total",
         "rank_dispatched_cost_total{dp_rank=1}",
         "samples_dropped_total{reason=stale}",
         "samples_received_total{outcome=accepted}",
@@ -156,9 +150,7 @@ def test_a_series_begins_at_0_so_that_the_first_event_shows(
     assert fresh[series] == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["policy_version", "rank_last_seen", "stage=measured", "slowness", "cost_loss"]
-)
+@pytest.mark.parametrize("name", ["policy_version", "rank_last_seen", "slowness", "cost_loss"])
 def test_what_is_not_known_is_absent(fresh: dict[str, float], name: str) -> None:
     assert [series for series in fresh if name in series] == []
 

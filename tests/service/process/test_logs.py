@@ -96,6 +96,19 @@ def test_a_traceback_is_a_field_of_its_own() -> None:
     assert line["traceback"].endswith("ValueError: broken")
 
 
+def test_fields_are_what_a_line_is_given_and_nothing_else() -> None:
+    given = record("gone")
+    given.event, given.dp_rank, given.step, given.peer = "rank-gone", 3, 7, "a\nb"
+    formatter = logs.JsonFormatter()
+    formatter.run_id = "run"
+    line = json.loads(formatter.format(given))
+    fields = {name: line.get(name) for name in logs.FIELDS}
+    assert fields == {
+        "event": "rank-gone", "run_id": "run", "dp_rank": 3, "step": 7, "producer": None,
+        "peer": r"a\nb", "left_out": None,
+    }  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     root = logging.getLogger()

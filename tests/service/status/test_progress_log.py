@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.effects import StepPlanned
-from rollout_dispatcher.service.config.serve import ServeConfig
-from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.reporter import Health, ProgressLog
 from tests.service.conftest import Serve
 from tests.support.client import Producer
@@ -20,22 +17,19 @@ class Watched:
 
     def __init__(self, interval: float | None) -> None:
         self.bench = bench = Bench()
-        config = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_tokens=1000)
-        self.metrics = Metrics(config, bench.core, lambda: bench.now)
-        health = Health(bench.core, lambda: None, lambda: bench.now)
-        self.log = ProgressLog(bench.core, self.metrics, health, interval, bench.now)
+        self.health = Health(bench.core, lambda: None, lambda: bench.now)
+        self.log = ProgressLog(bench.core, self.health, interval, bench.now)
 
     def passes(self, seconds: float) -> None:
         for _ in range(int(4 * seconds)):
             self.bench.pass_time(0.25)
+            self.health.look(self.bench.now)
             self.log.check(self.bench.now)
 
     def trains(self, step: int) -> None:
-        """A step of four samples, whose metrics are observed."""
+        """A step of four samples."""
         self.bench.hungry()
         self.bench.push_plain(4)
-        planned: StepPlanned = self.bench.planned[-1]
-        self.metrics.step_planned(planned)
         self.bench.train(step)
 
 
@@ -53,12 +47,12 @@ def test_a_line_says_what_has_changed_and_then_there_is_none(
     (line,) = caplog.messages
     assert line.startswith(
         "3 steps (+3), samples/s: 1.2 accepted, 1.2 trained on; 0 ready of a window of 6, "
-        "planned excess 0 %, DP ranks 2 of 2, producers 1; the next step waits for: 0 of 4"
+        "DP ranks 2 of 2, producers 1; lost: 0 % of the ranks' time in 10 s; the next "
+        "step waits for: 0 of 4"
     )
     watched.bench.push_plain(2)
     watched.passes(10)
     assert "3 steps (+0), samples/s: 0.2 accepted, 0 trained on; 2 ready" in caplog.messages[1]
-    assert "planned excess none" in caplog.messages[1]
 
 
 def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:

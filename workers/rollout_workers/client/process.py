@@ -10,12 +10,14 @@ closed would hang there. Whoever starts one says goodbye by an exit hook.
 
 import asyncio
 import os
+import re
 import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from secrets import token_hex
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from pydantic import ValidationError
@@ -35,6 +37,16 @@ class Closing(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+#: Characters of the host's name in a client's id.
+HOST_CHARACTERS = 16
+
+
+def new_client_id() -> str:
+    """A name that nobody else has, and that says where the client is: host, process, random."""
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:HOST_CHARACTERS]
+    return f"{host}-{os.getpid()}-{token_hex(6)}"
 
 
 T = TypeVar("T")

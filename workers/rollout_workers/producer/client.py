@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
-from uuid import uuid4
 
 from rollout_dispatcher.errors import (
     BufferFull,
@@ -31,7 +30,7 @@ from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.sample import Outcome
 from rollout_workers.client.connector import Connector, Credentials
-from rollout_workers.client.process import OwnProcess
+from rollout_workers.client.process import OwnProcess, new_client_id
 from rollout_workers.client.role import CLOSE_TIMEOUT_S, Role
 from rollout_workers.feedback import Feedback
 from rollout_workers.producer.core import ProducerCore, Settled
@@ -68,7 +67,7 @@ class ProducerClient:
         self._reconnect_timeout = reconnect_timeout
         self._process = OwnProcess("producer")
         self._raises_run_change = raises_run_change
-        self._core = ProducerCore(uuid4().hex, heed, self._run_changed)
+        self._core = ProducerCore(new_client_id(), heed, self._run_changed)
         self._putting = Putting(self._core, self._worked)
         self._waiting: dict[int, asyncio.Future[Settled]] = {}
         self._listening: set[asyncio.Future[None]] = set()

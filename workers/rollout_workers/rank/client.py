@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Literal, NoReturn, TypeVar
-from uuid import uuid4
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ClientClosed, DispatcherError, StepTimeout
@@ -30,6 +29,7 @@ from rollout_workers.client.process import (
     LoopThread,
     OwnProcess,
     forbid_pickle,
+    new_client_id,
     validated,
 )
 from rollout_workers.client.role import CLOSE_TIMEOUT_S, Role
@@ -413,7 +413,7 @@ class RankClient(StepClient):
         address = Endpoint.parse(endpoint)
         shown = Credentials.from_environment() if credentials is None else credentials
         core = self._make_core(
-            uuid4().hex, dp_rank, dp_size, generation, prefetch_steps,
+            new_client_id(), dp_rank, dp_size, generation, prefetch_steps,
             packed_length=packed_length, training=training,
         )  # fmt: skip
         validated(core.hello)

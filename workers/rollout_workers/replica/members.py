@@ -4,7 +4,6 @@ import atexit
 import threading
 from collections.abc import Mapping
 from typing import Any
-from uuid import uuid4
 
 from rollout_dispatcher.errors import (
     CheckpointRefused,
@@ -16,6 +15,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.process import new_client_id
 from rollout_workers.client.role import CLOSE_TIMEOUT_S
 from rollout_workers.process_group import Place
 from rollout_workers.rank.client import RankClient, StepClient
@@ -158,7 +158,7 @@ class FollowerCore(RankCore):
     """
 
     def __init__(self, place: Place, training: Mapping[str, str]) -> None:
-        super().__init__(uuid4().hex, place.dp_rank, place.dp_size, None, 0, training=training)
+        super().__init__(new_client_id(), place.dp_rank, place.dp_size, None, 0, training=training)
         self._leader_loaded: m.CheckpointPosition | None = None
         self._leader_begun = False
         self._leader_finish: m.Finish | None = None

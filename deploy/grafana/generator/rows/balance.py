@@ -1,43 +1,21 @@
 """What balancing does: a plain split beside the plan beside what was measured."""
 
-from deploy.grafana.generator.panels import Panel, Unit, chosen, lost, mean, of_steps, rate
-
-EXCESS = "dispatcher_step_straggler_excess_ratio"
+from deploy.grafana.generator.panels import Panel, Unit, chosen, lost_by_plan, mean, of_steps, rate
 
 PANELS = [
     Panel(
-        "Time lost to stragglers",
-        "Share of the ranks' time: what a plain split of the same samples would have lost, what "
-        "the plan loses by the cost model, and what the ranks' clocks say.",
+        "Time lost to lengths",
+        "Share of the ranks' time, by the cost model: what a plain split of the same samples would "
+        "have lost, what the plan loses, and what no split could avoid. The last two far apart: a "
+        "larger --window or --set planning-budget. Close and high: single samples exceed a rank's "
+        "share, so only more samples a step help.",
         {
-            "fifo": lost(mean(EXCESS, stage="fifo")),
-            "planned": lost(mean(EXCESS, stage="planned")),
-            "measured": lost(mean(EXCESS, stage="measured")),
+            "baseline": lost_by_plan("baseline"),
+            "planned": lost_by_plan("planned"),
+            "no split is better": lost_by_plan("bound"),
         },
         Unit.SHARE,
-        width=12,
-    ),
-    Panel(
-        "Imbalance",
-        "Of steps as a whole: the most loaded rank over the mean, minus 1, by cost or by time.",
-        {
-            "fifo": mean("dispatcher_step_imbalance_ratio", stage="fifo"),
-            "planned": mean("dispatcher_step_imbalance_ratio", stage="planned"),
-            "measured": mean("dispatcher_step_imbalance_ratio", stage="measured"),
-        },
-        Unit.SHARE,
-        width=12,
-    ),
-    Panel(
-        "Is the window too small?",
-        "What plans leave over, beside what no split of the same samples could avoid. Far apart: a "
-        "larger --window or --set planning-budget. Close and high: single samples exceed "
-        "a rank's share, so only more samples a step help.",
-        {
-            "planned": mean(EXCESS, stage="planned"),
-            "no split is better": mean("dispatcher_step_lower_bound_excess_ratio"),
-        },
-        Unit.SHARE,
+        width=16,
     ),
     Panel(
         "Lost to the cost model",

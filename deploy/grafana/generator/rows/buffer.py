@@ -1,6 +1,6 @@
 """What is held, against what may be, and how long samples wait in it."""
 
-from deploy.grafana.generator.panels import WINDOW, Panel, Unit, chosen, quantile
+from deploy.grafana.generator.panels import Panel, Unit, chosen, quantile, rate
 
 PANELS = [
     Panel(
@@ -19,8 +19,7 @@ PANELS = [
         "Share of the time that a cap holds producers back, and how many pushes wait. As it should "
         "be while ranks compute; all the time means more rollout machines than training can use.",
         {
-            "share of the time": f"avg_over_time({chosen('dispatcher_backpressure_active')}"
-            f"[{WINDOW}])",
+            "share of the time": rate("dispatcher_backpressure_seconds_total"),
             "pushes that wait": chosen("dispatcher_pushes_held"),
         },
     ),

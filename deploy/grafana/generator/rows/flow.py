@@ -1,6 +1,15 @@
 """Samples and steps as they go through, and who holds them up."""
 
-from deploy.grafana.generator.panels import WINDOW, Panel, Unit, chosen, mean, quantile, rate
+from deploy.grafana.generator.panels import (
+    WINDOW,
+    Panel,
+    Unit,
+    chosen,
+    mean,
+    quantile,
+    rate,
+    share_of_time,
+)
 
 PANELS = [
     Panel(
@@ -23,12 +32,11 @@ PANELS = [
     ),
     Panel(
         "Is rollout or training the bottleneck?",
-        "Below: share of the time that ranks wait for data; above: that producers wait for room. "
-        "More machines help where the other one waits.",
+        "Share of their time that ranks wait for samples, and of all time that producers wait for "
+        "room. More machines help where the other one waits.",
         {
-            "ranks wait": f"avg(rate({chosen('dispatcher_rank_wait_seconds_total')}[{WINDOW}]))",
-            "producers wait": f"avg_over_time({chosen('dispatcher_backpressure_active')}"
-            f"[{WINDOW}])",
+            "ranks wait": share_of_time("no-samples"),
+            "producers wait": rate("dispatcher_backpressure_seconds_total"),
         },
         Unit.SHARE,
         highest=1,

@@ -1,6 +1,6 @@
 """Whether it runs at all, at a glance; the headline stands here too."""
 
-from deploy.grafana.generator.panels import Panel, Unit, chosen, lost, mean
+from deploy.grafana.generator.panels import Panel, Unit, chosen, share_of_time
 
 YES_OR_NO = {0: ("no", "red"), 1: ("yes", "green")}
 
@@ -43,10 +43,10 @@ PANELS = [
         height=4,
     ),
     Panel(
-        "Time lost, measured",
-        "Share of the ranks' time that they waited for slower ones. Row Ranks says where. Unknown: "
-        "`measured` in /statusz says why.",
-        {"lost": lost(mean("dispatcher_step_straggler_excess_ratio", stage="measured"))},
+        "Time lost",
+        "Share of the ranks' time that did not go to work, whatever the cause. Row Ranks says to "
+        "which. Unknown: no step was begun.",
+        {"lost": f"1 - {share_of_time('work')}"},
         Unit.SHARE,
         steps=[(0.05, "yellow"), (0.1, "red")],
         single=True,

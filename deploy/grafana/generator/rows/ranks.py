@@ -1,19 +1,19 @@
 """The headline: what ranks really lose, and which of them the others wait for."""
 
-from deploy.grafana.generator.panels import WINDOW, Panel, Unit, chosen, lost, mean, of_steps, rate
+from deploy.grafana.generator.panels import TIME, WINDOW, Panel, Unit, chosen, of_steps
 
 PANELS = [
     Panel(
-        "Share of time lost, measured",
-        "Of the ranks' time, what they waited for slower ones, by their clocks. Without the "
-        "planned part what is left comes from a slow rank, or from a cost model that does not fit.",
+        "Where the ranks' time goes",
+        "Share of all ranks' time by cause; together they are all of it. Loss by slow-rank: see "
+        "Slowness by rank. By lengths: the row Balance. By no-samples: the row Flow.",
         {
-            "measured": lost(mean("dispatcher_step_straggler_excess_ratio", stage="measured")),
-            "planned": lost(mean("dispatcher_step_straggler_excess_ratio", stage="planned")),
+            "{{cause}}": f"sum by (cause) ({of_steps(TIME)})"
+            f" / ignoring(cause) group_left sum({of_steps(TIME)})"
         },
         Unit.SHARE,
-        steps=[(0.1, "red")],
         width=12,
+        highest=1,
     ),
     Panel(
         "Slowness by rank",
@@ -42,14 +42,6 @@ PANELS = [
             f"({of_steps('dispatcher_rank_compute_seconds_total')})"
         },
         Unit.SHARE,
-    ),
-    Panel(
-        "Waiting for data",
-        "Share of the time that each rank's loop is blocked for want of a step. All alike: rollout "
-        "is the bottleneck, or the window waits too long (--max-wait).",
-        {"rank {{dp_rank}}": rate("dispatcher_rank_wait_seconds_total")},
-        Unit.SHARE,
-        steps=[(0.5, "red")],
     ),
     Panel(
         "Transport in collectives",

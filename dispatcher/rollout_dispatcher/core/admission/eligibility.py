@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
 #: Caps that waiting does not lift; the memory cap can also be relieved by spilling to a journal.
-HARD_CAPS = (MEMORY_CAP, STORES_CAP, "journal")
+JOURNAL_CAP = "journal"
+HARD_CAPS = (MEMORY_CAP, STORES_CAP, JOURNAL_CAP)
 #: Seconds for which a producer that was answered `full`, as over HTTP, counts as waiting.
 ASKS_AGAIN_S = 5.0
 
@@ -126,7 +127,7 @@ class Capacity:
         if self.journal_takes is not None:
             unnoted, held = self._unjournaled, self._buffer.held.nbytes
             if not self.journal_takes(samples + unnoted.samples, nbytes + unnoted.nbytes):
-                return BufferFull("journal", held, held)
+                return BufferFull(JOURNAL_CAP, held, held)
         return self._buffer.hard_cap(nbytes, referenced)
 
     # -- what comes in ------------------------------------------------------------------------

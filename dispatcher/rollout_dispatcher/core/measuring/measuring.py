@@ -14,6 +14,7 @@ passes and the micro-batches that were planned, whatever ranks say; nobody waits
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -148,13 +149,15 @@ class Measuring:
             timed.number, cost_key, self._leads(cost_key, timed.number), self._sync, split,
             timed.planned,
         )  # fmt: skip
-        self._add(found)
         if not found.leads or found.planned is None:
+            self._add(found)
             return [found]
         work = self._cost.work(timed.tokens, timed.counts)
         estimated = self._cost.seconds(work)
         if estimated is None:
             estimated = found.planned / timed.slowness[:, None]
+        found = replace(found, expected=estimated * timed.slowness[:, None])
+        self._add(found)
         self._speeds.add(split.of_ranks[0], estimated)
         return [found, *self._learn_cost(timed, work, split.compute), *self._learn_speeds()]
 

@@ -9,6 +9,7 @@ wait to be told so.
 from dataclasses import dataclass
 
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.service.connections.clients import Clients
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.transport.listener import Place
 
@@ -29,6 +30,7 @@ class Connections:
 
     def __init__(self) -> None:
         self.peers: set[Peer] = set()
+        self.clients = Clients()
         self._pending: dict[Peer, Place] = {}
         self.producers: dict[str, Peer] = {}
         self.ranks: dict[str, RankConnection] = {}
@@ -104,6 +106,7 @@ class Connections:
         """This connection speaks for its client, as this DP rank, now."""
         before = self.ranks.get(peer.client_id)
         self.ranks[peer.client_id] = attached = RankConnection(dp_rank, peer)
+        self.clients.joined(peer.client_id, "rank", peer.host, peer, dp_rank)
         if before is not None and before.peer is not peer:
             before.peer.close()
         return attached

@@ -10,8 +10,10 @@ sends has memory only as far as `Receiving` has room for it. It is read from whi
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -33,6 +35,15 @@ from rollout_dispatcher.transport.memory import uninitialised
 from rollout_dispatcher.transport.plain import StreamProtocol
 
 log = logging.getLogger(__name__)
+
+
+def _host(connected: socket.socket | None) -> str:
+    if connected is None or connected.family == socket.AF_UNIX:
+        return ""
+    with suppress(OSError):  # it is gone already
+        return str(connected.getpeername()[0])
+    return ""
+
 
 #: After an Error frame, how long to wait for the peer to read it and hang up.
 GOODBYE_SECONDS = 2.0
@@ -107,6 +118,8 @@ class Peer(StreamProtocol):
         self._ending: str | None = None
         self._deadlines: dict[str, asyncio.TimerHandle] = {}
         self.client_id = ""
+        #: Its address; empty of a Unix socket.
+        self.host = ""
         #: By the token that its last hello has shown.
         self.rights = Rights.ALL
         self.role = "unknown"
@@ -124,6 +137,7 @@ class Peer(StreamProtocol):
         """Accept the connection, or say why not."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self.host = _host(transport.get_extra_info("socket"))
         # Only now: during a TLS handshake there is nothing to receive into it.
         self._session = Session(Side.DISPATCHER, self._limits.frame, uninitialised)
         refusal = self._listener.admits()
@@ -256,7 +270,8 @@ class Peer(StreamProtocol):
         self._jobs.clear()
         self._ending = error.code
         self._receive_no_more()
-        log.info("connection of %s ended: %s", self, error, extra={"kind": error.code})
+        fields = {"event": "connection-ended", "peer": str(self), "kind": error.code}
+        log.info("connection of %s ended: %s", self, error, extra=fields)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         # Closing at once could reset the connection before the peer has read why.
@@ -286,7 +301,8 @@ class Peer(StreamProtocol):
         self._end("closed")
 
     def __str__(self) -> str:
-        return f"{self.role} {self.client_id}".strip()
+        at = f" at {self.host}" if self.host else ""
+        return f"{self.role} {self.client_id}".strip() + at
 
     # -- inside -----------------------------------------------------------------------------
 

@@ -89,6 +89,36 @@ class ControlAnswer(BaseModel):
     """producers whose word is still waited for"""
 
 
+class ClientAnswer(BaseModel):
+    """One client of the sample plane."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    client_id: str
+    """by default the host's name, the process id and a random part"""
+    role: str
+    """producer or rank"""
+    dp_rank: int | None
+    """of a rank"""
+    host: str
+    """the address that it connects from; empty of a Unix socket"""
+    connected: bool
+    """whether it is; others went without a goodbye"""
+    samples_accepted: int
+    """since it has first connected to this process"""
+    samples_per_second: float
+    """accepted in about the last half minute"""
+    last_error: str
+    """why its last connection was lost, or a sample of it refused"""
+
+
+class ClientsAnswer(BaseModel):
+    """What `GET /v1/clients` is answered with."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    clients: list[ClientAnswer]
+    """in the order of their first connection"""
+
+
 class HttpPlane:
     """Handlers over one router."""
 
@@ -109,6 +139,7 @@ class HttpPlane:
                 web.get("/statusz", self._probes.statusz),
                 web.get("/debug/steps", self._probes.steps),
                 web.get("/openapi.json", self.openapi),
+                web.get("/v1/clients", self.clients),
                 web.get("/v1/config", self.settings),
                 web.post("/v1/config", self.configure, expect_handler=leave_unasked),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
@@ -146,6 +177,11 @@ class HttpPlane:
     async def openapi(self, _: web.Request) -> web.Response:
         """A description of this plane."""
         return web.json_response(describe())
+
+    async def clients(self, _: web.Request) -> web.Response:
+        """Producers and DP ranks of the sample plane, and those that went without a goodbye."""
+        answer = ClientsAnswer.model_validate({"clients": self._router.clients()})
+        return indented(answer.model_dump(mode="json"))
 
     async def settings(self, _: web.Request) -> web.Response:
         """Every option in force, and where it comes from."""

@@ -187,7 +187,10 @@ class Probes:
         lines = [
             f"{'ok' if ready else 'not ready'}: {failing if health.failure else at.run_state}",
             f"the next step waits for: {health.explain(anonymous=anonymous)}",
+            f"lost: {health.lost()}",
         ]
+        if slow := health.slow_ranks():
+            lines.append(f"slow: {slow}")
         if advice := self._router.core.advice:
             lines.append(f"to the trainer: {advice}")
         if at.absent_ranks:
@@ -243,6 +246,8 @@ class Probes:
             "absent_ranks": at.absent_ranks,
             "hung_ranks": () if stall is None else stall.hung,
             "warnings": self._router.health.warnings(at),
+            "lost": self._router.health.lost().as_json(),
+            "slow_ranks": self._router.health.slow_ranks(),
             "delays": [
                 {"cause": each.cause, "text": each.text, "seconds": round(each.seconds, 1)}
                 for each in self._router.health.delays(anonymous=anonymous)
@@ -254,6 +259,7 @@ class Probes:
         ready = "ready" if health.is_ready(at) else "not ready"
         warnings = "".join(f"warning: {warning}\n" for warning in health.warnings(at))
         delays = "\n".join(f"  {delay}" for delay in health.delays()) or "  nobody"
+        slow = f"slow: {slow}\n" if (slow := health.slow_ranks()) else ""
         units = " groups" if self._router.config.by_groups else ""
         waiting = "1 push waits" if at.pushes_held == 1 else f"{at.pushes_held} pushes wait"
         return (
@@ -267,6 +273,8 @@ class Probes:
             f"dropped: {sum(at.dropped.values())} of {at.accepted} accepted samples\n"
             f"{_objects_in_words(at.objects)}"
             f"{warnings}"
+            f"lost: {health.lost()}\n"
+            f"{slow}"
             f"the next step waits for:\n{delays}\n"
         )
 

@@ -170,7 +170,6 @@ class RankWaits:
     def __init__(self, observe: Callable[[float], object]) -> None:
         self._observe = observe
         self._since: dict[int, float] = {}
-        self._before: defaultdict[int, float] = defaultdict(float)
 
     def begins(self, dp_rank: int, now: float) -> None:
         """It waits, if it did not already."""
@@ -178,38 +177,22 @@ class RankWaits:
 
     def ends(self, dp_rank: int, now: float) -> float | None:
         """It has its step; how long it waited for it, if it did."""
-        if (seconds := self._stop(dp_rank, now)) is not None:
-            self._observe(seconds)
-        return seconds
+        if (since := self._since.pop(dp_rank, None)) is None:
+            return None
+        self._observe(now - since)
+        return now - since
 
     def is_waiting(self, dp_rank: int) -> bool:
         """Whether it waits."""
         return dp_rank in self._since
 
-    def stops(self, dp_rank: int, now: float) -> None:
+    def stops(self, dp_rank: int) -> None:
         """It waits no more and has no step: its connection is gone, or the stream has ended."""
-        self._stop(dp_rank, now)
+        self._since.pop(dp_rank, None)
 
-    def all_stop(self, now: float) -> None:
+    def all_stop(self) -> None:
         """Another process group takes the place of this one."""
-        for dp_rank in list(self._since):
-            self._stop(dp_rank, now)
-
-    def seconds(self, dp_size: int, now: float) -> Mapping[int, float]:
-        """Of each DP rank, in hundredths: more digits would double what a scrape sends."""
-        before, since = self._before, self._since
-        return {
-            # Added up as `_stop` does: a bit less, rounded down, would be a counter that falls.
-            dp_rank: round(before.get(dp_rank, 0.0) + (now - since.get(dp_rank, now)), 2)
-            for dp_rank in range(dp_size)
-        }
-
-    def _stop(self, dp_rank: int, now: float) -> float | None:
-        since = self._since.pop(dp_rank, None)
-        if since is None:
-            return None
-        self._before[dp_rank] += now - since
-        return now - since
+        self._since.clear()
 
 
 class MessageTimes:
@@ -240,17 +223,12 @@ class MessageTimes:
 class PerRank:
     """Families with one series a DP rank of the current process group, present from the start.
 
-    seconds_waited: of so many ranks, until now. Values have no digits that nobody needs: each takes
-    hundreds of bytes of a scrape where ranks are hundreds.
+    Values have no digits that nobody needs: each takes hundreds of bytes of a scrape where ranks
+    are hundreds.
     """
 
-    def __init__(
-        self,
-        core: DispatcherCore,
-        seconds_waited: Callable[[int, float], Mapping[int, float]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._core, self._seconds_waited, self._clock = core, seconds_waited, clock
+    def __init__(self, core: DispatcherCore, clock: Callable[[], float]) -> None:
+        self._core, self._clock = core, clock
         #: Planned for each rank so far, and digits after its point: those of a thousandth of the
         #: first step. It is a counter, so they stay the same.
         self._cost: defaultdict[int, float] = defaultdict(float)
@@ -267,12 +245,6 @@ class PerRank:
     def collect(self) -> Iterator[Metric]:
         """Every family."""
         now, (dp_size, last_seen) = self._clock(), self._core.ranks_seen
-        yield RankFamily(
-            "dispatcher_rank_wait_seconds",
-            "Time each rank's training loop was blocked, a wait that lasts included.",
-            "counter",
-            self._seconds_waited(dp_size, now),
-        )
         yield RankFamily(
             "dispatcher_rank_dispatched_cost",
             "Estimated cost planned for each rank.",

@@ -16,7 +16,7 @@ from prometheus_client.core import InfoMetricFamily, Metric
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.effects import StepMeasured, StepPlanned
+from rollout_dispatcher.core.effects import StepPlanned
 from rollout_dispatcher.core.statistics import GAUGE, Statistics
 from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.writer import RecordWriter
@@ -48,15 +48,12 @@ _STEP_SECONDS = (
     1800,
 )  # fmt: skip
 _LONG_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
-_RATIOS = (
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 1.5, 2.5, 4,
-)  # fmt: skip
 _SMALL_COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 # Label values that are known beforehand: their series begin at 0, so that the first event shows.
 _ROLES = ("producer", "rank")
-_STAGES = ("fifo", "planned")
+_SPLITS = ("even", "bound", "planned", "baseline")
 _REDELIVERIES = ("reconnect", "rewind", "new-generation", "new-size", "unresolved")
 _ENDED_UNKNOWN = (
     "eof", "reset", "protocol", "version", "unauthorized", "tls", "frame-too-large", "made-room",
@@ -113,14 +110,12 @@ class Metrics:
         self.pending: dict[str, Pending] = {}
         #: Tokens that ranks pad every micro-batch to, by rank.
         self.packed_lengths: dict[int, int] = {}
-        #: Steps planned by this process, and the sum of their straggler excess.
-        self.planned_steps, self.planned_excess = 0, 0.0
         self._sources: list[Callable[[], Iterable[Metric]]] = [self._now]
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._make_counters()
         self._make_histograms()
-        self._per_rank = PerRank(core, self.rank_waits.seconds, clock)
+        self._per_rank = PerRank(core, clock)
         if config.per_rank_metrics:
             self._sources.append(self._per_rank.collect)
         self.registry.register(self)
@@ -145,6 +140,12 @@ class Metrics:
             "reason",
         )
         self.redeliveries = counter("redeliveries", "Open steps delivered again.", "reason")
+        self._planned_cost = counter(
+            "planned_cost",
+            "Estimated time of planned steps, in cost: if no rank waited (even), at best (bound), "
+            "as planned, as a plain split has it (baseline).",
+            "split",
+        )
         self._dispatched_bytes = counter("dispatched_bytes", "Payload bytes of planned samples.")
         self._padding_tokens = counter(
             "padding_tokens",
@@ -152,7 +153,7 @@ class Metrics:
         )
         for label, counts in (
             (OUTCOMES, self.config_reloads), (_ROLES, self.connections),
-            (_REDELIVERIES, self.redeliveries),
+            (_REDELIVERIES, self.redeliveries), (_SPLITS, self._planned_cost),
         ):  # fmt: skip
             for value in label:
                 counts.labels(value)
@@ -183,25 +184,6 @@ class Metrics:
             "event_loop_lag_seconds", "Delay of due callbacks in the event loop.", _SECONDS
         )
         self.plan_duration = histogram("plan_duration_seconds", "Time to plan a step.", _SECONDS)
-        self._imbalance = histogram(
-            "step_imbalance_ratio",
-            "Max over mean of the ranks' cost or time, minus 1.",
-            _RATIOS,
-            "stage",
-            _STAGES,
-        )
-        self._excess = histogram(
-            "step_straggler_excess_ratio",
-            "Time that waiting for stragglers adds to what even ranks would take.",
-            _RATIOS,
-            "stage",
-            _STAGES,
-        )
-        self._bound_excess = histogram(
-            "step_lower_bound_excess_ratio",
-            "The least straggler excess that any split of the step's samples could have.",
-            _RATIOS,
-        )
         self._micro_batches = histogram(
             "step_micro_batches", "Micro-batches of a step on each DP rank.", _COUNTS
         )
@@ -239,6 +221,7 @@ class Metrics:
                     yield _renamed(found, former)
 
     def _now(self) -> Iterator[Metric]:
+        self._core.charge(self._clock())
         at, receiving = self._core.statistics(), self.receiving
         text = "Version of the dispatcher."
         yield InfoMetricFamily("dispatcher_build", text, {"version": __version__})
@@ -279,16 +262,14 @@ class Metrics:
 
     def step_planned(self, step: StepPlanned) -> None:
         """Observe the quality of a plan and what its samples went through."""
-        plan, excess = step.plan, step.plan.excess
-        self._imbalance.observe(plan.fifo_imbalance, "fifo")
-        self._imbalance.observe(plan.imbalance, "planned")
-        self._excess.observe(plan.fifo_excess, "fifo")
-        self._excess.observe(excess, "planned")
-        self.planned_steps += 1
-        self.planned_excess += excess
+        plan, even = step.plan, step.plan.even_time
         costs = plan.cost.sum(axis=1).tolist()
-        even = plan.even_time
-        self._bound_excess.observe(max(0.0, plan.lower_bound / even - 1) if even else 0.0)
+        for split, cost in zip(
+            _SPLITS,
+            (even, max(even, plan.lower_bound), plan.time, even * (1 + plan.fifo_excess)),
+            strict=True,
+        ):
+            self._planned_cost.labels(split).inc(cost)
         self._micro_batches.observe(plan.num_micro_batches)
         self._wait.observe_all(step.waits)
         self._skips.observe_all(step.skips)
@@ -296,12 +277,6 @@ class Metrics:
         self._dispatched_bytes.inc(step.nbytes)
         self._padding_tokens.inc(self._padding(step))
         self._per_rank.planned(costs)
-
-    def step_measured(self, step: StepMeasured) -> None:
-        """Observe what a step has lost, by the ranks' own clocks."""
-        if step.leads:
-            self._imbalance.observe(step.imbalance, "measured")
-            self._excess.observe(step.excess, "measured")
 
     def _padding(self, step: StepPlanned) -> int:
         """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""

@@ -1,0 +1,102 @@
+"""Clients of the sample plane, for people: where each is, how fast it pushes, what went wrong last.
+
+A client keeps its entry when it connects again. Invariant: of those that are gone without a goodbye
+the last `MAX_GONE` are remembered, so that whoever looks after a fault finds who it was.
+"""
+
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any
+
+#: Clients that are gone and remembered.
+MAX_GONE = 100
+#: Samples count for a rate with a weight that falls to a third in so many seconds.
+RATE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Rate:
+    """Events a second, of late."""
+
+    _value: float = 0.0
+    _at: float = 0.0
+
+    def add(self, count: int, now: float) -> None:
+        """So many happened."""
+        self._value = self.at(now) + count / RATE_SECONDS
+        self._at = now
+
+    def at(self, now: float) -> float:
+        """A second."""
+        return self._value * exp((self._at - now) / RATE_SECONDS)
+
+
+@dataclass(slots=True)
+class Client:
+    """One client. connection: that speaks for it; None once it is gone. host: empty of a Unix
+    socket. last_error: why its last connection ended, or its last sample was refused.
+    """
+
+    client_id: str
+    role: str
+    host: str = ""
+    dp_rank: int | None = None
+    connection: object | None = None
+    accepted: int = 0
+    rate: Rate = field(default_factory=Rate)
+    last_error: str = ""
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        """For `GET /v1/clients`."""
+        return {
+            "client_id": self.client_id,
+            "role": self.role,
+            "dp_rank": self.dp_rank,
+            "host": self.host,
+            "connected": self.connection is not None,
+            "samples_accepted": self.accepted,
+            "samples_per_second": round(self.rate.at(now), 2),
+            "last_error": self.last_error,
+        }
+
+
+class Clients:
+    """Every client that is connected, and those that went last."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, Client] = {}
+        self._gone: dict[str, None] = {}
+
+    def joined(
+        self, client_id: str, role: str, host: str, connection: object, dp_rank: int | None = None
+    ) -> None:
+        """This connection speaks for a client from now on."""
+        known = self._clients.setdefault(client_id, Client(client_id, role))
+        known.role, known.host, known.connection, known.dp_rank = role, host, connection, dp_rank
+        self._gone.pop(client_id, None)
+
+    def answered(self, client_id: str, accepted: int, error: str, now: float) -> None:
+        """Of a producer's push so many samples were accepted. error: why one was refused, if so."""
+        if (known := self._clients.get(client_id)) is not None:
+            known.accepted += accepted
+            known.rate.add(accepted, now)
+            known.last_error = error or known.last_error
+
+    def lost(self, client_id: str, connection: object, reason: str) -> Client | None:
+        """A connection is over; returns the client that is gone by that without a goodbye."""
+        known = self._clients.get(client_id)
+        if known is None or known.connection is not connection:
+            return None
+        if reason == "bye":
+            del self._clients[client_id]
+            return None
+        known.connection, known.last_error = None, f"connection lost: {reason}"
+        self._gone[client_id] = None
+        if len(self._gone) > MAX_GONE:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest], self._clients[oldest]
+        return known
+
+    def as_json(self, now: float) -> list[dict[str, Any]]:
+        """All of them, in order of their first connection."""
+        return [client.as_json(now) for client in self._clients.values()]
