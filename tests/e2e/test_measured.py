@@ -163,14 +163,18 @@ def test_the_document_asks_seven_questions() -> None:
     assert len(questions()) == 7
 
 
-def test_time_lost_is_what_the_ranks_have_lost(run: tuple[Run, int]) -> None:
+def test_lost_time_is_divided_between_lengths_and_the_slow_rank(run: tuple[Run, int]) -> None:
+    """These ranks report longer waits than they had, so only the division is known."""
     found, port = run
     compute = found.compute
     truth = 1 - compute.sum(axis=1).mean() / compute.max(axis=0).sum()
     planned = straggler_excess(found.tokens, Sync.MICRO_STEP)
     assert truth > planned + 0.05, "planning sees nothing of it"
-    (series,) = answer(port, "How much time is lost")
-    assert float(series["value"][1]) == pytest.approx(truth, rel=0.01)
+    series = answer(port, "Where did the ranks' time go")
+    shares = {each["metric"]["cause"]: float(each["value"][1]) for each in series}
+    assert sum(shares.values()) == pytest.approx(1)
+    both = shares["lengths"] + shares["slow-rank"]
+    assert shares["lengths"] / both == pytest.approx(planned / (1 + planned) / truth, rel=0.1)
 
 
 def test_the_slow_rank_is_named_and_no_other(run: tuple[Run, int]) -> None:
@@ -309,7 +313,9 @@ def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None
         again.ranks[1].settle()
         found = server.scrape()
         assert found["measured_steps_total"] == 1
-        assert server.status()["measured"]["last_step"]["imbalance"] == pytest.approx(1.4 / 1.2 - 1)
+        assert server.status()["measured"]["last_step"]["imbalance"] == pytest.approx(
+            1.4 / 1.2 - 1, abs=1e-6
+        )
         assert not [name for name in found if "dp_rank" in name], "--set per-rank-metrics=off"
 
 

@@ -105,12 +105,13 @@ def test_prometheus_sees_what_the_dispatcher_did(
         trainers = stack.enter_context(
             torchrun(2, server.endpoint, diaries, "--linger-until", str(release))
         )
-        stall = 'rate(dispatcher_rank_wait_seconds_total{dp_rank="1"}[3s])'
-        eventually(
-            lambda: (value(port, stall) or 0) > 0.8, "a stall shows while it lasts", PATIENCE
-        )
         assert query(port, "dispatcher_policy_version") == []
-        finish(stack.enter_context(producer(server.endpoint, "p", 160)))
+        finish(stack.enter_context(producer(server.endpoint, "q", 16)))
+        stall = 'rate(dispatcher_rank_time_seconds_total{cause="no-samples"}[3s])'
+        eventually(
+            lambda: (value(port, stall) or 0) > 1.6, "a stall shows while it lasts", PATIENCE
+        )
+        finish(stack.enter_context(producer(server.endpoint, "p", 144)))
         server.post("/v1/stream/end")
         committed = "dispatcher_samples_committed_total"
         eventually(lambda: value(port, committed) == 160, f"{committed} is 160", PATIENCE)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_dispatcher.core.rank_time import TimeCause
 from tests.e2e.harness import finish, producer, running
 from tests.support.server import ServeProcess, eventually
 from tests.support.torchrun import torchrun_command
@@ -41,11 +42,13 @@ def test_a_slow_rank_and_what_it_costs_are_measured(model: str, sync: str, tmp_p
     spent = clocked(tmp_path)
     lost = np.array([1 - step.sum() / RANKS / paid(step, sync) for step in spent])
     assert lost.mean() > 0.08  # 0.21, were plans even and the machine idle
-    # Excess over the mean rank, in a histogram: of its sum, those that were not measured are few.
-    count = at["step_straggler_excess_ratio_count{stage=measured}"]
-    measured = at["step_straggler_excess_ratio_sum{stage=measured}"] / count
-    excess = 1 / (1 - lost[-int(count) :]) - 1
-    assert 1 - 1 / (1 + measured) == pytest.approx(1 - 1 / (1 + excess.mean()), rel=0.1)
+    # The ledger has it in rank-seconds, but for steps that were not measured, or just now.
+    ledger = {cause: at[f"rank_time_seconds_total{{cause={cause}}}"] for cause in TimeCause}
+    waited = np.array([RANKS * paid(step, sync) - step.sum() for step in spent])
+    owed = waited[-int(at["measured_steps_total"]) :]
+    found = ledger[TimeCause.SLOW_RANK] + ledger[TimeCause.LENGTHS]
+    assert owed[:-1].sum() * 0.9 <= found <= owed.sum() * 1.1
+    assert ledger[TimeCause.SLOW_RANK] > ledger[TimeCause.LENGTHS]
 
     slowness = [at[f"rank_slowness_ratio{{dp_rank={rank}}}"] for rank in range(RANKS)]
     assert slowness.index(max(slowness)) == SLOW

@@ -1,6 +1,6 @@
 """`dispatcher top`: what `/statusz` says of one dispatcher, again and again, on a terminal.
 
-Its words come first, then rates of the last half minute, producers, and a row a rank. While nobody
+Its words come first, then rates of the last half minute, a row a rank, and producers. While nobody
 answers the last picture stays, with why and since when. Nothing is told by a colour.
 """
 
@@ -159,10 +159,11 @@ def picture(
     if looks:
         first, last = looks[0], looks[-1]
         told[0] += f"  {last.said['version']}"
-        told += [*last.words.splitlines(), _rates(first, last), *_producers(last.clients)]
+        told += [*last.words.splitlines(), _rates(first, last)]
     shown = [part for line in told for part in textwrap.wrap(line, width, subsequent_indent="    ")]
     if looks:
         shown += _ranks(last.said, None if height is None else height - len(shown))
+        shown += _producers(last.clients)
     return [line[:width] for line in shown[:height]]
 
 

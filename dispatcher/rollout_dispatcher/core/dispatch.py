@@ -270,7 +270,6 @@ class DispatcherCore:
         for a checkpoint that does not fit this run; one that does not fit the other ranks' fails
         the generation, this rank with it. All or nothing: nothing has changed where it raises.
         """
-        self._rank_time.charge(now)
         effects = self._parts.joining.join(hello, self.run_id, now)
         if hello.taken >= 0:
             self._rank_time.step_taken()

@@ -179,6 +179,7 @@ class Joining:
 
     def __init__(self, parts: "Parts") -> None:
         self._ledger, self._checkpoints = parts.ledger, parts.checkpoints
+        self._rank_time = parts.rank_time
         self._freshness, self._lifecycle, self._append = (
             parts.freshness,
             parts.lifecycle,
@@ -193,9 +194,11 @@ class Joining:
         if hello.dp_rank == 0:
             self._checkpoints.check_saved(hello.saved)
         if hello.generation is not None and (error := generation.disagreement(hello)) is not None:
+            self._rank_time.charge(now)
             return [*generation.fail(error), RefuseRank(hello.client_id, error)]
         if hello.resume is not None:
             self._checkpoints.check_position(hello.resume, run_id)
+        self._rank_time.charge(now)  # only now: one that is refused by raising changes nothing
         return self._admit(hello, run_id, now)
 
     def _admit(self, hello: RankHello, run_id: str, now: float) -> list[Effect]:

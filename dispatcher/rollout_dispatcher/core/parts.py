@@ -69,6 +69,7 @@ class Parts:
             self.ledger, config.sync, config.max_open_steps, self.cost, append_fact
         )
         self.lifecycle = Lifecycle(self, config)
+        self.rank_time = RankTime(self)
         self.rank_departures = RankDepartures(self, config.rank_timeout)
         self.finishing = Finishing(self, keeps=config.durable)
         self.checkpoints = Checkpoints(self, retain=config.retain)
@@ -81,7 +82,6 @@ class Parts:
         self.ends = Ends(self)
         self.progress = ProgressReport(self, batch=batch)
         self.waiting = Waiting(self)
-        self.rank_time = RankTime(self)
 
     def configure(self, config: DispatchConfig) -> None:
         """Heed what of the settings may change."""

@@ -17,6 +17,7 @@ from rollout_dispatcher.core import effects as e
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision
 from rollout_dispatcher.errors import DispatcherError
+from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
@@ -197,7 +198,7 @@ class EffectRunner:
 
     def _tell_outcomes(self, effect: e.PushAnswered) -> None:
         accepted = effect.outcomes.count(Outcome.ACCEPTED)
-        error = next(iter(effect.errors.values()), "")
+        error = harmless(next(iter(effect.errors.values()), ""))
         self._connections.clients.answered(effect.producer, accepted, error, self._clock())
         self.feedback.answer(effect)
 

@@ -142,7 +142,7 @@ SCENARIOS: dict[str, Scenario] = {
     "stalled": Scenario(
         at_once(pushing=False), frozenset({"DispatcherStalled", "RanksStarved"}), 60
     ),
-    "journal": Scenario(fill_the_disk, frozenset({"JournalFailing", "RanksHeldUp"}), 20, disk=True),
+    "journal": Scenario(fill_the_disk, frozenset({"JournalFailing"}), 20, disk=True),
     "ranks_missing": Scenario(
         lose_a_rank, frozenset({"RanksMissing", "RankSilent"}), 60, breaks=True
     ),
@@ -155,7 +155,7 @@ SCENARIOS: dict[str, Scenario] = {
         nothing,
         frozenset({"RankSlow", "RankTimeLost"}),
         175,
-        begins={"slow_rank": 2, "step_s": 45.0},
+        begins={"slow_rank": 2, "step_s": 32.0},
     ),
     "starved": Scenario(at_once(push_s=2.0), frozenset({"RanksStarved"}), 90),
     "backpressure": Scenario(

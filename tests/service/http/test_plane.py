@@ -39,7 +39,8 @@ def test_a_live_and_ready_dispatcher_says_so(shared: ServeProcess) -> None:
         assert headers["Rollout-Dispatcher-Version"] == __version__
     lines = re.sub(AGE, "", shared.get("/readyz").text).splitlines()
     waits_for = "DP ranks 0, 1 not joined yet; 0 of 4 samples are ready; no producer is connected"
-    assert lines == ["ok: running", f"the next step waits for: {waits_for}"]
+    lost = "lost: no time of DP ranks is accounted for: no step was begun, or the run is over"
+    assert lines == ["ok: running", f"the next step waits for: {waits_for}", lost]
     assert shared.get("/readyz").status == 200
 
 
@@ -50,7 +51,7 @@ def test_ranks_that_are_absent_are_named_and_do_not_make_it_unready(serve: Serve
     server.await_status(absent_ranks=[0])
     answer = server.get("/readyz")
     assert answer.status == 200
-    first, waits_for, absent = answer.text.splitlines()
+    first, waits_for, _, absent = answer.text.splitlines()
     assert (first, absent) == ("ok: running", "absent DP ranks: 0")
     assert "DP rank 0 lost the connection" in waits_for
 

@@ -112,6 +112,11 @@ def test_a_status_is_json_or_in_text_what_a_person_looks_for(trained: ServeProce
         "buffer: 0 samples, 0 ready of a window of 4, 0 open groups",
         "steps: 1 committed, 0 open with 0 samples",
         "dropped: 0 of 4 accepted samples",
+        next(
+            line
+            for line in lines
+            if re.match(r"lost: [\d.e+-]+ % of the ranks' time in \d+ s", line)
+        ),
         "the next step waits for:",
         "  0 of 4 samples are ready",
     ]
