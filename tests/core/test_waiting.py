@@ -101,4 +101,4 @@ def test_a_lost_rank_is_named_and_nothing_is_when_a_step_is_under_way() -> None:
 def test_a_run_that_is_over_waits_for_nobody_and_says_why() -> None:
     bench = Bench()
     bench.perform(bench.core.end_stream(bench.now, force=True))
-    assert reasons(bench) == {Cause.OVER: "nothing, none comes: the stream has ended"}
+    assert reasons(bench) == {Cause.OVER: "no further step: the stream has ended"}

@@ -143,7 +143,7 @@ def test_a_start_on_the_journal_of_a_stream_that_has_ended_says_so(tmp_path: Pat
         assert server.wait(60) == 0
     with serve(tmp_path, listen=address, journal_dir=journal, drain_timeout="30s") as server:
         assert "is of a run that has ended (end_stream(), or POST /v1/stream/end)" in server.log()
-        assert "waits for: nothing, none comes: the stream has ended" in server.get("/readyz").text
+        assert "waits for: no further step: the stream has ended" in server.get("/readyz").text
         with ranks(address) as clients:
             assert [client.next_step(60) for client in clients] == [None, None]
             assert [client.end_reason for client in clients] == ["ended", "ended"]

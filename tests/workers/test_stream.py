@@ -265,7 +265,7 @@ def test_only_rank_0_reports_the_policy_version(
     ("options", "complaint"),
     [
         ({"loss_normalisation": "mean"}, "choose from token-mean, token-mean-expected, "),
-        ({"loss_normalisation": "constant"}, "behind the colon stands a positive number"),
+        ({"loss_normalisation": "constant"}, "write a positive number after the colon"),
         ({"losses": {"loss": Loss()}}, "choose a name like a variable's"),
         ({"grad_reduction": "max"}, "choose from mean, sum"),
         ({"trainer_divides_by": "steps"}, "it is 'micro-batches', or a number"),

@@ -258,7 +258,7 @@ class MicroBatchStream(Closing):
             self._has_warned = True
             log.warning(
                 "the dispatcher has --max-staleness %s, and this trainer has committed steps and "
-                "reported no policy version: no sample is judged too old; call "
+                "reported no policy version: staleness is not checked; call "
                 "stream.set_policy_version(version) whenever the weights have a new one",
                 self._client.welcome.max_staleness,
             )

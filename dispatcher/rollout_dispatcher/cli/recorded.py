@@ -143,6 +143,6 @@ def _of_service(measured: Mapping[str, Any]) -> list[str]:
 def _told(cost: str, error: float, loss: float | None, of: str) -> list[str]:
     return [
         f"--cost {cost}",
-        f"fitted to {of}; a micro-batch strays from it by {error:.1%}, as a rule",
+        f"fitted to {of}; typical residual of a micro-batch {error:.1%}",
         f"the cost that these plans balanced has lost {loss or 0:.1%} of the ranks' time by it",
     ]

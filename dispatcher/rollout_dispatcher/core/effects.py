@@ -434,7 +434,7 @@ class Rewound(Effect):
     """For the log: a generation goes on after a checkpoint's step, and not after the last one.
 
     steps, samples: committed before, and given again. missing: steps trained after the checkpoint
-    that cannot be given again.
+    that cannot be delivered again.
     """
 
     after: int

@@ -270,7 +270,7 @@ class Waiting:
 
     def _found(self, now: float) -> Iterator[Reason]:
         if self._lifecycle.drained:
-            yield Reason(Cause.OVER, f"nothing, none comes: {_OVER[self._lifecycle.reason]}")
+            yield Reason(Cause.OVER, f"no further step: {_OVER[self._lifecycle.reason]}")
             return
         yield from self._ranks(now)
         yield from self._samples(now)
@@ -280,7 +280,7 @@ class Waiting:
             yield Reason(Cause.CAP, f"{pushes} at the {pressed.cap} cap ({used})")
         if coming := self._admission.blocked.resending_samples:
             samples = _counted(coming, "sample is", "samples are")
-            text = f"{samples} asked for again, of pushes that waited"
+            text = f"{samples} being resent, of pushes that were blocked"
             yield Reason(Cause.RESENDS, text)
         yield from self._ends()
 
@@ -314,7 +314,7 @@ class Waiting:
 
     def _stands(self, found: Stall, now: float) -> Reason:
         usual = "" if found.usual is None else f", and a step usually takes {found.usual:.0f} s"
-        stood = f"no DP rank has got on for {now - found.since:.0f} s{usual}"
+        stood = f"no DP rank has progressed for {now - found.since:.0f} s{usual}"
         if found.hung:
             one = len(found.hung) == 1
             hang = f"{_ranks(found.hung)} {'hangs' if one else 'hang'} {found.where}"
@@ -381,7 +381,7 @@ class Waiting:
         for end in self._all_ends.pending(NAMED):
             what = "the end of the stream" if end is None else f"the end of the phase before {end}"
             if self._all_ends.is_decided(end):
-                yield Reason(Cause.ENDS, f"{what} waits for pushes that were held back before")
+                yield Reason(Cause.ENDS, f"{what} waits for pushes that were blocked before it")
             elif waited := self._all_ends.waits_for(end):
                 counted = _counted(len(waited), "producer", "producers")
                 text = f"{what} waits for {_some(waited, 'producer')}"

@@ -119,9 +119,9 @@ class Completion:
     @property
     def _awaited(self) -> str:
         if not self._core.deserted:
-            return "DP ranks that left without a goodbye to come back and hear of the end"
+            return "DP ranks that left without a goodbye to reconnect and receive the stream's end"
         if not self._connections.end_is_known:
-            return "producers that ended the stream to come back and hear that it was heard"
+            return "producers that ended the stream to reconnect and receive the answer"
         return "a worker to release what is left in payload stores"
 
     def close(self) -> None:

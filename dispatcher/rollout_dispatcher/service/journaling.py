@@ -244,7 +244,9 @@ class Retention:
 
 #: What a start on the journal of a run that was over has to say.
 OVER = "journal %s is of a run that %s. To begin another run give --journal-dir another directory"
-IS_FINISHED = "its DP ranks have finished: it takes no samples, and stops once all have heard so"
+IS_FINISHED = (
+    "its DP ranks have finished: it takes no samples, and stops once all clients are notified"
+)
 WAS_FINISHED = "its DP ranks had finished: it goes on with what they left, and takes samples again"
 HAS_ENDED = (
     "has ended (end_stream(), or POST /v1/stream/end): it takes no samples, and stops once what is "

@@ -336,6 +336,6 @@ class ServiceManager:
 
 def _address(given: str) -> str:
     if given[:1] not in {"", "/", "@"}:
-        log.warning("NOTIFY_SOCKET is %r, which is no Unix socket: nobody is told", given)
+        log.warning("NOTIFY_SOCKET is %r, which is no Unix socket: systemd is not notified", given)
         return ""
     return "\0" + given[1:] if given[:1] == "@" else given

@@ -211,7 +211,7 @@ def resume(settings: Settings, posted: Iterable[PostedSetting]) -> Settings:
         found = settings.resumed(before)
     except ConfigError as error:
         log.warning(
-            "what was posted before the restart does not fit the options any more, which count: %s",
+            "settings posted before the restart contradict the options and are ignored: %s",
             "; ".join(error.problems),
         )
         return settings

@@ -371,11 +371,11 @@ def rank_gone(dp_rank: int, client_id: str, host: str, reason: str) -> None:
 def accepted_unknown(effect: e.AcceptedUnknown) -> None:
     """The journal is not the one that has acknowledged."""
     log.error(
-        "producer %s was told that its sample %d is accepted, and the journal knows %s: it is an "
-        "older copy, or its disk has lost what came last; the samples between are not trained on. "
+        "producer %s has an acknowledgement of its sample %d that the journal lacks (it has %s): "
+        "the journal is an older copy, or its disk lost the last writes; samples between are lost. "
         "Start the dispatcher with the journal that has them, or go on without",
         effect.producer, effect.accepted,
-        f"none after its sample {effect.newest}" if effect.newest >= 0 else "none of its samples",
+        f"none after sample {effect.newest}" if effect.newest >= 0 else "none of this producer",
     )  # fmt: skip
 
 
@@ -391,8 +391,8 @@ def group_evicted(effect: e.GroupEvicted) -> None:
     """A group left, for want of room."""
     in_stores = effect.cap.cap == STORES_CAP
     log.warning(
-        "group %s was given up with its %d samples: beginnings of groups fill the buffer at its %s "
-        "cap (%d of %d) and none could become whole; raise %s, or have fewer groups under way",
+        "group %s was evicted with its %d samples: incomplete groups fill the buffer at its %s cap "
+        "(%d of %d) and none could become complete; raise %s, or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
         "--set referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
     )  # fmt: skip
@@ -415,23 +415,23 @@ def rewound(effect: e.Rewound) -> None:
     if effect.missing:
         log.warning(
             "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
-            "be given again (with --journal-dir, and --set retain-bytes large enough, they could); "
-            "training goes on with the next one",
+            "be delivered again (with --journal-dir, and --set retain-bytes large enough, they "
+            "could); training goes on with the next one",
             effect.after, effect.missing,
         )  # fmt: skip
     else:
         log.info(
-            "a checkpoint taken after step %d was loaded: %d steps of %d samples go back",
+            "a checkpoint taken after step %d was loaded: %d steps of %d samples are rolled back",
             effect.after, effect.steps, effect.samples,
         )  # fmt: skip
 
 
 def evicted(effect: e.StepsEvicted) -> None:
-    """Steps can be given again no more."""
+    """Steps can be delivered again no more."""
     log.warning(
         "there is no room for more than %.1f MiB of committed steps that no saved checkpoint "
-        "covers: the steps up to %d have gone (%d in all), and a checkpoint before that cannot be "
-        "resumed from; call stream.checkpoint_saved, or raise --set retain-bytes",
+        "covers: the steps up to %d were deleted (%d in all), and a checkpoint before that cannot "
+        "be resumed from; call stream.checkpoint_saved, or raise --set retain-bytes",
         effect.limit / 2**20, effect.through, effect.steps,
     )  # fmt: skip
 
@@ -466,7 +466,7 @@ def cost_changed(effect: e.CostChanged) -> None:
     fitted = effect.fitted
     log.info(
         "from step %d on plans are made with the cost %s, fitted to what micro-batches took (they "
-        "stray from it by %.1f %%); the one before has lost %.1f %% of the ranks' time",
+        "deviate from it by %.1f %%); the one before has lost %.1f %% of the ranks' time",
         fitted.first_step, fitted.cost, 100 * fitted.error, 100 * effect.loss,
     )  # fmt: skip
 

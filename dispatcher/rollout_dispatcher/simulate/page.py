@@ -230,7 +230,7 @@ def _rank_section(ranks: list[RankShare]) -> str:
         "Who waits for whom?",
         f"As ranks measured it in {ranks[0].measured_steps:,} of {ranks[0].steps:,} steps. The "
         "rank that waits least is the one that the others wait for. What is left blank is neither: "
-        "the optimizer, a weight sync, evaluation, or a time that nobody told.",
+        "the optimizer, a weight sync, evaluation, or unreported time.",
         [
             ("DP rank", ""), ("at work", "s"), ("for ranks", "s"), ("for data", "s"),
             ("lost", "%"), ("share of its time", ""),

@@ -24,7 +24,7 @@ from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync
 
 _REMEDY = "raise max_seq_len_per_rank, or truncate the sample"
-#: Samples as [group][rank][sample].
+#: Samples as [group][rank][sample], unless said otherwise.
 Groups = list[list[list[int]]]
 
 
@@ -70,14 +70,14 @@ class BlockScheduler:
             return [], []
         ids, lengths = zip(*sample_id_seqlens, strict=True)
         tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        planned = [_all_busy(group, tokens, self._cost) for group in self._planned(tokens)]
+        planned = _by_group(self._planned(tokens), tokens, self._cost)
         return (
             [[[lengths[i] for i in rank] for rank in group] for group in planned],
             [[[ids[i] for i in rank] for rank in group] for group in planned],
         )
 
     def _planned(self, tokens: IntArray) -> Groups:
-        """Indices as [group][rank][sample]."""
+        """Indices as [rank][group][sample]."""
         ample = 2 * int(tokens.sum())
         step = PlanConfig(
             self._ranks,
@@ -96,7 +96,7 @@ class BlockScheduler:
             alone = balanced_partition(work.time[0], self._ranks, equal_size=False)
             least = max(float(work.time[0][rank].sum()) for rank in alone)
         found = in_blocks(work, step, 0.0, least)
-        return [alone] if found is None else list(map(list, zip(*found, strict=True)))
+        return [[rank] for rank in alone] if found is None else found
 
 
 class PackedBlockScheduler:
@@ -139,11 +139,13 @@ class PackedBlockScheduler:
             max_split=self._ranks,
             split_overhead=self._overhead,
         )
-        groups = map(list, zip(*planned, strict=True))
-        return [
-            [[ids[i] for i in rank] for rank in _all_busy(group, tokens, self._cost)]
-            for group in groups
-        ]
+        groups = _by_group(planned, tokens, self._cost)
+        return [[[ids[i] for i in rank] for rank in group] for group in groups]
+
+
+def _by_group(planned: Groups, tokens: IntArray, cost: CostModel) -> Groups:
+    """[rank][group][sample] as [group][rank][sample], with no rank idle."""
+    return [_all_busy(list(group), tokens, cost) for group in zip(*planned, strict=True)]
 
 
 def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list[list[int]]:

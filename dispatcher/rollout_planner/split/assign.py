@@ -64,22 +64,6 @@ def lpt_budget(
     return None if labels.min(initial=0) < 0 else labels
 
 
-def lpt_sets(
-    x: FloatArray,
-    s: IntArray,
-    of: IntArray,
-    bins: int,
-    budget: int,
-    *,
-    start: FloatArray | None = None,
-    slowness: tuple[float, ...] | None = None,
-) -> Labels:
-    """The same of each set of items by itself; -1 for an item without room. of: set of each."""
-    sets = [_Bins(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
-    items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
-    return np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
-
-
 def fill_sets(
     x: FloatArray,
     s: IntArray,
@@ -89,13 +73,16 @@ def fill_sets(
     *,
     start: FloatArray | None = None,
     slowness: tuple[float, ...] | None = None,
+    tightly: bool = True,
 ) -> Labels:
-    """The same of each set of items by itself, or tightly; -1 where that has no room either.
+    """The same of each set of items by itself, or else tightly; -1 where an item finds no room.
 
     of: set of each item, as its rank. Tightly is by Karmarkar-Karp of the tokens, or by best fit.
     """
-    labels = lpt_sets(x, s, of, bins, budget, start=start, slowness=slowness)
-    for each in np.unique(of[labels < 0]).tolist():
+    sets = [_Bins(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
+    items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
+    labels = np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
+    for each in np.unique(of[labels < 0]).tolist() if tightly else ():
         own = np.flatnonzero(of == each)
         own = own[np.argsort(-s[own], kind="stable")]
         tight = differencing_labels(s[own], bins, equal_size=False)

@@ -13,10 +13,10 @@ from rollout_planner import tuning
 from rollout_planner.objective import micro_batches_for, rank_bound
 from rollout_planner.order import by_label
 from rollout_planner.split.assign import (
+    fill_sets,
     first_fit,
     kk_sets,
     lpt_budget,
-    lpt_sets,
     num_bins,
     places_of,
 )
@@ -135,7 +135,7 @@ def ranks_of_equal_counts(
     labels = kk_sets(batch.cost, s, ranks, M, budget)
     if labels.min() >= 0:
         yield falling(np.arange(len(x)), labels)
-    while (labels := lpt_sets(x, s[order], of, M, budget)).min() < 0:
+    while (labels := fill_sets(x, s[order], of, M, budget, tightly=False)).min() < 0:
         M = config.micro_batches(M + 1)
     yield falling(order, labels)
     own = cut(order[by_label(of, R)], np.bincount(of, minlength=R).tolist())

@@ -67,8 +67,8 @@ def test_the_rank_that_is_behind_is_named_and_nobody_else(
     run.beat(10, *progress)
     assert run.hung() == (1,)
     assert run.reasons()[Cause.HUNG_RANKS] == (
-        f"DP rank 1 {where}; the other DP ranks wait for it: no DP rank has got on for 95 s, and a "
-        "step usually takes 30 s"
+        f"DP rank 1 {where}; the other DP ranks wait for it: no DP rank has progressed for 95 s, "
+        "and a step usually takes 30 s"
     )
     assert Cause.OPEN_STEPS not in run.reasons(), "which would name them all"
 
@@ -104,9 +104,9 @@ def test_ranks_that_are_alike_are_paused_and_none_is_named() -> None:
     run.beat(300, (5, 7), (5, 7))
     assert run.hung() == ()
     assert run.reasons()[Cause.PAUSED_RANKS] == (
-        "all DP ranks stand still at the same place of step 4: no DP rank has got on for 295 s, "
-        "and a step usually takes 30 s. A pause (evaluation, weight sync), or a hang where nothing "
-        "tells them apart"
+        "all DP ranks stand still at the same place of step 4: no DP rank has progressed for "
+        "295 s, and a step usually takes 30 s. A pause (evaluation, weight sync), or a hang where "
+        "nothing tells them apart"
     )
 
 
@@ -128,7 +128,7 @@ def test_before_a_step_was_committed_it_takes_as_long_as_a_collective_may() -> N
     assert run.hung() is None
     run.beat(20, (5, 0), (3, 0))
     assert run.hung() == (1,)
-    assert "no DP rank has got on for 605 s" in run.reasons()[Cause.HUNG_RANKS]
+    assert "no DP rank has progressed for 605 s" in run.reasons()[Cause.HUNG_RANKS]
 
 
 def test_short_steps_have_a_least_patience_and_a_new_group_learns_anew() -> None:

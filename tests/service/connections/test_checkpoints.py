@@ -167,7 +167,9 @@ def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
         kept = now["steps_retained"]
         with (
             RankClient(server.endpoint, dp_rank=0, dp_size=RANKS) as rank,
-            pytest.raises(CheckpointRefused, match=r"cannot be given again, .*--set retain-bytes"),
+            pytest.raises(
+                CheckpointRefused, match=r"cannot be delivered again, .*--set retain-bytes"
+            ),
         ):
             rank.resume(m.CheckpointPosition(run_id=rank.run_id, step=0))
         trainer = Trainer(server)
@@ -204,8 +206,8 @@ def test_an_older_copy_of_the_journal_is_named_by_who_knows_better(tmp_path: Pat
         with pytest.raises(ProtocolError, match="the journal is an older copy"):
             trainer.train(1)
         said = (
-            "was told that its sample 7 is accepted, and the journal knows none "
-            "after its sample 3: it is an older copy"
+            "has an acknowledgement of its sample 7 that the journal lacks (it has none "
+            "after sample 3): the journal is an older copy"
         )
         eventually(lambda: said in server.log(), "the producer's word is told", 60)
         trainer.vanish()

@@ -252,7 +252,7 @@ def test_what_the_trainer_averages_and_divides_by_is_made_good() -> None:
     "word", ["constant", "constant:", "constant:0", "constant:x", "constant:inf"]
 )
 def test_a_constant_is_a_positive_number(word: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{word}'; behind the colon stands a positive number"):
+    with pytest.raises(ConfigError, match=f"'{word}'; write a positive number after the colon"):
         Loss(word)
 
 

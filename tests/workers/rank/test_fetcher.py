@@ -109,7 +109,7 @@ def test_a_store_that_cannot_be_asked_is_asked_again_and_the_log_says_so_once(
     _, peer = joined
     send(peer, 0, *put(store, "p.1/0", ONE))
     assert peer.wait_for(m.Prepared).step == 0
-    assert caplog.text.count("step 0 waits for its samples") == 1
+    assert caplog.text.count("step 0: cannot fetch samples") == 1
     assert "nobody answers" in caplog.text
 
 

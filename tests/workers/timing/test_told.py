@@ -109,7 +109,7 @@ def test_what_cannot_be_told_apart_is_said_to_the_dispatcher_and_once_in_the_log
             assert commit.times is not None
             (told,) = commit.times
             assert told.collective_s is None
-            assert "no process group with other DP ranks" in told.why
+            assert "no process group joins this rank with other DP ranks" in told.why
         dispatcher.hang_up()
     timing = [record for record in caplog.records if "timing" in record.name]
     (line,) = (record.getMessage() for record in timing)

@@ -136,7 +136,7 @@ def _number(option: str, word: object, text: str) -> float:
         found = math.nan
     if not 0 < found < math.inf:
         raise ConfigError(
-            f"{option} is {word!r}; behind the colon stands a positive number, such as the most "
+            f"{option} is {word!r}; write a positive number after the colon, such as the most "
             "tokens that a completion has, as in constant:4096"
         )
     return found

@@ -256,7 +256,7 @@ class StepClient(Closing):
         """The trainer has loaded a checkpoint: go on after it, as every rank has to say.
 
         Returns once the dispatcher has agreed; `self.position` is later than asked for if steps
-        cannot be given again. Raises StepContractError after the first `next_step`, or
+        cannot be delivered again. Raises StepContractError after the first `next_step`, or
         CheckpointRefused; the client is over then.
         """
         with self._changed:

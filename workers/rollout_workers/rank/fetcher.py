@@ -129,7 +129,7 @@ class Fetcher:
                 delay = backoff.failed(now := monotonic()) or 0.0
                 if now >= said + SAID_EVERY_S:  # a store may be away for hours
                     step, said = fetch.held.header.step, now
-                    log.warning("step %d waits for its samples: %s; it is asked again", step, error)
+                    log.warning("step %d: cannot fetch samples: %s; retrying", step, error)
                 self._stopped.wait(delay)
         return []
 

@@ -67,7 +67,8 @@ def store_class(address: str) -> type[PayloadStore]:
         ) from error
     if found is None:
         raise StoreFailed(
-            address, f"nobody here serves the scheme {scheme}; known are {', '.join(schemes())}"
+            address,
+            f"no payload store is installed for scheme {scheme}; known are {', '.join(schemes())}",
         )
     if not (isinstance(found, type) and issubclass(found, PayloadStore)):
         raise StoreFailed(address, f"{found!r}, which serves its scheme, is no PayloadStore")

@@ -141,7 +141,7 @@ class Collectives:
         probed: whether there are models that tell what they wait for.
         """
         if not self._joined:
-            return "there is no process group with other DP ranks to see collectives of"
+            return "no process group joins this rank with other DP ranks, so no collective is seen"
         if len(self.groups) < self._joined and not probed:
             return "a process group does not count its collectives"
         return ""

@@ -53,7 +53,7 @@ AHEAD = (
     "micro-batches were asked for before the one before was computed; put the computing of the "
     "step into step.timer('update')"
 )
-REMEDY = "so nobody sees what is waited for in them; put them into step.waiting()"
+REMEDY = "so their waiting is not measured; put them into step.waiting()"
 GAPS = "it was captured into a CUDA graph"
 
 

@@ -171,7 +171,7 @@ def _split(busy: Rows, collective: Rows) -> Split | Flaw:
 
 
 def _not_separated(why: str) -> str:
-    return f"cannot tell time inside collectives apart: {why or 'it does not say why'}"
+    return f"cannot tell time inside collectives apart: {why or 'no reason reported'}"
 
 
 @dataclass(slots=True, eq=False)

@@ -200,7 +200,7 @@ class Checkpoints:
         if self._keep and position.step < oldest and not position.allow_lost_steps:
             raise CheckpointRefused(
                 f"the checkpoint was taken after step {position.step}, and the steps up to "
-                f"{oldest} that were trained after it cannot be given again, "
+                f"{oldest} that were trained after it cannot be delivered again, "
                 f"{oldest - position.step} in all: {self._why_gone(oldest)}. The oldest that run "
                 f"{run_id} can go back to is one after step {oldest}; to go on from this one "
                 "without their samples: load_state_dict(state, allow_lost_steps=True)"

@@ -405,7 +405,11 @@ class Peer(StreamProtocol):
 
     def _said_wrong(self, bug: IllegalTransition) -> None:
         """A bug of ours: the peer hears of it, and what others were to be told is not held up."""
-        log.error("%s was to be told something out of turn, and is sent away: %s", self, bug)
+        log.error(
+            "bug: a message to %s was out of protocol order; the connection is closed: %s",
+            self,
+            bug,
+        )
         self.fail(bug)
 
     def _too_slow(self, what: str, timeout: float) -> None:
