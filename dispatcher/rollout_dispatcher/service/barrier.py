@@ -110,15 +110,6 @@ class DurabilityBarrier:
         """Whether what is decided now has to wait."""
         return bool(self._waiting) or self._durable < self._noted
 
-    def is_slow(self) -> bool:
-        """Whether the disk keeps facts waiting for long, or did until not longer ago than that."""
-        if self.failure is not None:
-            return True
-        now = self._clock()
-        return now < self._slow_until or (
-            self._since is not None and now - self._since >= SLOW_SECONDS
-        )
-
     def has_capacity(self, samples: int, nbytes: int) -> bool:
         """Whether the journal takes so many new samples, of so many bytes of payload together.
 
@@ -130,6 +121,15 @@ class DurabilityBarrier:
     def capacity(self, wanted: int = 0) -> int:
         """Bytes that new samples may take now; `on_capacity` follows if less than `wanted`."""
         return sys.maxsize if self._journal is None else self._journal.capacity(wanted)
+
+    def is_slow(self) -> bool:
+        """Whether the disk keeps facts waiting for long, or did until not longer ago than that."""
+        if self.failure is not None:
+            return True
+        now = self._clock()
+        return now < self._slow_until or (
+            self._since is not None and now - self._since >= SLOW_SECONDS
+        )
 
     def fetch(self, ticket: int) -> bytes:
         """The payload of a sample that only the journal has. Raises JournalError."""
