@@ -24,7 +24,6 @@ from rollout_dispatcher.service.http.plane import (
     PhasePath,
 )
 from rollout_dispatcher.service.http.pushes import PushQuery
-from rollout_dispatcher.service.http.references import ReferenceRequest
 from rollout_dispatcher.service.http.samples import MAX_SAMPLES, PushRequest
 from rollout_dispatcher.service.reloading import ConfigPatch
 from tests.support.source import ROOT
@@ -61,7 +60,6 @@ CONFIG_ERRORS: Final = {
     "415": "The body is compressed",
     "422": "It cannot be so: message says why, and names what needs a restart; nothing has changed",
 }
-#: What a question for what is needed of a payload store is answered with besides.
 #: Where a push is answered sample by sample.
 PUSH_OUTCOMES: Final = {
     "200": "All samples are accepted, or were before (duplicate)",
@@ -136,10 +134,7 @@ def describe() -> Described:
     """The document, but for the version."""
     schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
     schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
-    models = (
-        PushRequest, ReferenceRequest, ConfigPatch, ConfigAnswer, ControlAnswer, ClientsAnswer,
-    )  # fmt: skip
-    for model in models:
+    for model in (PushRequest, ConfigPatch, ConfigAnswer, ControlAnswer, ClientsAnswer):
         _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
     _add(schemas, "Status", _status())
     fields = schemas["PushRequest"]["properties"]["fields"]
@@ -192,10 +187,9 @@ def _paths() -> Described:
 
 
 def _push() -> Described:
-    kinds = [{"$ref": REF.format(model=kind.__name__)} for kind in (PushRequest, ReferenceRequest)]
-    body: Described = {"schema": {"anyOf": kinds}}
+    body: Described = {"schema": {"$ref": REF.format(model=PushRequest.__name__)}}
     several = {"type": "array", "items": body["schema"], "maxItems": MAX_SAMPLES}
-    one_or_more = {"schema": {"anyOf": [*kinds, several]}}
+    one_or_more = {"schema": {"anyOf": [body["schema"], several]}}
     return {
         "summary": "Push finished samples",
         "description": f"One object, an array of them, or NDJSON; at most {MAX_SAMPLES} samples, "

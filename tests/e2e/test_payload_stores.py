@@ -1,6 +1,5 @@
 """Payloads by reference between real processes: trained as ever, once each, and nothing is left."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -259,62 +258,3 @@ def test_what_somebody_has_put_himself_is_trained_and_released(tmp_path: Path, r
     values = [arrays(batch.payload, batch.blocks)["input_ids"] for batch in found]
     assert sorted(np.concatenate(values).tolist()) == sorted([*range(5), *range(9)])
     assert files(root) == []
-
-
-#: A rollout worker in any language: what it writes is a file of safetensors, and what it says JSON.
-WORKER_OVER_HTTP = """
-import json, os, struct, sys, urllib.request
-
-root, http = sys.argv[1:]
-
-def span(number):
-    ids = struct.pack(f"<{number + 3}q", *range(number, 2 * number + 3))
-    mask = bytes([0] + [1] * (number + 2))
-    return ids + mask + bytes(-len(mask) % 8)
-
-os.mkdir(f"{root}/web-7c1e")
-samples = []
-for number in range(16):
-    data = span(number)
-    told = {"spans": {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}}
-    header = json.dumps(told).encode()
-    name = f"{root}/web-7c1e/{number}"
-    with open(name + "%part", "wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header + data)
-    os.rename(name + "%part", name)
-    place = {"store": f"file://{root}", "key": f"web-7c1e/{number}", "nbytes": len(data)}
-    samples.append({
-        "sample_id": f"w{number}", "reference": place, "tokens": number + 3,
-        "loss_tokens": number + 2, "fields": ["input_ids:int64", "loss_mask:bool"],
-    })
-inline = {"input_ids": [7, 8, 9], "loss_mask": [False, True, True]}
-samples.append({"sample_id": "inline", "fields": inline})
-url = f"http://{http}/v1/samples"
-request = urllib.request.Request(url, json.dumps(samples).encode(), method="POST")
-print(urllib.request.urlopen(request).read().decode())
-"""
-
-
-def test_what_a_script_has_put_and_pushed_over_http_is_trained_and_released(
-    tmp_path: Path, root: Path
-) -> None:
-    address = free_address()
-    options = {"listen": address, "dp_size": 1, "global_batch_size": 17}
-    with serve(tmp_path, root, **options) as server:
-        command = [sys.executable, "-I", "-c", WORKER_OVER_HTTP, str(root), server.http]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert json.loads(said)["outcomes"] == ["accepted"] * 17
-        assert len(files(root)) == 16
-        server.post("/v1/stream/end")
-        found = train(RankClient(address, dp_rank=0, dp_size=1))
-        assert server.wait() == 0
-    assert files(root) == [], "released"
-    seen = dict[str, list[int]]()
-    for batch in found:
-        values, at = arrays(batch.payload, batch.blocks), 0
-        for name, tokens in zip(batch.header.sample_ids, batch.header.tokens, strict=True):
-            own = slice(at, at + tokens)
-            assert values["loss_mask"][own].tolist() == [False] + [True] * (tokens - 1)
-            seen[name], at = values["input_ids"][own].tolist(), at + tokens
-    theirs = {f"w{number}": [*range(number, 2 * number + 3)] for number in range(16)}
-    assert seen == theirs | {"inline": [7, 8, 9]}

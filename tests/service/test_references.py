@@ -1,15 +1,12 @@
 """Samples whose payloads lie in payload stores, from their push to the micro-batches of ranks."""
 
-import json
 from functools import partial
 from signal import SIGKILL
-from typing import Any
 
 import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
-from rollout_dispatcher.service.config.values import format_field
 from rollout_dispatcher.spans import aligned
 from tests.service.conftest import Serve
 from tests.support.client import SCHEMA, HeldStep, Producer, Trainer, WireClient, make_span
@@ -104,48 +101,6 @@ def test_what_cannot_be_true_of_an_object_harms_nobody_else(server: ServeProcess
         "begins at byte 1099511627776 of the object p.1/0" in liar.expect_error("protocol").message
     )
     assert bystander.push([5]).outcomes == [Outcome.ACCEPTED]
-
-
-def over_http(key: str, **told: object) -> dict[str, object]:
-    """A sample of 5 tokens in an object of its own."""
-    place = {"store": STORE, "key": key, "nbytes": SCHEMA.nbytes(5)}
-    fields = list(map(format_field, SCHEMA.fields))
-    one: dict[str, object] = {"sample_id": key, "fields": fields, "tokens": 5, "loss_tokens": 4}
-    return one | {"reference": place} | told
-
-
-def post(server: ServeProcess, *samples: object, status: int = 200, query: str = "") -> Any:
-    answer = server.post(f"/v1/samples{query}", json.dumps(samples).encode())
-    assert answer.status == status, answer.text
-    return json.loads(answer.text)
-
-
-def test_over_http_samples_may_be_references(start: Serve) -> None:
-    names = [f"web/{at}" for at in range(4)]
-    killed = start()
-    samples = [over_http(name) for name in names]
-    assert post(killed, *samples)["outcomes"] == ["accepted"] * 4
-    assert post(killed, *samples)["outcomes"] == ["duplicate"] * 4
-    assert killed.scrape()["received_bytes_total"] == 0
-    killed.send_signal(SIGKILL)
-    killed.wait()
-    server = start()
-    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
-        parts = trainer.train()
-        assert places(parts) == {name: (name, 0) for name in names}
-        assert sorted(trainer.ranks[0].expect(m.Free).keys) == names
-
-
-def test_what_is_answered_full_over_http_is_not_released(start: Serve) -> None:
-    server = start(buffer_capacity=4)
-    names = [f"web/{at}" for at in range(6)]
-    samples = [over_http(name) for name in names]
-    answer = post(server, *samples, status=429, query="?wait=50ms")
-    assert answer["outcomes"] == ["accepted"] * 4 + ["full"] * 2
-    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
-        trainer.train()
-        assert sorted(trainer.ranks[0].expect(m.Free).keys) == names[:4]
-        assert post(server, *samples[4:])["outcomes"] == ["accepted"] * 2
 
 
 def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Serve) -> None:

@@ -16,7 +16,6 @@ from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition
-from rollout_dispatcher.payload import count_references
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
@@ -276,8 +275,7 @@ class Router:
 
     def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
         """Push on behalf of an HTTP request; what finds no room is answered `full`."""
-        refers = count_references([sample.payload for sample in samples]) > 0
-        push = Push("", 0, samples, 0, named, refers)
+        push = Push("", 0, samples, 0, named)
         decision = self.ask(partial(self.core.push, push, self.clock(), may_wait=False))
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
 

@@ -17,12 +17,6 @@ from tests.fuzz.inputs import NASTY_JSON
 GOOD_SAMPLE: dict[str, Any] = {
     "fields": {"input_ids": [1, 2, 3], "loss_mask": [False, True, True], "reward": 0.5}
 }
-#: One that lies in a payload store, of which the arena has none.
-REFERENCE: dict[str, Any] = {
-    "reference": {"store": "file:///mnt/rollouts", "key": "web/1", "nbytes": 40, "offset": 0},
-    "fields": ["input_ids:int64", "loss_mask:bool", "reward:float32:per-sample"],
-    "tokens": 3, "loss_tokens": 2, "rows": {},
-}  # fmt: skip
 #: Zeros that are small on the wire, and many times a body's limit once they are unpacked.
 BOMB = gzip.compress(bytes(8 << 20))
 
@@ -75,14 +69,13 @@ _VALUES: list[Any] = [
     {"dtype": "uint8", "data": [[1, 2], [3]]}, {"dtype": "nonsense", "data": []}, {"data": [1]},
     [True, 1, 0.5], [2**63], [-(2**63)], [1.5], {"dtype": "bool", "data": 2}, [0] * 40, "at-close",
     {"dtype": "float32", "shape": [3], "base64": "AAAAAAAAgD8AAABA"}, ["reward"], ["reward", 1],
-    ["input_ids:int64"], ["input_ids:int64", "pixels:uint8[3x8]:ragged"], ["a:b:c:d", ""],
     {"dtype": "bfloat16", "shape": [3], "base64": "gD8AQEBA"}, {"dtype": "bool", "base64": "////"},
     {"dtype": "bool", "shape": [3], "base64": "////"}, {"shape": [2**60], "base64": "=A=="},
     {"dtype": "int64", "shape": [2**62, 2**62], "base64": ""}, {"base64": "A\\u0041=="},
     {"dtype": "uint8", "shape": [], "base64": "AA=="}, {"dtype": "int8", "shape": {}, "base64": []},
 ]  # fmt: skip
 _KEYS = ["fields", "sample_id", "group_id", "group_size", "policy_version", "extra", "tokens",
-         "staleness_exempt", "per_sample", "reference", "loss_tokens", "rows"]  # fmt: skip
+         "staleness_exempt", "per_sample", "loss_tokens", "rows"]  # fmt: skip
 _FIELDS = ["input_ids", "loss_mask", "reward", "logprobs", "", "tokens", "\x00", "a" * 300, "env",
            "pixels", "pixels_cu_rows"]  # fmt: skip
 
@@ -177,10 +170,6 @@ def _sample(dice: random.Random) -> Any:
             sample[dice.choice(_KEYS)] = deepcopy(dice.choice(_VALUES))  # may be written into
         elif isinstance(sample["fields"], dict):
             sample["fields"][dice.choice(_FIELDS)] = deepcopy(dice.choice(_VALUES))
-    if dice.random() < 0.1:
-        sample = deepcopy(REFERENCE)
-        of = dice.choice((sample, sample["reference"]))
-        of[dice.choice([*of, *_KEYS])] = deepcopy(dice.choice(_VALUES))
     if dice.random() < 0.3:
         sample["group_id"], sample["group_size"] = f"g{dice.randrange(9)}", dice.randrange(1, 6)
     if dice.random() < 0.2:

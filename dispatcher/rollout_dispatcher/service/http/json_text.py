@@ -45,8 +45,8 @@ _SCALAR = re.compile(rb'[^\[\]{}",:\s]*+')
 _BASE64 = "base64"
 #: Members that a tensor's own stand within: `fields`, and its name, which may be any.
 _IN_TENSOR = 2
-#: The members of a sample that list strings; all other arrays are of numbers.
-_NAMES = (["per_sample"], ["fields"])
+#: The member of a sample that lists strings; all other arrays are of numbers.
+_NAMES = ["per_sample"]
 _PLACE = re.compile(r" at line (\d+) column (\d+)$")
 
 
@@ -118,14 +118,14 @@ class JsonText:
     def value(self, depth: int = 0) -> Work[Any]:
         """Whatever comes: a dict, a Tensor for an array, a str, a number, a bool or None.
 
-        A list of strings for the arrays `per_sample` and `fields`, Base64Text for the string of a
+        A list of strings for the array `per_sample`, Base64Text for the string of a
         `base64`.
         """
         comes = self.peek()
         if comes == OPEN_OBJECT:
             return (yield from self.object(depth))
         if comes == OPEN:
-            return self._strings() if self.path in _NAMES else (yield from self._array(1))
+            return self._strings() if self.path == _NAMES else (yield from self._array(1))
         if comes == QUOTE:
             return self._base64() if self.path[_IN_TENSOR:] == [_BASE64] else self._string()
         return self._scalar()

@@ -10,13 +10,13 @@ many entries as `input_ids` is per token, any other is per sample, unless `per_s
 run's samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
 `loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
 without one, all are. The first token never is, whatever the mask says. With `"loss_mask_shifted":
-true` beside the fields position i of the mask is for token i + 1. A sample with a `reference` has
-no tensors: `references.py`.
+true` beside the fields position i of the mask is for token i + 1.
 """
 
 import re
+import uuid
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,16 +24,20 @@ from pydantic import Field as Declared
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.hints import nearest
-from rollout_dispatcher.protocol.messages import MAX_FIELDS, FieldHeader, Name
-from rollout_dispatcher.sample import METADATA, DType, Field, Sample, Schema, is_reserved
+from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader, Name, Version
+from rollout_dispatcher.sample import (
+    METADATA,
+    SIZE_AT_CLOSE,
+    SIZE_NOT_TOLD,
+    DType,
+    Field,
+    Sample,
+    Schema,
+    content_checksum,
+    is_reserved,
+)
 from rollout_dispatcher.service.http.bodies import Work
 from rollout_dispatcher.service.http.json_text import CLOSE, END, OPEN, JsonText
-from rollout_dispatcher.service.http.references import (
-    REFERENCE,
-    Metadata,
-    ReferenceRequest,
-    referenced,
-)
 from rollout_dispatcher.service.http.tensors import (
     ElementType,
     EncodedTensor,
@@ -53,6 +57,8 @@ INTEGERS: Final = {item for item, dtype in NUMPY_DTYPES.items() if dtype.kind in
 PER_TOKEN: Final = frozenset(("input_ids", "loss_mask"))
 #: What it takes to make a sample, in bytes of text that are read meanwhile.
 SAMPLE_WORK: Final = 4096
+#: What a `group_size` says that is told when the group is closed.
+AT_CLOSE: Final = "at-close"
 #: As in `group_size.constrained-int` and `group_size.literal['at-close']`.
 _ALTERNATIVE: Final = re.compile(r"constrained-\w+|literal\[.*\]")
 
@@ -69,8 +75,21 @@ class TypedTensor(BaseModel):
     ragged: bool = False
 
 
-class PushRequest(Metadata):
-    """One sample, with its tensors."""
+class PushRequest(BaseModel):
+    """One sample."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    sample_id: Name | None = None
+    group_id: Name | None = None
+    group_size: Extent | Literal["at-close"] | None = None
+    policy_version: Version | None = None
+    staleness_exempt: Annotated[
+        bool,
+        Declared(
+            description="trained on however old it is: a demonstration, or of a replay buffer; "
+            "where --max-staleness is set every other sample needs a policy_version"
+        ),
+    ] = False
 
     fields: Annotated[
         dict[Name, Any],
@@ -111,28 +130,22 @@ def read_samples(body: bytes, reading: Reading) -> Work[Read]:
         raise ProtocolError("the body begins with a byte order mark, which JSON has none of")
     text = JsonText(body, finite=not reading.allow_non_finite)
     samples, named = list[Sample](), set[bool]()
-    taken, left_out = set[tuple[str, str]](), 0
+    left_out, known = 0, PushRequest.model_fields
     is_array = text.take(OPEN)
     goes_on = not text.take(CLOSE) if is_array else text.peek() != END
     while goes_on:
         text.peek()
         start = text.at
         given = yield from text.object()
-        kind = ReferenceRequest if REFERENCE in given else PushRequest
         try:
-            request = kind.model_validate(given)
-            if isinstance(request, ReferenceRequest):
-                samples.append(referenced(request, reading, taken))
-            else:
-                sample, skipped = yield from _sample(request, reading)
-                samples.append(sample)
-                left_out += skipped
+            request = PushRequest.model_validate(given)
+            sample, skipped = yield from _sample(request, reading)
         except ValidationError as error:
-            known = (*kind.model_fields, REFERENCE)
-            why = first_of(error, known)
-            text.fail(why if kind is ReferenceRequest else _beside(given, known) or why, start)
+            text.fail(_beside(given, known) or first_of(error, known), start)
         except FieldRefused as error:
             text.fail(str(error), start)
+        samples.append(sample)
+        left_out += skipped
         named.add(request.sample_id is not None)
         if len(named) > 1:
             text.fail("either all samples of a request have a sample_id or none has", start)
@@ -190,7 +203,7 @@ def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
     for name in sorted(request.fields):
         given[name] = yield from _tensor(name, request.fields[name], reading)
     _check_per_sample(request)
-    request.check_group()
+    group_size = _group_size(request, reading)
     ids = given.get("input_ids")
     if ids is None or len(ids[0].shape) != 1 or ids[1].dtype not in INTEGERS:
         raise FieldRefused("fields.input_ids must be a list of integers")
@@ -207,15 +220,38 @@ def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
     places = schema.slices(tokens, rows)
     for (name, (tensor, element)), place in zip(given.items(), places, strict=True):
         yield from tensor.written(name, element, span[place])
+    checksum = None
+    if request.sample_id is not None:
+        facts = (tokens, rows, request.group_id, request.policy_version)
+        checksum = content_checksum([span], *facts)
     sample = Sample(
+        sample_id=request.sample_id or f"http/{uuid.uuid4().hex}",
         tokens=tokens,
         loss_tokens=loss_tokens,
         schema=schema,
         payload=span.toreadonly(),
+        group_id=request.group_id,
+        group_size=group_size,
+        policy_version=request.policy_version,
         rows=rows,
-        **request.told(reading, [span], tokens, rows),
+        staleness_exempt=request.staleness_exempt,
+        checksum=checksum,
     )
     return sample, left_out
+
+
+def _group_size(request: PushRequest, reading: Reading) -> int:
+    """Raises FieldRefused for a size without a group."""
+    size = request.group_size
+    if request.group_id is None:
+        if size not in (None, 1):
+            raise FieldRefused(
+                f"group_size is {size}, and no group_id says which samples belong together"
+            )
+        return 1
+    if size is None:
+        return SIZE_NOT_TOLD if reading.group_size is None else reading.group_size
+    return SIZE_AT_CLOSE if size == AT_CLOSE else int(size)
 
 
 def _encoded(
