@@ -116,16 +116,6 @@ TENSOR: Final[Described] = {
             "required": ["dtype", "data"],
             "properties": {"dtype": {"$ref": "#/components/schemas/DType"}, "data": {}},
         },
-        {
-            "type": "object",
-            "description": "its memory: little endian, the last dimension first",
-            "required": ["dtype", "shape", "base64"],
-            "properties": {
-                "dtype": {"$ref": "#/components/schemas/DType"},
-                "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-                "base64": {"type": "string", "contentEncoding": "base64"},
-            },
-        },
     ],
 }
 

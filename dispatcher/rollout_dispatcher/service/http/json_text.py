@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.service.http.bodies import PIECE, Work
-from rollout_dispatcher.service.http.tensors import Base64Text, Tensor
+from rollout_dispatcher.service.http.tensors import Tensor
 
 #: Nested objects: a sample, its fields, a field with its dtype, and one for good measure.
 MAX_OBJECTS: Final = 4
@@ -41,10 +41,6 @@ OPEN_OBJECT, CLOSE_OBJECT = b"{}"
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^\[\]{}",:\s]*+')
-#: What base64 has no room for: its string ends at the next quote, and `\\/` is how some write `/`.
-_BASE64 = "base64"
-#: Members that a tensor's own stand within: `fields`, and its name, which may be any.
-_IN_TENSOR = 2
 #: The member of a sample that lists strings; all other arrays are of numbers.
 _NAMES = ["per_sample"]
 _PLACE = re.compile(r" at line (\d+) column (\d+)$")
@@ -118,8 +114,7 @@ class JsonText:
     def value(self, depth: int = 0) -> Work[Any]:
         """Whatever comes: a dict, a Tensor for an array, a str, a number, a bool or None.
 
-        A list of strings for the array `per_sample`, Base64Text for the string of a
-        `base64`.
+        A list of strings for the array `per_sample`.
         """
         comes = self.peek()
         if comes == OPEN_OBJECT:
@@ -127,7 +122,7 @@ class JsonText:
         if comes == OPEN:
             return self._strings() if self.path == _NAMES else (yield from self._array(1))
         if comes == QUOTE:
-            return self._base64() if self.path[_IN_TENSOR:] == [_BASE64] else self._string()
+            return self._string()
         return self._scalar()
 
     def _scalar(self) -> Any:
@@ -181,17 +176,6 @@ class JsonText:
             self.fail("a string holds a NUL")
         self.at = found.end()
         return text
-
-    def _base64(self) -> Base64Text:
-        """A string as it stands, of any length."""
-        start, end = self.at + 1, self.text.find(b'"', self.at + 1)
-        if end < 0:
-            self.fail("a string does not end")
-        self.at, self._since = end + 1, self._since + end - start
-        found = memoryview(self.text)[start:end]
-        if self.text.find(b"\\", start, end) >= 0:  # some write every / with one
-            found = memoryview(bytes(found).replace(b"\\/", b"/"))
-        return Base64Text(found)
 
     def _strings(self) -> list[str]:
         """The array of strings that begins here."""

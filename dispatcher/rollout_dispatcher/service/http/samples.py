@@ -3,10 +3,9 @@
     {"fields": {"input_ids": [1, 2, 3], "loss_mask": [false, true, true]},
      "group_id": "p17", "group_size": 8, "policy_version": 3}
 
-A list of numbers is a tensor, whose element type is found in `tensors`;
-`{"dtype": "float64", "data": [...]}` says otherwise, and `{"dtype": "float32", "shape": [3, 4],
-"base64": "..."}` is a tensor's memory. A string is a text. A field whose first dimension has as
-many entries as `input_ids` is per token, any other is per sample, unless `per_sample` names it, the
+A list of numbers is a tensor, whose element type is found in `tensors`; `{"dtype": "float64",
+"data": [...]}` says otherwise. A string is a text. A field whose first dimension has as many
+entries as `input_ids` is per token, any other is per sample, unless `per_sample` names it, the
 run's samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
 `loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
 without one, all are. The first token never is, whatever the mask says. With `"loss_mask_shifted":
@@ -40,11 +39,9 @@ from rollout_dispatcher.service.http.bodies import Work
 from rollout_dispatcher.service.http.json_text import CLOSE, END, OPEN, JsonText
 from rollout_dispatcher.service.http.tensors import (
     ElementType,
-    EncodedTensor,
     FieldRefused,
     Reading,
     Tensor,
-    decoded,
     element_type,
 )
 from rollout_dispatcher.values import NUMPY_DTYPES, negative_id
@@ -199,9 +196,7 @@ def _words(message: str) -> str:
 
 def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
     """A sample, and how many positions that its mask marks are left out."""
-    given: dict[str, tuple[Tensor, ElementType]] = {}
-    for name in sorted(request.fields):
-        given[name] = yield from _tensor(name, request.fields[name], reading)
+    given = {name: _tensor(name, request.fields[name], reading) for name in sorted(request.fields)}
     _check_per_sample(request)
     group_size = _group_size(request, reading)
     ids = given.get("input_ids")
@@ -252,18 +247,6 @@ def _group_size(request: PushRequest, reading: Reading) -> int:
     if size is None:
         return SIZE_NOT_TOLD if reading.group_size is None else reading.group_size
     return SIZE_AT_CLOSE if size == AT_CLOSE else int(size)
-
-
-def _encoded(
-    name: str, value: dict[str, Any], reading: Reading
-) -> Work[tuple[Tensor, ElementType]]:
-    try:
-        given = EncodedTensor.model_validate(value)
-    except ValidationError as error:
-        raise FieldRefused(f"fields.{name}: {first_of(error)}") from None
-    element = element_type(name, Tensor(), given.dtype, reading)
-    finite = not reading.allow_non_finite
-    return (yield from decoded(name, given, element, finite=finite)), element
 
 
 def _check_per_sample(request: PushRequest) -> None:
@@ -317,20 +300,18 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> tuple[int, int]:
     return sum(int(np.count_nonzero(piece)) for piece in mask.pieces) - left_out, left_out
 
 
-def _tensor(name: str, value: Any, reading: Reading) -> Work[tuple[Tensor, ElementType]]:
+def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementType]:
     """A field's values, and their element type."""
     if is_reserved(name):
         raise FieldRefused(f"a field may not be called {name!r}")
     if name in METADATA:
         raise FieldRefused(f"{name} is no field of a sample; give it beside them, not in fields")
-    if isinstance(value, dict) and "base64" in value:
-        return (yield from _encoded(name, value, reading))
     try:
         typed = TypedTensor.model_validate(value) if isinstance(value, dict) else None
     except ValidationError as error:
         raise FieldRefused(f"fields.{name}: {first_of(error)}") from None
     if typed is not None and typed.dtype is DType.BFLOAT16:
-        raise FieldRefused(f"fields.{name}: numbers are no bfloat16; send float32, or base64")
+        raise FieldRefused(f"fields.{name}: numbers are no bfloat16; send float32")
     values = value if typed is None else typed.data
     if isinstance(values, str) and (typed is None or typed.dtype is DType.STR):
         values = Tensor.text(values)
