@@ -12,7 +12,6 @@ from pydantic import BaseModel, TypeAdapter
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.config.values import RUN_HEADER
-from rollout_dispatcher.service.http.bodies import SUPPORTED
 from rollout_dispatcher.service.http.plane import (
     MAX_CONFIG_BYTES,
     ClientsAnswer,
@@ -23,7 +22,6 @@ from rollout_dispatcher.service.http.plane import (
     GroupPath,
     PhasePath,
 )
-from rollout_dispatcher.service.http.pushes import PushQuery
 from rollout_dispatcher.service.http.samples import MAX_SAMPLES, PushRequest
 from rollout_dispatcher.service.reloading import ConfigPatch
 from tests.support.source import ROOT
@@ -46,9 +44,8 @@ ANY_ERROR: Final = {
 PUSH_ERRORS: Final = {
     "400": "The body is no sample: message says where; nothing was taken",
     "408": "The request took longer than --set request-timeout to arrive",
-    "413": "The body is larger than --set max-body-bytes, as sent or decompressed; push fewer "
-    "samples",
-    "415": f"The Content-Encoding is not {SUPPORTED}",
+    "413": "The body is larger than --set max-body-bytes; push fewer samples",
+    "415": "The body is compressed",
     "503": "Nothing was taken: see code; with Retry-After, push it again. stopping: the "
     "dispatcher shuts down, its successor will take it; receiving, busy: too much at once",
 }
@@ -183,9 +180,8 @@ def _push() -> Described:
     return {
         "summary": "Push finished samples",
         "description": f"One object, an array of them, or NDJSON; at most {MAX_SAMPLES} samples, "
-        "and --set max-body-bytes in all. It may be compressed with "
-        f"{SUPPORTED}. All samples of a request are read before the first is taken.",
-        "parameters": list(_parameters(PushQuery, "query")),
+        "and --set max-body-bytes in all. All samples of a request are read before the first is "
+        "taken.",
         "requestBody": {
             "required": True,
             "content": {"application/json": one_or_more, "application/x-ndjson": body},

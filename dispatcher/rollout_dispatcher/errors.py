@@ -9,8 +9,8 @@
     +-- ProtocolError        the peer broke the wire protocol
     |   +-- FrameTooLarge    a frame is larger than the receiver's limit
     |   +-- FrameTooSlow     a frame came too slowly while others waited for its room
-    |   +-- BodyTooLarge     a request body is larger than may be, as sent or decompressed
-    |   +-- UnknownEncoding  a request body is compressed in a way that nobody here undoes
+    |   +-- BodyTooLarge     a request body is larger than may be
+    |   +-- UnknownEncoding  a request body is compressed
     |   +-- VersionMismatch  there is no protocol version that both sides speak
     +-- SampleRefused        one sample is not acceptable; the others are unharmed
     |   +-- ShuttingDown     none is any more; it may be pushed elsewhere, or to a successor
@@ -86,28 +86,25 @@ class FrameTooSlow(ProtocolError):
 
 
 class BodyTooLarge(ProtocolError):
-    """A request body is larger than may be, as it was sent or once it is decompressed."""
+    """A request body is larger than may be."""
 
     code = "body-too-large"
 
-    def __init__(self, limit: int, *, decompressed: bool = False) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__(
-            f"the body has more than {limit} bytes{' once decompressed' if decompressed else ''}; "
-            "push fewer samples a request, or raise --set max-body-bytes"
+            f"the body has more than {limit} bytes; push fewer samples a request, or raise "
+            "--set max-body-bytes"
         )
         self.limit = limit
 
 
 class UnknownEncoding(ProtocolError):
-    """A request body is compressed in a way that nobody here undoes."""
+    """A request body is compressed."""
 
     code = "unknown-encoding"
 
-    def __init__(self, named: str, supported: str) -> None:
-        super().__init__(
-            f"a Content-Encoding of {named!r} cannot be undone; send {supported}, or none"
-        )
-        self.supported = supported
+    def __init__(self, named: str) -> None:
+        super().__init__(f"a Content-Encoding of {named!r} cannot be undone; send none")
 
 
 class VersionMismatch(ProtocolError):

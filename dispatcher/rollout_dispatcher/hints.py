@@ -37,6 +37,7 @@ REMOVED = {
     "none",
     "gc": "what killed producers leave is released without it, and what an earlier run has left by "
     "python -m rollout_workers.stores",
+    "wait": "a push that is answered 429 is pushed again after Retry-After seconds",
     "trace": "dispatcher report sums a record up",
 }
 

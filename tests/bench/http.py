@@ -8,7 +8,6 @@ window fills at once and most samples are answered 429, after all that is measur
 """
 
 import argparse
-import gzip
 import http.client
 import json
 import math
@@ -63,10 +62,8 @@ def bodies(nbytes: int) -> dict[str, tuple[bytes, Headers]]:
         "one sample": (sample(tokens, rng), {}),
         "array": (b"[" + b", ".join(many) + b"]", {}),
         "NDJSON": (lines, {"Content-Type": "application/x-ndjson"}),
-        "NDJSON, gzip": (gzip.compress(lines), {"Content-Encoding": "gzip"}),
         "short numbers": (zeros, {}),
         "short lines": (b"\n".join([tiny] * MAX_SAMPLES), {}),
-        "bomb": (gzip.compress(bytes(400 * MIB)), {"Content-Encoding": "gzip"}),
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -68,8 +69,10 @@ def push_until_told(address: str) -> int:
 def push_over_http(server: ServeProcess) -> Response:
     """The first answer that is not that all is well, or that there is no room yet."""
     while True:
-        answer = server.post("/v1/samples?wait=10s", BODY)
-        if answer.status not in (200, 429):
+        answer = server.post("/v1/samples", BODY)
+        if answer.status == 429:
+            sleep(float(answer.headers["Retry-After"]))
+        elif answer.status != 200:
             return answer
 
 

@@ -281,7 +281,6 @@ class EffectRunner:
     def _end_producers(self, effect: e.EndProducers) -> None:
         for peer in list(self._connections.producers.values()):
             peer.fail(effect.error)
-        self.feedback.wake()  # who waits over HTTP asks again
 
     def _observe(self, effect: e.StepPlanned) -> None:
         # Ranks wait for the step, nobody for its metrics: a turn later.

@@ -40,13 +40,9 @@ class Feedback:
         #: Whether anything has changed since it was begun to tell everybody, and who is left.
         self._news = False
         self._to_send: deque[Peer] = deque()
-        #: Rises with all that may have made room for pushes.
-        self.moves = 0
-        self._watching: set[asyncio.Future[None]] = set()
 
     def close(self) -> None:
         """Tell nobody anything more."""
-        self.wake()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -84,26 +80,8 @@ class Feedback:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(TOLD_EVERY_SECONDS, self._run, self._send_all)
 
-    async def next_move(self, after: int) -> None:
-        """Wait until there were more moves than that, for who tries to push again then."""
-        if self.moves == after:
-            move: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._watching.add(move)
-            try:
-                await move
-            finally:
-                self._watching.discard(move)
-
-    def wake(self) -> None:
-        """Have those who wait look again, now."""
-        self.moves += 1
-        for move in self._watching:
-            if not move.done():
-                move.set_result(None)
-
     def _send_all(self) -> None:
         self._news = False
-        self.wake()
         self._to_send.extend(self._connections.producers.values())
         self._send_some()
 

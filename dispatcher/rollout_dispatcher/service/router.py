@@ -472,12 +472,10 @@ class Router:
         """Accept nothing more; dispatch what is here, and end the ranks."""
         self.stopping = errors.Stopping("the dispatcher is shutting down")
         self.perform(self.core.drain(self.clock()))
-        self.feedback.wake()
 
     def stop(self, why: str) -> None:
         """Send everybody away who may come back to the next process."""
         self.stopping = errors.Stopping(why)
-        self.feedback.wake()
         for peer in list(self._connections.peers):
             peer.fail(errors.Stopping(why))
 

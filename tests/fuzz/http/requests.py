@@ -17,14 +17,11 @@ from tests.fuzz.inputs import NASTY_JSON
 GOOD_SAMPLE: dict[str, Any] = {
     "fields": {"input_ids": [1, 2, 3], "loss_mask": [False, True, True], "reward": 0.5}
 }
-#: Zeros that are small on the wire, and many times a body's limit once they are unpacked.
-BOMB = gzip.compress(bytes(8 << 20))
 
 _METHODS = [b"GET", b"PUT", b"HEAD", b"OPTIONS", b"post", b"PO\x00ST", b"PRI", b""]
 _TARGETS = [
     b"/livez", b"/readyz", b"/statusz", b"/metrics", b"/openapi.json", b"/", b"*", b"//", b"/%00",
-    b"http://localhost/livez", b"/v1/samples?x=%zz", b"/v1/samples?wait=5ms",
-    b"/v1/samples?wait=1e400s", b"/v1/samples?wait=5ms&wait=1ms",
+    b"http://localhost/livez", b"/v1/samples?x=%zz",
     b"/v1/samples/", b"/v1//samples", b"/\xff\xfe",
     b"/v1/groups/g1/close", b"/v1/groups/g1/close?size=2", b"/v1/groups/g2/close?keep=true",
     b"/v1/groups/%2e%2e%2f/close?size=1&size=2", b"/v1/groups/%ff/close", b"/v1/groups//close",
@@ -111,12 +108,7 @@ def _request(dice: random.Random) -> bytes:
 
 
 def _packed(dice: random.Random, body: bytes) -> bytes:
-    way = dice.randrange(8)
-    packed = (
-        gzip.compress(body), gzip.compress(body), zlib.compress(body), BOMB, body,
-        gzip.compress(gzip.compress(body)), gzip.compress(body) + b"garbage",
-        gzip.compress(b"") + gzip.compress(body),
-    )[way]  # fmt: skip
+    packed = dice.choice((gzip.compress(body), zlib.compress(body), body))
     if dice.random() < 0.3:
         packed = packed[: dice.randrange(len(packed) + 1)]
     return packed

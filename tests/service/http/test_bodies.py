@@ -6,7 +6,6 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,30 +49,12 @@ def post(body: bytes, *headers: str) -> bytes:
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode() + body
 
 
-#: The same bytes, and so the same name of a test, whenever it is made.
-gzipped = partial(gzip.compress, mtime=0)
-
-
-@pytest.mark.parametrize(
-    ("coding", "body", "status", "words"),
-    [
-        ("gzip", gzipped(SAMPLE), 200, b"accepted"),
-        ("gzip", gzipped(SAMPLE) + gzipped(b"\n" + SAMPLE), 200, b"accepted"),
-        ("gzip", gzipped(SAMPLE)[:-9], 400, b"ends before its gzip stream does"),
-        ("gzip", b"", 400, b"ends before its gzip stream does"),
-        ("gzip", b"no gzip at all", 400, b"the body is no gzip"),
-        ("gzip", gzipped(bytes(200 * MIB)), 413, b"once decompressed"),
-        ("br", SAMPLE, 415, b"'br' cannot be undone; send gzip, or none"),
-        ("gzip, gzip", gzipped(gzipped(SAMPLE)), 415, b"cannot be undone"),
-    ],
-)
-def test_a_compressed_body_is_undone_or_refused_in_clear_words(
-    coding: str, body: bytes, status: int, words: bytes, shared: ServeProcess
-) -> None:
-    answer = exchange(shared, post(body, f"Content-Encoding: {coding}"))
-    assert answer.startswith(b"HTTP/1.1 %d" % status)
-    assert words in answer
-    assert (b"Accept-Encoding: gzip" in answer) == (status == 415)
+def test_a_compressed_body_is_refused_in_clear_words(shared: ServeProcess) -> None:
+    for coding in ("gzip", "identity, br"):
+        answer = exchange(shared, post(gzip.compress(SAMPLE), f"Content-Encoding: {coding}"))
+        assert answer.startswith(b"HTTP/1.1 415")
+        assert b"cannot be undone; send none" in answer
+        assert b"Accept-Encoding: identity" in answer
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,21 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rollout_dispatcher import __version__
+from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import PATIENCE_S, Producer, Rank, Trainer
-from tests.support.server import ServeProcess
+from tests.support.server import ServeProcess, eventually
 
 #: How long a reason to wait is there, behind its words.
 AGE = r" \(\d+ s\)"
 SAMPLE = {"fields": {"input_ids": [1, 2, 3], "loss_mask": [False, True, True]}}
+VERSIONED = {"fields": {"input_ids": [1, 2, 3]}, "policy_version": 3}
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +228,32 @@ def test_a_sample_without_a_version_is_refused_where_staleness_is_limited(serve:
     answer = server.post("/v1/samples", b'{"fields": {"input_ids": [1]}, "staleness_exempt": 1}')
     assert (answer.status, answer.json["code"]) == (400, "invalid")
     assert "staleness_exempt: it must be a valid boolean" in answer.json["message"]
+
+
+def test_an_answer_says_where_the_trainer_is(serve: Serve) -> None:
+    server = serve(max_staleness=2)
+    answer = server.post("/v1/samples", body(VERSIONED)).json
+    kept = answer.keys() - {"outcomes", "errors", "reasons"}
+    assert {name: answer[name] for name in kept} == {
+        "policy_version": None, "expected_version": None, "staleness": None,
+        "max_staleness": 2, "remaining": 3,
+    }  # fmt: skip
+    with Trainer(server.endpoint, 2) as trainer:
+        trainer.ranks[0].send(m.PolicyVersion(policy_version=5, first_step=0))
+        server.await_status(policy_version=5)
+        answer = server.post("/v1/samples", body(VERSIONED)).json
+    assert (answer["policy_version"], answer["expected_version"]) == (5, 5)
+    assert answer["staleness"] == 2
+
+
+def test_at_a_hard_cap_ranks_that_come_late_get_a_smaller_step_for_who_asks_again(
+    serve: Serve,
+) -> None:
+    server = serve(buffer_bytes="64B")  # two samples of 24 bytes, and half a step
+    assert server.post("/v1/samples", body(*[VERSIONED] * 3)).json["outcomes"].count("full") == 1
+    with Trainer(server.endpoint, 2) as trainer, ThreadPoolExecutor(1) as threads:
+        trained = threads.submit(trainer.train)
+        eventually(
+            lambda: server.post("/v1/samples", body(VERSIONED)).status == 200, "it finds room"
+        )
+        trained.result()

@@ -1,17 +1,16 @@
-"""The body of an HTTP request: received as far as there is room, decompressed and read by pieces.
+"""The body of an HTTP request: received as far as there is room, and read by pieces.
 
 Nobody else on the event loop waits for more than a piece.
 
-A request body is decompressed, read as JSON and admitted by generators that yield after each piece,
-in a millisecond or so. In threads it would take as long, as all of it holds the interpreter's lock,
+A request body is read as JSON and admitted by generators that yield after each piece, in a
+millisecond or so. In threads it would take as long, as all of it holds the interpreter's lock,
 and the loop would get that lock back only every 5 ms.
 
 Of large bodies one is worked on at a time, in order of arrival, so that however many wait there is
 one piece a turn of the loop, and memory for what is read of one. Small ones have a line of their
 own.
 
-Of what a body holds behind its Content-Encoding never more is decompressed than may be; aiohttp
-would decompress as the body arrives, before anything is counted; so it is told not to.
+A compressed body is refused: aiohttp would decompress as it arrives, before anything is counted.
 
 Among all that is received a body is counted by its Content-Length before any of it is read, and by
 what arrives where there is none (chunks). It never waits in line: a client that finds no room is
@@ -20,7 +19,6 @@ told so at once, and when to come again.
 
 import asyncio
 import json
-import zlib
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
@@ -43,7 +41,7 @@ from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.http.guard import RETRY_AFTER_SECONDS, Refused
 from rollout_dispatcher.service.router import Router
 
-#: Bytes of text that are read, or written by decompression, at once; takes under a millisecond.
+#: Bytes of text that are read at once; takes under a millisecond.
 PIECE: Final = 32 * 1024
 
 T = TypeVar("T")
@@ -85,52 +83,6 @@ class Turns:
             line.release()
 
 
-#: Compressed bytes that are looked at at once: what is left of them is copied after each piece.
-WINDOW: Final = 16 * 1024
-#: gzip members one after the other, as parallel compressors write them.
-MAX_MEMBERS: Final = 1024
-GZIP: Final = 16 + zlib.MAX_WBITS
-
-#: As an Accept-Encoding header says it.
-SUPPORTED: Final = "gzip"
-
-
-def is_gzipped(codings: str) -> bool:
-    """Whether a body is, by its Content-Encoding. Raises UnknownEncoding for any other."""
-    named = [coding.strip().lower() for coding in codings.split(",")]
-    named = [coding for coding in named if coding not in ("", "identity")]
-    if named not in ([], [SUPPORTED]):
-        raise UnknownEncoding(", ".join(named)[:100], SUPPORTED)
-    return bool(named)
-
-
-def gunzipped(body: bytes, limit: int) -> Work[bytes]:
-    """The text. Raises ProtocolError for what is no such stream, BodyTooLarge beyond `limit`."""
-    text, at, members = bytearray(), 0, 0
-    while at < len(body) or not members:
-        members += 1
-        if members > MAX_MEMBERS:
-            raise ProtocolError(f"the body has more than {MAX_MEMBERS} gzip members")
-        member = zlib.decompressobj(GZIP)
-        while not member.eof:
-            data = member.unconsumed_tail
-            if not data:
-                data = body[at : at + WINDOW]
-                at += len(data)
-            try:
-                piece = member.decompress(data, PIECE)
-            except zlib.error as error:
-                raise ProtocolError(f"the body is no gzip: {error}") from None
-            if not piece and not data and not member.eof:
-                raise ProtocolError("the body ends before its gzip stream does")
-            text += piece
-            if len(text) > limit:
-                raise BodyTooLarge(limit, decompressed=True)
-            yield
-        at -= len(member.unused_data)
-    return bytes(text)
-
-
 #: Chunks are put together up to this size: of single bytes each would take forty.
 SMALL_CHUNK = 16 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -164,10 +116,13 @@ class Body:
     pause_reading = resume_reading = let_in
 
     async def read(self, request: web.Request, limit: int) -> list[bytes]:
-        """The whole body, as it was sent and as it came. Raises ReceivingFull, BodyTooLarge.
+        """The whole body as it came. Raises ReceivingFull, BodyTooLarge, UnknownEncoding.
 
         It is put together in its turn: many come at once, and to copy all of them takes long.
         """
+        for coding in request.headers.getall("Content-Encoding", ()):
+            if coding.strip().lower() not in ("", "identity"):
+                raise UnknownEncoding(coding[:100])
         chunks, nbytes, announced = list[bytes](), 0, request.content_length or 0
         if announced > limit:
             raise BodyTooLarge(limit)
@@ -241,7 +196,7 @@ def refusing(timeout: float) -> Iterator[None]:
         if type(error) in _STATUS and error.retriable:
             headers["Retry_After"] = str(RETRY_AFTER_SECONDS)
         if isinstance(error, UnknownEncoding):
-            headers["Accept_Encoding"] = error.supported
+            headers["Accept_Encoding"] = "identity"
         code = "invalid" if status == 400 else error.code
         raise Refused(status, code, str(error), **headers) from None
 
@@ -249,12 +204,9 @@ def refusing(timeout: float) -> Iterator[None]:
 async def read_object(request: web.Request, router: Router, limit: int) -> dict[str, object]:
     """A small JSON object, read at once, of `limit` bytes at the most. Raises Refused."""
     timeout = router.config.request_timeout
-    with refusing(timeout):
-        if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
-            raise UnknownEncoding(encoding, "identity")
-        with Body(router.receiving) as room:
-            async with asyncio.timeout(timeout):
-                chunks = await room.read(request, limit)
+    with refusing(timeout), Body(router.receiving) as room:
+        async with asyncio.timeout(timeout):
+            chunks = await room.read(request, limit)
     try:
         body = json.loads(b"".join(chunks))
         if not isinstance(body, dict):

@@ -22,7 +22,6 @@ where a client hangs up before it is answered: whatever is written to it next fa
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Final
 
@@ -55,7 +54,6 @@ class HttpPlaces:
         self._newcomers: dict[web.RequestHandler, tuple[Place, asyncio.TimerHandle]] = {}
         self._placed: set[web.RequestHandler] = set()
         self._resting: dict[web.RequestHandler, None] = {}  # the longest first
-        self._waiting: dict[web.RequestHandler, asyncio.Task[object]] = {}
 
     def begins(self, handler: web.RequestHandler) -> bool:
         """A request of this connection may be served: returns whether there is a place for it."""
@@ -97,19 +95,6 @@ class HttpPlaces:
         self._resting.pop(handler, None)
         if handler in self._newcomers:
             self._no_newcomer(handler)
-        if (waiting := self._waiting.get(handler)) is not None:
-            waiting.cancel()
-
-    @contextmanager
-    def cancelled_when_lost(self, handler: web.RequestHandler) -> Iterator[None]:
-        """Cancel the task that runs this block when the connection is over: nobody waits for it."""
-        task = asyncio.current_task()
-        assert task is not None, "requests are served by tasks"
-        self._waiting[handler] = task
-        try:
-            yield
-        finally:
-            del self._waiting[handler]
 
     def _no_newcomer(self, handler: web.RequestHandler) -> None:
         place, deadline = self._newcomers.pop(handler)

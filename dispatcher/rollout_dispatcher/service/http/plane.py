@@ -124,7 +124,7 @@ class HttpPlane:
 
     def __init__(self, router: Router, guard: HttpGuard) -> None:
         self._router, self._guard = router, guard
-        self._pushes = Pushes(router, guard.places)
+        self._pushes = Pushes(router)
         self._probes = Probes(router, guard.may_control)
 
     def application(self) -> web.Application:
