@@ -13,17 +13,14 @@ from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.config.values import RUN_HEADER
 from rollout_dispatcher.service.http.plane import (
-    MAX_CONFIG_BYTES,
     ClientsAnswer,
     CloseQuery,
-    ConfigAnswer,
     ControlAnswer,
     EndQuery,
     GroupPath,
     PhasePath,
 )
 from rollout_dispatcher.service.http.samples import MAX_SAMPLES, PushRequest
-from rollout_dispatcher.service.reloading import ConfigPatch
 from tests.support.source import ROOT
 
 DOCUMENT = ROOT / "dispatcher/rollout_dispatcher/service/http/openapi.json"
@@ -48,14 +45,6 @@ PUSH_ERRORS: Final = {
     "415": "The body is compressed",
     "503": "Nothing was taken: see code; with Retry-After, push it again. stopping: the "
     "dispatcher shuts down, its successor will take it; receiving, busy: too much at once",
-}
-#: What a change of settings is answered with besides.
-CONFIG_ERRORS: Final = {
-    "400": "The body is no JSON object; nothing has changed",
-    "408": "The request took longer than --set request-timeout to arrive",
-    "413": f"The body is larger than {MAX_CONFIG_BYTES} bytes",
-    "415": "The body is compressed",
-    "422": "It cannot be so: message says why, and names what needs a restart; nothing has changed",
 }
 #: Where a push is answered sample by sample.
 PUSH_OUTCOMES: Final = {
@@ -121,7 +110,7 @@ def describe() -> Described:
     """The document, but for the version."""
     schemas: Described = {"Tensor": TENSOR, "Error": ERROR, "PushAnswer": PUSH_ANSWER}
     schemas["DType"] = {"type": "string", "enum": [str(item) for item in DType]}
-    for model in (PushRequest, ConfigPatch, ConfigAnswer, ControlAnswer, ClientsAnswer):
+    for model in (PushRequest, ControlAnswer, ClientsAnswer):
         _add(schemas, model.__name__, model.model_json_schema(ref_template=REF))
     _add(schemas, "Status", _status())
     fields = schemas["PushRequest"]["properties"]["fields"]
@@ -163,7 +152,6 @@ def _paths() -> Described:
         },
         "/v1/stream/end": {"post": _control("Nothing comes any more", EndQuery)},
         "/v1/clients": {"get": _get("Producers and DP ranks, and how they are", "ClientsAnswer")},
-        "/v1/config": {"get": _get("The settings in force", "ConfigAnswer"), "post": _configure()},
         "/metrics": {"get": _get("Prometheus text format")},
         "/livez": {"get": _get("The process serves")},
         "/readyz": {"get": _get("Samples are accepted")},
@@ -189,20 +177,6 @@ def _push() -> Described:
         "responses": {
             **_errors(ANY_ERROR | PUSH_ERRORS),
             **{status: _answer(text, "PushAnswer") for status, text in PUSH_OUTCOMES.items()},
-        },
-    }
-
-
-def _configure() -> Described:
-    """All of it or nothing."""
-    body = {"schema": {"$ref": "#/components/schemas/ConfigPatch"}}
-    return {
-        "summary": "Change settings while it serves",
-        "description": "Those that the body names, all of them or none; the next plan heeds them.",
-        "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {
-            "200": _answer("The settings in force now", "ConfigAnswer"),
-            **_errors(ANY_ERROR | CONFIG_ERRORS),
         },
     }
 

@@ -14,7 +14,6 @@ from rollout_dispatcher.cli.options import is_advanced, metavar, unit_of
 from rollout_dispatcher.cli.problems import flag_of
 from rollout_dispatcher.cli.simulate_options import SimulateOptions
 from rollout_dispatcher.service.config.serve import ServeConfig
-from rollout_dispatcher.service.reloading import ConfigPatch
 from tests.support.options import FIXED, OPTIONS
 from tests.support.words import OWN_WORDS
 
@@ -86,7 +85,7 @@ NO_BEGINNING = re.compile(
 )
 
 
-@pytest.mark.parametrize("model", [ServeConfig, SimulateOptions, ConfigPatch])
+@pytest.mark.parametrize("model", [ServeConfig, SimulateOptions])
 def test_help_begins_with_a_noun_or_a_verb_in_the_fields_words_and_names_its_unit(
     model: type[BaseModel],
 ) -> None:

@@ -236,7 +236,7 @@ class CoreRun:
 
     def _configure(self, window: int, capacity: int, wait: float) -> None:
         tuning = make("tuning", window=window, capacity=capacity, wait=wait, target=0.01)
-        self._tell("configure", tuning=tuning, posted=(), now=self.now)
+        self._tell("configure", tuning=tuning, now=self.now)
 
     def _time(self, seconds: float) -> None:
         """It passes, and what is due is done when it is due."""

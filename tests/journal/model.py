@@ -9,7 +9,6 @@ from rollout_dispatcher.core.facts import (
     Accepted,
     CheckpointSaved,
     Committed,
-    Configured,
     Deleted,
     Dropped,
     Fact,
@@ -23,7 +22,6 @@ from rollout_dispatcher.core.facts import (
     IncarnationSwept,
     PhaseEnded,
     Planned,
-    PostedSetting,
     ProducerKeyed,
     ProducerLeft,
     ProducerSaid,
@@ -60,7 +58,6 @@ class Model:
         self.version_step: int | None = None
         self.ended = self.finished = False
         self.group_size: int | None = None
-        self.posted: tuple[PostedSetting, ...] = ()
         self.phases: set[int] = set()
         self.floors: dict[str, int] = {}
         self.seqs: dict[str, set[int]] = {}
@@ -106,7 +103,7 @@ class Model:
             "single": (
                 self.next_ticket, self.next_step, self.generation, self.dp_size, self.version,
                 self.version_step, self.ended, self.finished, self.run_id, self.resumed,
-                self.saved, self.evicted, self.group_size, self.posted, dict(self.withdrawn),
+                self.saved, self.evicted, self.group_size, dict(self.withdrawn),
             ),
             "phases": self._phases(),
             "producers": {
@@ -254,8 +251,6 @@ class Model:
                 self.phases.add(version)
             case GroupSizeSet(size):
                 self.group_size = size
-            case Configured(posted):
-                self.posted = posted
             case StreamEnded() | Finished():
                 self._apply_end(fact)
             case Releasable(objects):

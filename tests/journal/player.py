@@ -8,7 +8,6 @@ from rollout_dispatcher.core.facts import (
     Accepted,
     CheckpointSaved,
     Committed,
-    Configured,
     Deleted,
     Dropped,
     DropReason,
@@ -23,7 +22,6 @@ from rollout_dispatcher.core.facts import (
     IncarnationSwept,
     PhaseEnded,
     Planned,
-    PostedSetting,
     ProducerKeyed,
     ProducerLeft,
     ProducerSaid,
@@ -96,9 +94,7 @@ class Player:
             IncarnationBegan(producer, f"{producer}.{random.randrange(2)}"),
             IncarnationSwept(f"{producer}.{random.randrange(2)}"),
             GroupSizeSet(random.choice([None, 4])),
-            Configured(
-                tuple(PostedSetting(f"s{at}", 1.5, None, "me") for at in range(random.randrange(3)))
-            ),
+            GroupSizeSet(random.randrange(3) or None),
         ]
         return [random.choice(others)]
 

@@ -201,7 +201,7 @@ def plain(remembered: RecoveredState) -> dict[str, object]:
             remembered.next_ticket, remembered.next_step, remembered.generation,
             remembered.dp_size, remembered.policy_version, remembered.policy_step,
             remembered.ended, remembered.finished, remembered.run_id, remembered.resumed,
-            remembered.saved, remembered.evicted, remembered.group_size, remembered.posted,
+            remembered.saved, remembered.evicted, remembered.group_size,
             dict(remembered.withdrawn),
         ),
         "phases": remembered.phases,

@@ -11,7 +11,7 @@ from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate.recorded import Course
-from tests.service.conftest import Serve
+from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess, eventually
 
@@ -62,25 +62,27 @@ def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
 
 
 def test_settings_that_change_are_on_record_and_so_is_the_window_of_their_time(
-    serve: Serve, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    record, options = tmp_path / "record", {"journal_dir": tmp_path / "j"}
-    server = serve(record_dir=record, window=1, **options)
-    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
+    record, file = tmp_path / "record", tmp_path / "serve.toml"
+    file.write_text("window = 1")
+    flags = {name: value for name, value in SMALL.items() if name != "window"}
+    with (
+        ServeProcess(tmp_path, warm=True, **flags, record_dir=record, config=file) as server,
+        Producer(server.endpoint, "p") as producer,
+        Trainer(server.endpoint, 2) as trainer,
+    ):
         train(server, producer, trainer, 1)
-        assert server.post("/v1/config", b'{"window": 2, "max_wait": "10ms"}').status == 200
+        file.write_text("window = 2")
+        server.send_signal(signal.SIGHUP)
+        eventually(lambda: "window 1.0 -> 2.0" in server.log(), "it is read")
         train(server, producer, trainer, 1)
         eventually(lambda: written(record) == 2, "two steps on record")
     recording = load_recording(record)
     assert [step.window_multiple for step in recording.trained()] == [1, 2]
-    assert (recording.config["window"], recording.config["max_wait"]) == (2, 0.01)
+    assert recording.config["window"] == 2
     assert own_setting(recording).window == 2
     assert Course.of(recording.trained(), own_setting(recording)).fill.tolist() == [1, 0.5]
-    server.send_signal(signal.SIGKILL)
-    server.wait()
-    serve(record_dir=record, window=1, **options)
-    eventually(lambda: len(load_recording(record).processes) == 2, "the next process begins")
-    assert load_recording(record).config["window"] == 2
 
 
 def written(record: Path) -> int:

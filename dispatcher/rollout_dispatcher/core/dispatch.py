@@ -28,10 +28,8 @@ from rollout_dispatcher.core.effects import (
     WelcomeProducer,
 )
 from rollout_dispatcher.core.facts import (
-    Configured,
     DropReason,
     Fact,
-    PostedSetting,
     ProducerKeyed,
     ProducerLeft,
     RecoveredState,
@@ -123,14 +121,10 @@ class DispatcherCore:
         if self.config.durable:
             self._facts.append(fact)
 
-    def configure(self, tuning: Tuning, posted: tuple[PostedSetting, ...], now: float) -> Decision:
-        """Change settings, from the next plan on; open steps stay as they are.
-
-        posted: the settings that persist over a restart.
-        """
+    def configure(self, tuning: Tuning, now: float) -> Decision:
+        """Change settings, from the next plan on; open steps stay as they are."""
         self.config = self.config.tuned(tuning)
         self._parts.configure(self.config)
-        self._append(Configured(posted))
         return self._to_decision(self._run_to_fixpoint(now))
 
     # -- producers --------------------------------------------------------------------------

@@ -221,27 +221,6 @@ class GroupSizeSet(Fact):
     size: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PostedSetting:
-    """A setting that was changed while the run went on, and is so in the next process too.
-
-    base: what flags, environment and file said then; where they say something else now, that
-    counts. by: who has changed it, in words.
-    """
-
-    name: str
-    value: float
-    base: float | None
-    by: str
-
-
-@fact("configured")
-class Configured(Fact):
-    """These settings are changed from now on, and no others."""
-
-    posted: tuple[PostedSetting, ...]
-
-
 @fact("fixed")
 class SchemaFixed(Fact):
     """Every sample of the run has this schema from now on. set_by: who has decided, in words."""
@@ -352,8 +331,8 @@ class RecoveredState:
     the stream. given_ids, checksums: oldest first. ended_groups: with why, as in `GroupEnded`,
     likewise. totals: as `DispatcherCore.totals` gave it. dp_size: of the last generation, None if
     there was none. policy_step: the first step that trains with `policy_version`, None if that is.
-    group_size: as it was last set. cost: fitted, that plans were made with. posted: settings that
-    were changed while it ran. schema: of all samples, None while that was not decided; set_by: who
+    group_size: as it was last set. cost: fitted, that plans were made with.
+    schema: of all samples, None while that was not decided; set_by: who
     has, in words. finished: the run is, and not everybody has been told; was_finished: everybody
     has, and no DP rank came since.
     """
@@ -373,7 +352,6 @@ class RecoveredState:
     policy_version: int | None = None
     policy_step: int | None = None
     group_size: int | None = None
-    posted: tuple[PostedSetting, ...] = ()
     schema: Schema | None = None
     cost: CostFitted | None = None
     speeds: SpeedsMeasured | None = None

@@ -250,6 +250,7 @@ class Index:
         if _SNAPSHOT not in self._records.places:
             return None
         last = self._value(_SNAPSHOT)
+        last["ledger"].pop("posted", None)  # settings, as 0.1 remembered them
         state.ledger = Ledger(**last["ledger"])
         for name, newest in (("ids", state.given_ids), ("groups", state.ended_groups)):
             newest.first, newest.stored = last[name]

@@ -175,7 +175,6 @@ class Ledger:
     policy_version: int | None = None
     policy_step: int | None = None
     group_size: int | None = None
-    posted: list[Row] = field(default_factory=list)
     cost: Row | None = None
     speeds: Row | None = None
     schema: int | None = None

@@ -12,7 +12,6 @@ from typing import Any
 
 from rollout_dispatcher.core.facts import (
     Accepted,
-    Configured,
     CostFitted,
     Deleted,
     Fact,
@@ -149,8 +148,6 @@ class Encoder:
                 return [fact.kind, [version, *astuple(cost), error, first_step]]
             case SpeedsMeasured(generation, slowness, first_step):
                 return [fact.kind, [generation, list(slowness), first_step]]
-            case Configured(posted):
-                row[1] = [list(astuple(setting)) for setting in posted]
             case Releasable(objects):
                 row[1] = list(map(astuple, objects))
             case Deleted(objects):

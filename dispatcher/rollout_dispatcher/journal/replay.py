@@ -21,7 +21,6 @@ from pathlib import Path
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.facts import (
     CostFitted,
-    PostedSetting,
     RecoveredState,
     RecoveredStep,
     SpeedsMeasured,
@@ -143,7 +142,6 @@ def remembered(
         retained=steps(Stage.RETAINED),
         withdrawn=dict(ledger.withdrawn),
         **{name: getattr(ledger, name) for name in _AS_THEY_ARE},
-        posted=tuple(PostedSetting(*row) for row in ledger.posted),
         cost=None if ledger.cost is None else _cost(ledger.cost),
         speeds=None if ledger.speeds is None else _speeds(ledger.speeds),
         schema=None if ledger.schema is None else state.schemas[ledger.schema],

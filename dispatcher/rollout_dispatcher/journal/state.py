@@ -324,8 +324,8 @@ class State:
     def on_speeds(self, speeds: Row) -> None:
         self.ledger.speeds = speeds
 
-    def on_configured(self, posted: list[Row]) -> None:
-        self.ledger.posted = posted
+    def on_configured(self, _: list[Row]) -> None:
+        """Settings that were posted, as 0.1 had them: none are now."""
 
     def on_generation(self, number: int, dp_size: int) -> None:
         self.ledger.generation, self.ledger.dp_size = number, dp_size

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ from rollout_dispatcher.service.journaling import Opened, Retention, go_on_from,
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
 from rollout_dispatcher.service.process import MallocTrimmer, in_own_thread
-from rollout_dispatcher.service.reloading import Reloads, Settings, resume
+from rollout_dispatcher.service.reloading import Reloads
 from rollout_dispatcher.service.reporter import JournalLog, ProgressLog, StallLog
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.service.step_trace import StepTrace
@@ -67,13 +66,11 @@ class Dispatcher:
             print(dispatcher.endpoint, dispatcher.http_endpoint)
             await dispatcher.drained()
 
-    sources: of each option that was set, where, as `GET /v1/config` tells.
     endpoints, http_endpoint: the addresses in use, as clients take them.
     """
 
-    def __init__(self, config: ServeConfig, sources: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: ServeConfig) -> None:
         self.config = config
-        self._sources = sources or {}
         self.endpoints: tuple[str, ...] = ()
         self.http_endpoint = ""
         self._router: Router | None = None
@@ -216,24 +213,22 @@ class Dispatcher:
     async def _make_router(self, stack: AsyncExitStack) -> Router:
         config, clock = self.config, SteadyClock(asyncio.get_running_loop().time)
         limits = _limits(config)
-        settings, opened = Settings(config, self._sources), None
+        opened = None
         if config.journal_dir is not None:
             opened = await in_own_thread(partial(read_journal, config, clock), Opened.let_go)
-            settings = resume(settings, opened.memory.posted)
-        config = settings.config.model_copy(update={"max_connections": limits.sample})
+        config = config.model_copy(update={"max_connections": limits.sample})
         core = DispatcherCore(core_config(config), uuid4().hex)
         metrics = Metrics(config, core, clock)
         journal = None
         if opened is not None:
-            posted = tuple(settings.posted.values())
-            journal = go_on_from(opened, config, core, metrics, clock, posted=posted)
+            journal = go_on_from(opened, config, core, metrics, clock)
             stack.push_async_callback(self._close_journal, journal)
         origin = clock()
-        writer = self._record(stack, settings.config, core, metrics)
+        writer = self._record(stack, core, metrics)
         step_trace = StepTrace(clock, writer, origin)
         router = Router(
             config, core, metrics, clock, journal,
-            access=config.access(), limits=limits, settings=settings, step_trace=step_trace,
+            access=config.access(), limits=limits, read=self.config, step_trace=step_trace,
         )  # fmt: skip
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
@@ -256,16 +251,10 @@ class Dispatcher:
             raise failure
 
     def _record(
-        self,
-        stack: AsyncExitStack,
-        config: ServeConfig,
-        core: DispatcherCore,
-        metrics: Metrics,
+        self, stack: AsyncExitStack, core: DispatcherCore, metrics: Metrics
     ) -> RecordWriter | None:
-        """Have the run recorded if that is asked for, until the very end.
-
-        config: in force, with what was posted to an earlier process.
-        """
+        """Have the run recorded if that is asked for, until the very end."""
+        config = self.config
         if config.record_dir is None:
             return None
         header = {

@@ -23,7 +23,7 @@ from pathlib import Path
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, SamplesDropped
-from rollout_dispatcher.core.facts import Configured, GroupSizeSet, PostedSetting, RecoveredState
+from rollout_dispatcher.core.facts import GroupSizeSet, RecoveredState
 from rollout_dispatcher.errors import ConfigError, JournalFull
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import parse_sync
@@ -300,12 +300,8 @@ def go_on_from(
     core: DispatcherCore,
     metrics: Metrics,
     clock: Callable[[], float],
-    *,
-    posted: tuple[PostedSetting, ...] = (),
 ) -> "Journal":
     """Have the core go on from what was read; a journal that it cannot go on from is let go of.
-
-    posted: of the settings that were posted to earlier processes those that still hold.
 
     Raises ConfigError when the settings do not fit what is in the journal.
     """
@@ -315,8 +311,6 @@ def go_on_from(
         fit(config, memory)
         if config.group_size != memory.group_size:
             journal.append([GroupSizeSet(config.group_size)], memory.totals)
-        if posted != memory.posted:  # of what was posted some does not hold any more
-            journal.append([Configured(posted)], memory.totals)
         restored = core.restore(memory, clock())
         if restored.facts:
             journal.append(restored.facts, restored.totals)

@@ -36,7 +36,7 @@ from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.effects import EffectRunner
 from rollout_dispatcher.service.metrics.collectors import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.reloading import RELOADABLE, Reloads, Settings
+from rollout_dispatcher.service.reloading import RELOADABLE, Reloads
 from rollout_dispatcher.service.reporter import Health
 from rollout_dispatcher.service.step_trace import StepTrace
 from rollout_dispatcher.transport.listener import Pending
@@ -61,7 +61,7 @@ class Router:
         *,
         access: Access | None = None,
         limits: ConnectionLimits | None = None,
-        settings: Settings | None = None,
+        read: ServeConfig | None = None,
         step_trace: StepTrace | None = None,
     ) -> None:
         self.access = access or Access()
@@ -107,7 +107,7 @@ class Router:
         self._hangs_up = False
         self._completion = Completion(core, self._connections, config.drain_timeout)
         self.reloads = Reloads(
-            settings or Settings(config),
+            read or config,
             self._configure,
             lambda outcome: metrics.config_reloads.labels(outcome).inc(),
         )
@@ -261,15 +261,14 @@ class Router:
         self._effect_runner.perform(decision)
         self._completion.check()
 
-    def _configure(self, settings: Settings) -> None:
+    def _configure(self, config: ServeConfig) -> None:
         """Heed settings that have changed, as far as they may."""
-        update = {name: getattr(settings.config, name) for name in RELOADABLE}
+        update = {name: getattr(config, name) for name in RELOADABLE}
         self.config = self.config.model_copy(update=update)
         self.metrics.configured(self.config, self.reloads.generation)
         self.step_trace.configured(update)
         self._effect_runner.configure(self.config)
-        tuning, posted = core_config(self.config).tuning, tuple(settings.posted.values())
-        self.perform(self.core.configure(tuning, posted, self.clock()))
+        self.perform(self.core.configure(core_config(self.config).tuning, self.clock()))
 
     # -- producers --------------------------------------------------------------------------
 

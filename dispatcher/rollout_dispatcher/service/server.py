@@ -59,7 +59,7 @@ def run(found: Read, read: Callable[[], Read]) -> int:
 
 async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     """Returns whether nothing that was accepted was given up."""
-    dispatcher, manager = Dispatcher(found.config, found.sources), ServiceManager()
+    dispatcher, manager = Dispatcher(found.config), ServiceManager()
     rereading = Rereading(read, lambda: dispatcher.reloads, manager.reloading, dispatcher.renew)
     stacks = Stacks(asyncio.get_running_loop())
     signals = Signals(

@@ -2,12 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
-
 from rollout_dispatcher.core.effects import PlanWanted
-from rollout_dispatcher.core.facts import Configured, PostedSetting
 from rollout_dispatcher.core.planning.trigger import Trigger
-from rollout_dispatcher.sample import Outcome
 from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -15,7 +11,7 @@ from tests.support.samples import make_sample
 
 def configure(bench: Bench, **changes: float) -> None:
     tuning = replace(bench.core.config.tuning, **changes)  # type: ignore[arg-type]
-    bench.perform(bench.core.configure(tuning, (), bench.now))
+    bench.perform(bench.core.configure(tuning, bench.now))
 
 
 def push_uneven(bench: Bench, count: int) -> None:
@@ -94,13 +90,3 @@ def test_samples_beyond_a_lower_bound_on_skips_go_first_and_nothing_fails() -> N
     bench.join()
     gone = bench.trained(0)
     assert gone == {f"p/{at}" for at in range(4)}
-
-
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_restart_is_told_of_what_was_posted(*, durable: bool) -> None:
-    bench = Bench(durable=durable)
-    posted = (PostedSetting("max_wait", 0.5, 2.0, "somebody"),)
-    tuning = bench.core.config.tuning
-    bench.perform(bench.core.configure(tuning, posted, bench.now))
-    assert bench.facts == ([Configured(posted)] if durable else [])
-    assert bench.push(make_sample("s", 4)) == (Outcome.ACCEPTED,)

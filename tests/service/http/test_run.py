@@ -16,7 +16,6 @@ BODY = json.dumps({"fields": {"input_ids": [1, 2, 3]}}).encode()
         ("POST", "/v1/samples"),
         ("POST", "/v1/groups/g/close?size=2"),
         ("POST", "/v1/phases/3/end"),
-        ("GET", "/v1/config"),
         ("GET", "/statusz"),
     ],
 )

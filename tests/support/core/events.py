@@ -20,7 +20,7 @@ def _sample(at: int, **options: object) -> Sample:
 
 def settings_change(world: World, at: int) -> Happens:
     tuning = replace(world.core.config.tuning, max_wait=2.0 + at)
-    return lambda: world.core.configure(tuning, (), world.now)
+    return lambda: world.core.configure(tuning, world.now)
 
 
 def hello_of_a_new_producer(world: World, at: int) -> Happens:

@@ -93,13 +93,6 @@ def problems(config: "ServeConfig", wrong: frozenset[str] = frozenset()) -> Iter
             yield from check(config)
 
 
-def tuning_problems(config: "ServeConfig", changed: frozenset[str]) -> Iterator[str]:
-    """As `problems`, of the checks alone that concern what has changed."""
-    for options, check in CHECKS:
-        if changed & options:
-            yield from check(config)
-
-
 def notes(config: "ServeConfig") -> Iterator[str]:
     """What is no mistake and of no use: a split or a window that cannot help."""
     single, padded = config.micro_batch_size == 1, config.layout is Layout.PADDED

@@ -23,10 +23,8 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, GetJsonSchemaHandler, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer
 from pydantic import Field as Declared
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.journal.policy import parse_sync
@@ -179,16 +177,6 @@ class Unit:
             raise ValueError(f"write a number and a unit ({known}), as in {self.examples}{hint}")
         exact = Fraction(match[1]) * scale
         return int(exact) if exact.denominator == 1 else float(exact)
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """A number of base units, or text with a unit."""
-        text = rf"^[0-9]*\.?[0-9]+ *({'|'.join(self.scale)})$"
-        number = handler(schema)
-        bounds = {"gt": "exclusiveMinimum", "ge": "minimum"}  # behind a validator they stay raw
-        number = {bounds.get(key, key): value for key, value in number.items()}
-        return {"anyOf": [number, {"type": "string", "pattern": text}]}
 
     def _meant(self, text: str) -> str:
         """What a number without a unit, or with one that is nearly right, may mean."""

@@ -18,7 +18,6 @@ told so at once, and when to come again.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
@@ -39,7 +38,6 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.http.guard import RETRY_AFTER_SECONDS, Refused
-from rollout_dispatcher.service.router import Router
 
 #: Bytes of text that are read at once; takes under a millisecond.
 PIECE: Final = 32 * 1024
@@ -199,19 +197,3 @@ def refusing(timeout: float) -> Iterator[None]:
             headers["Accept_Encoding"] = "identity"
         code = "invalid" if status == 400 else error.code
         raise Refused(status, code, str(error), **headers) from None
-
-
-async def read_object(request: web.Request, router: Router, limit: int) -> dict[str, object]:
-    """A small JSON object, read at once, of `limit` bytes at the most. Raises Refused."""
-    timeout = router.config.request_timeout
-    with refusing(timeout), Body(router.receiving) as room:
-        async with asyncio.timeout(timeout):
-            chunks = await room.read(request, limit)
-    try:
-        body = json.loads(b"".join(chunks))
-        if not isinstance(body, dict):
-            raise ValueError("it is something else")
-    except (ValueError, RecursionError) as error:
-        why = f"the body is no JSON object: {error}"[:300]
-        raise Refused(400, "invalid", why) from None
-    return body

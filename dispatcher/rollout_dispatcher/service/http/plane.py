@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -15,37 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.effects import Advised, Decision
-from rollout_dispatcher.errors import ConfigError, DispatcherError, IllegalTransition, RunChanged
+from rollout_dispatcher.errors import DispatcherError, IllegalTransition, RunChanged
 from rollout_dispatcher.protocol.messages import MAX_NAME
 from rollout_dispatcher.service.config.values import RUN_HEADER
-from rollout_dispatcher.service.http.bodies import leave_unasked, read_object
+from rollout_dispatcher.service.http.bodies import leave_unasked
 from rollout_dispatcher.service.http.guard import HttpGuard, Refused, indented, problem
 from rollout_dispatcher.service.http.probes import Probes
 from rollout_dispatcher.service.http.pushes import Pushes, Query, valid
-from rollout_dispatcher.service.reloading import RELOADABLE
 from rollout_dispatcher.service.router import Router
 
-#: A few numbers.
-MAX_CONFIG_BYTES: Final = 64 * 1024
 #: Producers that are named as awaited.
 MAX_NAMED = 100
-
-
-class Setting(BaseModel):
-    """An option. value: in base units. source: flag, variable, file and line, who has posted it, or
-    default. reloadable: whether it may change while the dispatcher serves.
-    """
-
-    value: Any
-    source: str
-    reloadable: bool
-
-
-class ConfigAnswer(BaseModel):
-    """The settings in force, by name; generation: changes of them since the start."""
-
-    generation: int
-    options: dict[str, Setting]
 
 
 class CloseQuery(Query):
@@ -140,8 +120,6 @@ class HttpPlane:
                 web.get("/debug/steps", self._probes.steps),
                 web.get("/openapi.json", self.openapi),
                 web.get("/v1/clients", self.clients),
-                web.get("/v1/config", self.settings),
-                web.post("/v1/config", self.configure, expect_handler=leave_unasked),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),
                 web.post("/v1/groups/{group_id}/close", self.close_group),
                 web.post("/v1/phases/{policy_version}/end", self.end_phase),
@@ -182,31 +160,6 @@ class HttpPlane:
         """Producers and DP ranks of the sample plane, and those that went without a goodbye."""
         answer = ClientsAnswer.model_validate({"clients": self._router.clients()})
         return indented(answer.model_dump(mode="json"))
-
-    async def settings(self, _: web.Request) -> web.Response:
-        """Every option in force, and where it comes from."""
-        reloads = self._router.reloads
-        values = self._router.config.model_dump(mode="json")
-        options = {
-            name: Setting(
-                value=value, source=reloads.settings.source(name), reloadable=name in RELOADABLE
-            )
-            for name, value in values.items()
-        }
-        answer = ConfigAnswer(generation=reloads.generation, options=options)
-        return indented(answer.model_dump(mode="json"))
-
-    async def configure(self, request: web.Request) -> web.Response:
-        """Other values for those options that the body names, all of them or none."""
-        _check(self._router.stopping or self._router.barrier.failure)
-        body = await read_object(request, self._router, MAX_CONFIG_BYTES)
-        try:
-            who = request.remote or "a Unix socket"
-            self._router.reloads.post(body, f"POST /v1/config from {who}")
-        except ConfigError as error:
-            return problem(422, error.code, "; ".join(error.problems))
-        await self._router.barrier.settled()
-        return await self.settings(request)
 
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
