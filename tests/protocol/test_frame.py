@@ -271,16 +271,3 @@ def test_a_reader_knows_how_much_of_a_frame_has_arrived_and_forgets_it_when_told
     assert alive() is not None
     reader.drop()
     assert (alive(), reader.filled) == (None, 0)
-
-
-def test_a_reader_knows_whether_a_frame_has_begun_and_counts_those_that_were_whole() -> None:
-    reader, data = FrameReader(LIMITS), encode_frame(1, b" " * 8, 5000) + bytes(5000)
-    seen = []
-    for size in (0, 1, 15, 4, 5000, 4):
-        feed(reader, data[:size])
-        data = data[size:]
-        seen.append(reader.arriving)
-    assert seen == [None, 1, 16, 20, 5020, None]
-    assert reader.num_frames == 1
-    feed(reader, encode_frame(1, b" " * 8) * 3 + b"RD")
-    assert (reader.arriving, reader.num_frames) == (2, 4)

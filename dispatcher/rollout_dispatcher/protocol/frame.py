@@ -107,8 +107,6 @@ class FrameReader:
         self._type = self._header_size = self._payload_size = 0
         #: Bytes of the frame that was not admitted yet; 0 when none waits.
         self.waits_for = 0
-        #: Frames that were complete so far.
-        self.num_frames = 0
         self._header: memoryview | None = None
         self._parts: Sequence[memoryview] | None = None
 
@@ -132,14 +130,6 @@ class FrameReader:
         """How many bytes of the current frame have arrived, behind its prefix."""
         header = 0 if self._parts is None else self._header_size
         return header + self._pieces.nbytes_filled if self._header is not None else 0
-
-    @property
-    def arriving(self) -> int | None:
-        """How many bytes of a frame that has begun are here; None between two frames."""
-        staged = self._end - self._start if self._pieces.is_full else 0
-        if self._header is None:
-            return staged or None
-        return PREFIX.size + self.filled
 
     def received(
         self, nbytes: int, allocate: Allocate = in_one_piece, admit: Admit = at_once
@@ -181,7 +171,6 @@ class FrameReader:
                     if not self._fill():
                         return
             frame = Frame(self._type, self._header, self._parts)
-            self.num_frames += 1
             self._header = self._parts = None
             self._pieces = NO_PIECES  # a quiet connection keeps nothing of its last frame in memory
             yield frame

@@ -218,12 +218,6 @@ class Session:
         """How many bytes of the current frame have arrived."""
         return self._reader.filled
 
-    @property
-    def arriving(self) -> tuple[int, int] | None:
-        """The number of the frame that has begun, and how many bytes of it are here, or None."""
-        nbytes = self._reader.arriving
-        return None if nbytes is None else (self._reader.num_frames, nbytes)
-
     def received(self, nbytes: int, admit: Admit = at_once) -> Heard:
         """Messages now complete, each with its payload in as many pieces as `Message.spans` says.
 

@@ -29,7 +29,6 @@ from rollout_dispatcher.service.config.checks import check_padding, check_push, 
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
-from rollout_dispatcher.service.connections.pace import Pace
 from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
@@ -74,7 +73,6 @@ class Router:
         self.clock = clock
         self.step_trace = step_trace or StepTrace(clock)
         self.receiving = Receiving(config.received_bytes, config.request_timeout)
-        self._pace = Pace(config.request_timeout, config.idle_timeout)
         metrics.receiving = self.receiving
         metrics.pending = {"sample": self.pending, "http": self.http_pending}
         self._connections = Connections()
@@ -411,7 +409,7 @@ class Router:
         await self._completion.over(self._failure.future)
 
     def close_silent(self, away: float) -> None:
-        """Close the connections of clients that are silent, heartbeats included, for too long.
+        """Close the connections of clients of whom no message became whole for too long.
 
         A live client connects again; the place of one that is not is free for its successor.
         away: seconds since the last look in which this process was stopped, or its clock jumped.
@@ -436,9 +434,7 @@ class Router:
         They say their pings behind what waits, and would take us for dead. away: as above.
         """
         now, receiving = self.clock(), self.receiving
-        late: list[object] = [*receiving.too_slow(now, away)]
-        late += self._pace.too_slow(self._connections.peers, now, away)
-        for peer in late:
+        for peer in receiving.too_slow(now, away):
             if isinstance(peer, Peer):
                 peer.fail(errors.FrameTooSlow(peer.filled or 0, receiving.patience))
         if now < self._next_word:

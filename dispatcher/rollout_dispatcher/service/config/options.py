@@ -264,13 +264,13 @@ class ServeOptions(SelectionOptions, _StepsAndWindow):  # pydantic has the last 
     handshake_timeout: Fixed[Duration] = 10.0
     """time in which a connection has to send its hello, or first request"""
     request_timeout: Advanced[Duration] = 60.0
-    """time in which an HTTP request has to arrive whole, and which a frame has before its rate
-    counts, see receive-bytes"""
+    """time in which an HTTP request has to arrive whole, and a frame that others wait for has to
+    gain, see receive-bytes"""
     write_timeout: Fixed[Duration] = 60.0
     """time after which a connection is closed whose peer does not read"""
     idle_timeout: Advanced[Duration] = 300.0
-    """time of silence, heartbeats included, after which a producer's or HTTP connection is
-    closed"""
+    """time without a whole message, heartbeats included, after which a producer's or HTTP
+    connection is closed"""
     heartbeat_interval: Advanced[Duration] = 5.0
     """time between two heartbeats of a client"""
     rank_timeout: Duration = 60.0

@@ -125,6 +125,7 @@ class Peer(StreamProtocol):
         self.role = "unknown"
         #: Whether its hello was answered; a DP rank is told nothing before that.
         self.welcomed = False
+        #: When a message of it was whole last: a frame that drips is silence.
         self.last_heard = clock()
         #: By its hello: whether it opens payload stores, and is told things unasked.
         self.opens_stores = self.hears_feedback = False
@@ -158,7 +159,6 @@ class Peer(StreamProtocol):
         """Handle what became complete."""
         if self._ending is not None:
             return
-        self.last_heard = self._clock()
         self._take(self._session.received(nbytes, self._admit))
 
     def eof_received(self) -> bool:
@@ -239,11 +239,6 @@ class Peer(StreamProtocol):
         ours = Pause.UNANSWERED in self._pauses or Pause.BEHIND in self._pauses
         return None if ours else self._session.filled
 
-    @property
-    def arriving(self) -> tuple[int, int] | None:
-        """The frame that has begun and how much of it is here, None while none is or it waits."""
-        return None if self._pauses or self._ending is not None else self._session.arriving
-
     def let_in(self) -> None:
         """Its frame may have memory, in a turn of its own: others are in the midst of something."""
         self._counted = True
@@ -321,6 +316,7 @@ class Peer(StreamProtocol):
         """Handle what became complete; a frame has room until its message was handled."""
         try:
             for message, spans in heard:
+                self.last_heard = self._clock()
                 self._hear(message, spans)
                 if self._counted:
                     self._counted = False
