@@ -93,16 +93,3 @@ async def test_who_waits_no_more_is_not_called_and_costs_nobody_its_place() -> N
     crowd.enter("e")
     await turn()
     assert (crowd.calls, crowd.ended) == (0, [])
-
-
-async def test_who_has_had_to_wait_for_us_has_its_time_anew() -> None:
-    crowd = MallocTrimmer()
-    first = crowd.fill()[0]
-    crowd.now += crowd.pending.grace / 2
-    first.renew()
-    crowd.now += crowd.pending.grace / 2
-    crowd.wait()
-    assert crowd.ended == ["b"]
-    first.leave()
-    first.renew()
-    assert len(crowd.pending) == LIMIT - 1, "who has left stays away"

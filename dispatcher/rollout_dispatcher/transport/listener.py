@@ -101,13 +101,6 @@ class Pending:
             self._leaving.discard(place)
             self._free_or_make_room()
 
-    def renew(self, place: "Place") -> None:
-        """Its time begins anew; it is the newest now."""
-        if place in self._places and place not in self._leaving:
-            del self._places[place]
-            self._places[place] = None
-            place.since = self._clock()
-
     def _free_or_make_room(self) -> None:
         """Tell those who wait that there is a place, or see to it that there will be one."""
         if self._timer is not None:
@@ -133,7 +126,7 @@ class Pending:
 
 
 class Place:
-    """The place of one pending connection; since: when it came, or its time began anew."""
+    """The place of one pending connection; since: when it came."""
 
     __slots__ = ("_of", "end", "since")
 
@@ -143,13 +136,6 @@ class Place:
     def leave(self) -> None:
         """The connection has introduced itself, or is over."""
         self._of.leave(self)
-
-    def renew(self) -> None:
-        """It has had to wait for us, and has its time from now on; at most once a connection.
-
-        A stranger who could ask for it again and again would never make room.
-        """
-        self._of.renew(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +216,7 @@ class Listener:
         if isinstance(protocol, StreamProtocol):
             StreamTransport(self._loop, sock, protocol)
             return
-        self._start(lambda _: self._hand_over(sock, protocol))
+        self._start(self._hand_over(sock, protocol))
 
     async def _hand_over(self, sock: socket.socket, protocol: asyncio.BaseProtocol) -> None:
         try:
@@ -238,7 +224,7 @@ class Listener:
         except OSError as error:
             self._ended_at_once(error)
 
-    def _start(self, work: Callable[[Place], Coroutine[None, None, None]]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> None:
         """Have a task do what an accepted connection still needs; it is pending until then."""
 
         def end() -> None:
@@ -246,7 +232,7 @@ class Listener:
                 self._handler.refused(MADE_ROOM)
 
         place = self._handler.pending.enter(end)
-        task = self._loop.create_task(work(place))
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, place))
 

@@ -5,49 +5,33 @@ failed; it has 256 KiB for each from its first byte on, and takes whatever it is
 
 - One that never completes its handshake is pending, with a bound and a deadline; failures are
   counted, and a client that does not speak TLS is told so in its own protocol.
-- To answer a client's first words costs a signature: milliseconds. Who answers a crowd in order of
-  arrival has everybody wait for everybody before him, until the first have hung up and come again:
-  each answer goes to somebody who has just given up. So the newest is next; who is passed over
-  hangs up, or makes room, and is the newest when it comes again. ("Adaptive LIFO", Maurer, Fail at
-  Scale, ACM Queue 2015.)
-- What arrives encrypted is received into a buffer that all connections of a listener share, as it
-  is copied from there before anything else happens.
 - Bytes are handed to asyncio's transport a piece at a time, as long as it wants more: a frame of a
   hundred megabytes would be encrypted and copied at once, and a deadline for reading would see
   neither a frame that nobody reads nor the progress of one that is read slowly.
 
-Invariants: at most `AT_ONCE` handshakes are being answered, so no turn of the event loop is longer
-than that; bytes leave in the order in which they were written.
+Invariant: bytes leave in the order in which they were written.
 """
 
 import asyncio
 import logging
-import select
 import socket
-import ssl
 from asyncio import sslproto
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.transport.listener import ConnectionHandler, Listener, Place, ServerTls
+from rollout_dispatcher.transport.listener import ConnectionHandler, Listener, ServerTls
 from rollout_dispatcher.transport.plain import StreamProtocol
 
 log = logging.getLogger(__name__)
 
 #: First byte of a TLS handshake record (RFC 8446, section 5.1).
 HANDSHAKE_RECORD = b"\x16"
-#: What poll(2) says of a client that has hung up; 0 where there is no such thing, which finds none.
-POLLRDHUP: int = getattr(select, "POLLRDHUP", 0)
 #: For a client that is refused to read why, and for the closing words of a TLS session.
 GOODBYE_SECONDS = 2.0
-#: Handshakes that are answered between two looks at everybody else.
-AT_ONCE = 4
-#: As much as asyncio receives at a time of what is encrypted.
-BUFFER_BYTES = 256 * 1024
 #: A few TLS records: small beside the kernel's buffer, large beside the cost of a call.
 PIECE_BYTES = 64 * 1024
 
@@ -58,18 +42,17 @@ class TlsListener(Listener):
     def __init__(
         self, sock: socket.socket, endpoint: Endpoint, handler: ConnectionHandler, tls: ServerTls
     ) -> None:
-        self._tls, self._handshakes = tls, Handshakes()
-        self._buffer = bytearray(BUFFER_BYTES)
+        self._tls = tls
         super().__init__(sock, endpoint, handler)
 
     def _adopt(self, sock: socket.socket) -> None:
-        self._start(partial(self._receive, sock))
+        self._start(self._receive(sock))
 
-    async def _receive(self, sock: socket.socket, place: Place) -> None:
+    async def _receive(self, sock: socket.socket) -> None:
         """Give a connection its protocol, or count why not."""
         try:
             async with asyncio.timeout(self._handler.handshake_timeout):
-                reason = await self._shake_hands(sock, place)
+                reason = await self._shake_hands(sock)
         except TimeoutError:
             reason = "handshake-timeout"
         except OSError as error:
@@ -81,12 +64,10 @@ class TlsListener(Listener):
         if reason is not None:
             self._handler.refused(reason)
 
-    async def _shake_hands(self, sock: socket.socket, place: Place) -> str | None:
+    async def _shake_hands(self, sock: socket.socket) -> str | None:
         """None once the connection has its protocol, else why it has not."""
         try:
             first = await _peek(sock)
-            if first == HANDSHAKE_RECORD:
-                await self._handshakes.begin()
         except BaseException:
             sock.close()
             raise
@@ -96,33 +77,15 @@ class TlsListener(Listener):
         if first != HANDSHAKE_RECORD:
             await _say_and_close(sock, self._tls.to_plain)
             return "plain"
-        with ExitStack() as turn:
-            turn.callback(self._handshakes.answered)
-            if _hung_up(sock):
-                sock.close()
-                return "eof"
-            await self._secure(sock, place, turn)
-        return None
-
-    async def _secure(self, sock: socket.socket, place: Place, turn: ExitStack) -> None:
-        """Return once the handshake is done, and the protocol is connected.
-
-        turn: ended as soon as the client's first words were answered.
-        """
-
-        def answered() -> None:
-            turn.close()
-            place.renew()
-
         done: asyncio.Future[None] = self._loop.create_future()
         records = TlsRecords(
+            self._loop,
             self._protocol(),
             self._tls.context(),
             done,
-            answered=answered,
-            buffer=self._buffer,
-            handshake_timeout=self._handler.handshake_timeout,
-            shutdown_timeout=GOODBYE_SECONDS,
+            server_side=True,
+            ssl_handshake_timeout=self._handler.handshake_timeout,  # type: ignore[arg-type]  # seconds, any
+            ssl_shutdown_timeout=GOODBYE_SECONDS,
         )
         transport, _ = await self._loop.connect_accepted_socket(lambda: records, sock)
         try:
@@ -134,6 +97,7 @@ class TlsListener(Listener):
             # It holds the error, that its traceback, that this frame: a cycle that would keep all
             # that the session takes until the garbage collector looks, which is seldom.
             del done
+        return None
 
     def _protocol(self) -> asyncio.BaseProtocol:
         protocol = self._handler.protocol()
@@ -152,13 +116,6 @@ async def _peek(sock: socket.socket) -> bytes:
     finally:
         loop.remove_reader(sock)
     return sock.recv(1, socket.MSG_PEEK)
-
-
-def _hung_up(sock: socket.socket) -> bool:
-    """Whether the client will say nothing more, though there may be something to read."""
-    look = select.poll()
-    look.register(sock, POLLRDHUP)
-    return bool(look.poll(0))
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
@@ -180,77 +137,10 @@ async def _say_and_close(sock: socket.socket, words: bytes) -> None:
                 pass
 
 
-class Handshakes:
-    """The clients of one listener that have said their first words."""
-
-    def __init__(self) -> None:
-        self._free = AT_ONCE
-        self._waiting: list[asyncio.Future[None]] = []  # the newest last
-
-    async def begin(self) -> None:
-        """Return when it is this one's turn, which somebody ends by `answered`."""
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn had just come
-                self.answered()
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
-            raise
-
-    def answered(self) -> None:
-        """Somebody's turn is over: the answer is out, or there will be none."""
-        while self._waiting:
-            if not (newest := self._waiting.pop()).done():
-                newest.set_result(None)
-                return
-        self._free += 1
-
-
 class TlsRecords(sslproto.SSLProtocol):
-    """Leads a server's handshake, then carries records for `protocol`.
+    """Leads a handshake, then carries records; of what is encrypted it receives less at a time."""
 
-    answered: called once, when what came first was answered. done: set once the handshake is.
-    buffer: of `BUFFER_BYTES`, shared with others on this loop.
-    """
-
-    max_size = 1  # for the buffer of its own, which is let go again
-
-    def __init__(
-        self,
-        protocol: asyncio.BaseProtocol,
-        context: ssl.SSLContext,
-        done: "asyncio.Future[None]",
-        *,
-        answered: Callable[[], None],
-        buffer: bytearray,
-        handshake_timeout: float,
-        shutdown_timeout: float,
-    ) -> None:
-        super().__init__(
-            asyncio.get_running_loop(),
-            protocol,
-            context,
-            done,
-            server_side=True,
-            ssl_handshake_timeout=handshake_timeout,  # type: ignore[arg-type]  # seconds, any
-            ssl_shutdown_timeout=shutdown_timeout,
-        )
-        self.max_size = BUFFER_BYTES  # type: ignore[misc]  # of what is read at a time
-        self._ssl_buffer, self._ssl_buffer_view = buffer, memoryview(buffer)
-        self._answered: Callable[[], None] | None = answered
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Take what arrived, which is answered at once."""
-        super().buffer_updated(nbytes)
-        if self._answered is not None:
-            answered, self._answered = self._answered, None
-            answered()
+    max_size = 32 * 1024
 
 
 class PacedTls(asyncio.BufferedProtocol, asyncio.Transport):
