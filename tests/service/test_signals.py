@@ -137,50 +137,6 @@ def test_what_ends_nothing_is_logged_and_changes_nothing(serve: Serve) -> None:
     assert trainer.train()
 
 
-def test_stacks_of_threads_and_tasks_are_logged_as_often_as_asked_for(serve: Serve) -> None:
-    server = serve(warm=False)
-
-    def told(times: int) -> bool:
-        log = server.log()
-        return min(log.count("thread signals: "), log.count("task _serve: ")) >= times
-
-    for times in (1, 2):
-        server.send_signal(signal.SIGUSR1)
-        eventually(partial(told, times), f"it is told {times} times")
-    assert "_watch (dispatcher.py:" in server.log()
-    assert "run_forever (base_events.py:" in server.log()
-
-
-def test_asking_for_stacks_again_and_again_does_not_harm_a_busy_dispatcher(serve: Serve) -> None:
-    """Its threads change their frames while they are looked at."""
-    server = serve(warm=False, buffer_capacity=3000)
-    producer = Producer(server.endpoint, "p")
-    for _ in range(150):
-        for _ in range(10):
-            server.send_signal(signal.SIGUSR1)
-        producer.push([3] * 20)
-    server.await_status(buffered=3000)
-
-
-def test_stacks_are_logged_though_the_event_loop_is_stuck(stuck_loop: ServeProcess) -> None:
-    server = stuck_loop
-    server.send_signal(signal.SIGUSR1)
-    eventually(partial(logged, server, "task _serve: "), "tasks are told")
-    log = server.log()
-    assert "thread MainThread: be_stuck (stuck_loop.py:" in log
-    assert "SIGUSR1: run" not in log  # which the event loop would say
-
-
-@pytest.fixture
-def stuck_loop(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServeProcess:
-    """A dispatcher whose event loop waits for ever."""
-    monkeypatch.setenv("STUCK", str(tmp_path / "stuck"))
-    server = serve(warm=False, module="tests.service.stuck_loop")
-    (tmp_path / "stuck").touch()
-    eventually((tmp_path / "stuck.now").exists, "it is stuck")
-    return server
-
-
 def test_a_signal_that_is_ignored_already_stays_so(tmp_path: Path) -> None:
     """As `nohup` has it."""
     ready = tmp_path / "ready"

@@ -29,7 +29,7 @@ signals:
   SIGTERM, SIGINT   drain, or with a journal stop: the next start goes on; the second quits at once
   SIGHUP            read the options again: --window, --max-wait, --max-imbalance and
                     --max-delay may change while it serves, others not
-  SIGUSR1           log where the run stands, and what every thread and task does
+  SIGUSR1           log where the run stands
 
 exit codes: 0 the stream ended, the DP ranks finished or everything was drained, 1 failure or a
 shutdown that gave up accepted samples (the log names them), 2 usage or config

@@ -8,7 +8,7 @@ while it is still being read any signal does. Invariant: the exit code is not 0 
 accepted is given up.
 
 SIGHUP reads the options again (reloading/), tokens and certificates too; SIGUSR1 has the log say
-where the run stands, and what every thread and task does; SIGUSR2 is logged and changes nothing.
+where the run stands; SIGUSR2 is logged and changes nothing.
 Under systemd (`Type=notify`) the service manager is told when it serves, reads its options again
 and ends, and the event loop feeds its watchdog.
 """
@@ -26,7 +26,7 @@ from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
 from rollout_dispatcher.service.process import ServiceManager, keep_freed_memory, name_run, set_up
 from rollout_dispatcher.service.reloading import Read, Rereading
-from rollout_dispatcher.service.signals import Signals, Stacks
+from rollout_dispatcher.service.signals import Signals
 from rollout_dispatcher.transport.turns import FairEventLoop
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,12 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     """Returns whether nothing that was accepted was given up."""
     dispatcher, manager = Dispatcher(found.config), ServiceManager()
     rereading = Rereading(read, lambda: dispatcher.reloads, manager.reloading, dispatcher.renew)
-    stacks = Stacks(asyncio.get_running_loop())
     signals = Signals(
         {
             signal.SIGHUP: rereading.ask,
             signal.SIGUSR1: lambda: _say_state(dispatcher),
             signal.SIGUSR2: lambda: log.info("SIGUSR2: nothing changes; SIGUSR1 logs the state"),
-        },
-        at_once={signal.SIGUSR1: stacks.tell},
+        }
     )
     asked = await signals.unless_asked(dispatcher.start())
     if asked is not None:

@@ -21,7 +21,7 @@ PANELS = [
     Panel(
         "Late by",
         "How late the event loop runs what is due, and what a plan takes. Late without long plans: "
-        "the machine is busy, or the disk of a journal or log hangs; SIGUSR1 has the log say more.",
+        "the machine is busy, or the disk of a journal or log hangs; py-spy dump says more.",
         {
             "event loop, 99 %": quantile(0.99, "dispatcher_event_loop_lag_seconds", within=WINDOW),
             "a plan, 99 %": quantile(0.99, "dispatcher_plan_duration_seconds"),
