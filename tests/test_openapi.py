@@ -156,7 +156,6 @@ def _paths() -> Described:
         "/livez": {"get": _get("The process serves")},
         "/readyz": {"get": _get("Samples are accepted")},
         "/statusz": {"get": _get("A snapshot for a person", "Status")},
-        "/debug/steps": {"get": _get("The last steps, as they went", "")},
         "/openapi.json": {"get": _get("This description", "")},
     }
 

@@ -316,7 +316,7 @@ def test_over_http_a_producers_token_pushes_and_does_nothing_else(
     pushers = f"Bearer {PUSHERS}"
     refused: list[tuple[str, bytes | None]] = [
         ("/statusz", None),
-        ("/metrics", None), ("/debug/steps", None), ("/nowhere", None),
+        ("/metrics", None), ("/nowhere", None),
         ("/v1/stream/end?force=true", b""), ("/v1/phases/3/end?force=1", b""),
     ]  # fmt: skip
     for path, body in refused:

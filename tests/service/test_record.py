@@ -117,24 +117,3 @@ def test_no_payload_and_no_id_is_on_record(serve: Serve, tmp_path: Path) -> None
     assert len({recording.samples[step.run, ticket].group for ticket in step.tickets}) == 1
     text = b"".join(gzip.decompress(path.read_bytes()) for path in record.iterdir())
     assert b"secret" not in text
-
-
-def test_the_last_steps_are_shown(serve: Serve) -> None:
-    server = serve()
-    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
-        train(server, producer, trainer, 66)
-        found = server.get("/debug/steps").json
-        producer.push([5, 3, 8, 2])
-        eventually(
-            lambda: server.get("/debug/steps").json["steps"][-1]["step"] == 66,
-            "the next step",
-        )
-        planned = server.get("/debug/steps").json["steps"][-1]
-    assert [step["step"] for step in found["steps"]] == [*range(2, 66)]
-    last = found["steps"][-1]
-    assert (last["samples"], last["tokens"], last["attempt"]) == (4, 18, 1)
-    assert last["planned_at"] <= last["released_at"] <= last["committed_at"]
-    assert set(last["excess"]) == {"fifo", "planned", "lower_bound"}
-    assert [rank["dp_rank"] for rank in last["ranks"]] == [0, 1]
-    assert all(rank["taken_at"] <= rank["committed_at"] for rank in last["ranks"])
-    assert planned["committed_at"] is None

@@ -1,8 +1,6 @@
 """What the step_trace is told, as it is remembered and as it is read again from its record."""
 
-import asyncio
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +17,6 @@ from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.sample import SamplesByField
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
-from rollout_dispatcher.service.http.probes import describe_steps
 from rollout_dispatcher.service.step_trace import MAX_COST_KEYS, MAX_STEPS, StepTrace
 from rollout_dispatcher.simulate.recorded import excess_of
 from rollout_dispatcher.simulate.replay import Setting
@@ -99,7 +96,7 @@ def test_what_ranks_say_takes_no_more_than_what_was_planned(told: Told) -> None:
     told.step_trace.measured(0, RankTimes(0, "update", many, many))
     for key in range(2 * MAX_COST_KEYS):
         told.step_trace.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
-    (seen,) = told.step_trace.recent
+    (seen,) = told.step_trace._steps.values()
     assert made.cost.shape == (RANKS, 2)
     assert len(seen.measured) == MAX_COST_KEYS
     assert {len(times.busy[0]) for times in seen.measured.values()} == {2}
@@ -110,7 +107,7 @@ def test_a_rank_that_names_too_many_passes_hides_none_of_another(told: Told) -> 
     for key in range(2 * MAX_COST_KEYS):
         told.step_trace.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
     told.step_trace.measured(1, RankTimes(0, "update", [3.0, 4.0], None))
-    (seen,) = told.step_trace.recent
+    (seen,) = told.step_trace._steps.values()
     assert seen.measured["update"].busy == {1: [3.0, 4.0]}
 
 
@@ -119,10 +116,6 @@ def test_what_was_measured_has_one_excess_whatever_was_planned_for_a_pipeline(to
     for rank, busy in enumerate(([3.0, 4.0], [2.0, 1.0])):
         told.step_trace.measured(rank, RankTimes(0, "update", busy, [0.0, 0.0]))
     piped = CONFIG.model_copy(update={"pipeline_stages": 4})
-    for config in (CONFIG, piped):
-        text = asyncio.run(describe_steps(told.step_trace.recent, config, 0.0))
-        (shown,) = json.loads(text)["steps"]
-        assert shown["measured"]["update"]["excess"] == pytest.approx(7 / 5 - 1)
     recording = told.read()
     (step,) = recording.steps.values()
     setting = Setting(Strategy.WINDOW, 1.0, piped.plan_config(), core_config(piped))
@@ -144,7 +137,7 @@ def test_what_some_ranks_never_tell_does_not_hide_what_others_have(told: Told) -
     told.step_trace.measured(1, RankTimes(0, "update", [3.0, 4.0], None, "gloo"))
     for number in range(1, MAX_STEPS + 1):
         told.plan(number)
-    assert len(list(told.step_trace.recent)) == MAX_STEPS
+    assert len(told.step_trace._steps) == MAX_STEPS
     found = told.read().steps["r", 0].measured["update"]
     assert (found.busy, found.collective, found.why) == ({1: [3.0, 4.0]}, {1: None}, "gloo")
     assert found.compute(RANKS) is None

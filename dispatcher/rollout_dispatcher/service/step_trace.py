@@ -1,8 +1,8 @@
-"""What becomes of steps as they go: the last of them for `/debug/steps`, all of them on record.
+"""What becomes of samples and steps as they go, for the record.
 
-The shell tells it beside what it does; nothing that happens depends on it. Without a record it
-costs what a step costs, and nothing a sample. Invariant: at most `MAX_STEPS` are remembered,
-whatever becomes of them; the oldest are forgotten first. Times are the core's clock.
+The shell tells it beside what it does; nothing that happens depends on it, and without a record
+nothing is remembered. Invariant: at most `MAX_STEPS` are, whatever becomes of them; the oldest are
+forgotten first. Times are the core's clock.
 
 The docstring of `record` says what each event has: nothing of a payload, and no id that a user
 gave. What is told a sample at a time or a rank at a time is put together first: one event a plan, a
@@ -49,25 +49,17 @@ _TOKENS, _LOSS_TOKENS, _VERSION = (
 
 @dataclass(slots=True)
 class SeenStep:
-    """One step. cost: float64[R, M]. tokens: of all its samples.
+    """One step. shape: DP ranks, and micro-batches of each.
 
     attempt: how often it was planned. delivered, taken, done: when each rank was given its last
     micro-batch, began to train, and committed. measured: by pass.
     """
 
     number: int
-    generation: int
-    trigger: str
-    eligible: int
-    samples: int
-    tokens: int
-    planned: float
-    cost: FloatArray
-    fifo_excess: float
-    lower_bound: float
+    shape: tuple[int, ...]
     attempt: int = 1
-    released: float | None = None
-    committed: float | None = None
+    is_released: bool = False
+    is_committed: bool = False
     delivered: dict[int, float] = field(default_factory=dict)
     taken: dict[int, float] = field(default_factory=dict)
     done: dict[int, float] = field(default_factory=dict)
@@ -76,14 +68,14 @@ class SeenStep:
     @property
     def dp_size(self) -> int:
         """DP ranks that it is planned for."""
-        return int(self.cost.shape[0])
+        return self.shape[0]
 
     def times_of(self, cost_key: str, dp_rank: int, count: int) -> Pass | None:
         """Where this rank's `count` times of a pass belong; None for what is not its first word,
         or has not one time for each micro-batch.
         """
         times = self.measured.get(cost_key)
-        if not 0 <= dp_rank < self.dp_size or count != self.cost.shape[1]:
+        if not 0 <= dp_rank < self.dp_size or count != self.shape[1]:
             return None
         if times is not None and dp_rank in times.busy:
             return None
@@ -95,7 +87,7 @@ class SeenStep:
 
     def began_again(self) -> None:
         """It is delivered anew: what ranks did with it before is void."""
-        self.released = self.committed = None
+        self.is_released = self.is_committed = False
         for seen in (self.delivered, self.taken, self.done):
             seen.clear()
         self.measured.clear()
@@ -129,11 +121,6 @@ class StepTrace:
         self._accepted: _Accepted | None = None
         self._waits: list[tuple[int, float, float]] = []
         self._state: dict[str, int] = {}
-
-    @property
-    def recent(self) -> tuple[SeenStep, ...]:
-        """The last steps, the oldest first."""
-        return tuple(self._steps.values())
 
     # -- samples ----------------------------------------------------------------------------
 
@@ -203,26 +190,15 @@ class StepTrace:
         self, wanted: e.PlanWanted, effects: Sequence[e.Effect], now: float, generation: int
     ) -> None:
         """What the core made of a plan: a step, unless it was not used."""
+        if self._writer is None:
+            return
         for report in effects:
             if not isinstance(report, e.StepPlanned):
                 continue
             plan, eligible = report.plan, len(wanted.entries)
-            self._steps[report.step] = SeenStep(
-                number=report.step,
-                generation=generation,
-                trigger=str(report.trigger),
-                eligible=eligible,
-                samples=len(report.tokens),
-                tokens=int(report.tokens.sum()),
-                planned=now,
-                cost=plan.cost,
-                fifo_excess=plan.fifo_excess,
-                lower_bound=plan.lower_bound,
-            )
+            self._steps[report.step] = SeenStep(report.step, plan.cost.shape)
             if len(self._steps) > MAX_STEPS:
                 self._give_up_measuring(self._steps.pop(next(iter(self._steps))), now)
-            if self._writer is None:
-                continue
             self._put_accepted()
             chosen: dict[str, Any] = {"trigger": str(report.trigger), "eligible": eligible}
             if report.skips.any():
@@ -238,10 +214,7 @@ class StepTrace:
     def replanned(self, step: OpenStep, plan: Plan, now: float, generation: int) -> None:
         """An open step has another plan, and other samples if it has lost some."""
         if (seen := self._steps.get(step.number)) is not None:
-            samples = step.samples()
-            seen.samples, seen.tokens = len(samples), sum(sample.tokens for sample in samples)
-            seen.cost, seen.fifo_excess = plan.cost, plan.fifo_excess
-            seen.lower_bound, seen.generation = plan.lower_bound, generation
+            seen.shape = plan.cost.shape
             seen.attempt += 1
         if self._writer is not None:
             sizes = [list(map(len, rank)) for rank in step.micro_batches]
@@ -295,10 +268,10 @@ class StepTrace:
     def released(self, step: int) -> None:
         """Every rank may train it; told once a rank that came back too."""
         seen, now = self._steps.get(step), self._clock()
-        if seen is not None and seen.released is not None:
-            return
         if seen is not None:
-            seen.released = now
+            if seen.is_released:
+                return
+            seen.is_released = True
         self._put("released", now, step=step)
 
     def taken(self, dp_rank: int, step: int, now: float) -> None:
@@ -309,7 +282,7 @@ class StepTrace:
     def rank_commits(self, dp_rank: int, through: int, now: float) -> None:
         """A rank has applied every step up to that one."""
         for seen in reversed(self._steps.values()):
-            if seen.number <= through and seen.committed is None:
+            if seen.number <= through and not seen.is_committed:
                 if dp_rank in seen.done:
                     return  # and what comes before it
                 seen.done[dp_rank] = now
@@ -318,7 +291,7 @@ class StepTrace:
         """Every rank has applied it; an earlier process may have planned it."""
         seen, now = self._steps.get(step), self._clock()
         if seen is not None:
-            seen.committed = now
+            seen.is_committed = True
         if seen is None or self._writer is None:
             self._put("committed", now, step=step)
             return

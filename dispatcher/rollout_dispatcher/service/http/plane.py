@@ -117,7 +117,6 @@ class HttpPlane:
                 web.get("/livez", self._probes.livez),
                 web.get("/readyz", self._probes.readyz),
                 web.get("/statusz", self._probes.statusz),
-                web.get("/debug/steps", self._probes.steps),
                 web.get("/openapi.json", self.openapi),
                 web.get("/v1/clients", self.clients),
                 web.post("/v1/samples", self._pushes.push, expect_handler=leave_unasked),

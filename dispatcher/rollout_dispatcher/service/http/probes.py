@@ -4,35 +4,24 @@ Scrapes: values are read on the event loop, and become text and gzip in a thread
 answer is being made waits for it and then shares the next one with all who wait too, so however
 many ask, one is made at a time. Invariant: an answer shows values that were read after it was asked
 for, all of them at one moment.
-
-`/debug/steps` tells the last steps, as JSON, the oldest first. Times of day are seconds since 1970;
-durations seconds; excesses ratios (0.01 is 1 % of the time that the work itself takes). What has
-not happened, or was not seen, is null. Of hundreds of ranks a step takes tens of milliseconds to
-tell, and all of them seconds: others have their turn after each.
 """
 
 import asyncio
 import dataclasses
 import gzip
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from rollout_dispatcher import __version__
-from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
-from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.config.values import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import dumps, indented, problem
 from rollout_dispatcher.service.metrics.exposition import Format, render
 from rollout_dispatcher.service.router import Router
-from rollout_dispatcher.service.step_trace import MAX_STEPS, SeenStep
-from rollout_planner.types import Sync, even_time, straggler_excess
 
 
 def preferred(request: web.Request, offered: Sequence[str]) -> str:
@@ -80,69 +69,6 @@ class Scrapes:
 def _make(families: list[Metric], form: Format, gzipped: bool) -> bytes:
     text = render(families, form)
     return gzip.compress(text, GZIP_LEVEL, mtime=0) if gzipped else text
-
-
-async def describe_steps(recent: Iterable[SeenStep], config: ServeConfig, offset: float) -> str:
-    """The answer, as JSON. offset: from the core's clock to the time of day."""
-    told: list[str] = []
-    for seen in recent:
-        told.append(dumps(_describe(seen, config, offset)))
-        await asyncio.sleep(0)
-    about = dumps({"remembered": MAX_STEPS, "sync": str(config.sync)}).removesuffix("\n}")
-    return about + ',\n  "steps": [' + ",\n".join(told) + "]\n}\n"
-
-
-def _describe(seen: SeenStep, config: ServeConfig, offset: float) -> dict[str, Any]:
-    sync, stages = config.sync, config.pipeline_stages
-    even = even_time(seen.cost, stages)
-    bound = max(0.0, seen.lower_bound / even - 1) if even else 0.0
-
-    def at(moment: float | None) -> float | None:
-        return None if moment is None else round(moment + offset, 3)
-
-    return {
-        "step": seen.number,
-        "generation": seen.generation,
-        "attempt": seen.attempt,
-        "trigger": seen.trigger,
-        "eligible": seen.eligible,
-        "samples": seen.samples,
-        "tokens": seen.tokens,
-        "micro_batches": int(seen.cost.shape[1]),
-        "planned_at": at(seen.planned),
-        "released_at": at(seen.released),
-        "committed_at": at(seen.committed),
-        "excess": {
-            "fifo": round(seen.fifo_excess, 6),
-            "planned": round(straggler_excess(seen.cost, sync, stages), 6),
-            "lower_bound": round(bound, 6),
-        },
-        "ranks": [
-            {
-                "dp_rank": rank,
-                "planned_cost": float(f"{cost:.9g}"),
-                "delivered_at": at(seen.delivered.get(rank)),
-                "taken_at": at(seen.taken.get(rank)),
-                "committed_at": at(seen.done.get(rank)),
-            }
-            for rank, cost in enumerate(seen.cost.sum(axis=1).tolist())
-        ],
-        "measured": {
-            cost_key: _measured(times, seen.dp_size, sync)
-            for cost_key, times in seen.measured.items()
-        },
-    }
-
-
-def _measured(times: Pass, ranks: int, sync: Sync) -> dict[str, Any]:
-    """Of one pass: seconds of each micro-batch by rank, and the excess where it can be told."""
-    compute = times.compute(ranks)
-    return {
-        "busy_s": {str(rank): times.busy[rank] for rank in sorted(times.busy)},
-        "collective_s": {str(rank): times.collective[rank] for rank in sorted(times.collective)},
-        "excess": None if compute is None else round(straggler_excess(compute, sync), 6),
-        "why": times.why,
-    }
 
 
 TEXT, JSON = "text/plain", "application/json"
@@ -223,13 +149,6 @@ class Probes:
             "config": self._router.config.model_dump(mode="json"),
         }
         return indented(status)
-
-    async def steps(self, _: web.Request) -> web.Response:
-        """The last steps, as they went."""
-        router = self._router
-        offset = time.time() - router.clock()
-        found = await describe_steps(router.step_trace.recent, router.config, offset)
-        return web.json_response(text=found)
 
     def _identity(self) -> dict[str, str]:
         """Who answers, for those who would take another server for this one."""
