@@ -1,4 +1,4 @@
-"""What is scraped says the same in both formats as prometheus-client's own text would."""
+"""What is scraped says the same as prometheus-client's own text would."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,14 +13,12 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
-from rollout_dispatcher.service.metrics.exposition import Format, RankFamily, render
+from rollout_dispatcher.service.metrics.exposition import RankFamily, render
 from rollout_dispatcher.service.metrics.registry import FORMER_NAMES, Metrics
 
 RANKS = 3
@@ -68,27 +66,16 @@ def told(families: Iterable[Metric]) -> dict[object, str]:
     }
 
 
-def strict(text: str) -> Iterable[Metric]:
-    """What the library's own reader of OpenMetrics finds, which refuses whatever is not valid."""
-    found: Iterable[Metric] = read_openmetrics(text)  # type: ignore[no-untyped-call]
-    return found
-
-
 @pytest.mark.parametrize("make", [of_a_dispatcher, of_anything])
-def test_both_formats_say_what_the_client_library_says(
-    make: Callable[[], CollectorRegistry],
-) -> None:
+def test_it_says_what_the_client_library_says(make: Callable[[], CollectorRegistry]) -> None:
     registry = make()
-    families = list(registry.collect())
-    text, openmetrics = (render(families, form).decode() for form in Format)
+    text = render(list(registry.collect())).decode()
     assert told(read_text(text)) == told(read_text(generate_latest(registry).decode()))
-    theirs = generate_openmetrics(registry).decode()  # type: ignore[no-untyped-call]
-    assert told(strict(openmetrics)) == told(strict(theirs))
 
 
 def test_every_line_of_a_dispatcher_is_one_that_the_library_writes_too() -> None:
     registry = of_a_dispatcher()
-    mine = render(list(registry.collect()), Format.TEXT).decode().splitlines()
+    mine = render(list(registry.collect())).decode().splitlines()
     theirs = generate_latest(registry).decode().splitlines()
     assert [line.rpartition(" ")[0] for line in mine] == [
         line.rpartition(" ")[0] for line in theirs
@@ -123,12 +110,7 @@ def test_a_family_of_ranks_can_be_asked_for_one() -> None:
     assert registry.get_sample_value("dispatcher_x_total", {"dp_rank": "7"}) == 2
     labels = {"dp_rank": "7", "cost_key": '"log-prob"'}
     assert registry.get_sample_value("dispatcher_x_total", labels) == 0.25
-    assert render([family], Format.TEXT) == generate_latest(registry)
-
-
-def test_an_exposition_in_openmetrics_ends() -> None:
-    assert render([], Format.OPENMETRICS) == b"# EOF\n"
-    assert render([], Format.TEXT) == b""
+    assert render([family]) == generate_latest(registry)
 
 
 def test_when_a_series_was_created_is_not_told_whatever_the_process_has_set() -> None:
@@ -138,8 +120,7 @@ def test_when_a_series_was_created_is_not_told_whatever_the_process_has_set() ->
     finally:
         disable_created_metrics()  # type: ignore[no-untyped-call]
     assert any(each.name.endswith("_created") for family in families for each in family.samples)
-    for form in Format:
-        assert b"_created" not in render(families, form)
+    assert b"_created" not in render(families)
 
 
 @pytest.mark.parametrize(("name", "former"), FORMER_NAMES.items())

@@ -1,9 +1,7 @@
 """What is asked again and again: whether we live and are ready, how we are, and the metrics.
 
-Scrapes: values are read on the event loop, and become text and gzip in a thread. Who asks while an
-answer is being made waits for it and then shares the next one with all who wait too, so however
-many ask, one is made at a time. Invariant: an answer shows values that were read after it was asked
-for, all of them at one moment.
+Scrapes: values are read on the event loop, all of them at one moment, and become text and gzip in a
+thread, one answer at a time.
 """
 
 import asyncio
@@ -13,14 +11,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
 from rollout_dispatcher.service.config.values import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import dumps, indented, problem
-from rollout_dispatcher.service.metrics.exposition import Format, render
+from rollout_dispatcher.service.metrics.exposition import CONTENT_TYPE, render
 from rollout_dispatcher.service.router import Router
 
 
@@ -37,42 +34,12 @@ def preferred(request: web.Request, offered: Sequence[str]) -> str:
 GZIP_LEVEL = 9
 
 
-class Scrapes:
-    """Answers of one registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrape")
-        self._one_at_a_time = asyncio.Lock()
-        self._taken = 0
-        self._families: list[Metric] = []
-        self._bodies: dict[tuple[Format, bool], bytes] = {}
-
-    async def body(self, form: Format, *, gzipped: bool) -> bytes:
-        """Everything, as it is now."""
-        before = self._taken
-        async with self._one_at_a_time:
-            if self._taken == before:  # nobody has read them since we came
-                self._families, self._bodies = list(self._registry.collect()), {}
-                self._taken += 1
-            key = form, gzipped
-            if key not in self._bodies:
-                make = asyncio.get_running_loop().run_in_executor
-                self._bodies[key] = await make(self._thread, _make, self._families, *key)
-            return self._bodies[key]
-
-    def close(self) -> None:
-        """Let go of the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _make(families: list[Metric], form: Format, gzipped: bool) -> bytes:
-    text = render(families, form)
+def _written(families: list[Metric], gzipped: bool) -> bytes:
+    text = render(families)
     return gzip.compress(text, GZIP_LEVEL, mtime=0) if gzipped else text
 
 
 TEXT, JSON = "text/plain", "application/json"
-_FORMATS = [form.media_type for form in Format]
 
 
 class Probes:
@@ -83,20 +50,22 @@ class Probes:
 
     def __init__(self, router: Router, knows: Callable[[web.Request], bool]) -> None:
         self._router, self._knows = router, knows
-        self._scrapes = Scrapes(router.metrics.registry)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrape")
 
     def close(self) -> None:
-        """Let go of what scrapes need."""
-        self._scrapes.close()
+        """Let go of the thread that writes metrics."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """What Prometheus scrapes, in the format and encoding that it asks for."""
-        form = Format.of(preferred(request, _FORMATS))
+        """What Prometheus scrapes, compressed if it asks for that."""
         gzipped = "gzip" in request.headers.get("Accept-Encoding", "").lower()
-        headers = {"Content-Type": form.content_type, "Vary": "Accept, Accept-Encoding"}
+        headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
         if gzipped:
             headers["Content-Encoding"] = "gzip"
-        return web.Response(body=await self._scrapes.body(form, gzipped=gzipped), headers=headers)
+        families = list(self._router.metrics.registry.collect())
+        make = asyncio.get_running_loop().run_in_executor
+        body = await make(self._thread, _written, families, gzipped)
+        return web.Response(body=body, headers=headers)
 
     async def livez(self, _: web.Request) -> web.Response:
         """The process serves."""
