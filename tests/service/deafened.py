@@ -1,5 +1,6 @@
-"""`dispatcher serve`, whose listening sockets go at a signal: SIGUSR1 closes the descriptors behind
-its back, SIGUSR2 shuts the sockets down. `DEAFENED` names the port, so that one plane goes.
+"""`dispatcher serve`, whose listening sockets are shut down at SIGUSR2.
+
+`DEAFENED` names the port, so that one plane goes.
 """
 
 import os
@@ -29,11 +30,6 @@ def _listening() -> list[int]:
     return found
 
 
-def _close(*_: object) -> None:
-    for fd in _listening():
-        os.close(fd)
-
-
 def _shut_down(*_: object) -> None:
     for fd in _listening():
         with socket.socket(fileno=os.dup(fd)) as sock:
@@ -41,6 +37,5 @@ def _shut_down(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, _close)
     signal.signal(signal.SIGUSR2, _shut_down)
     sys.exit(main())

@@ -37,7 +37,7 @@ from rollout_dispatcher.service.connections.descriptors import (
 from rollout_dispatcher.service.journaling import Opened, Retention, go_on_from, read_journal
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
-from rollout_dispatcher.service.process import MallocTrimmer, in_own_thread
+from rollout_dispatcher.service.process import in_own_thread
 from rollout_dispatcher.service.reloading import Reloads
 from rollout_dispatcher.service.reporter import JournalLog, ProgressLog, StallLog
 from rollout_dispatcher.service.router import Router
@@ -347,10 +347,9 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
 async def _watch(router: Router, retention: Retention | None) -> None:
     """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
 
-    And say how the run gets on, whom the next step waits for, and what becomes of the journal; give
-    back the memory of a crowd that has left.
+    And say how the run gets on, whom the next step waits for, and what becomes of the journal.
     """
-    loop, trimmer = asyncio.get_running_loop(), MallocTrimmer()
+    loop = asyncio.get_running_loop()
     stalls = StallLog(router.core, router.health)
     journal, config, next_look = JournalLog(router.barrier), router.config, 0.0
     progress = ProgressLog(router.core, router.health, config.progress_interval, router.clock())
@@ -368,7 +367,6 @@ async def _watch(router: Router, retention: Retention | None) -> None:
         if loop.time() >= next_look:
             next_look = loop.time() + RECORD_STATE_SECONDS
             router.step_trace.look(router.core.statistics)
-        trimmer.check(router.num_connections)
         journal.check()
         if retention is not None:
             retention.look(router.clock())

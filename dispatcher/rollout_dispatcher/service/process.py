@@ -119,27 +119,8 @@ GROWTH_BYTES = 16 * 2**20
 #: Larger blocks come from the kernel each by itself; glibc allows no more than this.
 LARGEST_ON_HEAP = 32 * 2**20
 
-#: Connections that make a crowd, once half of them have left.
-CROWD = 128
-
 #: Parameters of mallopt, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
-
-
-class MallocTrimmer:
-    """Gives memory back once a crowd of connections has left."""
-
-    def __init__(self) -> None:
-        self._most = self._last = 0
-
-    def check(self, num_connections: int) -> bool:
-        """To be told now and then how many there are; returns whether memory was given back."""
-        self._most = max(self._most, num_connections)
-        before, self._last = self._last, num_connections
-        if self._most < CROWD or num_connections > self._most // 2 or num_connections < before:
-            return False  # those that have just left may hold some still
-        self._most = num_connections
-        return give_back()
 
 
 def keep_freed_memory() -> bool:
@@ -155,19 +136,6 @@ def keep_freed_memory() -> bool:
         _M_MMAP_THRESHOLD: LARGEST_ON_HEAP,
     }
     return all(mallopt(option, nbytes) == 1 for option, nbytes in options.items())
-
-
-def give_back() -> bool:
-    """Give what is free to the kernel, wherever it lies; returns whether the C library did.
-
-    For when a crowd has left: what it took lies between what stays, and no sample fits in there.
-    """
-    try:
-        trim = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):
-        return False
-    trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
-    return bool(trim(0))
 
 
 #: More than a fleet of ranks or producers causes when it comes or goes.

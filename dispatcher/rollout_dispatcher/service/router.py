@@ -449,11 +449,6 @@ class Router:
         """Clients of the sample plane, as JSON can hold them."""
         return self._connections.clients.as_json(self.clock())
 
-    @property
-    def num_connections(self) -> int:
-        """Connections of the sample plane, and those of both that are pending."""
-        return len(self._connections.peers) + len(self.pending) + len(self.http_pending)
-
     def fail(self, error: BaseException) -> None:
         """Something broke that we cannot go on without; `finished` raises the first such error."""
         self._failure.fail(error)

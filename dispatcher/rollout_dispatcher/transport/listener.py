@@ -6,8 +6,7 @@ waits with the kernel, and the oldest strangers make room as soon as they have h
 How long that is follows from the bound: places become free at a pace that empties the backlog of a
 listening socket within a second. So whoever comes while strangers hold every place, and come
 again as fast as they can, is accepted soon, and then has that time to introduce itself. For want
-of file descriptors or memory nothing is accepted either. A socket that does not listen any more,
-whoever closed it, is found out within `CHECK_SECONDS`, though no event may ever tell of it.
+of file descriptors or memory nothing is accepted either.
 
 Invariants: at most `limit` connections are pending at a time over all listeners of a plane, and
 none is ended to make room unless somebody may be waiting for it; a listener that accepts no more
@@ -42,8 +41,6 @@ ACCEPT_AT_ONCE = 64
 ACCEPT_RETRY_SECONDS = 1.0
 #: How often to say that accepting fails, with how often it has.
 SAY_SECONDS = 60.0
-#: How often to look whether the socket still listens.
-CHECK_SECONDS = 1.0
 #: What accept(2) fails with for a socket that will never accept again.
 _NOT_LISTENING = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
@@ -187,7 +184,6 @@ class Listener:
         self._closed = False
         self._failures, self._said_at = 0, -math.inf
         self._loop.add_reader(sock, self._accept)
-        self._check = self._loop.call_later(CHECK_SECONDS, self._check_listening)
 
     @property
     def num_pending(self) -> int:
@@ -198,7 +194,6 @@ class Listener:
         """Accept no more, and end what is pending; connections with a protocol live on."""
         self._closed = True
         self._loop.remove_reader(self._sock)
-        self._check.cancel()
         self._handler.pending.forget(self._accept_again)
         if self._retry is not None:
             self._retry.cancel()
@@ -291,18 +286,6 @@ class Listener:
     def _accept_again(self) -> None:
         if not self._closed:
             self._loop.add_reader(self._sock, self._accept)
-
-    def _check_listening(self) -> None:
-        """A descriptor that was closed behind our back wakes nobody: it has to be asked."""
-        try:
-            listens = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        except OSError as error:
-            self._die(error)
-            return
-        if not listens:
-            self._die(OSError(errno.EINVAL, "the socket does not listen any more"))
-            return
-        self._check = self._loop.call_later(CHECK_SECONDS, self._check_listening)
 
     def _die(self, error: BaseException) -> None:
         if self._closed:

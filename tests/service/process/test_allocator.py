@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rollout_dispatcher.service.process import CROWD, KEPT_BYTES, MallocTrimmer
+from rollout_dispatcher.service.process import KEPT_BYTES
 from rollout_dispatcher.transport.memory import uninitialised
 
 #: Fills and frees as much as is kept, twice; prints the pages that the second time faulted in.
@@ -42,14 +42,3 @@ def test_blocks_do_not_share_memory() -> None:
     for at, block in enumerate(blocks):
         block[:] = bytes([at]) * len(block)
     assert all(set(block) == {at} for at, block in enumerate(blocks))
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-def test_memory_is_given_back_when_half_of_a_crowd_has_left_and_no_more_are_leaving() -> None:
-    crowd = MallocTrimmer()
-    few, many = CROWD // 4, 4 * CROWD
-    told = (few, 0, 0, many, many // 2 + 1, many // 2, many // 2, many // 2, few, few, few)
-    blocks = [uninitialised(1 << 20) for _ in range(16)]
-    del blocks
-    given_back = [number for number in told if crowd.check(number)]
-    assert given_back in ([many // 2, few], [many // 2])  # the second time there may be nothing
