@@ -271,7 +271,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path)
         f"{path}:3: max_delay = -1: it must be at least 0",
         (
             "DISPATCHER_MAX_WAIT=100: write a number and a unit (ms, s, m, h, d), as in 100ms, 2s, "
-            "5m; did you mean 100ms or 100s?"
+            "5m"
         ),
         (
             "--sample-retention checkpoint keeps the samples of committed steps in the journal; "
@@ -294,12 +294,6 @@ def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "meant"),
     [
-        ("--max-wait", "5", "5ms or 5s"),
-        ("--max-wait", "5min", "5m"),
-        ("--max-wait", "2 Sec", "2s"),
-        ("--buffer-bytes", "64mib", "64MiB"),
-        ("--buffer-bytes", "4Gi", "4GiB"),
-        ("--buffer-bytes", "100", "100MiB or 100GiB"),
         ("--max-delay", "1e3", "1000"),
         ("--set", "max-sample-tokens=64k", "64000"),
         ("--groups", "Step", "step"),

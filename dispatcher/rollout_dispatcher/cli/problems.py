@@ -1,6 +1,6 @@
 """What is wrong with options, said of the place where each was written.
 
---max-wait 100: write a number and a unit (ms, s, m, h, d), ...; did you mean 100ms or 100s?
+--max-wait 100: write a number and a unit (ms, s, m, h, d), as in 100ms, 2s, 5m
 DISPATCHER_STRATEGY=windw: write round-robin, greedy, kk or window; did you mean window?
 serve.toml:3: max_delay = -1: it must be at least 0
 """

@@ -29,10 +29,7 @@ def test_a_field_reads_as_it_is_written(text: str, field: Field) -> None:
     ("text", "words"),
     [
         ("reward", "write name:dtype"),
-        ("reward:float:per-sample", r"no type 'float' \(did you mean float32\?\); there are bool"),
-        ("x:flot16", r"did you mean float16\?"),
-        ("x:long", r"did you mean int64\?"),
-        ("x:string", r"no type 'string' \(did you mean str\?\)"),
+        ("reward:float:per-sample", "no type 'float'; there are bool"),
         ("x:int64:sample", "per-token .*, per-sample or ragged, not 'sample'"),
         ("env:str:per-sample", "env is one text a sample; write env:str"),
         ("env:str[4]", "env is one text a sample; write env:str"),
@@ -48,7 +45,7 @@ def test_a_field_reads_as_it_is_written(text: str, field: Field) -> None:
         ("loss_mask:bool:per-sample", "loss_mask is one number a token"),
     ],
 )
-def test_what_is_no_field_is_refused_with_the_nearest_right_one(text: str, words: str) -> None:
+def test_what_is_no_field_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_field(text)
 

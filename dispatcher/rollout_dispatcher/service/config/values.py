@@ -14,7 +14,6 @@ number, and whether it has one value a sample, or rows of each sample's own (`ra
 one value a token. Text says it all by its type: `env:str`.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -150,7 +149,6 @@ Variation = Annotated[float, Declared(gt=0, le=16, allow_inf_nan=False)] | Liter
 JournalSync = Annotated[str, AfterValidator(_read_sync)]
 
 _QUANTITY = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
-_NEARLY = re.compile(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)  # hashable: part of `Size | None`
@@ -161,9 +159,6 @@ class Unit:
     base: str
     examples: str
     scale: MappingProxyType[str, Fraction]
-    #: Suffixes that a number without one may mean, and what else people write for suffixes.
-    likely: tuple[str, ...]
-    also: MappingProxyType[str, str]
 
     def parse(self, value: object) -> object:
         """Text to base units; numbers pass through. Raises ValueError that shows how to write."""
@@ -172,22 +167,10 @@ class Unit:
         match = _QUANTITY.fullmatch(value.strip())
         scale = self.scale.get(match[2]) if match else None
         if match is None or scale is None:
-            known, meant = ", ".join(self.scale), self._meant(value.strip())
-            hint = f"; did you mean {meant}?" if meant else ""
-            raise ValueError(f"write a number and a unit ({known}), as in {self.examples}{hint}")
+            known = ", ".join(self.scale)
+            raise ValueError(f"write a number and a unit ({known}), as in {self.examples}")
         exact = Fraction(match[1]) * scale
         return int(exact) if exact.denominator == 1 else float(exact)
-
-    def _meant(self, text: str) -> str:
-        """What a number without a unit, or with one that is nearly right, may mean."""
-        number = _NEARLY.fullmatch(text)
-        if number is None:
-            return ""
-        if not (suffix := number[2]):
-            return " or ".join(f"{number[1]}{each}" for each in self.likely)
-        folded = {name.casefold(): name for name in self.scale} | self.also
-        right = folded.get(suffix.casefold())
-        return f"{number[1]}{right}" if right else ""
 
     def format(self, value: float) -> str:
         """Base units to text, in the largest unit that leaves a whole number."""
@@ -211,24 +194,13 @@ DURATION = Unit(
     "s",
     "100ms, 2s, 5m",
     _scales(ms=Fraction(1, 1000), s=1, m=60, h=3600, d=86400),
-    ("ms", "s"),
-    MappingProxyType({
-        "sec": "s", "secs": "s", "second": "s", "seconds": "s", "msec": "ms", "millis": "ms",
-        "min": "m", "mins": "m", "minute": "m", "minutes": "m", "hr": "h", "hour": "h",
-        "hours": "h", "day": "d", "days": "d",
-    }),
-)  # fmt: skip
+)
 SIZE = Unit(
     "SIZE",
     "B",
     "512KiB, 64MiB, 4GiB",
     _scales(B=1, kB=10**3, KiB=2**10, MB=10**6, MiB=2**20, GB=10**9, GiB=2**30, TB=10**12,
             TiB=2**40),
-    ("MiB", "GiB"),
-    MappingProxyType({
-        "k": "KiB", "ki": "KiB", "m": "MiB", "mi": "MiB", "g": "GiB", "gi": "GiB", "t": "TiB",
-        "ti": "TiB", "byte": "B", "bytes": "B",
-    }),
 )  # fmt: skip
 
 #: Seconds, written `2s`; greater than zero and finite.
@@ -246,17 +218,6 @@ SizeOrNothing = Annotated[int, BeforeValidator(SIZE.parse), SIZE, Declared(ge=0)
 
 PER_SAMPLE, PER_TOKEN, RAGGED = PLACES = "per-sample", "per-token", "ragged"
 _TYPE = re.compile(r"(\w+)(?:\[(\d+(?:x\d+)*)\])?", re.ASCII)
-#: What other languages and frameworks call the same.
-_ALIASES = {
-    "float": DType.FLOAT32, "double": DType.FLOAT64, "half": DType.FLOAT16, "f16": DType.FLOAT16,
-    "f32": DType.FLOAT32, "f64": DType.FLOAT64, "bf16": DType.BFLOAT16, "fp16": DType.FLOAT16,
-    "fp32": DType.FLOAT32, "fp64": DType.FLOAT64, "single": DType.FLOAT32, "int": DType.INT64,
-    "long": DType.INT64, "integer": DType.INT64, "short": DType.INT16, "byte": DType.UINT8,
-    "char": DType.INT8, "i8": DType.INT8, "i16": DType.INT16, "i32": DType.INT32,
-    "i64": DType.INT64, "u8": DType.UINT8, "boolean": DType.BOOL, "uint64": DType.INT64,
-    "uint32": DType.INT64, "uint16": DType.INT32, "string": DType.STR, "text": DType.STR,
-    "utf8": DType.STR, "utf-8": DType.STR,
-}  # fmt: skip
 
 
 def _is_flat(field: Field) -> bool:
@@ -271,7 +232,7 @@ _WORDS = {"input_ids": "an integer", "loss_mask": "0 or 1"}
 
 
 def parse_field(text: str) -> Field:
-    """Raises ValueError that says what is wrong, and names the nearest right type."""
+    """Raises ValueError that says what is wrong."""
     name, *rest = (part.strip() for part in text.split(":"))
     if not 1 <= len(rest) <= 2 or not name:
         raise ValueError(
@@ -302,19 +263,11 @@ def _type(name: str, text: str) -> tuple[DType, tuple[int, ...]]:
     if match is None:
         raise ValueError(f"the type of {name} is written int64 or float16[4x2], not {text!r}")
     if match[1] not in tuple(DType):
-        raise ValueError(f"{name} has no type {match[1]!r}{_nearest(match[1])}")
+        raise ValueError(f"{name} has no type {match[1]!r}; there are {', '.join(DType)}")
     shape = tuple(map(int, match[2].split("x"))) if match[2] else ()
     if len(shape) > MAX_DIMENSIONS or not all(1 <= extent < 2**31 for extent in shape):
         raise ValueError(f"{name} has {MAX_DIMENSIONS} dimensions at most, none of them empty")
     return DType(match[1]), shape
-
-
-def _nearest(word: str) -> str:
-    """The type that was meant, probably, and all there are."""
-    similar = difflib.get_close_matches(word.lower(), list(DType), n=1, cutoff=0.5)
-    found = _ALIASES.get(word.lower()) or next(iter(similar), None)
-    meant = f" (did you mean {found}?)" if found else ""
-    return f"{meant}; there are {', '.join(DType)}"
 
 
 def format_field(field: Field) -> str:
