@@ -154,4 +154,4 @@ BETWEEN_EQUALS = LEVEL**2
 
 #: Paces that are tried, in shares of a micro-step that is level: what cannot keep up is split. By
 #: `tests.bench.blocks`.
-PACES = 1.02 * np.linspace(1, 0.5, 8)
+PACES = np.geomspace(1.3, 0.6, 8)
