@@ -119,9 +119,6 @@ NOISE *= np.geomspace(1, 1 / STAGES, TRIES)[:, None] * np.geomspace(0.5, 0.05, 3
 #: Where ranks meet once a step: places tried for a run's end, in parts of what is between its
 #: neighbours' and beside where it is. Chosen by trial.
 END_SPREAD, END_CLOSE = np.linspace(0, 1, 9)[1:-1], np.arange(1 + 2 * 2) - 2
-#: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
-#: could be, as tried in turn. Chosen by trial.
-FIT_PARTS = np.linspace(1, 0.3, 8)
 
 # Comparisons: when other splits are tried, and what they take.
 
