@@ -124,6 +124,9 @@ END_SPREAD, END_CLOSE = np.linspace(0, 1, 9)[1:-1], np.arange(1 + 2 * 2) - 2
 
 #: Steps of up to so many samples are compared with other selections and plain methods. Chosen.
 COMPARED_UP_TO = 1024
+#: Selections that are split, where the first waits longer than was thought. By
+#: `tests.bench.properties`, of lengths of two kinds: 2 wait longer, 6 as long.
+SELECTIONS = 4
 #: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
 #: others have one, and it would take a second. Chosen.
 TOO_MANY_SLOTS = COMPARED_UP_TO**2
