@@ -6,8 +6,9 @@ is skipped beyond its bound, now or in any later step that takes as many.
 
 Candidates are tried from the least to the most selective, and the first that seems to wait no more
 than `tuning.LEVEL` ends the search, so that ages and lengths are disturbed only as far as it pays;
-where its split turns out to wait longer, the planner asks for the others: the oldest; the outlier lane; the column DP. Where micro-steps have a fixed size there is the DP without
-the lane. Once something is due, the DP is tried with the heaviest leaving together as well.
+where its split turns out to wait longer the planner asks for the others. They are the oldest; the
+outlier lane; the column DP. Where micro-steps have a fixed size there is the DP without the lane.
+Once something is due, the DP is tried with the heaviest leaving together as well.
 
 *The outlier lane.* A sample that costs more than a rank's share of the step makes every other rank
 wait, whatever the partition. Together with the heaviest others it makes the step so much longer
