@@ -17,6 +17,7 @@ a cap of 6 it is 4 2 | 2 2 2; with a 9 instead of the 4 it is 9 | 2 2 2, and the
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -177,13 +178,16 @@ def _by_rising_wait(batch: Batch, parts: Parts, config: PlanConfig) -> Iterator[
 def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> _Choice:
     """The selection that waits least once it is split.
 
-    They come by what they are thought to wait. Of steps that are not too large the next one is
-    split as well while the best so far turned out to wait longer than that.
+    They come by what they are thought to wait. Of steps that are not too large the next ones are
+    split as well while the best so far turned out to wait longer than was thought.
     """
-    ahead, best, least = looks_ahead(config.strategy), None, np.inf
+    ahead, best, least, thought = looks_ahead(config.strategy), None, np.inf, np.inf
     mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
-    for selection in choose(window, cost, config, take, by_cost=by_cost, ahead=ahead):
-        if best and (selection.total >= least or take > tuning.COMPARED_UP_TO):
+    most = tuning.SELECTIONS if take <= tuning.COMPARED_UP_TO else 1
+    selections = choose(window, cost, config, take, by_cost=by_cost, ahead=ahead)
+    for selection in islice(selections, most):
+        thought = min(thought, selection.total)
+        if best and (selection.total >= least or least <= thought + config.compared_above):
             break
         chosen = selection.keep.nonzero()[0]
         group = _groups(window.group, chosen, config)

@@ -4,10 +4,11 @@ Invariant: exactly `take` positions (with groups, the largest total that whole g
 the same ones for the same window and config. What is due is among them as far as it fits, so nobody
 is skipped beyond its bound, now or in any later step that takes as many.
 
-Candidates are tried from the least to the most selective, and the first that waits no more than
-`tuning.LEVEL` ends the search, so that ages and lengths are disturbed only as far as it pays: the
-oldest; the outlier lane; the column DP. Where micro-steps have a fixed size there is the DP without
-the lane. Once something is due, the DP is tried with the heaviest leaving together as well.
+Candidates are tried from the least to the most selective, and the first that seems to wait no more
+than `tuning.LEVEL` ends the search, so that ages and lengths are disturbed only as far as it pays;
+where its split turns out to wait longer the planner asks for the others. They are the oldest; the
+outlier lane; the column DP. Where micro-steps have a fixed size there is the DP without the lane.
+Once something is due, the DP is tried with the heaviest leaving together as well.
 
 *The outlier lane.* A sample that costs more than a rank's share of the step makes every other rank
 wait, whatever the partition. Together with the heaviest others it makes the step so much longer
@@ -176,13 +177,14 @@ def choose(
     *,
     by_cost: IntArray,
     ahead: bool,
-) -> list[Selection]:
+) -> Iterator[Selection]:
     """What this step may take, as masks, the most promising first; the oldest are among them.
 
     by_cost: positions by falling tokens. Nothing but the oldest unless `ahead`.
     """
     if take >= len(window):
-        return [Selection(np.ones(len(window), dtype=bool))]
+        yield Selection(np.ones(len(window), dtype=bool))
+        return
     items = _Items.of(window, cost, config, take)
     if items.size.min() > take:
         raise PlanError(
@@ -196,7 +198,8 @@ def choose(
 
     oldest = realise(np.ones(len(forced), dtype=bool))
     if not ahead:
-        return [Selection(oldest[items.index])]
+        yield Selection(oldest[items.index])
+        return
     bound = LossBound.of(window, config, items.samples, items.index)
     count = int(np.count_nonzero(oldest))
     if bound is not None:
@@ -215,8 +218,8 @@ def choose(
         share=items.share,
     )
     judge = _judge(window, cost, by_cost, items, config)
-    found = select(pool, count, lambda keep: judge(realise(keep)), bound)
-    return [replace(each, keep=realise(each.keep)[items.index]) for each in found]
+    for each in select(pool, count, lambda keep: judge(realise(keep)), bound):
+        yield replace(each, keep=realise(each.keep)[items.index])
 
 
 def must_take(window: Window, cost: FloatArray, config: PlanConfig, take: int) -> int:
@@ -341,20 +344,27 @@ def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray) -> BoolAr
     return forced
 
 
-def select(pool: Pool, take: int, judge: Judge, bound: LossBound | None = None) -> list[Selection]:
-    """The `take` items that leave together with the least waiting; then the oldest.
+def select(
+    pool: Pool, take: int, judge: Judge, bound: LossBound | None = None
+) -> Iterator[Selection]:
+    """The `take` items that leave together with the least waiting; then others, the best first.
 
     bound: all of them keep it as far as what is forced lets them.
     """
-    found = []
-    for candidate in of(pool, take):
+
+    def judged(candidate: BoolArray) -> Selection:
         keep = candidate if bound is None else bound.within(candidate, pool.forced)
         later = debt(pool, keep)
-        found.append(Selection(keep, judge(keep) + later, later))
-        if found[-1].total <= tuning.LEVEL:
+        return Selection(keep, judge(keep) + later, later)
+
+    found, candidates = list[Selection](), map(judged, of(pool, take))
+    for each in candidates:
+        found.append(each)
+        if each.total <= tuning.LEVEL:
             break
-    best = min(found, key=lambda each: each.total)
-    return [best] if best is found[0] else [best, found[0]]
+    found.sort(key=lambda each: each.total)
+    yield found[0]
+    yield from sorted([*found[1:], *candidates], key=lambda each: each.total)
 
 
 def of(pool: Pool, take: int) -> Iterator[BoolArray]:

@@ -119,14 +119,14 @@ NOISE *= np.geomspace(1, 1 / STAGES, TRIES)[:, None] * np.geomspace(0.5, 0.05, 3
 #: Where ranks meet once a step: places tried for a run's end, in parts of what is between its
 #: neighbours' and beside where it is. Chosen by trial.
 END_SPREAD, END_CLOSE = np.linspace(0, 1, 9)[1:-1], np.arange(1 + 2 * 2) - 2
-#: Whole groups that share micro-batches: what one of these may cost, in parts of the dearest there
-#: could be, as tried in turn. Chosen by trial.
-FIT_PARTS = np.linspace(1, 0.3, 8)
 
 # Comparisons: when other splits are tried, and what they take.
 
 #: Steps of up to so many samples are compared with other selections and plain methods. Chosen.
 COMPARED_UP_TO = 1024
+#: Selections that are split, where the first waits longer than was thought. By
+#: `tests.bench.properties`, of lengths of two kinds: 2 wait longer, 6 as long.
+SELECTIONS = 4
 #: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
 #: others have one, and it would take a second. Chosen.
 TOO_MANY_SLOTS = COMPARED_UP_TO**2
@@ -154,4 +154,4 @@ BETWEEN_EQUALS = LEVEL**2
 
 #: Paces that are tried, in shares of a micro-step that is level: what cannot keep up is split. By
 #: `tests.bench.blocks`.
-PACES = 1.02 * np.linspace(1, 0.5, 8)
+PACES = np.geomspace(1.3, 0.6, 8)

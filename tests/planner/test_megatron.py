@@ -51,6 +51,13 @@ def test_packed_blocks_keep_to_their_budget(lengths: list[int], ranks: int, budg
         assert sum(sizes[sample] for sample in own) <= budget * size
 
 
+def test_no_sample_is_on_fewer_ranks_than_hold_it_where_ranks_are_no_power_of_two() -> None:
+    """The fourth of 900 was on one rank, beside a block of four that had three of them."""
+    samples = list(enumerate([900, 900, 900, 900, 100]))
+    _, [group] = BlockScheduler(500, Ranks(6)).get_groups_and_subsamples(samples)
+    assert all(sum(sample in rank for rank in group) >= 2 for sample in range(4))
+
+
 def test_the_number_of_packed_groups_suits_a_virtual_pipeline() -> None:
     samples = list(enumerate([300] * 40))
     groups = PackedBlockScheduler(1000, 2, 2, 3).get_groups_and_subsamples(samples)

@@ -23,14 +23,16 @@ swap helps, as whoever has the 9 takes 9 * 4 and its smallest company.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
+from typing import NamedTuple
 
 import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import by_label, falling_place
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, cut, step_time
+from rollout_planner.types import BoolArray, FloatArray, IntArray, Sync, cut, round_up, step_time
 
 #: The bin of each item.
 Labels = IntArray
@@ -59,7 +61,7 @@ def lpt_budget(
 
     slowness: of each bin: an item goes to the one that would be done with it first.
     """
-    all_bins, tokens = _Bins(bins, budget, start, slowness), np.minimum(s, budget).tolist()
+    all_bins, tokens = Bins.alike(bins, budget, start, slowness), np.minimum(s, budget).tolist()
     labels = np.array(list(map(all_bins.put, x.tolist(), tokens)), dtype=np.int64)
     return None if labels.min(initial=0) < 0 else labels
 
@@ -79,7 +81,7 @@ def fill_sets(
 
     of: set of each item, as its rank. Tightly is by Karmarkar-Karp of the tokens, or by best fit.
     """
-    sets = [_Bins(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
+    sets = [Bins.alike(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
     items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
     labels = np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
     for each in np.unique(of[labels < 0]).tolist() if tightly else ():
@@ -105,43 +107,69 @@ def kk_sets(x: FloatArray, s: IntArray, of: IntArray, bins: int, budget: int) ->
     return labels
 
 
-class _Bins:
-    """Bins of one budget, and what each has; an item above the budget needs all of one.
+class Kind(NamedTuple):
+    """What bins have in common. slow: time that a unit of cost takes.
 
-    Those that are equally fast have a heap together, by load, and of each heap only the least
-    loaded is asked. One without room is parked until items are small enough for it.
+    An item is padded to a multiple of `pieces`, and has `longest` tokens at most.
+    """
+
+    slow: float = 1.0
+    pieces: int = 1
+    longest: float = np.inf
+
+
+class Bins:
+    """Bins with room for so many tokens, and what each has.
+
+    Those of a kind have a heap together, by load, and of each heap only the least loaded is asked.
+    One without room is parked until items are small enough for it.
     """
 
     def __init__(
-        self,
+        self, room: list[int], kinds: Sequence[Kind], start: FloatArray | None = None
+    ) -> None:
+        self.room, self.parked = room, list[tuple[int, Kind, tuple[float, int]]]()
+        self.heaps: dict[Kind, list[tuple[float, int]]] = {}
+        loads = [0.0] * len(room) if start is None else start.tolist()
+        for b, kind in enumerate(kinds):
+            heappush(self.heaps.setdefault(kind, []), (loads[b], b))
+
+    @classmethod
+    def alike(
+        cls,
         bins: int,
         budget: int,
         start: FloatArray | None = None,
         slowness: tuple[float, ...] | None = None,
-    ) -> None:
-        self.room, self.parked = [budget] * bins, list[tuple[int, float, tuple[float, int]]]()
-        self.heaps: dict[float, list[tuple[float, int]]] = {}
-        loads = [0.0] * bins if start is None else start.tolist()
-        for b, slow in enumerate(slowness or [1.0] * bins):
-            heappush(self.heaps.setdefault(slow, []), (loads[b], b))
+    ) -> "Bins":
+        """Of one budget; an item above it needs all of one."""
+        kinds = [Kind()] * bins if slowness is None else list(map(Kind, slowness))
+        return cls([budget] * bins, kinds, start)
 
     def put(self, cost: float, tokens: int) -> int:
         """The bin that would be done with this item first, which it goes to; -1: no room."""
         heaps, room, parked = self.heaps, self.room, self.parked
         while parked and -parked[0][0] >= tokens:
-            _, slow, entry = heappop(parked)
-            heappush(heaps[slow], entry)
-        best, soonest = None, np.inf
-        for slow, heap in heaps.items():
-            while heap and room[heap[0][1]] < tokens:
-                heappush(parked, (-room[heap[0][1]], slow, heappop(heap)))
-            if heap and (heap[0][0] + cost) * slow < soonest:
-                best, soonest = heap, (heap[0][0] + cost) * slow
+            _, kind, entry = heappop(parked)
+            heappush(heaps[kind], entry)
+        best, soonest, taken = None, np.inf, (0.0, 0)
+        for kind, heap in heaps.items():
+            slow, pieces, longest = kind
+            work, needed = cost, tokens
+            if pieces > 1:
+                needed = round_up(tokens, pieces)
+                work = cost * needed / tokens
+            if tokens > longest:
+                continue
+            while heap and room[heap[0][1]] < needed:
+                heappush(parked, (-room[heap[0][1]], kind, heappop(heap)))
+            if heap and (heap[0][0] + work) * slow < soonest:
+                best, soonest, taken = heap, (heap[0][0] + work) * slow, (work, needed)
         if best is None:
             return -1
-        load, b = best[0]
-        room[b] -= tokens
-        heapreplace(best, (load + cost, b))
+        (load, b), (work, needed) = best[0], taken
+        room[b] -= needed
+        heapreplace(best, (load + work, b))
         return b
 
 

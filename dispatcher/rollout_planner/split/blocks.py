@@ -12,49 +12,35 @@ micro-batches.
 A pace is assumed for all micro-steps: what one rank cannot keep up with takes the smallest block
 that can, the largest blocks first, each in the micro-step with most ranks left. All other samples,
 the dearest first, go where they would be done first (Graham 1969; of machines that differ in speed
-Gonzalez, Ibarra & Sahni 1977). Of several paces and numbers of micro-steps the shortest step is
-taken.
+Gonzalez, Ibarra & Sahni 1977). Where ranks meet at every micro-step, the dearest micro-batches of
+single ranks go beside the slowest blocks. Of several paces and numbers of micro-steps the shortest
+step is taken; swaps between single ranks end it.
 
 Example, R = 4, cost = tokens, no overhead: 16 3 3 2 take a step of 16 on ranks of their own; with
 blocks 16 is on two ranks for 8, beside 3 2 and 3.
 """
 
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
+from dataclasses import dataclass
 
 import numpy as np
 
 from rollout_planner import tuning
+from rollout_planner.order import as_lists
+from rollout_planner.split.assign import Bins, Kind, levelled
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, round_up
-
-
-@dataclass(slots=True)
-class Block:
-    """One micro-batch of 2**doublings ranks from `first` on. load: its time; room: in tokens."""
-
-    step: int
-    first: int
-    doublings: int
-    room: int
-    load: float = 0.0
-    samples: list[int] = field(default_factory=list)
-
-    @property
-    def ranks(self) -> range:
-        """Those that train it together."""
-        return range(self.first, self.first + (1 << self.doublings))
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWork:
     """What each sample takes of blocks of each size, by doublings: time and tokens, [e, n].
 
-    budget: tokens of a micro-batch for each of its ranks. longest: the same of a single sample.
-    dearest_first: int64[n].
+    shares: time of a block over that of one rank. budget: tokens of a micro-batch for each of its
+    ranks. longest: the same of a single sample. dearest_first: int64[n].
     """
 
     time: FloatArray
     tokens: IntArray
+    shares: FloatArray
     budget: int
     longest: int
     dearest_first: IntArray
@@ -75,12 +61,17 @@ class BlockWork:
         share = ((1 + overhead) / 2) ** np.arange(doublings)
         time = np.array([config.cost(each) for each in s]) * share[:, None]
         budget, order = config.micro_batch_tokens or 1, np.argsort(-time[0], kind="stable")
-        return cls(time, s, budget, budget if longest is None else longest, order)
+        return cls(time, s, share, budget, budget if longest is None else longest, order)
 
     @property
     def most_doublings(self) -> int:
         """Of the largest block."""
         return len(self.time) - 1
+
+    @property
+    def all(self) -> IntArray:
+        """Numbers of the samples."""
+        return np.arange(len(self.dearest_first))
 
     def doublings(self, pace: float) -> IntArray:
         """Of the smallest block that has room and keeps the pace for each sample, or the last."""
@@ -90,6 +81,79 @@ class BlockWork:
         return np.where(keeps.any(axis=0), keeps.argmax(axis=0), self.most_doublings)
 
 
+@dataclass(slots=True)
+class _Blocks:
+    """Micro-batches of 2**doublings ranks, from `first` on, in a micro-step.
+
+    of: the one of each sample.
+    """
+
+    work: BlockWork
+    step: IntArray
+    first: IntArray
+    doublings: IntArray
+    of: IntArray
+
+    def loads(self) -> FloatArray:
+        """What each takes its ranks."""
+        time = self.work.time[self.doublings[self.of], self.work.all]
+        return np.bincount(self.of, time, len(self.step)).astype(np.float64)
+
+    def arrange(self, sync: Sync, M: int) -> float:
+        """Micro-batches of single ranks where they wait least; when the last rank is done.
+
+        A block begins when its last rank is there; micro-steps with giants come first.
+        """
+        load, single = self.loads(), np.flatnonzero(self.doublings == 0)
+        wide = np.flatnonzero(self.doublings)
+        single = single[np.argsort(-load[single], kind="stable")]
+        if sync is Sync.MICRO_STEP:
+            pace = np.zeros(M)
+            np.maximum.at(pace, self.step[wide], load[wide])
+            slots = np.sort(single)
+            slots = slots[np.argsort(-pace[self.step[slots]], kind="stable")]
+            self.step[single], self.first[single] = self.step[slots], self.first[slots]
+            np.maximum.at(pace, self.step[single], load[single])
+            return float(pace.sum())
+        clock = np.zeros(int((self.first + (1 << self.doublings)).max()))
+        busy = np.bincount(self.step[wide], 1 << self.doublings[wide], M)
+        place = np.empty(M, dtype=np.int64)
+        place[np.argsort(-busy, kind="stable")] = np.arange(M)
+        self.step = place[self.step]
+        for step in range(M):
+            own = single[self.step[single] == step]
+            ranks = np.sort(self.first[own])
+            self.first[own] = ranks = ranks[clock[ranks].argsort(kind="stable")]
+            clock[ranks] += load[own]
+            for b in wide[self.step[wide] == step].tolist():
+                ranks = slice(self.first[b], self.first[b] + (1 << self.doublings[b]))
+                clock[ranks] = clock[ranks].max() + load[b]
+        return float(clock.max())
+
+    def level(self) -> None:
+        """Swaps of samples between single ranks, towards what their micro-steps take."""
+        load, single, order = self.loads(), self.doublings == 0, self.work.dearest_first
+        own = order[single[self.of[order]]]
+        if len(own):
+            pace = np.zeros(int(self.step.max()) + 1)
+            np.maximum.at(pace, self.step, load)
+            x, s, place = self.work.time[0, own], self.work.tokens[0, own], single.cumsum() - 1
+            self.of[own] = np.flatnonzero(single)[
+                levelled(
+                    place[self.of[own]], x, int(single.sum()), s, self.work.budget,
+                    base=(pace.max() - pace[self.step[single]])[None], enough=tuning.LEVEL,
+                )
+            ]  # fmt: skip
+
+    def listed(self, R: int, M: int) -> list[list[list[int]]]:
+        """Samples as [dp rank][micro-batch]."""
+        found: list[list[list[int]]] = [[[] for _ in range(M)] for _ in range(R)]
+        for b, samples in enumerate(as_lists(self.of, len(self.step))):
+            for rank in range(self.first[b], self.first[b] + (1 << self.doublings[b])):
+                found[rank][self.step[b]] = samples
+        return found
+
+
 def in_blocks(
     work: BlockWork, config: PlanConfig, begin: float, least: float
 ) -> list[list[list[int]]] | None:
@@ -97,103 +161,68 @@ def in_blocks(
 
     begin: what it costs to begin a micro-step, which counts.
     """
-    R, found = config.dp_size, None
+    R, best = config.dp_size, None
     even, fewest = float(work.time[0].sum()) / R, -(-int(work.tokens[0].sum()) // (R * work.budget))
-    every = np.arange(len(work.dearest_first))
     for more in range(tuning.MORE_TRIED + 1):
-        M, tried = config.micro_batches(fewest + more), np.zeros_like(every) - 1
-        for pace in even / M * tuning.PACES:
+        M, tried = config.micro_batches(fewest + more), work.all - 1
+        for pace in even / M * tuning.PACES:  # the faster, the more work
             doublings = work.doublings(pace)
             if (doublings == tried).all():
                 continue
             tried = doublings
-            level = float((work.time[doublings, every] * (1 << doublings)).sum()) / R
-            if begin * M + level >= least or (blocks := _dealt(work, doublings, R, M)) is None:
+            level = float((work.time[doublings, work.all] * (1 << doublings)).sum()) / R
+            if begin * M + level >= least:
+                break
+            blocks = _dealt(work, doublings, config, M, level)
+            if blocks is None or (more and len(np.unique(blocks.step[blocks.of])) < M):
                 continue
-            time, samples = _arranged(blocks, R, M, config.sync)
-            if begin * M + time < least:
-                least, found = begin * M + time, samples
-    return found
+            time = begin * M + blocks.arrange(config.sync, M)
+            if time < least:
+                least, best = time, (blocks, M)
+    if best is None:
+        return None
+    blocks, M = best
+    found = blocks.listed(R, M)
+    blocks.level()
+    return blocks.listed(R, M) if begin * M + blocks.arrange(config.sync, M) < least else found
 
 
-def _dealt(work: BlockWork, doublings: IntArray, R: int, M: int) -> list[Block] | None:
-    """Blocks that have all samples; None if one finds no room."""
-    blocks, taken = list[Block](), [0] * M
-    giants = work.dearest_first[doublings[work.dearest_first] > 0]
-    placed = np.zeros(len(doublings), dtype=bool)
-    for i in giants[np.argsort(-doublings[giants], kind="stable")].tolist():
-        e = int(doublings[i])
-        step = taken.index(min(taken))
-        if taken[step] + (1 << e) <= R:
-            room = max(work.budget << e, int(work.tokens[e, i]))  # oversize, alone
-            blocks.append(Block(step, taken[step], e, room))
-            taken[step] += 1 << e
-            _put(work, blocks[-1], i)
-            placed[i] = True
-    for step, first in enumerate(taken):
-        blocks += [Block(step, rank, 0, work.budget) for rank in range(first, R)]
-    rest = work.dearest_first[~placed[work.dearest_first]]
-    return blocks if _put_where_first_done(work, blocks, rest.tolist()) else None
+def _dealt(
+    work: BlockWork, doublings: IntArray, config: PlanConfig, M: int, level: float
+) -> _Blocks | None:
+    """Blocks that have all samples; None if one finds no room. level: what a rank has of the step.
 
-
-def _put(work: BlockWork, block: Block, i: int) -> None:
-    block.samples.append(i)
-    block.load += float(work.time[block.doublings, i])
-    block.room -= int(work.tokens[block.doublings, i])
-
-
-def _put_where_first_done(work: BlockWork, blocks: list[Block], samples: list[int]) -> bool:
-    """Whether all find room. Of each size only the block that has least is asked."""
-    heaps: dict[int, list[tuple[float, int]]] = {}
-    full: dict[int, list[tuple[int, int]]] = {}  # those without room for the sample before
-    for at, block in enumerate(blocks):
-        heaps.setdefault(block.doublings, []).append((block.load, at))
-        full[block.doublings] = []
-    for heap in heaps.values():
-        heapify(heap)
-    time, tokens = work.time.tolist(), work.tokens.tolist()
-    for i in samples:
-        soonest, chosen = np.inf, -1
-        for e, heap in heaps.items():
-            needed = tokens[e][i]
-            while full[e] and -full[e][0][0] >= needed:
-                at = heappop(full[e])[1]
-                heappush(heap, (blocks[at].load, at))
-            while heap and blocks[heap[0][1]].room < needed:
-                at = heappop(heap)[1]
-                heappush(full[e], (-blocks[at].room, at))
-            if heap and heap[0][0] + time[e][i] < soonest:
-                soonest, chosen = heap[0][0] + time[e][i], e
-        if chosen < 0:
-            return False
-        at = heaps[chosen][0][1]
-        _put(work, blocks[at], i)
-        heapreplace(heaps[chosen], (blocks[at].load, at))
-    return True
-
-
-def _arranged(
-    blocks: list[Block], R: int, M: int, sync: Sync
-) -> tuple[float, list[list[list[int]]]]:
-    """When the last rank is done, and the samples of each rank; micro-steps with giants first.
-
-    A block begins when its last rank is there. Single ranks' micro-batches of a micro-step go the
-    dearest to the rank that is there first.
+    Where ranks meet at every micro-step the first one is as slow as the slowest block.
     """
-    steps = [[block for block in blocks if block.step == step] for step in range(M)]
-    steps.sort(key=lambda each: -sum(1 << b.doublings for b in each if b.doublings))
-    found: list[list[list[int]]] = [[] for _ in range(R)]
-    clock = np.zeros(R)
-    for step in steps:
-        single = sorted((b for b in step if not b.doublings), key=lambda block: -block.load)
-        ranks = np.array([block.first for block in single], dtype=np.int64)
-        for block, rank in zip(single, ranks[clock[ranks].argsort(kind="stable")], strict=True):
-            block.first = int(rank)
-        for block in step:
-            own = slice(block.first, block.ranks.stop)
-            clock[own] = clock[own].max() + block.load
-            for rank in block.ranks:
-                found[rank].append(block.samples)
-        if sync is Sync.MICRO_STEP:
-            clock[:] = clock.max()
-    return float(clock.max()), found
+    R, blocks, taken = config.dp_size, list[tuple[int, int, int]](), [0] * M
+    time, of = work.time[doublings, work.all], np.full(len(doublings), -1)
+    first = max(float(time.max()), level / M)
+    other = (level - first) / max(M - 1, 1)
+    giants = np.flatnonzero(doublings)
+    for i in giants[np.lexsort((-time[giants], -doublings[giants]))].tolist():
+        e = int(doublings[i])
+        open_steps = [step for step in range(M) if taken[step] + (1 << e) <= R]
+        if open_steps:
+            step = min(open_steps, key=lambda each: (not each and time[i] <= other, taken[each]))
+            of[i] = len(blocks)
+            blocks.append((step, taken[step], e))
+            taken[step] += 1 << e
+    blocks += [(step, rank, 0) for step, used in enumerate(taken) for rank in range(used, R)]
+    found = _Blocks(work, *np.array(blocks).T, of)
+    placed = np.flatnonzero(of >= 0)
+    share, room = work.shares[found.doublings], work.budget << found.doublings
+    start = np.zeros(len(blocks))
+    if config.sync is Sync.MICRO_STEP:
+        start[found.step > 0] = first - other
+    start[of[placed]] += time[placed]
+    start /= share
+    room[of[placed]] = np.maximum(room[of[placed]] - work.tokens[doublings[placed], placed], 0)
+    kinds = [
+        Kind(slow, 2 << e if e else 1, work.longest << e)
+        for slow, e in zip(share.tolist(), found.doublings.tolist(), strict=True)
+    ]
+    bins, rest = Bins(room.tolist(), kinds, start), work.dearest_first
+    rest = rest[of[rest] < 0]
+    items = zip(work.time[0, rest].tolist(), work.tokens[0, rest].tolist(), strict=True)
+    of[rest] = [bins.put(cost, tokens) for cost, tokens in items]
+    return found if of.min() >= 0 else None

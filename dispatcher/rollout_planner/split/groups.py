@@ -180,7 +180,7 @@ class _Task:
             if self.cuts:
                 parts: Parts | None = self.cut(way, M)
             else:
-                parts = self.filled(self.samples(way, self.batch.order), M, work)
+                parts = self.filled(self.samples(way, self.batch.order), M)
             found += [] if parts is None else [parts]
         if found and self.cuts and self.counts and self.waits_often:
             times = [time_of(self.batch, parts, self.config) for parts in found]
@@ -227,40 +227,31 @@ class _Task:
         """Runs of neighbours on each rank, as full as can be."""
         return cut_ranks(self.samples(way, self.batch.order), M, self.batch, self.config)
 
-    def filled(self, ranks: list[IntArray], M: int, work: Work) -> Parts | None:
-        """M micro-batches of each of these ranks, falling by cost, as level as may be.
-
-        work: pays for unequal KK on each rank, where all micro-batches should be alike.
-        """
-        cost, weight, cap, sync = self.batch.cost, self.weight, self.cap, self.config.sync
-        level, x, w = self.levels(ranks, M), np.append(cost, 0.0), np.append(weight, 0)
-        place, best, least = np.empty(len(cost), np.int64), np.zeros((0, M, 0), np.int64), np.inf
-        ids, rank_of = np.concatenate(ranks), _ranks_of(ranks)
-        labels = assign.fill_sets(cost[ids], weight[ids], rank_of, M, cap, start=level[0] - level)
+    def filled(self, ranks: list[IntArray], M: int) -> Parts | None:
+        """M micro-batches of each of these ranks, falling by cost, as level as may be."""
+        level, x = self.levels(ranks, M), np.append(self.batch.cost, 0.0)
+        ids, rank_of, place = np.concatenate(ranks), _ranks_of(ranks), np.empty(len(x) - 1, int)
+        labels = assign.fill_sets(
+            x[ids], self.weight[ids], rank_of, M, self.cap, start=level[0] - level
+        )
         if labels.min() < 0:
             return None
         place[ids] = labels + rank_of * M
-        for by_differences in (False, True):
-            if by_differences:
-                labels = assign.kk_sets(cost[ids], weight[ids], rank_of, M, cap)
-                place[ids] = np.where(labels < 0, place[ids], labels + rank_of * M)
-            bins = assign.members(place, len(ranks) * M).reshape(len(ranks), M, -1)
-            targets = (level, x[bins].sum(axis=2).mean(axis=0)) if self.waits_often else ()
-            for target in (None, *targets):
-                if target is not None:
-                    base = np.broadcast_to(target[0] - target, bins.shape[:2])
-                    assign.swap_level(bins, x, w, cap, base=base, enough=tuning.LEVEL)
-                falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
-                bins = np.take_along_axis(bins, falling[:, :, None], 1)
-                time = step_time(x[bins].sum(axis=2), sync)
-                if time < least:
-                    best, least = bins.copy(), time
-            near = least <= level.sum() * (1 + tuning.LEVEL)
-            if near or not (self.waits_often and np.isclose(level[0], level[-1])):
-                break
-            if not work.affords(tuning.ONCE + tuning.SAMPLE * len(cost)):
-                break
-        there = best < len(cost)
+        bins = assign.members(place, len(ranks) * M).reshape(len(ranks), M, -1)
+        best, least = bins, np.inf
+        means = x[bins].sum(axis=2).mean(axis=0)
+        for target in (None, level, means) if self.waits_often else (None,):
+            if target is not None:
+                base, w = np.broadcast_to(target[0] - target, bins.shape[:2]), self.weight
+                assign.swap_level(
+                    bins, x, np.append(w, 0), self.cap, base=base, enough=tuning.LEVEL
+                )
+            falling = np.argsort(-x[bins].sum(axis=2), axis=1, kind="stable")
+            bins = np.take_along_axis(bins, falling[:, :, None], 1)
+            time = step_time(x[bins].sum(axis=2), self.config.sync)
+            if time < least:
+                best, least = bins.copy(), time
+        there = best < len(place)
         return Parts(best[there], there.sum(axis=2))
 
     def levels(self, ranks: list[IntArray], M: int) -> FloatArray:

@@ -165,7 +165,7 @@ def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Part
     """Groups of several lengths and sizes, under a budget of samples: neighbours if they fit.
 
     As few micro-batches come first, and for these what shares one may have to be far apart: first
-    fit, of micro-batches that cost at most a part of what a full one of the longest does.
+    fit.
     """
     assert batch.padded is not None, "see split_padded for samples"
     packed = split_packed(batch, config, work)
@@ -177,15 +177,8 @@ def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Part
     if starts is not None:
         labels = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
         found.append(_placed(by_length, labels, M, batch, config))
-    whatever = batch.dearest_first, np.argsort(-longest, kind="stable"), np.arange(len(size))
-    orders = [(1.0, order) for order in whatever]
-    for part, order in [*orders, *((part, by_length) for part in tuning.FIT_PARTS.tolist())]:
-        level, own = (
-            part * most * longest[by_length[0]],
-            np.maximum(longest[order], np.finfo(float).tiny),
-        )
-        room = np.maximum(np.minimum(np.rint(level / own), most), size[order]).astype(np.int64)
-        fits = first_fit(size[order], room)
+    for order in (batch.dearest_first, by_length, np.arange(len(size))):
+        fits = first_fit(size[order], np.full(len(size), most))
         if num_bins(fits) <= R * M:
             found.append(_placed(order, fits, M, batch, config))
     return min(found, key=lambda parts: time_of(batch, parts, config))
