@@ -22,9 +22,7 @@ memory, in the totals, and a fact if facts are kept; every outcome is in its pus
 the totals. The first accepted sample sets the run's schema, unless it is declared.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
@@ -70,27 +68,13 @@ class Capacity:
 
     # -- what a cap lets in -----------------------------------------------------------------
 
-    def admits(self, samples: SamplesByField, amount: Amount) -> int:
-        """How many of these samples, all without a group, are accepted before one is blocked.
-
-        amount: of all of them, which nearly always fit.
+    def admits_all(self, samples: SamplesByField, amount: Amount) -> bool:
+        """Whether all of these samples, none of which has a group, are accepted now. amount: of all
+        of them.
         """
-        if self._admits(amount.samples, amount.footprint, amount.tokens - samples.tokens[-1]):
-            return amount.samples
-        each = [Footprint.by((payload,)) for payload in samples.payloads]
-        sums = list(map(Footprint, *(accumulate(column) for column in zip(*each, strict=True))))
-        tokens = list(accumulate(samples.tokens, initial=0))
-        return bisect_left(
-            range(amount.samples),
-            True,  # samples before it only add to what blocks a sample
-            key=lambda at: not self._admits(at + 1, sums[at], tokens[at]),
-        )
-
-    def _admits(self, count: int, footprint: Footprint, tokens_before: int) -> bool:
-        """Whether the last of `count` samples is accepted behind the others."""
-        if self.hard_cap(*footprint, count) is not None:
+        if self.hard_cap(*amount.footprint, amount.samples) is not None:
             return False
-        before = count - 1
+        before, tokens_before = amount.samples - 1, amount.tokens - samples.tokens[-1]
         return self._buffer.soft_cap(before, tokens_before) is None or self.units_short() > before
 
     def blocked_by(self, sample: Sample) -> BufferFull | None:
@@ -336,9 +320,8 @@ class Outcomes:
     def accept_all(
         self, push: Push, samples: SamplesByField, amount: Amount, now: float
     ) -> list[Entry]:
-        """Accept the first undecided samples of a push on the fast path. amount: of all of them."""
-        first = push.outcomes.index(None)
-        these = slice(first, first + amount.samples)
+        """Accept the undecided samples of a push on the fast path. amount: of all of them."""
+        these = slice(push.outcomes.index(None), None)
         self._fix_schema_if_unset(push, samples.schemas[0])
         entries = self._buffer.add_all(push.samples[these], amount, push.producer, now)
         if self.unreported is not None:  # else they would be kept for ever
