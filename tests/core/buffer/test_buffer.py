@@ -142,13 +142,6 @@ def test_what_can_never_be_accepted_is_refused_with_its_reason(reason: str, samp
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize(("reason", "size"), [("group-too-large", 9), ("group-size", 0)])
-def test_a_group_that_no_step_could_take_is_refused(reason: str, size: int) -> None:
-    with pytest.raises(SampleRefused) as caught:
-        make_buffer().check_group(member("g0", "g", size))
-    assert caught.value.reason == reason
-
-
 def test_a_group_that_no_micro_batch_could_hold_is_refused_where_it_has_to_stay_in_one() -> None:
     by_count = make_buffer(micro_batch=MicroBatchLimits(samples=3))
     with pytest.raises(SampleRefused, match=r"a micro-batch takes at most 3.*--micro-batch-size"):

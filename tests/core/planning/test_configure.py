@@ -85,17 +85,6 @@ def test_a_smaller_buffer_drops_nothing_and_holds_back_until_it_is_below() -> No
     assert bench.core.statistics().buffered == 6
 
 
-def test_samples_beyond_a_lower_bound_on_skips_go_first_and_nothing_fails() -> None:
-    bench = Bench(window=12, capacity=12)
-    bench.push_plain(12)
-    for entry in bench.core._buffer.ready(12)[:7]:
-        entry.skips = 5
-    bench.plan_config = replace(bench.plan_config, max_skips=1)
-    bench.join()
-    gone = bench.trained(0)
-    assert gone == {f"p/{at}" for at in range(4)}
-
-
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_restart_is_told_of_what_was_posted(*, durable: bool) -> None:
     bench = Bench(durable=durable)

@@ -33,29 +33,6 @@ def test_other_content_under_a_known_id_is_a_conflict_and_the_first_is_kept() ->
     assert at.balanced
 
 
-def test_content_that_is_not_known_is_no_conflict() -> None:
-    bench = Named()
-    bench.send(named("a", None), named("b"))
-    assert bench.send(named("a", 8), named("b", None)) == [DUPLICATE] * 2
-
-
-def test_a_producers_own_number_again_is_no_conflict_whatever_it_says() -> None:
-    bench = Named()
-    bench.send(named("a"), seq=0)
-    assert bench.send(named("a", 8), seq=0) == [DUPLICATE]
-
-
-def test_what_was_dropped_may_be_pushed_with_other_content() -> None:
-    bench = Named(max_staleness=0)
-    bench.perform(bench.core.set_policy_version(1, bench.now, 0))
-    bench.send(named("a")._replace(policy_version=0))
-    bench.join()
-    bench.hungry()
-    bench.send(*[named(f"{at}")._replace(policy_version=1) for at in range(4)])
-    assert sum(bench.core.statistics().dropped.values()) == 1
-    assert bench.send(named("a", 8)._replace(policy_version=1)) == [ACCEPTED]
-
-
 def test_checksums_outlive_the_process() -> None:
     bench = Named(durable=True)
     bench.send(named("a"))

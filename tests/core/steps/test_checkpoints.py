@@ -19,7 +19,6 @@ from rollout_dispatcher.core.facts import (
     RecoveredState,
     Resumed,
     RetainedEvicted,
-    RunBegan,
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
@@ -164,18 +163,6 @@ def test_a_checkpoint_of_another_run_or_of_the_future_is_refused_and_changes_not
     assert run.core.statistics() == before
 
 
-def test_without_retained_steps_the_run_goes_on_and_says_how_many_are_missing() -> None:
-    run = Run(retain=False)
-    run.run_to(4)
-    run.begin()
-    assert Rewound(after=1, steps=0, samples=0, missing=3) in run.load(1)
-    at = run.core.statistics()
-    assert (at.steps_not_rewound, at.samples_rewound, at.steps_retained) == (3, 0, 0)
-    assert run.core._ledger.steps.committed == 4
-    run.run_to(5)
-    assert run.core.statistics().balanced
-
-
 def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
     run = Run()
     run.run_to(4)
@@ -225,23 +212,6 @@ def test_ranks_that_load_different_checkpoints_all_fail_before_any_step(other: i
     run.begin()  # all ranks restart, and agree
     run.load(1)
     assert run.run_to(2)
-
-
-def test_no_step_is_released_before_every_rank_has_said_where_it_goes_on() -> None:
-    run = Run()
-    run.perform(run.core.demand(0, -1, run.now, hungry=True))
-    for rank in (0, 1):
-        digest = run.core._ledger.steps[0].digest
-        run.perform(run.core.prepared(rank, 0, digest, run.now))
-    assert "Release" not in {type(effect).__name__ for effect in run.log}
-    run.perform(run.core.demand(1, -1, run.now, hungry=True))
-    assert "Release" in {type(effect).__name__ for effect in run.log}
-
-
-def test_a_rank_that_has_begun_cannot_load_a_checkpoint() -> None:
-    run = Run()
-    run.run_to(0)
-    assert any(isinstance(effect, FailRanks) for effect in run.load(-1, 0))
 
 
 def test_a_checkpoint_is_loaded_in_a_generation() -> None:
@@ -342,14 +312,6 @@ def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
     hello = RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 0))
     joined = run.core.join(hello, run.now)
     assert joined.facts == [Resumed(0)]
-
-
-def test_a_new_run_notes_its_name_and_one_that_goes_on_keeps_it() -> None:
-    fresh = DispatcherCore(Run().core.config, "named")
-    assert fresh.restore(RecoveredState()).facts == [RunBegan("named")]
-    later = DispatcherCore(fresh.config, "other")
-    assert not later.restore(RecoveredState(run_id="named")).facts
-    assert later.run_id == "named"
 
 
 def test_the_oldest_retained_steps_go_where_there_is_no_room_for_them() -> None:
