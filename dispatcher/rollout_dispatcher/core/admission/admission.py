@@ -128,7 +128,7 @@ class Admission:
                 effects += self._try(push, now)
             if self.capacity.units_short() <= 0:
                 return effects  # a step can be planned: the others keep their order
-        for footprint in self.blocked.max_sizes():
+        for footprint in self.blocked.largest():
             if (full := self.capacity.hard_cap(*footprint)) is not None:
                 self.capacity.set_blocking_cap(full, now)
         return effects
@@ -177,7 +177,7 @@ class Admission:
         if push.payload_evicted:
             return self._request_resend(push, now)
         if not push.groups:  # a member may be refused by now
-            full = self.capacity.all_blocked_by(self.blocked.smallest(push))
+            full = self.capacity.all_blocked_by(push.smallest)
             if full is not None:
                 self.capacity.set_blocking_cap(full, now)
                 return []
