@@ -1,7 +1,7 @@
 """States of a core, each as large as is asked for in one dimension.
 
-So many ready samples, open groups, producers, held pushes, retained steps, or ranks. No plan is carried out
-for events that come later, so that what these cost is their own.
+So many ready samples, open groups, producers, held pushes, retained steps, or ranks. No plan is
+carried out for events that come later, so that what these cost is their own.
 """
 
 from collections.abc import Callable
