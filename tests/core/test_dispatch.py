@@ -46,15 +46,6 @@ def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
     assert str(bench.core.shutdown_drops).endswith("(shutdown 3): p/0, p/1, p/2")
 
 
-def test_the_end_of_the_stream_loses_nothing_that_the_settings_do_not_ask_for() -> None:
-    bench = Bench()
-    bench.push(make_sample("half", group_id="g", group_size=2))
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    assert bench.dropped(DropReason.INCOMPLETE_GROUP) == 1
-    bench.perform(bench.core.drain(bench.now))
-    assert bench.core.shutdown_drops.samples == 0
-
-
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not noticed yet"])
 def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: bool) -> None:
     bench = Bench()
@@ -68,19 +59,6 @@ def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: b
         WelcomeRank("r1", 1, "run", 1, -1),
         EndRanks((1,), EndReason.ENDED),
     ]
-
-
-def test_ranks_are_gone_for_good_only_when_all_have_said_goodbye() -> None:
-    bench = Bench()
-    bench.join()
-    deserted = [bench.core._ledger.generation.deserted]
-    for rank, for_good in ((0, True), (1, False)):
-        bench.perform(bench.core.leave(rank, f"r{rank}", bench.now, for_good=for_good))
-        deserted.append(bench.core._ledger.generation.deserted)
-    bench.perform(bench.core.join(RankHello("r1", 1, 2, 1), bench.now))
-    bench.perform(bench.core.leave(1, "r1", bench.now, for_good=True))
-    deserted.append(bench.core._ledger.generation.deserted)
-    assert deserted == [False, False, False, True]
 
 
 @pytest.mark.parametrize("hungry_first", [True, False])

@@ -56,28 +56,6 @@ def test_a_bad_sample_does_not_spoil_its_push() -> None:
     assert answer.errors == {1: "sample b has no tokens"}
 
 
-class Counted(Admission):
-    """Knows how often it was asked."""
-
-    times = 0
-
-    def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
-        self.times += 1
-        super()._decide_each(push, now, in_line=in_line)
-
-
-def test_a_group_of_which_nobody_waited_has_nobody_looked_at_again() -> None:
-    lobby = Lobby(BufferLimits(4, 4, None, 100, 100), 4, 2, kind=Counted)
-    admission = lobby.admission
-    admission.push(push("p", 0, member("a"), member("b", tokens=10)), 0.0, may_wait=True)
-    assert len(admission.blocked) == 1  # with the group that it began itself
-    assert isinstance(admission, Counted)
-    asked = admission.times
-    empty = push("", 0, make_sample("c", 0))
-    assert outcomes(admission.push(empty, 0.0, may_wait=False)) == [("", 0, (Outcome.REFUSED,))]
-    assert admission.times == asked + 1  # for the push itself
-
-
 def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100))
     lobby.closed_groups.lack("g", "there was no room", 2)
@@ -124,13 +102,6 @@ def test_a_reference_into_a_store_that_is_not_known_is_refused_with_what_to_do()
     }
     assert len(buffer) == 2
     assert outcomes(admission.push(mixed, 0.0, may_wait=True)) == [("p", 0, (A, R, A))]
-
-
-def test_a_group_hears_of_a_member_that_was_refused_as_a_reference() -> None:
-    lobby = Lobby(BufferLimits(4, 4, None, 10_000, 100))
-    pushed = push("p", 0, member("g0"), referred("g1", "ray", group_id="g", group_size=2))
-    assert outcomes(lobby.admission.push(pushed, 0.0, may_wait=True)) == [("p", 0, (A, R))]
-    assert "g" in lobby.closed_groups
 
 
 def test_a_reference_into_a_known_store_is_accepted_and_takes_no_memory() -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
@@ -127,16 +126,6 @@ def test_a_whole_group_replaces_what_a_worker_left_that_is_not_there_at_the_mome
     assert bench.push(*of_group("new0", "new1", "new2", "new3"), by="q") == (A, A, A, A)
     assert bench.dropped(SUPERSEDED) == 2
     assert buffered(bench) == ["new0", "new1", "new2", "new3"]
-
-
-def test_ids_that_users_gave_are_new_again_with_the_prompt() -> None:
-    bench = Bench()
-    bench.perform(bench.core.push(Push("p", 0, (*of_group("0", "1"),), named=True), bench.now))
-    died(bench, "p")
-    again = Push("q", 0, (*of_group("0", "1", "2", "3"),), named=True)
-    bench.perform(bench.core.push(again, bench.now))
-    assert again.outcomes == [A, A, A, A]
-    assert bench.dropped(SUPERSEDED) == 2
 
 
 def test_another_process_of_the_same_name_is_a_successor_at_once() -> None:

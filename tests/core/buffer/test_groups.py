@@ -88,15 +88,6 @@ def test_a_withdrawn_member_is_lacking_and_others_are_told() -> None:
     assert bench.push(member("g9")) == (R,)
 
 
-def test_a_close_may_come_before_its_members_and_be_said_again() -> None:
-    bench = Bench(capacity=20)
-    for _ in range(2):
-        bench.perform(bench.core.close_group("g", bench.now, size=2, request=("p", 0)))
-    assert bench.push(*members("g:0,1", SIZE_AT_CLOSE)) == (A, A)
-    bench.perform(bench.core.close_group("g", bench.now, size=2, request=("p", 0)))
-    assert (bench.core.statistics().ready, bench.core.statistics().open_groups) == (2, 0)
-
-
 def test_who_closes_a_group_of_which_nothing_is_known_is_told() -> None:
     bench = Bench()
     for _ in range(2):  # said again after a reconnect
@@ -145,25 +136,6 @@ def test_without_a_journal_the_youngest_beginning_makes_room_and_its_producers_a
     assert bench.core.statistics().pushes_held == 0  # `a1` came in and `d1` was refused
     assert "group d was given up: there was no room" in bench.errors()[-1]
     assert bench.core.statistics().balanced
-
-
-def test_a_full_journal_is_relieved_of_one_beginning_after_the_other() -> None:
-    bench = Bench(batch=4, durable=True)
-    room = [True]
-    bench.core.set_journal_capacity(lambda *_: room[0])
-    bench.join()
-    bench.hungry()
-    for name in ("a0", "b0", "c0"):
-        bench.push(member(name))
-    room[0] = False
-    assert bench.push(member("a1")) is None
-    bench.pass_time(2.1)
-    assert bench.dropped(NO_ROOM) == 1
-    bench.pass_time(0.3)
-    assert bench.dropped(NO_ROOM) == 2
-    room[0] = True
-    bench.perform(bench.core.journal_takes_more(bench.now))
-    assert bench.core.statistics().pushes_held == 0
 
 
 def test_held_pushes_are_explained() -> None:

@@ -15,21 +15,6 @@ def test_numbers_below_the_floor_are_seen_without_being_remembered() -> None:
     assert len(memory._producers["p"].accepted) == 1
 
 
-def test_given_ids_are_remembered_across_producers_up_to_the_horizon() -> None:
-    memory = DuplicateMemory(horizon=2)
-    for seq, name in enumerate("abc"):
-        memory.accept("p", range(seq, seq + 1), {name: 7})
-    assert memory.seen("q", 0, "c")
-    assert memory.seen("q", 0, "b")
-    assert not memory.seen("q", 0, "a")
-
-
-def test_a_horizon_of_zero_remembers_no_ids() -> None:
-    memory = DuplicateMemory(horizon=0)
-    memory.accept("p", range(1), {"a": None})
-    assert not memory.seen("q", 0, "a")
-
-
 def test_the_least_recently_active_producer_is_forgotten_first(monkeypatch: object) -> None:
     memory = DuplicateMemory(horizon=0)
     for number in range(duplicates.MAX_PRODUCERS + 1):

@@ -3,46 +3,15 @@
 import pytest
 
 from rollout_dispatcher.core.effects import Drained
-from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import Outcome
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 A, R = Outcome.ACCEPTED, Outcome.REFUSED
-INCOMPLETE = DropReason.INCOMPLETE_GROUP
 
 
 def push(bench: Bench, by: str, *names: str, version: int = 1) -> tuple[Outcome, ...] | None:
     return bench.push(*[make_sample(name, policy_version=version) for name in names], by=by)
-
-
-def test_a_phase_ends_when_all_who_contributed_to_it_have_said_so() -> None:
-    bench = Bench(batch=4, window=4, capacity=20)
-    bench.join()
-    push(bench, "p", "p0")
-    push(bench, "q", "q0")
-    half = make_sample("g0", policy_version=1, group_id="g", group_size=2)
-    bench.push(half, by="q")
-    bench.core.producer_connected("idle")
-    bench.perform(bench.core.end_phase(2, bench.now, "p"))
-    assert bench.core.end_waits(2) == ["q"]
-    assert push(bench, "p", "late") == (R,)  # its own word binds it
-    assert push(bench, "q", "q1") == (A,)
-    bench.push(make_sample("g1", policy_version=1, group_id="g", group_size=2), by="q")
-    assert bench.dropped(INCOMPLETE) == 0
-    push(bench, "p", *[f"new{at}" for at in range(4)], version=2)
-    bench.hungry()
-    bench.pass_time(3)
-    bench.perform(bench.core.end_phase(2, bench.now, "q"))
-    assert bench.core.end_waits(2) == []
-    assert push(bench, "q", "later") == (R,)
-    for step in range(len(bench.planned)):
-        bench.train(step)
-    versions = [
-        {sample.policy_version for sample in bench.core._ledger.steps[step].samples()}
-        for step in bench.core._ledger.steps
-    ]
-    assert all(found in ({1}, {2}) for found in versions)
 
 
 def test_a_slow_workers_first_sample_of_a_phase_comes_after_a_fast_ones_last() -> None:
@@ -78,36 +47,6 @@ def test_a_phase_waits_for_nobody_who_is_done_with_the_run(leaves: str) -> None:
         assert bench.core.end_waits(2) == ["q"]
         bench.pass_time(10.1)
     assert bench.core.end_waits(2) == []
-
-
-@pytest.mark.parametrize("for_good", [True, False])
-def test_who_is_gone_is_not_waited_for(for_good: bool) -> None:
-    bench = Bench(producer_timeout=10.0)
-    push(bench, "p", "p0")
-    push(bench, "q", "q0")
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.perform(bench.core.producer_disconnected("q", bench.now, for_good=for_good))
-    if not for_good:
-        assert bench.core.end_waits(None) == ["q"]
-        bench.pass_time(9.9)
-        assert bench.core.statistics().run_state == "running"
-        bench.pass_time(0.2)
-    assert bench.core.statistics().run_state == "ended"
-
-
-def test_the_end_waits_for_the_word_of_whom_the_buffer_has_held_back() -> None:
-    bench = Bench(batch=4, window=4, capacity=4)
-    push(bench, "p", "p0", "p1", "p2", "p3")
-    assert push(bench, "q", "q0") is None
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    assert bench.core.end_waits(None) == ["q"]
-    bench.join()
-    bench.train(0)
-    assert push(bench, "q", "q1") == (A,)
-    bench.perform(bench.core.end_stream(bench.now, "q"))
-    bench.train(1)
-    assert bench.log[-1] == Drained("done")
-    assert bench.core.statistics().samples_committed == 6
 
 
 def test_a_controller_may_end_everything_and_what_waits_comes_in_first() -> None:

@@ -123,26 +123,6 @@ def test_the_rank_that_left_first_is_named_to_all() -> None:
         assert "DP rank 2 closed its stream before its first step" in str(bench.error(rank))
 
 
-def test_the_end_of_the_stream_is_no_loss() -> None:
-    bench = trainer()
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.train(1)
-    bench.train(2)
-    bench.ask(0)  # which has not heard of the end yet
-    bench.leave(1, for_good=True)
-    assert bench.heard(FailRanks) == []
-
-
-def test_a_step_that_comes_before_the_end_is_waited_for_until_the_rank_is_lost() -> None:
-    bench = trainer(rank_timeout=30.0)
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.train(1)
-    bench.ask(0)  # step 2 is planned, and rank 1 has not prepared it
-    bench.leave(1, for_good=False)
-    bench.pass_time(31)
-    assert isinstance(bench.error(0), PeerLost)
-
-
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_after_a_restart_ranks_that_do_not_come_back_are_lost(comes_back: bool) -> None:
     before = trainer(durable=True)

@@ -11,7 +11,6 @@ from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     FailRanks,
     RefuseRank,
-    Rewound,
     WelcomeRank,
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
@@ -240,16 +239,6 @@ def test_a_rank_of_another_run_is_fenced_though_its_generation_has_the_same_numb
     assert_same(core, before)
     core.join(RankHello("1.1", 1, 2, number, run_id=core.run_id), 0.0)
     assert core._ledger.ranks[1].connected
-
-
-def test_a_rewind_comes_before_the_welcome_that_tells_what_is_committed_now() -> None:
-    run = under_way_and_retained()
-    run.begin()
-    said = run.core.join(
-        RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 1)), run.now
-    ).effects
-    assert [type(effect) for effect in said[:2]] == [Rewound, WelcomeRank]
-    assert said[1] == WelcomeRank("0.2", 0, "run", 2, 1)
 
 
 def test_a_hello_that_fails_its_generation_is_refused_and_gets_no_welcome() -> None:

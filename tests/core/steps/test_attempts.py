@@ -13,7 +13,6 @@ from rollout_dispatcher.core.effects import (
     Release,
     SamplesDropped,
     SamplesUnresolved,
-    WithdrawStep,
 )
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
@@ -99,37 +98,6 @@ def test_what_is_lost_is_dropped_and_the_step_filled_up_with_the_oldest_that_are
     ranks.check_books()
 
 
-def test_a_step_is_released_once_every_rank_holds_its_newest_attempt() -> None:
-    ranks = Ranks()
-    ranks.store("abcdefg")
-    old = ranks.core._ledger.steps[0].digest
-    ranks.prepare(0)
-    ranks.lose(1, 0, "a")
-    ranks.perform(ranks.core.prepared(0, 0, old, ranks.now))  # said before it heard of the new one
-    ranks.prepare(1)
-    assert ranks.heard(Release) == []
-    ranks.prepare(0)
-    assert ranks.heard(Release) == [Release((0, 1), 0)]
-
-
-def test_a_step_with_nothing_left_takes_over_those_after_it_and_the_last_is_withdrawn() -> None:
-    ranks = Ranks(ahead=3)
-    ranks.store("abcdefghijkl")
-    assert ranks.content() == {0: "abcd", 1: "efgh", 2: "ijkl"}
-    ranks.lose(0, 1, "efgh")
-    assert ranks.content() == {0: "abcd", 1: "ijkl"}
-    assert ranks.heard(WithdrawStep) == [WithdrawStep((0, 1), 2)]
-    assert ranks.heard(Deliver) == [Deliver(0, 1, attempt=2), Deliver(1, 1, attempt=2)]
-    ranks.check_books()
-    ranks.lose(0, 2, "ijkl")  # said before it heard
-    assert ranks.content() == {0: "abcd", 1: "ijkl"}
-    ranks.prepare(0, 1)
-    ranks.prepare(0, 1, step=1)
-    ranks.store("mnop")
-    assert ranks.content()[2] == "mnop"
-    assert ranks.attempts() == {0: 0, 1: 2, 2: 1}, "no attempt at a step is used twice"
-
-
 def test_a_checkpoint_of_a_step_that_was_given_again_and_withdrawn_is_refused_and_why() -> None:
     ranks = Ranks(retain=True)
     ranks.store("abcd")
@@ -207,27 +175,6 @@ def test_nothing_is_dropped_before_every_rank_has_said_where_it_goes_on(
     ranks.perform(ranks.core.join(trains, ranks.now))
     (failed,) = ranks.heard(FailRanks)
     assert "other DP ranks may train that step" in str(failed.error)
-
-
-def test_a_restart_knows_the_attempts_also_of_what_is_not_planned_again_yet() -> None:
-    ranks = Ranks(ahead=3)
-    ranks.store("abcdefghijkl")
-    ranks.lose(0, 2, "ijkl")
-    facts = len(ranks.facts)
-    ranks.lose(0, 0, "abcd")
-    assert ranks.content() == {0: "efgh"}
-    assert len(ranks.facts) > facts
-    ranks.restart()
-    assert (ranks.content(), ranks.attempts()) == ({0: "efgh"}, {0: 2})
-    assert ranks.core._ledger.steps.withdrawn == {1: 0, 2: 1}
-    for rank, received in ((0, {0: 1, 1: 1, 2: 1}), (1, {})):
-        hello = ranks.hello(rank, received=received, prefetch_steps=3)
-        ranks.perform(ranks.core.join(hello, ranks.now))
-    assert ranks.heard(WithdrawStep) == [
-        WithdrawStep((rank,), step) for rank in (0, 1) for step in (1, 2)
-    ]
-    assert ranks.heard(Deliver) == [Deliver(0, 0, attempt=2), Deliver(1, 0, attempt=2)]
-    assert ranks.core._ledger.ranks[0].prepared == -1, "it was prepared for another attempt"
 
 
 def test_a_live_rank_goes_on_with_the_attempt_that_it_holds_and_not_with_an_earlier_one() -> None:
