@@ -1,5 +1,6 @@
 """Samples that a DP rank cannot get: they are dropped, and their step is planned again."""
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -232,3 +233,30 @@ def test_what_is_unreadable_of_a_released_step_ends_its_generation_and_not_the_r
     assert isinstance(failed.error, GenerationFenced)
     assert "planned again without what is gone" in str(failed.error)
     ranks.check_books()
+
+
+def names_after_the_loss(versions: Sequence[int], *, phase: int | None) -> str:
+    """What step 0 has after sample `a` is lost; versions: of the samples a, b, and so on."""
+    ranks = Ranks(max_staleness=4)
+    for name, version in zip("abcdefgh", versions, strict=False):
+        ranks.store(name, policy_version=version)
+    if phase is not None:
+        ranks.perform(ranks.core.end_phase(phase, ranks.now, force=True))
+    ranks.lose(0, 0, "a")
+    return ranks.content()[0]
+
+
+def test_a_step_is_not_filled_up_from_a_later_phase() -> None:
+    assert names_after_the_loss([0, 0, 0, 0, 1], phase=None) == "bcde"
+    assert names_after_the_loss([0, 0, 0, 0, 1], phase=1) == "bcd"
+    assert names_after_the_loss([0, 0, 0, 0, 1, 0], phase=1) == "bcdf"
+
+
+def test_a_step_is_not_filled_up_with_what_is_too_stale_for_it() -> None:
+    ranks = Ranks(max_staleness=1)
+    ranks.store("abcd", policy_version=3)
+    ranks.store("e", policy_version=1)
+    ranks.store("f", policy_version=3)
+    ranks.perform(ranks.core.set_policy_version(3, ranks.now, 0))
+    ranks.lose(0, 0, "a")
+    assert ranks.content() == {0: "bcdf"}
