@@ -284,7 +284,3 @@ class SamplesByField(NamedTuple):
     def of(cls, samples: Iterable[Sample]) -> Self:
         """These samples, which takes some twentieth of a microsecond each."""
         return cls(*zip(*samples, strict=True))
-
-    def first(self, count: int) -> "SamplesByField":
-        """The first of them, one at least."""
-        return SamplesByField._make(values[:count] for values in self)

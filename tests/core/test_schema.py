@@ -2,7 +2,7 @@
 
 from rollout_dispatcher.core.buffer.buffer import DECLARED
 from rollout_dispatcher.core.effects import PushAnswered, SchemaDecided
-from rollout_dispatcher.core.facts import DropReason, SchemaFixed
+from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
 from tests.support.core.cores import Bench
 from tests.support.samples import IDS, make_sample
@@ -60,14 +60,6 @@ def test_a_push_held_before_anybody_has_decided_is_refused_when_it_is_its_turn()
     assert "logprobs is unexpected" in bench.errors()[0]
 
 
-def test_a_group_of_other_fields_is_refused_whole() -> None:
-    bench = Bench()
-    bench.push(real("a"))
-    found = bench.push(*[make_sample(f"g{n}", group_id="g", group_size=2) for n in range(2)])
-    assert found == (Outcome.REFUSED, Outcome.REFUSED)
-    assert bench.core.statistics().open_groups == 0
-
-
 def restarted(bench: Bench, **options: object) -> Bench:
     after = Bench(durable=True, **options)  # type: ignore[arg-type]
     after.memory = bench.memory  # the journal goes on
@@ -75,19 +67,6 @@ def restarted(bench: Bench, **options: object) -> Bench:
     after.join()
     after.hungry()
     return after
-
-
-def test_a_restart_goes_on_with_its_schema_though_nothing_is_held() -> None:
-    bench = Bench(durable=True)
-    bench.join()
-    bench.hungry()
-    bench.push(*[real(f"{n}") for n in range(4)])
-    bench.train(0)
-    assert bench.core.statistics().buffered == 0
-    after = restarted(bench)
-    assert after.core.schema == bench.core.schema
-    assert not any(isinstance(fact, SchemaFixed) for fact in after.facts), "it is known already"
-    assert after.push(make_sample("other"), by="q") == (Outcome.REFUSED,)
 
 
 def test_a_restart_with_declared_fields_drops_what_waited_with_others() -> None:

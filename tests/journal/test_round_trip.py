@@ -1,6 +1,5 @@
 """Every fact comes back, whether the journal was closed or its process killed."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,25 +12,13 @@ from rollout_dispatcher.core.facts import (
     Finished,
     FloorRaised,
     GenerationBegan,
-    GroupEnded,
-    GroupSized,
-    GroupSizeSet,
-    PhaseEnded,
-    Planned,
-    ProducerKeyed,
-    ProducerLeft,
     ProducerSaid,
     RecoveredState,
-    Resumed,
-    StreamEnded,
-    VersionReported,
 )
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
-from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.sample import Schema
-from tests.journal.model import Model
 from tests.journal.support import (
     BATCH,
     OBJECTS,
@@ -41,7 +28,6 @@ from tests.journal.support import (
     checksum_of,
     opened,
     payload_of,
-    plain,
     recovered,
 )
 from tests.support.samples import span_of
@@ -56,10 +42,6 @@ def after(directory: Path, *batches: list[Fact], **options: int) -> RecoveredSta
         return recovered(as_if_killed(directory, directory.with_suffix(".killed")), **options)
 
 
-def test_a_new_journal_remembers_nothing(tmp_path: Path) -> None:
-    assert recovered(tmp_path / "journal") == RecoveredState()
-
-
 def test_what_has_no_ragged_fields_is_written_as_by_releases_that_knew_of_none() -> None:
     facts = [accepted(0, schema=SCHEMAS[1], given_id="x"), accepted(1, schema=SCHEMAS[2])]
     schema, plain, ragged_schema, ragged = Encoder({}, float).batch(1, facts, {}).rows
@@ -69,115 +51,10 @@ def test_what_has_no_ragged_fields_is_written_as_by_releases_that_knew_of_none()
     assert ragged[-1] == facts[1].entry.sample.rows == (1, 2)
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_a_sample_comes_back_whole(tmp_path: Path, schema: Schema) -> None:
-    fact = accepted(7, schema=schema, given_id="x", group=7, version=3)
-    found = after(tmp_path / "j", [fact])
-    (entry,) = found.entries
-    assert entry.sample == fact.entry.sample._replace(checksum=None), "kept with its id"
-    assert (entry.ticket, entry.arrived, entry.group, entry.skips) == (7, 7 / 8, 7, 0)
-    assert found.next_ticket == 8
-    assert found.checksums == (checksum_of("x"),)
-
-
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_where_a_sample_lies_comes_back(tmp_path: Path, schema: Schema) -> None:
-    facts = [
-        accepted(at, schema=schema, stored=stored, given_id=f"näme {at}")
-        for at, stored in enumerate([OBJECTS[0], None, OBJECTS[0], OBJECTS[1], OBJECTS[0]])
-    ]
-    found = after(tmp_path / "j", [*facts[:2]], [*facts[2:]])
-    again = recovered(tmp_path / "j")  # it was closed: all of it is in the index
-    for entries in (found.entries, again.entries):
-        assert [entry.sample for entry in entries] == [
-            fact.entry.sample._replace(checksum=None) for fact in facts
-        ]
-    one, other = (again.entries[at].sample.payload for at in (0, 4))
-    assert isinstance(one, Reference)
-    assert isinstance(other, Reference)
-    assert one.stored is other.stored
-
-
-STEP = Planned(0, "a", 0.0, (((0, 1),),), ())
-#: Batches of facts, by what they are an example of.
-HISTORIES: dict[str, list[list[Fact]]] = {
-    "tickets out of order": [[accepted(2)], [accepted(0, producer="a")], [accepted(1)]],
-    "an open step": [
-        [*map(accepted, range(6)), Planned(3, "abc", 2.5, (((2, 0), (3,)), ((1,), (4,))), (5,))]
-    ],
-    "a step of which a sample is lost": [
-        [accepted(0), accepted(1), STEP],
-        [Dropped((0,), DropReason.STALE)],
-    ],
-    "a step planned again": [
-        [accepted(0), accepted(1), accepted(2), replace(STEP, passed_over=(2,))],
-        [replace(STEP, digest="b", micro_batches=(((1,),), ((),), ((0,),)))],
-    ],
-    "samples done with": [
-        [accepted(0), accepted(1), accepted(2), Planned(0, "d", 0.0, (((0,),),), (1, 2))],
-        [Committed(0), Dropped((2,), DropReason.STALE)],
-    ],
-    "numbers of a producer": [[accepted(1), accepted(2), accepted(9), FloorRaised("p", 2)]],
-    "sizes told late": [
-        [*(accepted(at, group=7 + at // 2) for at in range(3)), GroupSized((0, 1), 5)]
-    ],
-    "words of producers": [
-        [
-            *(ProducerSaid("a", phase, ended=False) for phase in (1, 3)),
-            *(ProducerSaid(name, 4, ended=True) for name in "bc"),
-            ProducerSaid("c", 0, ended=False),
-        ]
-    ],
-    "producers that left": [
-        [ProducerLeft(name) for name in "abc"],
-        [accepted(0, producer="a"), ProducerSaid("b", 1, ended=False)],
-    ],
-    "keys of producers": [[ProducerKeyed(name, name * 32) for name in "ab"], [FloorRaised("a", 2)]],
-    "more ids than are remembered": [[accepted(at, given_id=f"{at}") for at in range(5)]],
-    "more groups than are remembered": [
-        [GroupEnded(f"g\N{BUG}{at}", "closed" * (at % 2)) for at in range(5)]
-    ],
-    "single values": [
-        [GenerationBegan(4, 3), VersionReported(7, 5), PhaseEnded(8), GroupSizeSet(6)],
-        [StreamEnded(), Finished(pending=True)],
-    ],
-    "weights that went back": [
-        [accepted(0), accepted(1), STEP, VersionReported(7, 1), Committed(0, retained=True)],
-        [Resumed(-1)],
-    ],
-    "phases that nobody waits for": [
-        [PhaseEnded(1), PhaseEnded(3), PhaseEnded(5)],
-        [accepted(0, version=2)],
-    ],
-}
-
-
-@pytest.mark.parametrize("name", HISTORIES)
-def test_what_facts_add_up_to_comes_back_after_a_kill_and_after_a_close(
-    tmp_path: Path, name: str
-) -> None:
-    model = Model(id_horizon=3)
-    for facts in HISTORIES[name]:
-        model.apply(facts, {"n": 1})
-    assert plain(after(tmp_path / "j", *HISTORIES[name], id_horizon=3)) == model.plain()
-    assert plain(recovered(tmp_path / "j", id_horizon=3)) == model.plain()
-
-
 def test_a_run_that_was_finished_goes_on_with_its_next_generation(tmp_path: Path) -> None:
     assert after(tmp_path / "j", [Finished(pending=False)]).was_finished
     gone_on = after(tmp_path / "k", [Finished(pending=False)], [GenerationBegan(5, 3)])
     assert not gone_on.was_finished
-
-
-def test_an_object_is_written_once_for_samples_that_follow_each_other() -> None:
-    stored, facts = OBJECTS[0], [accepted(at, stored=OBJECTS[0]) for at in range(3)]
-    encoder = Encoder({}, float)
-    for batch in (encoder.batch(1, facts, {}), encoder.batch(2, facts, {})):
-        kinds = [row[0] for row in batch.rows if row[0] != "schema"]
-        assert kinds == ["object", *3 * ["referenced"]]
-        assert ["object", stored.store, stored.key, stored.nbytes] in batch.rows
-        assert batch.nbytes == 0
-        assert batch.payloads == []
 
 
 def test_what_lies_elsewhere_keeps_no_segment(tmp_path: Path) -> None:
@@ -191,15 +68,6 @@ def test_what_lies_elsewhere_keeps_no_segment(tmp_path: Path) -> None:
         assert journal.statistics().segments <= 4
     (entry,) = recovered(directory, segment_bytes=1 << 16).entries
     assert entry.sample == accepted(0, stored=OBJECTS[0]).entry.sample
-
-
-def test_skips_counted_by_the_core_meanwhile_are_not_counted_twice(tmp_path: Path) -> None:
-    fact = accepted(0)
-    with opened(tmp_path / "j") as (journal, listener, _):
-        journal.append([fact], {})
-        fact.entry.skips += 1
-        listener.wait(journal.append([Planned(0, "d", 0.0, ((),), (0,))], {}))
-    assert [entry.skips for entry in recovered(tmp_path / "j").entries] == [1]
 
 
 def test_what_a_forgotten_producer_said_is_forgotten(tmp_path: Path) -> None:

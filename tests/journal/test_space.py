@@ -10,8 +10,7 @@ from rollout_dispatcher.core.facts import Committed, Dropped, DropReason, FloorR
 from rollout_dispatcher.errors import JournalError, JournalFull
 from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK
 from rollout_dispatcher.journal.files.segments import FIRST_BYTES, SPARES, SegmentFiles
-from rollout_dispatcher.journal.journal import Journal
-from rollout_dispatcher.journal.statistics import Trouble
+from rollout_dispatcher.journal.journal import Journal, Trouble
 from tests.journal.support import (
     BATCH,
     OFF,

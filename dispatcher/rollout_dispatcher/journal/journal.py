@@ -18,7 +18,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -29,7 +30,6 @@ from rollout_dispatcher.journal.capacity import Capacity
 from rollout_dispatcher.journal.policy import SyncMode, SyncPolicy
 from rollout_dispatcher.journal.records import Batch, Encoder, Row
 from rollout_dispatcher.journal.state import State
-from rollout_dispatcher.journal.statistics import JournalStatistics, Trouble
 from rollout_dispatcher.journal.store import Store
 
 #: Segments that are emptied after each new one; more than one, so that a backlog shrinks.
@@ -38,6 +38,35 @@ MOVES = 4
 RETRY_SECONDS = 1.0
 #: When who wanted more than the disk has is told to ask again; until then nothing is tried.
 ASK_AGAIN_SECONDS = 10.0
+
+
+class Trouble(StrEnum):
+    """Why nothing more became durable."""
+
+    FULL = "full"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """A snapshot. LSNs are as `append` returned them; bytes are on disk, preallocated ones too.
+
+    errors: how often each trouble began.
+    """
+
+    durable_lsn: int
+    appended_lsn: int
+    queued_batches: int
+    batches: int
+    records: int
+    blocks: int
+    syncs: int
+    nbytes: int
+    live_bytes: int
+    live_samples: int
+    segments: int
+    torn_tail: bool
+    errors: Mapping[Trouble, int] = field(default_factory=dict)
 
 
 class Journal:

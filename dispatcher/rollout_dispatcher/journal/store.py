@@ -3,7 +3,8 @@
 `write` appends one block and applies it to the state; `sync` makes the log durable; when a segment
 is full the next one begins and a snapshot follows. Invariants: the index is never ahead of what
 is durable in the log; a segment is freed only after a snapshot that needs neither its payloads
-nor its blocks; `trouble` says what stands in the way of new samples while the log still goes on.
+nor its blocks; the disk used is bounded by what is live, not by how long it lives, but for a few
+segments; `trouble` says what stands in the way of new samples while the log still goes on.
 """
 
 from collections.abc import Callable
@@ -13,17 +14,18 @@ from pathlib import Path
 from time import perf_counter
 
 from rollout_dispatcher.core.facts import RecoveredState
-from rollout_dispatcher.errors import JournalError, JournalFull
+from rollout_dispatcher.errors import JournalCorrupt, JournalError, JournalFull
 from rollout_dispatcher.journal.files.blocks import draft, places
-from rollout_dispatcher.journal.files.directory import Directory
-from rollout_dispatcher.journal.files.newest import NewestSegment
+from rollout_dispatcher.journal.files.directory import Directory, NewestSegment
 from rollout_dispatcher.journal.files.segment import Segment
 from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index import Index, LogPosition
-from rollout_dispatcher.journal.reclaim import moves
-from rollout_dispatcher.journal.records import Row
+from rollout_dispatcher.journal.records import MOVED, Row
 from rollout_dispatcher.journal.replay import check_empty, read_payload, remembered, replay
 from rollout_dispatcher.journal.state import State
+
+#: Segments beyond twice the live bytes that are left alone.
+_SLACK_SEGMENTS = 4
 
 
 class Store:
@@ -252,8 +254,26 @@ class Store:
         self._ensure_spares()
 
     def moves(self) -> tuple[list[Row], list[memoryview]] | None:
-        """What to place again, if space is wasted on it (`reclaim`)."""
-        return moves(self.state, self._files, self._active.number)
+        """The samples of the emptiest segment, to be placed again, if space is wasted on them.
+
+        Segments that hold a few long-lived samples each would add up. The active one is left alone,
+        as one is with damaged payloads. Raises JournalError.
+        """
+        files, live = self._files, self.state.live
+        left_alone = {self._active.number, *files.damaged}
+        held = [number for number in live if number not in left_alone]
+        slack = _SLACK_SEGMENTS * files.segment_bytes
+        if sum(files.sizes[number] for number in held) <= 2 * self.state.live_bytes + slack:
+            return None
+        emptiest = min(held, key=lambda number: live[number].nbytes)
+        members = [kept for kept in self.state.kept.values() if kept.segment == emptiest]
+        try:
+            with files.reader(emptiest) as reader:
+                payloads = [memoryview(read_payload(reader, kept)) for kept in members]
+        except JournalCorrupt:
+            files.damaged.add(emptiest)
+            return None
+        return [[MOVED, kept.ticket, kept.nbytes, 0] for kept in members], payloads
 
     def _roll(self, capacity: int) -> None:
         """Begin the next segment. Raises JournalFull; nothing has changed then."""

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.core.admission.admission import Admission
 from rollout_dispatcher.core.admission.blocked_pushes import Push
-from rollout_dispatcher.core.buffer.entry import BufferLimits, Entry
+from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.effects import Effect, PushBlocked
 from rollout_dispatcher.core.facts import Accepted, Fact
 from rollout_dispatcher.sample import DType, Field, Schema
@@ -146,27 +145,3 @@ def test_both_ways_to_decide_come_to_the_same(limits: BufferLimits, acts: list[A
     at_once, one_by_one = Side(Admission, limits), Side(SampleBySample, limits)
     for act in acts:
         assert at_once.seen(act(at_once)) == one_by_one.seen(act(one_by_one))
-
-
-class AtOnce(Admission):
-    """Decides nothing sample by sample."""
-
-    def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
-        raise AssertionError(f"{push} is not decided as a whole ({now}, {in_line})")
-
-
-@pytest.mark.parametrize("limits", LIMITS)
-def test_what_fits_of_a_plain_push_comes_in_as_a_whole_and_the_rest_later(
-    limits: BufferLimits,
-) -> None:
-    lobby = Lobby(limits, 6, kind=AtOnce)
-    push = Push("p", 0, tuple(make_sample(f"{at}", 5) for at in range(32)))
-    lobby.admission.push(push, 1.0, may_wait=True)
-    taken = list[Entry]()
-    while lobby.admission.blocked:
-        assert 0 < len(lobby.buffer) < 32
-        taken += lobby.buffer.ready(6)
-        lobby.buffer.remove(lobby.buffer.ready(6))
-        lobby.admission.retry(2.0)
-    taken += lobby.buffer.ready(32)
-    assert [entry.sample.sample_id for entry in taken] == [f"{at}" for at in range(32)]

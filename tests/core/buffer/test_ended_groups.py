@@ -2,7 +2,6 @@
 
 import pytest
 
-from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
@@ -72,15 +71,6 @@ def test_a_member_beyond_a_complete_group_is_refused(until: str, size: int, rest
     assert bench.core.statistics().open_groups == 0
 
 
-def test_a_member_that_is_sent_again_is_a_duplicate_whatever_became_of_its_group() -> None:
-    bench = Bench()
-    push = Push("p", 0, (*of_group("0", "1", size=2),))
-    bench.perform(bench.core.push(push, bench.now))
-    again = Push("p", 0, (*of_group("0", "1", size=2),))
-    bench.perform(bench.core.push(again, bench.now))
-    assert again.outcomes == [D, D]
-
-
 def test_as_many_groups_are_remembered_as_ids() -> None:
     bench = Bench(id_horizon=2, capacity=20)
     for group in ("a", "b", "c"):
@@ -136,48 +126,6 @@ def test_a_whole_group_replaces_what_a_worker_left_that_is_not_there_at_the_mome
     assert bench.push(*of_group("new0", "new1", "new2", "new3"), by="q") == (A, A, A, A)
     assert bench.dropped(SUPERSEDED) == 2
     assert buffered(bench) == ["new0", "new1", "new2", "new3"]
-
-
-def test_ids_that_users_gave_are_new_again_with_the_prompt() -> None:
-    bench = Bench()
-    bench.perform(bench.core.push(Push("p", 0, (*of_group("0", "1"),), named=True), bench.now))
-    died(bench, "p")
-    again = Push("q", 0, (*of_group("0", "1", "2", "3"),), named=True)
-    bench.perform(bench.core.push(again, bench.now))
-    assert again.outcomes == [A, A, A, A]
-    assert bench.dropped(SUPERSEDED) == 2
-
-
-def test_several_producers_of_one_group_take_nothing_from_each_other() -> None:
-    bench = Bench()
-    bench.push(*of_group("p0"), by="p")
-    bench.push(*of_group("q0"), by="q")
-    died(bench, "p")  # q is there
-    assert bench.push(*of_group("r0"), by="r") == (A,)
-    assert bench.push(*of_group("r1"), by="r") == (A,)
-    assert (bench.core.statistics().ready, bench.dropped(SUPERSEDED)) == (4, 0)
-
-
-def test_what_a_producer_pushed_before_its_goodbye_counts() -> None:
-    bench = Bench(durable=True)
-    bench.push(*of_group("p0"), by="p")
-    bench.perform(bench.core.producer_leaves("p", bench.now))
-    bench.perform(bench.core.producer_disconnected("p", bench.now, for_good=True))
-    restarted(bench)
-    assert bench.push(*of_group("q0"), by="q") == (A,)
-    assert (len(buffered(bench)), bench.dropped(SUPERSEDED)) == (2, 0)
-
-
-def test_a_producer_that_is_away_goes_on_with_its_group() -> None:
-    bench = Bench(producer_timeout=1.0)
-    bench.push(*of_group("p0"))
-    bench.perform(bench.core.producer_disconnected("p", bench.now))
-    assert bench.push(*of_group("q0"), by="q") == (A,)  # it may come back, and does
-    bench.perform(bench.core.producer_connected("p"))
-    died(bench, "p")
-    bench.perform(bench.core.producer_connected("p"))  # after a long time, and is the same
-    assert bench.push(*of_group("p1", "p2")) == (A, A)
-    assert (bench.core.statistics().ready, bench.dropped(SUPERSEDED)) == (4, 0)
 
 
 def test_another_process_of_the_same_name_is_a_successor_at_once() -> None:

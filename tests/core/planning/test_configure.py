@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from rollout_dispatcher.core.effects import PlanWanted
-from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -12,52 +11,6 @@ from tests.support.samples import make_sample
 def configure(bench: Bench, **changes: float) -> None:
     tuning = replace(bench.core.config.tuning, **changes)  # type: ignore[arg-type]
     bench.perform(bench.core.configure(tuning, bench.now))
-
-
-def push_uneven(bench: Bench, count: int) -> None:
-    """Samples that no four of make a good step."""
-    for at in range(count):
-        bench.push(make_sample(f"s{at}", 1 + 5**at))
-
-
-def test_a_smaller_window_that_is_full_is_planned_at_once() -> None:
-    bench = Bench()
-    bench.join()
-    push_uneven(bench, 5)
-    assert bench.planned == []
-    configure(bench, window=5)
-    assert bench.triggers == [Trigger.WINDOW_FULL]
-
-
-def test_a_larger_window_is_waited_for_and_what_was_held_back_comes_in() -> None:
-    bench = Bench(capacity=6)
-    bench.push_plain(6)
-    assert bench.push(make_sample("held", 4)) is None
-    configure(bench, window=8, buffer=8)
-    assert bench.core.statistics().buffered == 7
-    bench.push_plain(1)
-    bench.join()
-    assert bench.core.statistics().steps[0].num_samples == 4
-
-
-def test_a_looser_target_lets_a_batch_go_that_was_tried_before() -> None:
-    bench = Bench()
-    bench.join()
-    push_uneven(bench, 4)
-    assert bench.planned == []
-    configure(bench, target_excess=9.0)
-    assert bench.triggers == [Trigger.TARGET_EXCESS]
-
-
-def test_a_shorter_wait_counts_from_when_ranks_became_hungry() -> None:
-    bench = Bench()
-    bench.join()
-    push_uneven(bench, 4)
-    bench.hungry()
-    bench.pass_time(1.0)
-    assert bench.planned == []
-    configure(bench, max_wait=0.5)
-    assert bench.triggers == [Trigger.MAX_WAIT]
 
 
 def test_a_plan_that_is_asked_for_goes_on_as_it_was_asked_for() -> None:
@@ -71,22 +24,3 @@ def test_a_plan_that_is_asked_for_goes_on_as_it_was_asked_for() -> None:
     answer = plan(wanted.window, bench.plan_config, wanted.take)
     bench.core.planned(wanted, answer, bench.now)
     assert bench.core.statistics().balanced
-
-
-def test_a_smaller_buffer_drops_nothing_and_holds_back_until_it_is_below() -> None:
-    bench = Bench(window=6, capacity=6)
-    bench.push_plain(6)
-    configure(bench, window=4, buffer=4)
-    assert bench.push(make_sample("held", 4)) is None
-    assert bench.core.statistics().buffered == 6
-
-
-def test_samples_beyond_a_lower_bound_on_skips_go_first_and_nothing_fails() -> None:
-    bench = Bench(window=12, capacity=12)
-    bench.push_plain(12)
-    for entry in bench.core._buffer.ready(12)[:7]:
-        entry.skips = 5
-    bench.plan_config = replace(bench.plan_config, max_skips=1)
-    bench.join()
-    gone = bench.trained(0)
-    assert gone == {f"p/{at}" for at in range(4)}

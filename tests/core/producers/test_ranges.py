@@ -28,8 +28,3 @@ def test_ranges_hold_what_a_set_would_in_as_few_ranges_as_can_be(steps: list[ran
             number in numbers for number in range(-1, 40)
         ]
         assert len(ranges) == runs(numbers)
-
-
-@given(st.frozensets(_number), _span)
-def test_numbers_meet_ranges_if_one_of_them_is_there(numbers: frozenset[int], span: range) -> None:
-    assert Ranges(numbers).meets(span.start, span.stop) == bool(numbers & {*span})

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rollout_dispatcher.core.effects import Advised, PolicyReported, PushAnswered, SamplesDropped
-from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.effects import Advised, PushAnswered
 from rollout_dispatcher.core.waiting import TrainerProgress
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -70,37 +69,6 @@ def test_an_answer_knows_the_oldest_version_of_its_push(
     bench.push(*samples, by="p")
     (answer,) = [effect for effect in bench.log if isinstance(effect, PushAnswered)]
     assert answer.oldest == oldest
-
-
-def test_a_version_that_is_news_is_told_and_one_that_is_not_is_not() -> None:
-    bench = Bench()
-    for version in (3, 3, 2, 4):
-        bench.perform(bench.core.set_policy_version(version, bench.now, 0))
-    told = [effect for effect in bench.log if isinstance(effect, PolicyReported)]
-    assert told == [PolicyReported(3), PolicyReported(4)]
-
-
-def test_whatever_is_dropped_is_told_once_by_reason() -> None:
-    bench = Bench(batch=4, window=6, capacity=20, max_staleness=1)
-    bench.join()
-    push(bench, "p", 2, version=1)
-    push(bench, "q", 1, version=3)
-    for name in ("g0", "g1"):
-        sample = make_sample(name, policy_version=3, group_id="g", group_size=3)
-        bench.push(sample, by="q")
-    bench.perform(bench.core.set_policy_version(3, bench.now, 0))
-    bench.perform(bench.core.close_group("g", bench.now))
-    told = [
-        (reason, [(entry.producer, entry.sample.sample_id) for entry in entries])
-        for effect in bench.log
-        if isinstance(effect, SamplesDropped)
-        for reason, entries in effect.dropped.items()
-    ]
-    assert told == [
-        (DropReason.STALE, [("p", "p0"), ("p", "p1")]),
-        (DropReason.INCOMPLETE_GROUP, [("q", "g0"), ("q", "g1")]),
-    ]
-    assert sum(len(samples) for _, samples in told) == sum(bench.core.statistics().dropped.values())
 
 
 def test_who_pushes_versions_that_the_trainer_cannot_have_is_told_once_a_connection() -> None:

@@ -69,12 +69,6 @@ def test_after_a_goodbye_who_asks_for_a_later_step_is_told_by_whom(asked_before:
     assert "DP rank 1 closed its stream after step 0" in str(error)
 
 
-def test_a_step_that_is_released_is_not_begun_alone() -> None:
-    bench = trainer()
-    bench.leave(1, for_good=True)
-    assert bench.heard(LimitSteps) == [LimitSteps((0,), 0)]
-
-
 def test_who_begins_a_released_step_before_the_goodbye_is_heard_trains_it_in_vain() -> None:
     bench = trainer()
     bench.take(0, 1)
@@ -88,18 +82,6 @@ def test_who_begins_a_released_step_before_the_goodbye_is_heard_trains_it_in_vai
     assert "DP rank 1 closed its stream after step 0" in str(bench.error(0))
     assert bench.core._ledger.steps.committed == 0
     assert len(bench.planned) == 2
-
-
-def test_what_the_leaver_has_begun_others_may_begin_too() -> None:
-    bench = trainer()
-    bench.take(1, 1)  # to see that it is one too many, say
-    bench.leave(1, for_good=True)
-    assert bench.heard(LimitSteps) == [LimitSteps((0,), 1)]
-    bench.ask(0)
-    assert bench.error(0) is None
-    bench.take(0, 1)
-    bench.ask(0)
-    assert isinstance(bench.error(0), PeerLost)
 
 
 def test_all_may_leave_after_the_same_step() -> None:
@@ -129,34 +111,6 @@ def test_a_lost_rank_has_time_to_come_back() -> None:
     assert bench.core.next_deadline() is None
 
 
-def test_a_pause_is_no_loss() -> None:
-    bench = trainer(rank_timeout=30.0)
-    bench.ask(0)  # and rank 1 evaluates
-    bench.pass_time(3600)
-    assert bench.heard(FailRanks) == []
-
-
-@pytest.mark.parametrize("client", ["r1", "its successor"])
-def test_the_limit_is_lifted_when_the_lost_rank_is_there_again(client: str) -> None:
-    bench = trainer(rank_timeout=30.0)
-    bench.leave(1, for_good=False)
-    bench.pass_time(31)
-    assert bench.heard(LimitSteps) == [LimitSteps((0,), 0)]
-    bench.perform(bench.core.join(RankHello(client, 1, 2, 1), bench.now))
-    assert bench.heard(LimitSteps) == [LimitSteps((0,), None)]
-    bench.ask(0)
-    assert bench.error(0) is None
-
-
-def test_who_reconnects_is_told_of_the_limit_too() -> None:
-    bench = trainer()
-    bench.leave(1, for_good=True)
-    bench.leave(0, for_good=False)
-    bench.log.clear()
-    bench.perform(bench.core.join(RankHello("r0", 0, 2, 1, taken=0, committed=0), bench.now))
-    assert bench.heard(LimitSteps) == [LimitSteps((0,), 0)]
-
-
 def test_the_rank_that_left_first_is_named_to_all() -> None:
     bench = Trainer(batch=4, window=4, capacity=12)
     bench.core._ledger.generation.dp_size = 3
@@ -167,38 +121,6 @@ def test_the_rank_that_left_first_is_named_to_all() -> None:
     for rank in (0, 1):
         bench.ask(rank)
         assert "DP rank 2 closed its stream before its first step" in str(bench.error(rank))
-
-
-def test_a_new_generation_knows_nothing_of_it() -> None:
-    bench = trainer()
-    bench.leave(1, for_good=False)
-    bench.ask(0)
-    bench.perform(bench.core.join(RankHello("n0", 0, 2, None), bench.now))
-    bench.perform(bench.core.join(RankHello("n1", 1, 2, 2), bench.now))
-    bench.log.clear()
-    bench.pass_time(600)
-    bench.hungry()
-    assert bench.heard(FailRanks) == []
-
-
-def test_the_end_of_the_stream_is_no_loss() -> None:
-    bench = trainer()
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.train(1)
-    bench.train(2)
-    bench.ask(0)  # which has not heard of the end yet
-    bench.leave(1, for_good=True)
-    assert bench.heard(FailRanks) == []
-
-
-def test_a_step_that_comes_before_the_end_is_waited_for_until_the_rank_is_lost() -> None:
-    bench = trainer(rank_timeout=30.0)
-    bench.perform(bench.core.end_stream(bench.now, "p"))
-    bench.train(1)
-    bench.ask(0)  # step 2 is planned, and rank 1 has not prepared it
-    bench.leave(1, for_good=False)
-    bench.pass_time(31)
-    assert isinstance(bench.error(0), PeerLost)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

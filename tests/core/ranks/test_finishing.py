@@ -257,27 +257,3 @@ def test_once_everybody_knows_the_next_start_goes_on_with_what_is_left() -> None
     bench.perform(bench.core.join(RankHello("n1", 1, 2, 2), bench.now))
     bench.train(1)
     assert bench.core.statistics().balanced
-
-
-@pytest.mark.parametrize("forced_first", [True, False])
-def test_a_forced_end_tells_who_waits_once_the_trainer_has_left(forced_first: bool) -> None:
-    bench = trainer()
-    if forced_first:
-        bench.perform(bench.core.end_stream(bench.now, force=True))
-    for rank in (0, 1):
-        assert not any(isinstance(effect, PushAnswered) for effect in bench.log)
-        bench.leave(rank, for_good=True)
-    if not forced_first:
-        assert not any(isinstance(effect, PushAnswered) for effect in bench.log)
-        bench.perform(bench.core.end_stream(bench.now, force=True))
-    answers = [effect for effect in bench.log if isinstance(effect, PushAnswered)]
-    assert [answer.reasons for answer in answers] == [{0: "run-finished"}]
-    assert bench.core.statistics().run_state == "ended"
-    assert bench.core.statistics().balanced
-
-
-def test_a_drained_dispatcher_says_so() -> None:
-    bench = Finisher(batch=4, window=4, capacity=8)
-    bench.join()
-    bench.perform(bench.core.drain(bench.now))
-    assert EndRanks((0, 1), EndReason.DRAINED) in bench.log

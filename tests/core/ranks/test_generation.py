@@ -1,12 +1,9 @@
 """Generations: who may join one, and who is fenced."""
 
-import re
-
 import pytest
 
 from rollout_dispatcher.core.effects import Release
-from rollout_dispatcher.core.steps.generation import Generation, SizeCheck
-from rollout_dispatcher.core.steps.ledger import StepLedger
+from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import GenerationFenced, RankRefused
 from tests.support.core.ledgers import (
@@ -70,35 +67,3 @@ def test_a_rank_of_another_generation_is_fenced(generation: int, words: str) -> 
     join(ledger, hello(0, None, client_id="new-0"), 0.0)
     with pytest.raises(GenerationFenced, match=words):
         join(ledger, hello(1, generation), 0.0)
-
-
-@pytest.mark.parametrize("check_size", [None, in_pairs_only])
-def test_the_first_group_of_a_run_has_the_ranks_that_were_configured(
-    check_size: SizeCheck | None,
-) -> None:
-    ledger = StepLedger(2, 4, check_size)
-    words = (
-        "DP rank 0 says there are 4 DP ranks, and this dispatcher was started with --dp-size 2, "
-        "which the first process group of a run must have; start it with --dp-size 4, or, if the "
-        "ranks' mesh has other dimensions as well (tensor, pipeline, context), pass dp_rank= and "
-        "dp_size= of its data-parallel dimension"
-    )
-    with pytest.raises(RankRefused, match=re.escape(words)):
-        join(ledger, RankHello("x", 0, 4, None), 0.0)
-    assert (ledger.generation.number, ledger.generation.dp_size, ledger.ranks) == (0, 2, {})
-    join(ledger, hello(0, None), 0.0)
-    assert (ledger.generation.number, ledger.generation.dp_size) == (1, 2)
-
-
-def test_a_group_of_an_earlier_process_was_the_first() -> None:
-    generation = Generation(2, in_pairs_only)
-    generation.restore(1, 2, None)
-    generation.check(RankHello("x", 0, 4, None))
-
-
-def test_nobody_is_hungry_in_a_generation_that_has_failed() -> None:
-    ledger = make_ledger()
-    ledger.demand(0, -1, hungry=True)
-    assert ledger.hungry
-    ledger.generation.fail(GenerationFenced("over"))
-    assert not ledger.hungry

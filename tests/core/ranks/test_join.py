@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
-    Deliver,
     FailRanks,
-    Redelivered,
     RefuseRank,
-    Release,
-    Rewound,
     WelcomeRank,
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
@@ -84,13 +80,6 @@ def test_ranks_that_do_not_train_alike_are_refused_all_of_them_with_what_differs
     with pytest.raises(RankRefused, match="do not train alike"):
         join(1, alike)
     assert any(isinstance(effect, WelcomeRank) for effect in join(0, other, None)), "a new group"
-
-
-def test_a_process_that_said_goodbye_or_is_replaced_has_no_say_in_how_ranks_train() -> None:
-    core, join = one_of_three_joined({"loss_normalisation": "token-mean"})
-    core.leave(0, "r0", 0.0, for_good=True)
-    assert any(isinstance(effect, WelcomeRank) for effect in join(1, {}))
-    assert any(isinstance(effect, WelcomeRank) for effect in join(0, {}))
 
 
 def one_rank_away() -> DispatcherCore:
@@ -241,21 +230,6 @@ def test_a_rank_that_loads_another_run_s_checkpoint_of_the_same_step_is_refused(
     assert_same(core, before)
 
 
-@pytest.mark.parametrize("generation", [None, 2])
-def test_what_a_rank_that_is_new_here_says_it_has_is_not_believed(generation: int | None) -> None:
-    core = half_joined()
-    dp_rank = 0 if generation is None else 1
-    (step,) = core._ledger.steps
-    core.join(
-        RankHello(
-            "new", dp_rank, 2, generation, taken=step, committed=step, received={step: 1},
-        ),
-        0.0,
-    )  # fmt: skip
-    state = core._ledger.ranks[dp_rank]
-    assert (state.taken, state.prepared, state.committed) == (step - 1,) * 3
-
-
 def test_a_rank_of_another_run_is_fenced_though_its_generation_has_the_same_number() -> None:
     core = half_joined()
     number, before = core._ledger.generation.number, everything(core)
@@ -267,32 +241,6 @@ def test_a_rank_of_another_run_is_fenced_though_its_generation_has_the_same_numb
     assert core._ledger.ranks[1].connected
 
 
-def test_a_rank_of_another_run_may_begin_a_generation_of_this_one() -> None:
-    core = fresh()
-    core.join(RankHello("0.1", 0, 2, None, run_id="gone"), 0.0)
-    assert core._ledger.generation.number == 1
-
-
-def test_who_is_fenced_hears_of_it_before_the_welcome_and_nobody_gets_a_step_before_his() -> None:
-    run = under_way_and_retained()
-    run.hungry()
-    founded = run.core.join(RankHello("new", 0, 2, None), run.now).effects
-    assert [type(effect) for effect in founded if not isinstance(effect, Redelivered)] == [
-        FailRanks, WelcomeRank, Deliver,
-    ]  # fmt: skip
-    assert WelcomeRank("new", 0, "run", 2, run.core._ledger.steps.committed) in founded
-
-
-def test_a_rewind_comes_before_the_welcome_that_tells_what_is_committed_now() -> None:
-    run = under_way_and_retained()
-    run.begin()
-    said = run.core.join(
-        RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 1)), run.now
-    ).effects
-    assert [type(effect) for effect in said[:2]] == [Rewound, WelcomeRank]
-    assert said[1] == WelcomeRank("0.2", 0, "run", 2, 1)
-
-
 def test_a_hello_that_fails_its_generation_is_refused_and_gets_no_welcome() -> None:
     run = under_way_and_retained()
     run.begin()
@@ -302,36 +250,3 @@ def test_a_hello_that_fails_its_generation_is_refused_and_gets_no_welcome() -> N
     assert isinstance(failed, FailRanks)
     assert isinstance(refused, RefuseRank)
     assert (refused.client_id, refused.error) == ("1.2", failed.error)
-
-
-def test_after_a_restart_no_step_is_committed_before_every_rank_is_back_and_has_said_so() -> None:
-    run = Run()
-    run.run_to(0)
-    run.hungry()
-    run.restart()
-    for rank, committed in ((0, 1), (1, 2)):
-        run.say(rank, 1, taken=1, committed=0, received={1: 1}, run_id="run")
-        run.perform(run.core.commit(rank, 1, run.now))
-        assert run.core.statistics().steps_committed == committed
-
-
-def test_a_step_waits_for_the_process_that_takes_the_place_of_one_that_had_prepared_it() -> None:
-    """Both had prepared it, and neither had begun to train again after a restart."""
-    bench = Bench(durable=True)
-    bench.join()
-    bench.push_plain(6)
-    bench.hungry()
-    step = bench.core._ledger.steps[0]
-    before, bench.core = bench.core, DispatcherCore(bench.core.config)
-    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
-    bench.perform(bench.core.tick(bench.now))
-    generation, held = before._ledger.generation.number, {0: len(step.micro_batches[0])}
-    for rank in (0, 1):
-        hello = RankHello(f"r{rank}", rank, 2, generation, received=held)
-        bench.perform(bench.core.join(hello, bench.now))
-    bench.perform(bench.core.leave(1, "r1", bench.now))
-    bench.perform(bench.core.join(RankHello("another", 1, 2, generation), bench.now))
-    bench.hungry()
-    assert not [effect for effect in bench.log if isinstance(effect, Release)]
-    bench.perform(bench.core.prepared(1, 0, step.digest, bench.now))
-    assert [effect.step for effect in bench.log if isinstance(effect, Release)] == [0]

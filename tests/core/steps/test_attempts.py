@@ -8,21 +8,17 @@ import pytest
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Deliver,
-    Drained,
     Effect,
-    EndRanks,
     FailRanks,
     Redelivered,
     Release,
     SamplesDropped,
     SamplesUnresolved,
-    WithdrawStep,
 )
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.core.steps.step import StepState
-from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, GenerationFenced, ProtocolError
 from tests.support.core.cores import STORE, Bench
 from tests.support.samples import make_sample
@@ -103,93 +99,6 @@ def test_what_is_lost_is_dropped_and_the_step_filled_up_with_the_oldest_that_are
     ranks.check_books()
 
 
-def test_a_step_is_released_once_every_rank_holds_its_newest_attempt() -> None:
-    ranks = Ranks()
-    ranks.store("abcdefg")
-    old = ranks.core._ledger.steps[0].digest
-    ranks.prepare(0)
-    ranks.lose(1, 0, "a")
-    ranks.perform(ranks.core.prepared(0, 0, old, ranks.now))  # said before it heard of the new one
-    ranks.prepare(1)
-    assert ranks.heard(Release) == []
-    ranks.prepare(0)
-    assert ranks.heard(Release) == [Release((0, 1), 0)]
-
-
-def test_groups_go_whole_and_come_whole() -> None:
-    ranks = Ranks()
-    ranks.push(make_sample("a", group_id="g", group_size=2, store=STORE),
-               make_sample("b", group_id="g", group_size=2))  # fmt: skip
-    ranks.store("cd")
-    ranks.push(*[make_sample(name, group_id="h", group_size=3) for name in "efg"])
-    ranks.store("h")
-    ranks.lose(0, 0, "a")
-    assert ranks.content() == {0: "cdh"}, "three are more than the two that lack"
-    assert ranks.dropped(DropReason.UNRESOLVED) == 2
-    ranks.check_books()
-
-
-def test_a_step_may_be_smaller_if_nothing_is_there() -> None:
-    ranks = Ranks()
-    ranks.store("abcd")
-    ranks.lose(0, 0, "abc")
-    assert ranks.content() == {0: "d"}
-    ranks.train(0)
-    assert ranks.core.statistics().samples_committed == 1
-
-
-def test_later_steps_are_delivered_again_and_wait_to_be_prepared_again() -> None:
-    ranks = Ranks(ahead=2)
-    ranks.store("abcdefgh")
-    later = ranks.core._ledger.steps[1]
-    ranks.prepare(0, 1, step=1)  # before they could: a rank prepares steps in order
-    ranks.prepare(0)
-    ranks.prepare(0, step=1)
-    ranks.lose(1, 0, "a")
-    assert ranks.heard(Deliver) == [
-        Deliver(rank, step, attempt=1 - step) for step in (0, 1) for rank in (0, 1)
-    ]
-    assert ranks.core._ledger.steps[1] is later, "it has lost nothing"
-    ranks.prepare(0, 1, step=1)  # said before they heard
-    ranks.prepare(0, 1)
-    assert ranks.heard(Release) == [Release((0, 1), 0)]
-    ranks.prepare(0, 1, step=1)
-    assert ranks.heard(Release) == [Release((0, 1), 0), Release((0, 1), 1)]
-
-
-def test_a_step_with_nothing_left_takes_over_those_after_it_and_the_last_is_withdrawn() -> None:
-    ranks = Ranks(ahead=3)
-    ranks.store("abcdefghijkl")
-    assert ranks.content() == {0: "abcd", 1: "efgh", 2: "ijkl"}
-    ranks.lose(0, 1, "efgh")
-    assert ranks.content() == {0: "abcd", 1: "ijkl"}
-    assert ranks.heard(WithdrawStep) == [WithdrawStep((0, 1), 2)]
-    assert ranks.heard(Deliver) == [Deliver(0, 1, attempt=2), Deliver(1, 1, attempt=2)]
-    ranks.check_books()
-    ranks.lose(0, 2, "ijkl")  # said before it heard
-    assert ranks.content() == {0: "abcd", 1: "ijkl"}
-    ranks.prepare(0, 1)
-    ranks.prepare(0, 1, step=1)
-    ranks.store("mnop")
-    assert ranks.content()[2] == "mnop"
-    assert ranks.attempts() == {0: 0, 1: 2, 2: 1}, "no attempt at a step is used twice"
-
-
-def test_with_nothing_left_at_all_it_waits_for_samples() -> None:
-    ranks = Ranks()
-    ranks.store("abcd")
-    ranks.prepare(0)
-    ranks.lose(1, 0, "abcd")
-    assert ranks.content() == {}
-    assert ranks.heard(WithdrawStep) == [WithdrawStep((0, 1), 0)]
-    assert ranks.core.statistics().hungry
-    ranks.check_books()
-    ranks.store("efgh")
-    assert (ranks.content(), ranks.attempts()) == ({0: "efgh"}, {0: 2})
-    ranks.train(0)
-    assert ranks.core.statistics().samples_committed == 4
-
-
 def test_a_checkpoint_of_a_step_that_was_given_again_and_withdrawn_is_refused_and_why() -> None:
     ranks = Ranks(retain=True)
     ranks.store("abcd")
@@ -215,36 +124,6 @@ def test_a_checkpoint_of_a_step_that_was_given_again_and_withdrawn_is_refused_an
     ranks.hungry()
     ranks.store("efgh")
     assert ranks.content() == {0: "efgh"}
-    ranks.check_books()
-
-
-def test_at_the_end_of_the_stream_a_step_with_nothing_left_is_no_step() -> None:
-    ranks = Ranks()
-    ranks.store("abcd")
-    ranks.perform(ranks.core.end_stream(ranks.now, force=True))
-    assert EndRanks((0, 1), EndReason.ENDED) in ranks.log
-    ranks.lose(0, 0, "abcd")
-    assert ranks.heard(WithdrawStep) == [WithdrawStep((0, 1), 0)]
-    assert ranks.heard(Drained) == [Drained("done")]
-
-
-def test_what_is_lost_after_the_release_fails_the_generation_and_the_next_goes_on_without() -> None:
-    ranks = Ranks()
-    ranks.store("abcdef")
-    ranks.prepare(0, 1)
-    ranks.lose(1, 0, "c", why="no such file")
-    (failed,) = ranks.heard(FailRanks)
-    assert failed.client_ids == ("r0", "r1")
-    words = r"DP rank 1 cannot get sample c of step 0 \(no such file\).*restart all ranks"
-    with pytest.raises(GenerationFenced, match=words):
-        raise failed.error
-    assert ranks.dropped(DropReason.UNRESOLVED) == 0
-    for rank, generation in ((0, None), (1, 2)):
-        ranks.perform(ranks.core.join(ranks.hello(rank, generation), ranks.now))
-    ranks.hungry()
-    ranks.lose(1, 0, "c")
-    assert ranks.content() == {0: "abde"}
-    ranks.train(0)
     ranks.check_books()
 
 
@@ -299,40 +178,6 @@ def test_nothing_is_dropped_before_every_rank_has_said_where_it_goes_on(
     assert "other DP ranks may train that step" in str(failed.error)
 
 
-def test_what_waits_to_be_heard_is_heard_once_they_have() -> None:
-    ranks = Ranks()
-    ranks.store("abcdefgh")
-    ranks.restart()
-    for rank in (0, 1):
-        ranks.perform(ranks.core.join(ranks.hello(rank, received={0: 1}), ranks.now))
-    ranks.lose(1, 0, "a")
-    assert ranks.attempts() == {0: 0}
-    ranks.hungry()
-    assert (ranks.content(), ranks.attempts()) == ({0: "bcde"}, {0: 1})
-    assert ranks.heard(Release) == []
-
-
-def test_a_restart_knows_the_attempts_also_of_what_is_not_planned_again_yet() -> None:
-    ranks = Ranks(ahead=3)
-    ranks.store("abcdefghijkl")
-    ranks.lose(0, 2, "ijkl")
-    facts = len(ranks.facts)
-    ranks.lose(0, 0, "abcd")
-    assert ranks.content() == {0: "efgh"}
-    assert len(ranks.facts) > facts
-    ranks.restart()
-    assert (ranks.content(), ranks.attempts()) == ({0: "efgh"}, {0: 2})
-    assert ranks.core._ledger.steps.withdrawn == {1: 0, 2: 1}
-    for rank, received in ((0, {0: 1, 1: 1, 2: 1}), (1, {})):
-        hello = ranks.hello(rank, received=received, prefetch_steps=3)
-        ranks.perform(ranks.core.join(hello, ranks.now))
-    assert ranks.heard(WithdrawStep) == [
-        WithdrawStep((rank,), step) for rank in (0, 1) for step in (1, 2)
-    ]
-    assert ranks.heard(Deliver) == [Deliver(0, 0, attempt=2), Deliver(1, 0, attempt=2)]
-    assert ranks.core._ledger.ranks[0].prepared == -1, "it was prepared for another attempt"
-
-
 def test_a_live_rank_goes_on_with_the_attempt_that_it_holds_and_not_with_an_earlier_one() -> None:
     ranks = Ranks()
     ranks.store("abcdef")
@@ -352,43 +197,6 @@ def test_a_rank_that_trains_another_attempt_is_refused() -> None:
     ranks.perform(ranks.core.leave(0, "r0", ranks.now))
     with pytest.raises(ProtocolError, match=r"trains attempt 0 at step 0.*restart all ranks"):
         ranks.core.join(ranks.hello(0, taken=0, received={0: 1}), ranks.now)
-
-
-def names_after_the_loss(versions: Sequence[int], *, phase: int | None) -> str:
-    """What step 0 has after sample `a` is lost; versions: of the samples a, b, and so on."""
-    ranks = Ranks(max_staleness=4)
-    for name, version in zip("abcdefgh", versions, strict=False):
-        ranks.store(name, policy_version=version)
-    if phase is not None:
-        ranks.perform(ranks.core.end_phase(phase, ranks.now, force=True))
-    ranks.lose(0, 0, "a")
-    return ranks.content()[0]
-
-
-def test_a_step_is_not_filled_up_from_a_later_phase() -> None:
-    assert names_after_the_loss([0, 0, 0, 0, 1], phase=None) == "bcde"
-    assert names_after_the_loss([0, 0, 0, 0, 1], phase=1) == "bcd"
-    assert names_after_the_loss([0, 0, 0, 0, 1, 0], phase=1) == "bcdf"
-
-
-def test_a_step_is_not_filled_up_with_what_is_too_stale_for_it() -> None:
-    ranks = Ranks(max_staleness=1)
-    ranks.store("abcd", policy_version=3)
-    ranks.store("e", policy_version=1)
-    ranks.store("f", policy_version=3)
-    ranks.perform(ranks.core.set_policy_version(3, ranks.now, 0))
-    ranks.lose(0, 0, "a")
-    assert ranks.content() == {0: "bcdf"}
-
-
-def test_what_is_lost_may_be_pushed_again() -> None:
-    ranks = Ranks()
-    ranks.store("abcde")
-    ranks.lose(0, 0, "a")
-    ranks.store("a")
-    ranks.train(0)
-    ranks.check_books()
-    assert ranks.core.statistics().buffered == 1
 
 
 def unreadable(ranks: Ranks, rank: int, step: int, name: str) -> None:
@@ -425,3 +233,30 @@ def test_what_is_unreadable_of_a_released_step_ends_its_generation_and_not_the_r
     assert isinstance(failed.error, GenerationFenced)
     assert "planned again without what is gone" in str(failed.error)
     ranks.check_books()
+
+
+def names_after_the_loss(versions: Sequence[int], *, phase: int | None) -> str:
+    """What step 0 has after sample `a` is lost; versions: of the samples a, b, and so on."""
+    ranks = Ranks(max_staleness=4)
+    for name, version in zip("abcdefgh", versions, strict=False):
+        ranks.store(name, policy_version=version)
+    if phase is not None:
+        ranks.perform(ranks.core.end_phase(phase, ranks.now, force=True))
+    ranks.lose(0, 0, "a")
+    return ranks.content()[0]
+
+
+def test_a_step_is_not_filled_up_from_a_later_phase() -> None:
+    assert names_after_the_loss([0, 0, 0, 0, 1], phase=None) == "bcde"
+    assert names_after_the_loss([0, 0, 0, 0, 1], phase=1) == "bcd"
+    assert names_after_the_loss([0, 0, 0, 0, 1, 0], phase=1) == "bcdf"
+
+
+def test_a_step_is_not_filled_up_with_what_is_too_stale_for_it() -> None:
+    ranks = Ranks(max_staleness=1)
+    ranks.store("abcd", policy_version=3)
+    ranks.store("e", policy_version=1)
+    ranks.store("f", policy_version=3)
+    ranks.perform(ranks.core.set_policy_version(3, ranks.now, 0))
+    ranks.lose(0, 0, "a")
+    assert ranks.content() == {0: "bcdf"}

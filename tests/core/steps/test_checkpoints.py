@@ -8,18 +8,14 @@ from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Advised,
     Effect,
-    EndRanks,
     FailRanks,
-    Redelivered,
     Rewound,
     StepsEvicted,
 )
 from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     RecoveredState,
-    Resumed,
     RetainedEvicted,
-    RunBegan,
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
@@ -76,47 +72,6 @@ class Run(Bench):
         self.perform(self.core.restore(self.memory.remembered()))
 
 
-def test_a_run_goes_back_to_a_checkpoint_and_gives_the_same_steps_again() -> None:
-    run = Run()
-    digests = run.run_to(4)
-    run.begin()
-    effects = run.load(1)
-    assert Rewound(after=1, steps=3, samples=12, missing=0) in effects
-    at = run.core.statistics()
-    assert at.balanced
-    assert (at.samples_committed, at.samples_rewound, at.steps_rewound) == (20, 12, 3)
-    assert run.run_to(4) == digests[2:]
-    assert run.core.statistics().samples_committed == 32
-    assert run.core.statistics().balanced
-
-
-def test_steps_that_come_again_are_opened_as_ranks_have_room() -> None:
-    run = Run()
-    run.run_to(5)
-    run.begin()
-    run.load(-1)
-    assert list(run.core._ledger.steps) == [0]
-    at = run.core.statistics()
-    assert (at.open_steps, at.steps_waiting) == (1, 5)
-    assert any(isinstance(e, Redelivered) and e.reason == "rewind" for e in run.log)
-    run.run_to(0)
-    assert len(run.core._ledger.steps) <= 2
-
-
-def test_what_is_retained_holds_no_payload_and_no_room_in_the_buffer() -> None:
-    run = Run()
-    before = run.core.statistics()
-    run.run_to(2)
-    at = run.core.statistics()
-    assert (at.steps_retained, at.samples_retained) == (3, 12)
-    assert 2 * at.retained_bytes == before.received_bytes  # 12 of 24 samples of one length
-    assert at.buffered + at.in_flight + 12 == before.accepted
-    run.begin()
-    run.load(0)
-    rewound = [step for step in run.core._ledger.steps.uncommitted() if step.number in (1, 2)]
-    assert not any(sample.is_in_memory for step in rewound for sample in step.samples())
-
-
 def test_a_saved_checkpoint_releases_what_it_covers_for_good() -> None:
     run = Run()
     run.run_to(3)
@@ -135,23 +90,6 @@ def test_a_saved_checkpoint_releases_what_it_covers_for_good() -> None:
     assert run.core._ledger.steps.committed == 1
 
 
-def test_a_checkpoint_ahead_of_what_was_heard_commits_the_steps_it_covers() -> None:
-    run = Run()
-    run.run_to(1)
-    run.hungry()
-    run.pass_time(3.0)
-    for rank in (0, 1):
-        digest = run.core._ledger.steps[2].digest
-        run.perform(run.core.prepared(rank, 2, digest, run.now))
-    run.perform(run.core.commit(0, 2, run.now))  # rank 1 is killed before its word is heard
-    run.begin()
-    run.load(2)
-    at = run.core.statistics()
-    assert (at.steps_committed, at.steps_rewound, at.in_flight) == (3, 0, 4 * len(at.steps))
-    assert run.core._ledger.steps.committed == 2
-    assert at.balanced
-
-
 def test_a_checkpoint_of_another_run_or_of_the_future_is_refused_and_changes_nothing() -> None:
     run = Run()
     run.run_to(1)
@@ -162,18 +100,6 @@ def test_a_checkpoint_of_another_run_or_of_the_future_is_refused_and_changes_not
     with pytest.raises(CheckpointRefused, match=r"after step 9, and the last step .* is 2"):
         run.load(9)
     assert run.core.statistics() == before
-
-
-def test_without_retained_steps_the_run_goes_on_and_says_how_many_are_missing() -> None:
-    run = Run(retain=False)
-    run.run_to(4)
-    run.begin()
-    assert Rewound(after=1, steps=0, samples=0, missing=3) in run.load(1)
-    at = run.core.statistics()
-    assert (at.steps_not_rewound, at.samples_rewound, at.steps_retained) == (3, 0, 0)
-    assert run.core._ledger.steps.committed == 4
-    run.run_to(5)
-    assert run.core.statistics().balanced
 
 
 def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
@@ -192,17 +118,6 @@ def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
     assert run.core.run_id == "run"
     assert run.core._ledger.steps.committed == 2
     assert run.core.statistics().steps_rewound == 3
-
-
-def test_a_dispatcher_that_dies_between_two_ranks_words_goes_back_once() -> None:
-    run = Run()
-    digests = run.run_to(4)
-    run.begin()
-    run.load(1, 0)
-    run.restart()
-    run.load(1)
-    assert run.core.statistics().steps_rewound == 3
-    assert run.run_to(4) == digests[2:]
 
 
 @pytest.mark.parametrize("other", [3, None])
@@ -227,23 +142,6 @@ def test_ranks_that_load_different_checkpoints_all_fail_before_any_step(other: i
     assert run.run_to(2)
 
 
-def test_no_step_is_released_before_every_rank_has_said_where_it_goes_on() -> None:
-    run = Run()
-    run.perform(run.core.demand(0, -1, run.now, hungry=True))
-    for rank in (0, 1):
-        digest = run.core._ledger.steps[0].digest
-        run.perform(run.core.prepared(rank, 0, digest, run.now))
-    assert "Release" not in {type(effect).__name__ for effect in run.log}
-    run.perform(run.core.demand(1, -1, run.now, hungry=True))
-    assert "Release" in {type(effect).__name__ for effect in run.log}
-
-
-def test_a_rank_that_has_begun_cannot_load_a_checkpoint() -> None:
-    run = Run()
-    run.run_to(0)
-    assert any(isinstance(effect, FailRanks) for effect in run.load(-1, 0))
-
-
 def test_a_checkpoint_is_loaded_in_a_generation() -> None:
     run = Run()
     with pytest.raises(RankRefused, match="ask for one first"):
@@ -264,21 +162,6 @@ def test_word_of_prepared_steps_that_crosses_a_rewind_is_ignored() -> None:
     assert not run.core.prepared(1, 4, late.digest, run.now).effects
     run.load(1, 1)
     assert run.run_to(4)
-
-
-def test_the_end_is_told_only_when_what_comes_again_was_given() -> None:
-    run = Run(steps=3)
-    run.perform(run.core.end_stream(run.now, force=True))
-    run.run_to(2)
-    assert run.core.statistics().run_state == "drained"
-    run.begin()
-    start = len(run.log)
-    run.load(-1)
-    assert run.core.statistics().run_state == "ended"
-    assert not any(isinstance(effect, EndRanks) for effect in run.log[start:])
-    run.run_to(2)
-    assert run.core.drained
-    assert any(isinstance(effect, EndRanks) for effect in run.log[start:])
 
 
 def test_after_a_restart_ranks_are_awaited_while_steps_are_not_in_a_checkpoint() -> None:
@@ -333,23 +216,6 @@ def test_after_a_restart_with_a_lower_limit_no_more_steps_are_open_than_ranks_ho
         run.run_to(3)
     at = run.core.statistics()
     assert (at.open_steps <= 1, at.steps_waiting, at.balanced) == (True, 0, True)
-
-
-def test_a_rewind_is_a_fact_before_any_rank_is_given_a_step() -> None:
-    run = Run()
-    run.run_to(1)
-    run.begin()
-    hello = RankHello("0.2", 0, 2, 2, resume=CheckpointPosition("run", 0))
-    joined = run.core.join(hello, run.now)
-    assert joined.facts == [Resumed(0)]
-
-
-def test_a_new_run_notes_its_name_and_one_that_goes_on_keeps_it() -> None:
-    fresh = DispatcherCore(Run().core.config, "named")
-    assert fresh.restore(RecoveredState()).facts == [RunBegan("named")]
-    later = DispatcherCore(fresh.config, "other")
-    assert not later.restore(RecoveredState(run_id="named")).facts
-    assert later.run_id == "named"
 
 
 def test_the_oldest_retained_steps_go_where_there_is_no_room_for_them() -> None:

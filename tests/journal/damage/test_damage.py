@@ -9,7 +9,7 @@ import pytest
 from rollout_dispatcher.core.facts import Fact, Planned
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.blocks import checksum
-from rollout_dispatcher.journal.files.newest import NewestSegment
+from rollout_dispatcher.journal.files.directory import NewestSegment
 from rollout_dispatcher.journal.files.segments import SegmentFiles
 from rollout_dispatcher.journal.index import Index
 from rollout_dispatcher.journal.replay import replay

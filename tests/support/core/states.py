@@ -1,7 +1,7 @@
 """States of a core, each as large as is asked for in one dimension.
 
-So many ready samples, open groups, producers, held pushes, steps, or ranks. No plan is carried out
-for events that come later, so that what these cost is their own.
+So many ready samples, open groups, producers, held pushes, retained steps, or ranks. No plan is
+carried out for events that come later, so that what these cost is their own.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
 from rollout_dispatcher.core.effects import PayloadsToJournal
-from tests.support.core.worlds import NBYTES, STORE, TOKENS, World
+from tests.support.core.worlds import NBYTES, TOKENS, World
 from tests.support.samples import make_sample
 
 
@@ -89,33 +89,6 @@ def producers_away(size: int) -> World:
     return world
 
 
-def an_end_that_all_are_asked_of(size: int) -> World:
-    """All but one producer have ended a phase, and the stream."""
-    world = producers(size)
-    for producer in names("p", size)[:-1]:
-        world.perform(world.core.end_phase(7, world.now, producer))
-        world.perform(world.core.end_stream(world.now, producer))
-    return world
-
-
-def ends_that_wait(size: int) -> World:
-    """A producer has ended phase after phase, and another one none."""
-    world = World()
-    world.join()
-    world.pushes("slow", policy_version=0)
-    for version in range(1, size + 1):
-        world.perform(world.core.end_phase(version, world.now, "fast"))
-    return world
-
-
-def ends_that_are_forced(size: int) -> World:
-    """Phases have ended by force, and the first of them still waits for what is held back."""
-    world = held_at_the_soft_cap(size)
-    for version in range(2, size + 2):
-        world.perform(world.core.end_phase(version, world.now, force=True))
-    return world
-
-
 def a_phase_without_versions(size: int) -> World:
     """A phase has ended, and after it came samples that say no version."""
     world = World()
@@ -142,24 +115,6 @@ def held_at_the_soft_cap(size: int) -> World:
     return world
 
 
-def held_at_the_hard_cap(size: int) -> World:
-    """The same for want of memory; groups lack members, and no step can be planned."""
-    world = World(nbytes=NBYTES)
-    world.pushes("p", group_id="g", group_size=3)
-    for producer in names("p", size):
-        world.pushes(producer)
-    return world
-
-
-def held_at_the_cap_of_payload_stores(size: int) -> World:
-    """The same of samples that lie in payload stores."""
-    world = World(referenced_bytes=NBYTES)
-    world.pushes("p", group_id="g", group_size=3, store=STORE)
-    for producer in names("p", size):
-        world.pushes(producer, store=STORE)
-    return world
-
-
 def held_for_an_end(size: int) -> World:
     """The same; a phase has ended, but for what is held back of it."""
     world = held_at_the_soft_cap(size)
@@ -175,18 +130,6 @@ def retained_steps(size: int) -> World:
     for step in range(size):
         world.pushes("p", 2)
         world.train([step])
-    return world
-
-
-def open_steps(size: int) -> World:
-    """Steps are released to ranks that have not committed any."""
-    world = World(batch=2, capacity=8, max_open_steps=size)
-    world.join()
-    world.plans = True
-    for step in range(size):
-        world.pushes("p", 2)
-        world.prepare(step)
-        world.demand(taken=step)
     return world
 
 
@@ -212,9 +155,7 @@ STATES: dict[str, Callable[[int], World]] = {
     state.__name__: state
     for state in (
         ready, ready_and_ageing, open_groups, open_groups_at_the_cap, closed_groups, producers,
-        producers_away, an_end_that_all_are_asked_of, ends_that_wait, ends_that_are_forced,
-        ended_phases, a_phase_without_versions, held_at_the_soft_cap, held_at_the_hard_cap,
-        held_at_the_cap_of_payload_stores, held_for_an_end, retained_steps, open_steps, ranks,
-        ranks_at_the_end,
+        producers_away, ended_phases, a_phase_without_versions, held_at_the_soft_cap,
+        held_for_an_end, retained_steps, ranks, ranks_at_the_end,
     )
 }  # fmt: skip

@@ -49,7 +49,6 @@ def test_an_epoch_that_uses_prompt_ids_again_is_told_and_the_first_samples_are_k
         assert seen["buffer_samples"] == 1
         producer.close()
         assert "3 samples had ids of accepted ones with other content" in warnings(caplog)[-1]
-    assert server.log().count("has other content than the accepted sample of this id") == 1
 
 
 def test_a_conflict_is_raised_where_asked_for_and_a_replay_is_not(tmp_path: Path) -> None:
@@ -113,4 +112,3 @@ def test_many_duplicates_in_a_row_are_told_with_the_likely_cause(
             (said,) = warnings(caplog)
             assert said.startswith(f"{MANY} samples in a row, up to s0, have ids of samples that")
             assert "right for a replay after a crash" in said
-    assert server.log().count(f"{MANY} samples in a row of producer") == 1

@@ -5,13 +5,11 @@ Pushes with blocked samples wait in a fair queue, at most `credits` of them a pr
 they are retried: in order until one stays blocked, and further ones while no step can be planned.
 
 Each sample of a push is a duplicate, refused, accepted, or blocked for now. Most pushes have only
-new and valid samples without a group: these take a *fast path*, which accepts the first ones, as
-many as there is capacity for, at once. Other pushes are decided sample by sample, to the same
-result and slower.
+new and valid samples without a group, and capacity for all of them: these take a *fast path*, which
+accepts them at once. Other pushes are decided sample by sample, to the same result and slower.
 """
 
 from collections import Counter
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
@@ -20,7 +18,7 @@ from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.effects import Effect, PushBlocked, ResendRequested
 from rollout_dispatcher.core.facts import FloorRaised
 from rollout_dispatcher.errors import ProtocolError, SampleRefused, ShuttingDown
-from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample, SamplesByField
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
@@ -41,8 +39,6 @@ MEMBER_LOST = frozenset(
         "policy-version-missing",
     )
 )
-
-_nbytes = attrgetter("nbytes")
 
 
 class Admission:
@@ -132,7 +128,7 @@ class Admission:
                 effects += self._try(push, now)
             if self.capacity.units_short() <= 0:
                 return effects  # a step can be planned: the others keep their order
-        for footprint in self.blocked.max_sizes():
+        for footprint in self.blocked.largest():
             if (full := self.capacity.hard_cap(*footprint)) is not None:
                 self.capacity.set_blocking_cap(full, now)
         return effects
@@ -181,7 +177,7 @@ class Admission:
         if push.payload_evicted:
             return self._request_resend(push, now)
         if not push.groups:  # a member may be refused by now
-            full = self.capacity.all_blocked_by(self.blocked.smallest(push))
+            full = self.capacity.all_blocked_by(push.smallest)
             if full is not None:
                 self.capacity.set_blocking_cap(full, now)
                 return []
@@ -220,38 +216,10 @@ class Admission:
             self._decide_each(push, now, in_line=in_line)
         elif in_line:
             return  # every one of them waits
+        elif self.capacity.admits_all(samples, amount := Amount.of(samples)):
+            self.capacity.came_in(self._outcomes.accept_all(push, samples, amount, now), now)
         else:
-            amount = Amount.of(samples)
-            fitting = self.capacity.admits(samples, amount)
-            if fitting == amount.samples:
-                self._accept(push, samples, amount, now)
-                return
-            if fitting:
-                first = samples.first(fitting)
-                self._accept(push, first, Amount.of(first), now)
-            self._block(push, now)
-
-    def _accept(self, push: Push, samples: SamplesByField, amount: Amount, now: float) -> None:
-        """Accept these first undecided samples of a push on the fast path. amount: of all of
-        them.
-        """
-        self.capacity.came_in(self._outcomes.accept_all(push, samples, amount, now), now)
-
-    def _block(self, push: Push, now: float) -> None:
-        """Set the blocking caps of a push on the fast path of which no further sample is
-        accepted.
-        """
-        waiting = push.waiting
-        if len({type(sample.payload) for sample in waiting}) > 1:  # of two kinds of footprint
             self._decide_each(push, now, in_line=False)
-            return
-        smallest, largest = (find(waiting, key=_nbytes) for find in (min, max))
-        if (full := self.capacity.blocked_by(smallest)) is None:
-            self._decide_each(push, now, in_line=False)  # a smaller one may be accepted
-            return
-        self.capacity.set_blocking_cap(full, now)
-        if (full := self.capacity.blocked_by(largest)) is not None:
-            self.capacity.set_blocking_cap(full, now)
 
     def _decide_each(self, push: Push, now: float, *, in_line: bool) -> None:
         """`_decide_samples`, sample by sample."""

@@ -6,8 +6,8 @@
 Invariant: payload bytes of blocked pushes stay within `held_bytes`, but for one push, so that there
 is always one that can be accepted at once. `FairQueue` is fair to each producer.
 
-While the first push in the queue stays blocked, those that may be accepted or refused are found by
-indexes: the small enough ones (`BySize`), and members of groups that have changed.
+While the first push in the queue stays blocked, others are tried that may be accepted or refused:
+those with a small enough sample, and members of groups that have changed.
 
 `Push`: a push while it is decided.
 
@@ -32,12 +32,10 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count, takewhile
+from itertools import takewhile
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-from rollout_dispatcher.core.buffer.entry import Lowest
 from rollout_dispatcher.core.effects import PushAnswered
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Footprint, Reference
@@ -54,10 +52,10 @@ class Push:
     floor: low watermark: this producer never again sends a sequence number below it. named: sample
     ids were given by the user, so a repeat from any producer is a duplicate. has_references:
     whether some of the samples lie in payload stores. exempt_from_end: it arrived before its phase
-    or stream was ended, and may still be accepted. While it is blocked: serial identifies it.
-    groups: member count per group in this push; other pushes may change the outcome. nbytes: of its
-    payloads in memory. smallest: bytes of the smallest sample in memory, and of the smallest in a
-    payload store; None: it has none. payload_evicted: its payloads were dropped from memory.
+    or stream was ended, and may still be accepted. While it is blocked: groups: member count per
+    group in this push; other pushes may change the outcome. nbytes: of its payloads in memory.
+    smallest: footprints of its smallest undecided sample in memory, and in a payload store, as far
+    as it has such. payload_evicted: its payloads were dropped from memory.
     resend_requested: its producer was asked for them.
     """
 
@@ -71,10 +69,9 @@ class Push:
     errors: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     exempt_from_end: bool = False
-    serial: int = -1
     groups: Counter[str] = field(default_factory=Counter)
     nbytes: int = 0
-    smallest: tuple[int | None, int | None] = (None, None)
+    smallest: tuple[Footprint, ...] = ()
     payload_evicted: bool = False
     resend_requested: bool = False
 
@@ -179,37 +176,6 @@ def _place(entry: tuple[int, int, T]) -> tuple[int, int]:
     return entry[:2]
 
 
-class BySize(Generic[T]):
-    """Items by ascending size in bytes. kind: the footprint of a number of bytes, in memory or in
-    payload stores.
-    """
-
-    def __init__(self, kind: Callable[[int], Footprint]) -> None:
-        self.kind = kind
-        self._sizes: list[tuple[int, int, T]] = []
-
-    def move(self, thing: T, serial: int, before: int | None, size: int | None) -> None:
-        """Change an item's size from `before` to `size`; None: not contained. serial: identifies
-        it.
-        """
-        if size == before:
-            return
-        if before is not None:
-            del self._sizes[bisect_left(self._sizes, (before, serial))]
-        if size is not None:
-            insort(self._sizes, (size, serial, thing))
-
-    @property
-    def max_size(self) -> int | None:
-        """The largest size; None if empty."""
-        return self._sizes[-1][0] if self._sizes else None
-
-    def fitting(self, fits: Callable[[Footprint], bool]) -> Iterator[T]:
-        """Items of which the size fits; if one does not, no larger one does."""
-        count = bisect_left(self._sizes, True, key=lambda entry: not fits(self.kind(entry[0])))
-        return (thing for _, _, thing in self._sizes[:count])
-
-
 #: Seconds for which a requested resend counts as under way, and keeps others from being requested.
 RESEND_SECONDS = 10.0
 #: Cap on blocked members per group: a change of the group re-examines all of them in one turn of
@@ -233,13 +199,7 @@ class BlockedPushes:
         self._members: Counter[str] = Counter()  # of each group, as many as waited at first
         self._evicted: dict[tuple[str, int], Push] = {}
         self._resends: dict[Push, float] = {}  # since when, in that order
-        self._serials = count()
-        self._by_smallest: tuple[BySize[Push], ...] = (
-            BySize(Footprint), BySize(partial(Footprint, 0)),
-        )  # fmt: skip
         self._group_changed: dict[Push, None] = {}  # of whose groups something has changed
-        self._not_exempt: dict[Push, None] = {}
-        self._exempt: Lowest[int] = Lowest()  # the oldest version that waits, by serial
         #: Samples of which a resend is under way.
         self.resending_samples = 0
         #: Rises whenever other blocked pushes may be accepted or refused: a push was removed, a
@@ -286,22 +246,15 @@ class BlockedPushes:
         return found
 
     def fitting(self, fits: Callable[[Footprint], bool]) -> list[Push]:
-        """Pushes of which the smallest sample fits, in the order of the queue.
+        """Pushes of which a smallest sample fits, in the order of the queue."""
+        return [push for push in self._queue if any(map(fits, push.smallest))]
 
-        fits: whether a footprint does; if not, no larger one does.
-        """
-        found: dict[Push, None] = {}
-        for pushes in self._by_smallest:
-            found |= dict.fromkeys(pushes.fitting(fits))
-        return self._queue.in_order(found)
-
-    def max_sizes(self) -> list[Footprint]:
-        """The largest smallest-sample footprint, in memory and in payload stores."""
-        return self._footprints(*(pushes.max_size for pushes in self._by_smallest))
-
-    def _footprints(self, *sizes: int | None) -> list[Footprint]:
-        kinds = zip(self._by_smallest, sizes, strict=True)
-        return [pushes.kind(nbytes) for pushes, nbytes in kinds if nbytes is not None]
+    def largest(self) -> list[Footprint]:
+        """The largest footprint of a push's smallest sample, in memory and in payload stores."""
+        found = [footprint for push in self._blocked for footprint in push.smallest]
+        memory = max((footprint.memory for footprint in found), default=0)
+        referenced = max((footprint.referenced for footprint in found), default=0)
+        return [Footprint(memory), Footprint(0, referenced)]
 
     def members(self, group_id: str) -> int:
         """How many samples of this group are blocked."""
@@ -315,9 +268,8 @@ class BlockedPushes:
     def add(self, push: Push) -> None:
         """Add a blocked push; evicts its payload if that exceeds the cap."""
         self._blocked[push] = None
-        push.serial, push.groups = next(self._serials), self._groups(push)
+        push.groups = self._groups(push)
         self._queue.add(push, push.producer, len(push.samples))
-        self._not_exempt[push] = None
         self._of_producer[push.producer][push] = None
         self._members.update(push.groups)
         for group_id in push.groups:
@@ -345,11 +297,8 @@ class BlockedPushes:
         self._clear_eviction(push)
         self.changes += 1
         del self._blocked[push]
-        self._set_smallest(push, None, None)
         self._group_changed.pop(push, None)
         self.nbytes -= push.nbytes
-        self._not_exempt.pop(push, None)
-        self._exempt.remove(push.serial)
         _discard(self._of_producer, push.producer, push)
         for group_id, members in push.groups.items():
             _discard(self._of_group, group_id, push)
@@ -362,13 +311,14 @@ class BlockedPushes:
         cap.
         """
         waiting = push.waiting
-        if push.exempt_from_end:
-            self._exempt.set(push.serial, _oldest(waiting))
         refer = [sample.nbytes for sample in waiting if isinstance(sample.payload, Reference)]
         inline = [sample for sample in waiting if not isinstance(sample.payload, Reference)]
         sizes = [sample.memory_bytes for sample in inline]
         before, push.nbytes = push.nbytes, sum(sizes)
-        self._set_smallest(push, min(sizes, default=None), min(refer, default=None))
+        push.smallest = (
+            *([Footprint(min(sizes))] if sizes else ()),
+            *([Footprint(0, min(refer))] if refer else ()),
+        )
         self.nbytes += push.nbytes - before
         if self.nbytes > self._limit and self.nbytes > push.nbytes > 0:
             push.samples = tuple(map(Sample.with_producer, push.samples))
@@ -377,11 +327,6 @@ class BlockedPushes:
             self.nbytes -= push.nbytes
             push.nbytes = 0
 
-    def _set_smallest(self, push: Push, *least: int | None) -> None:
-        for pushes, before, after in zip(self._by_smallest, push.smallest, least, strict=True):
-            pushes.move(push, push.serial, before, after)
-        push.smallest = least[0], least[1]
-
     # -- when a phase, or the stream, ends ----------------------------------------------------
 
     def exempt_from_end(self, producer: str | None = None) -> None:
@@ -389,24 +334,15 @@ class BlockedPushes:
 
         producer: only its pushes; None: all.
         """
-        mine = self._not_exempt if producer is None else self._of_producer.get(producer, {})
-        for push in [push for push in mine if not push.exempt_from_end]:
+        for push in self._blocked if producer is None else self.of_producer(producer):
             push.exempt_from_end = True
-            self._exempt.set(push.serial, _oldest(push.waiting))
-            del self._not_exempt[push]
 
     def waits(self, end: int | None) -> bool:
         """Whether an exempt sample is blocked that belongs before this phase, or the stream's
         end.
         """
-        oldest = self._exempt.lowest
-        return oldest is not None and (end is None or oldest < end)
-
-    # -- what it is -----------------------------------------------------------------------------
-
-    def smallest(self, push: Push) -> list[Footprint]:
-        """Footprints of its smallest undecided samples: in memory, in a payload store."""
-        return self._footprints(*push.smallest)
+        exempt = (push for push in self._blocked if push.exempt_from_end)
+        return any(end is None or _oldest(push.waiting) < end for push in exempt)
 
     # -- without their payloads ---------------------------------------------------------------
 

@@ -17,7 +17,7 @@ first. Invariant: an end is decided once and ended once, phases in the order of 
 """
 
 from collections.abc import Iterable
-from heapq import heappop, heappush, nsmallest
+from math import inf
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.effects import Advised, Effect
@@ -148,9 +148,6 @@ class Ends:
         #: Which were asked for, and whether each is decided.
         self._asked: dict[End, bool] = {}
         self._forced: set[End] = set()
-        # Phases that were asked for, and those of them that are not forced, as heaps: lowest first.
-        self._phases_asked: list[int] = []
-        self._unforced: list[int] = []
 
     def restore(self, memory: RecoveredState) -> None:
         """What was decided before stands, and what was asked for is asked for still."""
@@ -230,8 +227,7 @@ class Ends:
 
     def pending(self, limit: int) -> list[End]:
         """The first of them, phases in the order of their versions before the stream's."""
-        ends: list[End] = [*nsmallest(limit, self._phases_asked)]
-        return [*ends, None] if None in self._asked and len(ends) < limit else ends
+        return sorted(self._asked, key=_order)[:limit]
 
     def is_decided(self, end: End) -> bool:
         """Whether it is decided, or forced, and waits for what was blocked before."""
@@ -249,19 +245,13 @@ class Ends:
         """A producer requests this end; with `force` for all producers, and all earlier ends
         too.
         """
-        if end not in self._asked:
-            self._asked[end] = False
-            if end is not None:
-                heappush(self._phases_asked, end)
-                heappush(self._unforced, end)
+        self._asked.setdefault(end, False)
         if force:
-            while self._unforced and (end is None or self._unforced[0] <= end):
-                self._forced.add(heappop(self._unforced))
-            self._forced.add(end)
+            self._forced |= {asked for asked in self._asked if _order(asked) <= _order(end)}
 
     def waits_for(self, end: End) -> list[str]:
         """Producers that have not announced this end, for messages; scans all of them."""
-        return self._producers.before(end)
+        return list(self._producers.before(end))
 
     def pending_waits(self, end: End) -> list[str]:
         """The same of an end that was asked for and is not decided; nobody otherwise."""
@@ -273,7 +263,7 @@ class Ends:
         sample precedes.
         """
         while self._asked:
-            end = self._phases_asked[0] if self._phases_asked else None
+            end = min(self._asked, key=_order)
             if not self._asked[end]:
                 if end not in self._forced and self._producers.is_waited_for(end):
                     return
@@ -282,20 +272,18 @@ class Ends:
                 self._decided(end)
             if self._admission.blocked.waits(end):
                 return
-            self._forget(end)
+            del self._asked[end]
+            self._forced.discard(end)
             # Carry out this end: no sample that belongs before it is blocked any more.
             if end is None:
                 self.stream_over()
             else:
                 self._end_phase(end, untracked=True)
 
-    def _forget(self, first: End) -> None:
-        del self._asked[first]
-        if first is not None:
-            heappop(self._phases_asked)
-            if first not in self._forced:
-                heappop(self._unforced)
-        self._forced.discard(first)
+
+def _order(end: End) -> float:
+    """Phases in the order of their versions, then the stream."""
+    return inf if end is None else end
 
 
 TRAINER_LEFT = (

@@ -29,12 +29,10 @@ Two memories, both bounded:
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from itertools import islice
-
-from rollout_dispatcher.core.buffer.entry import Lowest
 
 
 class Ranges:
@@ -264,10 +262,6 @@ class Producers:
         self._timeout = timeout
         self._known: dict[str, _Producer] = {}
         self._away: dict[str, None] = {}  # in order of leaving
-        # Whose word is waited for: by phases, by the end, by the end before anybody contributes.
-        self._owes_phases: Lowest[str] = Lowest()
-        self._owes_end: set[str] = set()
-        self._not_ended: set[str] = set()
         #: Who speaks without a connection, as over HTTP: it may be anybody, and binds nobody.
         self._nameless = _Producer()
         #: Whether anybody has contributed anything.
@@ -292,7 +286,7 @@ class Producers:
         """It is there; returns whether it is another incarnation than was there before."""
         known = self._known.get(producer)
         if known is None:
-            self._know(producer, known := _Producer())
+            known = self._known[producer] = _Producer()
         elif known.away_since is not None:
             known.away_since = None
             del self._away[producer]
@@ -328,7 +322,7 @@ class Producers:
             if not producer:
                 self._nameless.phase, self._nameless.ended = phase, ended
                 continue
-            self._know(producer, _Producer(now, producer in contributed, phase, ended))
+            self._known[producer] = _Producer(now, producer in contributed, phase, ended)
             self._away[producer] = None
 
     def expire(self, now: float) -> list[str]:
@@ -352,24 +346,6 @@ class Producers:
     def _forget(self, producer: str) -> None:
         del self._known[producer]
         self._away.pop(producer, None)
-        self._owes_phases.remove(producer)
-        self._owes_end.discard(producer)
-        self._not_ended.discard(producer)
-
-    def _know(self, producer: str, known: _Producer) -> None:
-        """It is as said from now on: see what waits for it."""
-        self._known[producer] = known
-        if (after := known.owes_after) is None:
-            self._owes_phases.remove(producer)
-        else:
-            self._owes_phases.set(producer, after)
-        if known.ended:
-            self._owes_end.discard(producer)
-            self._not_ended.discard(producer)
-        else:
-            self._not_ended.add(producer)
-            if known.contributed:
-                self._owes_end.add(producer)
 
     # -- they speak -------------------------------------------------------------------------
 
@@ -382,9 +358,7 @@ class Producers:
         if known is None:
             self.connected(producer)
             known = self._known[producer]
-        if not known.contributed:
-            known.contributed = True
-            self._know(producer, known)
+        known.contributed = True
 
     def ends(self, producer: str, end: int | None) -> None:
         """It will push nothing older than this policy version any more; None: nothing at all."""
@@ -393,8 +367,6 @@ class Producers:
             self.connected(producer)
             known = self._known[producer]
         known.phase, known.ended = max(known.phase, end or 0), known.ended or end is None
-        if producer:
-            self._know(producer, known)
 
     def ends_of(self, producer: str) -> tuple[int, bool]:
         """The newest phase that it has ended, 0 for none, and whether it has ended its stream."""
@@ -413,21 +385,19 @@ class Producers:
 
     def is_waited_for(self, end: int | None) -> bool:
         """Whether there is anybody in `before`."""
-        if end is None:
-            return bool(self._owes_end if self.begun else self._not_ended)
-        after = self._owes_phases.lowest
-        return after is not None and after < end
+        return any(True for _ in self.before(end))
 
-    def before(self, end: int | None) -> list[str]:
+    def before(self, end: int | None) -> Iterator[str]:
         """Who has contributed, and may still push what is older than this version.
 
         None: who has not said that it is done; before anybody has contributed, who is there. A
         worker with nothing to do does not end a run that others have not begun yet.
         """
-        if end is None and not self.begun:
-            return [producer for producer, known in self._known.items() if not known.ended]
-        return [
-            producer
-            for producer, known in self._known.items()
-            if (after := known.owes_after) is not None and (end is None or after < end)
-        ]
+        for producer, known in self._known.items():
+            if end is None and not self.begun:
+                waits = not known.ended
+            else:
+                after = known.owes_after
+                waits = after is not None and (end is None or after < end)
+            if waits:
+                yield producer

@@ -59,10 +59,10 @@ def fit_cost(terms: FloatArray, seconds: FloatArray, prior: CostModel) -> Fit:
     """
     rows = terms / seconds[:, None]
     kept = KEPT_WEIGHT ** (np.arange(len(rows))[::-1] / REMEMBERED)
-    ratio = _prior_ratio(terms, prior)
+    ratio, share = _prior_ratio(terms, prior), np.median(rows[:, 2:], axis=0)
     fit, robust, error = np.zeros(TERMS), np.ones(len(rows)), ERROR
     for _ in range(ROUNDS):
-        fit = _solved(rows, kept * robust / error**2, ratio)
+        fit = _solved(rows, kept * robust / error**2, ratio, share)
         off = np.abs(rows @ fit - 1)
         error = max(float(np.median(off)) / 0.6745, LEAST_ERROR)
         robust = np.minimum(1.0, FAR * error / np.maximum(off, 1e-12))
@@ -84,17 +84,18 @@ def _prior_ratio(terms: FloatArray, prior: CostModel) -> float:
     return float(mean * np.clip(b / max(a * mean, 1e-300), 1 / MOST_RATIO, MOST_RATIO))
 
 
-def _solved(rows: FloatArray, weight: FloatArray, ratio: float) -> FloatArray:
-    """The best of all ratios b / a; rows: terms over seconds, weight: of the squares of errors."""
+def _solved(rows: FloatArray, weight: FloatArray, ratio: float, share: FloatArray) -> FloatArray:
+    """The best of all ratios b / a. rows: terms over seconds; weight: of the squares of errors;
+    share: medians of the rows' last two terms.
+    """
     gram, right = (rows * weight[:, None]).T @ rows, weight @ rows
-    share = np.median(rows, axis=0)
     ratios = ratio * RATIOS
     mix = np.zeros((len(ratios), 3, TERMS))
     mix[:, 0, 0], mix[:, 0, 1] = 1.0, ratios
     mix[:, 1, 2] = mix[:, 2, 3] = 1.0
     grams, rights = mix @ gram @ mix.transpose(0, 2, 1), mix @ right
-    for at, column, off in ((1, 2, SAMPLES_OFF), (2, 3, BEGIN_OFF)):
-        grams[:, at, at] += (share[column] / off) ** 2
+    for at, off in ((1, SAMPLES_OFF), (2, BEGIN_OFF)):
+        grams[:, at, at] += (share[at - 1] / off) ** 2
     scale = 1 / np.sqrt(np.einsum("kii->ki", grams))
     grams = grams * scale[:, :, None] * scale[:, None, :] + ALONE * np.eye(3)
     rights = rights * scale

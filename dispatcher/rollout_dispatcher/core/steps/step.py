@@ -261,10 +261,6 @@ class OpenSteps(Mapping[int, OpenStep]):
         self.last_opened = -1
         #: Attempts at steps that were withdrawn, and are to be planned, by number.
         self.withdrawn: dict[int, int] = {}
-        # Scan cursors: all open steps up to `_released` are released; those up to `_fitting` have
-        # plans for `_fits` ranks.
-        self._released = self._fitting = -1
-        self._fits = 0
 
     def __getitem__(self, number: int) -> OpenStep:
         return self._open[number]
@@ -317,11 +313,6 @@ class OpenSteps(Mapping[int, OpenStep]):
         return list(self._in_order())
 
     @property
-    def num_uncommitted(self) -> int:
-        """How many uncommitted steps there are."""
-        return len(self._open) + len(self._waiting)
-
-    @property
     def in_flight(self) -> int:
         """Samples of all uncommitted steps."""
         return sum(step.num_samples for step in self._in_order())
@@ -350,33 +341,11 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def unplanned(self, dp_size: int) -> OpenStep | None:
         """The first open step that has no plan for so many DP ranks."""
-        if dp_size != self._fits:
-            self._fits, self._fitting = dp_size, -1
-        if self._fitting >= self.last_opened:  # as nearly always
-            return None
-        for number in self._after(self._fitting):
-            step = self._open[number]
-            if not step.fits(dp_size):
-                return step
-            self._fitting = step.number
-        return None
+        return next((step for step in self._open.values() if not step.fits(dp_size)), None)
 
-    def unreleased(self) -> Iterator[OpenStep]:
-        """Open steps that are not released, in order: what is released comes before them."""
-        for number in self._after(self._released):
-            step = self._open[number]
-            if step.state is StepState.RELEASED:
-                self._released = step.number
-            yield step
-
-    def _after(self, number: int) -> range:
-        """The open steps after that one."""
-        last = self.last_opened
-        return range(max(number, last - len(self._open)) + 1, last + 1)
-
-    def _reset_cursors(self, number: int) -> None:
-        """Invalidate the scan cursors after this step."""
-        self._released, self._fitting = min(self._released, number), min(self._fitting, number)
+    def unreleased(self) -> list[OpenStep]:
+        """Open steps that are not released, in order."""
+        return [step for step in self._open.values() if step.state is not StepState.RELEASED]
 
     # -- what becomes of them ---------------------------------------------------------------
 
@@ -419,7 +388,6 @@ class OpenSteps(Mapping[int, OpenStep]):
         slowness: tuple[float, ...] | None = None,
     ) -> None:
         """Give an open step a new plan, for `dp_size` DP ranks."""
-        self._reset_cursors(number - 1)
         before = self._open[number]
         digest = step_digest(number, micro_batches, before.attempt, before.usual_loss)
         self._open[number] = replace(
@@ -431,7 +399,6 @@ class OpenSteps(Mapping[int, OpenStep]):
         """Move this unreleased step, and all open ones after it, back to PLANNED: it has lost
         samples.
         """
-        self._reset_cursors(number - 1)
         for step in self._open.values():
             if step.number >= number:
                 step.move(StepEvent.SAMPLES_LOST)
@@ -466,12 +433,10 @@ class OpenSteps(Mapping[int, OpenStep]):
         self.withdrawn |= {step.number: step.attempt for step in gone}
         self.last_opened = self.committed
         self._open, self._waiting = {}, deque()
-        self._reset_cursors(-1)
         return gone
 
     def _replace_samples(self, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
         """Give a step other samples, and no plan."""
-        self._reset_cursors(step.number - 1)
         found = replace(
             step, micro_batches=micro_batches, digest="", planned_cost=None,
             attempt=step.attempt + 1,
@@ -491,7 +456,6 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def start_over(self) -> None:
         """Move all open steps back to PLANNED for a new generation."""
-        self._reset_cursors(-1)
         for step in self._open.values():
             step.move(StepEvent.NEW_GENERATION)
 
@@ -507,7 +471,6 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def rewind(self, steps: Iterable[OpenStep]) -> None:
         """Put committed `steps`, then the open ones, in front of the waiting steps."""
-        self._reset_cursors(-1)
         back = [*steps, *self._open.values()]
         for step in back:
             step.move(StepEvent.REWOUND)
