@@ -13,7 +13,7 @@ import rollout_workers
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ConfigError, StepContractError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers import Loss, MicroBatchStream
+from rollout_workers import MicroBatchStream
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 
@@ -168,13 +168,13 @@ def test_a_step_tells_its_totals_before_its_first_micro_batch(
     assert (taken.loss_tokens, taken.loss_samples) == (9, 3)
 
 
-def test_a_process_alone_totals_its_losses_by_itself(
+def test_several_losses_have_weights_and_scales_of_their_own(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
     joining = threads.submit(
         MicroBatchStream,
         dispatcher.endpoint,
-        losses={"all": Loss("token-mean", weights="input_ids")},
+        losses={"kl": "sequence-mean"},
         trainer_divides_by="micro-batches",
     )
     peer = dispatcher.accept()
@@ -182,10 +182,9 @@ def test_a_process_alone_totals_its_losses_by_itself(
     stream = joining.result(10)
     give(peer, 0, [7, 1, 2], [7, 5])
     taken = next(stream)
-    assert [one.loss_scales["all"] for one in taken] == [2 / 8] * 2
-    assert [one.all_weights.tolist() for one in taken] == [[0, 1, 2], [0, 5]]
-    assert (taken.reduce_total(2), taken.scale_for(8)) == (2.0, 2 / 8)
-    assert taken.reduce_total([1, 2]).tolist() == [1.0, 2.0]
+    assert {tuple(one.loss_scales) for one in taken} == {("loss", "kl")}
+    assert [one.kl_weights.tolist() for one in taken] == [[0, 0.5, 0.5], [0, 1]]
+    assert taken.scale_for(8) == 2 / 8
     dispatcher.hang_up()
     stream.close()
 
@@ -266,7 +265,7 @@ def test_only_rank_0_reports_the_policy_version(
     [
         ({"loss_normalisation": "mean"}, "choose from token-mean, token-mean-expected, "),
         ({"loss_normalisation": "constant"}, "write a positive number after the colon"),
-        ({"losses": {"loss": Loss()}}, "choose a name like a variable's"),
+        ({"losses": {"loss": "token-mean"}}, "choose a name like a variable's"),
         ({"grad_reduction": "max"}, "choose from mean, sum"),
         ({"trainer_divides_by": "steps"}, "it is 'micro-batches', or a number"),
         ({"layout": "dense"}, "choose from packed, padded, jagged"),

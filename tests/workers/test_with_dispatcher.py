@@ -10,7 +10,6 @@ import torch
 
 from rollout_dispatcher.errors import GenerationFenced, RankRefused, SampleRefused
 from rollout_workers import (
-    Loss,
     MicroBatchStream,
     Outcome,
     RolloutProducer,
@@ -61,9 +60,9 @@ def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None
         ),
         ({"grad_reduction": "sum"}, {}, "grad_reduction is sum on DP rank 0, mean on DP rank 1"),
         (
-            {"losses": {"kl": Loss("sequence-mean")}},
-            {"losses": {"kl": Loss("token-mean")}},
-            r"losses\['kl'\] is sequence-mean of loss_mask on DP rank 0, token-mean of",
+            {"losses": {"kl": "sequence-mean"}},
+            {"losses": {"kl": "token-mean"}},
+            r"losses\['kl'\] is sequence-mean on DP rank 0, token-mean on",
         ),
         ({"trainer_divides_by": 2}, {}, "trainer_divides_by is 2 on DP rank 0, 1 on DP rank 1"),
         ({}, {"packed_length": 16}, "packed_length is not given on DP rank 0, 16 on DP rank 1"),

@@ -23,9 +23,15 @@ from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import layouts
 from rollout_workers.micro_batch.delivery import Delivery
 from rollout_workers.micro_batch.layouts import LABELS, Collation, Placement, bounds
-from rollout_workers.micro_batch.loss import LOSS_MASK, MAIN, LossConfig, firsts, token_weights
+from rollout_workers.micro_batch.loss import (
+    LOSS_MASK,
+    MAIN,
+    LossConfig,
+    StepLosses,
+    firsts,
+    token_weights,
+)
 from rollout_workers.micro_batch.micro_batch import MicroBatch, labels_of
-from rollout_workers.micro_batch.totals import StepTotals
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import Block
 
@@ -85,20 +91,20 @@ def collate(
     step: m.StepHeader,
     config: CollateConfig,
     *,
-    totals: StepTotals | None = None,
+    losses: StepLosses | None = None,
     give_away: bool = False,
 ) -> MicroBatch:
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
 
-    totals: of the step, if some of them are not in its header.
+    losses: of the step; made of its header by default.
     give_away: nobody asks for it again, so that its tensors may look at what was received.
     """
     header = received.header
     copy = not (give_away or config.copies)
-    totals = totals or StepTotals(step, config.loss)
+    losses = losses or StepLosses(step, config.loss)
     chosen, left_out = received, frozenset[str]()
     if config.fields is not None:
-        made = _MADE | {loss.weights for loss in totals.losses}
+        made = _MADE | {loss.weights for loss in losses.losses}
         chosen, left_out = _chosen(received, config.fields, made)
     per_token, others, text = _fields(chosen.copied(config.memory) if copy else chosen)
     if (mask := per_token.get(LOSS_MASK)) is not None:
@@ -107,14 +113,14 @@ def collate(
     if "input_ids" not in source:
         raise ProtocolError("the samples have no per-token field input_ids")
     weights = {
-        loss.weights: token_weights(loss, header, source.get(loss.field), totals[loss], config.loss)
-        for loss in totals.losses
+        loss.weights: token_weights(
+            loss, header, source.get(LOSS_MASK), losses.totals, config.loss.weights_dtype
+        )
+        for loss in losses.losses
         if config.wants(loss.weights)
     }
-    if header.is_filler:
-        for loss in totals.losses:
-            if loss.field in per_token:
-                per_token[loss.field] = torch.zeros_like(per_token[loss.field])
+    if header.is_filler and LOSS_MASK in per_token:
+        per_token[LOSS_MASK] = torch.zeros_like(per_token[LOSS_MASK])
     if config.wants("input_ids"):
         per_token["input_ids"] = per_token["input_ids"].long()
     if "position_ids" not in per_token and config.wants("position_ids"):
@@ -126,7 +132,6 @@ def collate(
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
         others = {name: values.clone() for name, values in others.items()}
     tensors = layouts.lay_out(per_token, placement) | others
-    scales = totals.scales
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,
@@ -134,8 +139,8 @@ def collate(
         step=header.step,
         index=header.index,
         tokens=sum(header.tokens),
-        loss_scale=scales[MAIN],
-        loss_scales=dict(scales),
+        loss_scale=losses.scales[MAIN],
+        loss_scales=dict(losses.scales),
         is_last=header.index == step.num_micro_batches - 1,
         is_filler=header.is_filler,
         sample_ids=tuple(header.sample_ids),
@@ -176,12 +181,6 @@ def _labels(source: dict[str, Tensor], tokens: list[int]) -> Tensor:
     """Those of all samples, end to end, [total]."""
     ids, mask = source["input_ids"].long(), source.get("loss_mask")
     return labels_of(ids, mask, layouts.packed(tokens))
-
-
-def field_of(received: Received, name: str) -> Tensor:
-    """The values of one per-token field, [total, ...]: a view of the payload."""
-    block = next(block for block in received.blocks if block.field.name == name)
-    return _view(block, received.payload)
 
 
 def _per_token(received: Received) -> dict[str, Tensor]:

@@ -97,7 +97,7 @@ class RolloutSample:
     fields: `input_ids` [tokens] and any others. `loss_mask` [tokens] of zeros and ones: with
         `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
         in its sample; without a mask all tokens are. The first token never is, whatever the mask
-        says. Weights of other values are a field of their own, see `Loss`. A str is one text a
+        says. Weights of other values are a field of their own. A str is one text a
         sample. Large arrays and tensors are sent from where they are: leave them as they are until
         the push has returned or raised.
     group_id: names one group of the run: what is generated for its prompt again, or in another

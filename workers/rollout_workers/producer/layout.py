@@ -468,5 +468,5 @@ def _bad_mask() -> SampleRefused:
     return SampleRefused(
         "bad-field",
         "loss_mask must be zeros and ones, one a token; weights of other values "
-        "are a field of their own, which losses= of MicroBatchStream names",
+        "are a field of their own, which the trainer multiplies its loss by",
     )

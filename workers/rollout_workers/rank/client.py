@@ -272,11 +272,6 @@ class StepClient(Closing):
             self._core.checkpoint_saved(step)
         self._wake()
 
-    def check(self) -> None:
-        """Raise what has ended the stream for good, if anything has."""
-        with self._changed:
-            self._check()
-
     def statistics(self) -> RankStatistics:
         """A snapshot; cheap, and safe from any thread."""
         with self._changed:

@@ -102,19 +102,6 @@ def ranks_averaged(grad_mesh: DeviceMesh, dp_size: int, counterparts: Sequence[i
     return size
 
 
-def totals_group(place: ReplicaPlace) -> tuple[Place, dist.ProcessGroup | None]:
-    """A gloo group of this process's counterparts, which add up what each DP rank has in it.
-
-    A collective of these; none is made for a single DP rank.
-    """
-    if place.dp.dp_size == 1:
-        return place.dp, None
-    group = dist.new_group(
-        sorted(place.counterparts), backend="gloo", use_local_synchronization=True
-    )
-    return Place(dist.get_rank(group), place.dp.dp_size), group
-
-
 def _dimensions(mesh: DeviceMesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
     if mesh.mesh_dim_names is None:
         raise ConfigError(
