@@ -67,7 +67,6 @@ def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None
         ({"trainer_divides_by": 2}, {}, "trainer_divides_by is 2 on DP rank 0, 1 on DP rank 1"),
         ({}, {"packed_length": 16}, "packed_length is not given on DP rank 0, 16 on DP rank 1"),
         ({}, {"layout": "jagged"}, "layout is packed on DP rank 0, jagged on DP rank 1"),
-        ({"fields": ("input_ids",)}, {}, "fields is input_ids on DP rank 0, not given on"),
         ({}, {"weights_dtype": torch.bfloat16}, "weights_dtype is torch.float32 on DP rank 0"),
     ],
 )

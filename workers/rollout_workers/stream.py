@@ -10,7 +10,7 @@ plain integers and strings, so that whatever writes the checkpoint can write it.
 
 import logging
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 from zlib import crc32
 
@@ -90,11 +90,6 @@ class MicroBatchStream(Closing):
         dimension needs none.
     grad_mesh: over which ranks the trainer averages gradients, where these are more than the DP
         ranks: `mesh["dp", "cp"]` where FSDP shards over both. `loss_scale` follows.
-    whole_steps: hand a step out only once all of its micro-batches are here, for schedules that
-        want them at once (pipeline parallelism: `schedule.step` on `list(step)`).
-    fields: names of the tensors that this process wants, if not all: `("input_ids",)` in a first
-        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too,
-        and `labels`, `position_ids` and weights are made where they are named.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -143,8 +138,6 @@ class MicroBatchStream(Closing):
         mesh: DeviceMesh | None = None,
         dp_dims: str | Sequence[str] | None = None,
         grad_mesh: DeviceMesh | None = None,
-        whole_steps: bool = False,
-        fields: str | Collection[str] | None = None,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
         losses: Mapping[str, str] | None = None,
@@ -177,7 +170,6 @@ class MicroBatchStream(Closing):
             raise ConfigError(f"epochs is {epochs!r}; it is a number of times, at least 1")
         if timeout is not None and not timeout > 0:
             raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None for no limit")
-        wanted = None if fields is None else _names(fields)
         training = _training(
             losses or {},
             loss_normalisation=loss_normalisation,
@@ -187,7 +179,6 @@ class MicroBatchStream(Closing):
             weights_dtype=weights_dtype,
             layout=collation,
             packed_length=packed_length,
-            fields=None if wanted is None else ", ".join(sorted(wanted)) or "none",
             epochs=epochs,
         )
         target = None if device is None else torch.device(device)
@@ -200,7 +191,6 @@ class MicroBatchStream(Closing):
             reconnect_timeout=reconnect_timeout,
             credentials=credentials,
             packed_length=packed_length,
-            whole_steps=whole_steps,
             training=training,
         )
         self._close = weakref.finalize(self, self._client.close)
@@ -214,7 +204,6 @@ class MicroBatchStream(Closing):
             packed_length=packed_length,
             delivery=delivery_to(target),
             memory=pool,
-            fields=wanted,
         )
         self._check_packed_length()
         self._timing: Timing | None = None
@@ -418,7 +407,3 @@ def _training(losses: Mapping[str, str], **options: object) -> dict[str, str]:
         name: words if len(words) <= most else f"{words[:200]}... ({crc32(words.encode()):08x})"
         for name, words in said.items()
     }
-
-
-def _names(fields: Collection[str] | str) -> frozenset[str]:
-    return frozenset({fields} if isinstance(fields, str) else fields)

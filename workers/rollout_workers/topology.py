@@ -88,8 +88,7 @@ class Topology:
             )
 
         if self.replica is not None:
-            asked = {name: options[name] for name in ("whole_steps", "training")}
-            return join_mesh(self.replica, connect, memory, **asked)
+            return join_mesh(self.replica, connect, memory, training=options["training"])
         return self._join_by_group(partial(connect, None), generation)
 
     def _join_by_group(

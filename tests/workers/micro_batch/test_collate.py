@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from rollout_dispatcher.errors import ConfigError, ProtocolError
+from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
@@ -250,54 +250,9 @@ def _cut(samples: Sequence[Sample], random: object) -> list[list[Sample]]:
     return [part for part in parts if part]
 
 
-@pytest.mark.parametrize("layout", Collation)
-@pytest.mark.parametrize("give_away", [False, True])
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("input_ids",),
-        ("loss_mask", "reward"),
-        ("loss_weights",),
-        ("position_ids", "loss_mask"),
-        ("labels", "loss_weights"),
-        ("labels",),
-        ("reward",),
-        (),
-    ],
-)
-def test_only_the_tensors_that_are_wanted_are_made_and_they_are_the_same(
-    names: tuple[str, ...], layout: Collation, *, give_away: bool
-) -> None:
-    whole = batch(*TWO, config=CollateConfig(LossConfig(2), layout))
-    config = CollateConfig(LossConfig(2), layout, fields=frozenset(names))
-    frame = received(micro_batch(3, 1, *TWO))
-    found = collate(frame, HEADER, config, give_away=give_away)
-    assert set(found.tensors) - {"cu_seqlens", "attention_mask"} == set(names)
-    for name in names:
-        a, b = found[name], getattr(whole, name)
-        assert torch.equal(a.values() if a.is_nested else a, b.values() if b.is_nested else b)
-
-
-def test_a_field_that_nothing_has_is_named() -> None:
-    with pytest.raises(ConfigError, match="fields names label, and there is"):
-        batch(*TWO, config=CollateConfig(LossConfig(2), fields=frozenset({"label"})))
-
-
-@pytest.mark.parametrize(
-    ("fields", "lacks"), [({"input_ids", "position_ids"}, "loss_mask"), ({"reward"}, "input_ids")]
-)
-def test_labels_are_not_made_of_half_of_what_they_need(fields: set[str], lacks: str) -> None:
-    found = batch(*TWO, config=CollateConfig(LossConfig(2), fields=frozenset(fields)))
-    with pytest.raises(ConfigError, match=rf"fields= leaves out {lacks}\b"):
-        _ = found.labels
-    with pytest.raises(ConfigError, match=rf"fields= leaves out {lacks}\b"):
-        found.as_hf()
-
-
 @pytest.mark.parametrize("config", [{"collation": Collation.PADDED}, {"sample_length_multiple": 4}])
 def test_labels_of_padding_are_those_that_no_loss_counts(config: dict[str, Any]) -> None:
-    fields = frozenset({"input_ids", "labels", "position_ids"})
-    found = batch(*TWO, config=CollateConfig(LossConfig(2), fields=fields, **config))
+    found = batch(*TWO, config=CollateConfig(LossConfig(2), **config))
     for one in (found, found.as_packed().as_padded(side="left")):
         ids, labels = one.input_ids.flatten(), one.labels.flatten()
         assert labels[labels != -100].tolist() == [6, 7, 9]

@@ -100,24 +100,6 @@ def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
         ids_of(taken)
 
 
-def test_a_whole_step_is_handed_out_once_all_of_it_is_here(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(
-        RankClient, dispatcher.endpoint, dp_rank=0, dp_size=1, whole_steps=True
-    )
-    peer = dispatcher.accept()
-    peer.welcome_rank()
-    client = joining.result(10)
-    give(peer, 0, [1, 2], count=2)
-    with pytest.raises(TimeoutError):
-        client.next_step(0.2)
-    peer.send_bytes(micro_batch(0, 1, sample([3])))
-    assert ids_of(taken_from(client)) == [[1, 2], [3]]
-    dispatcher.hang_up()
-    client.close()
-
-
 def test_close_delivers_the_last_commit_before_the_goodbye(
     join: Join, threads: ThreadPoolExecutor
 ) -> None:

@@ -160,7 +160,6 @@ def join_mesh(
     connect: Connect,
     memory: Memory,
     *,
-    whole_steps: bool,
     training: Mapping[str, str],
 ) -> StepClient:
     """This process's client; a collective of all ranks of the mesh.
@@ -170,7 +169,7 @@ def join_mesh(
     """
     channel = Channel(place.members, "replica") if len(place.members) > 1 else None
     if channel is not None and not place.leads:
-        return Follower(channel, place.dp, memory, whole_steps=whole_steps, training=training)
+        return Follower(channel, place.dp, memory, training=training)
     relay = None if channel is None else Relay(channel)
     try:
         return _join_leaders(place, lambda generation: connect(relay, generation))

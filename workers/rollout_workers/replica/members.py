@@ -146,10 +146,6 @@ class Leader(RankClient):
             raise self._relay.failure
 
 
-#: What a process of a replica says of the tensors that it wants.
-FIELDS = "fields"
-
-
 class FollowerCore(RankCore):
     """A rank's core that has no say of its own: it hears of what the leader has heard.
 
@@ -226,13 +222,10 @@ class FollowerCore(RankCore):
         )
 
     def _check_training(self, leaders: Mapping[str, str]) -> None:
-        """Raise ConfigError where this process trains otherwise than the dispatcher was told.
-
-        Only which tensors it wants may be its own: stages of a pipeline differ in that.
-        """
-        for name in sorted(leaders.keys() | self._training.keys() - {FIELDS}):
+        """Raise ConfigError where this process trains otherwise than the dispatcher was told."""
+        for name in sorted(leaders.keys() | self._training.keys()):
             mine, theirs = (of.get(name, "not given") for of in (self._training, leaders))
-            if mine != theirs and name != FIELDS:
+            if mine != theirs:
                 raise ConfigError(
                     f"{name} is {mine} in this process, and {theirs} in the DP leader of its model "
                     "replica; make the stream with the same options on every rank of a mesh"
@@ -274,11 +267,10 @@ class Follower(StepClient):
         place: Place,
         memory: Memory,
         *,
-        whole_steps: bool,
         training: Mapping[str, str],
     ) -> None:
         core, changed = FollowerCore(place, training), threading.Condition()
-        super().__init__(core, changed, whole_steps=whole_steps)
+        super().__init__(core, changed)
         self._channel, self._memory, self._num_bytes = channel, memory, 0
         self._fetcher = Fetcher(core, changed, memory, spoken=self._wake, failed=self._fail)
         #: Why nothing more comes, once the leader or a peer has taken its leave, and the last step
