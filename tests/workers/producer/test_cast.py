@@ -8,7 +8,7 @@ import pytest
 
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import DType, Field, Outcome, Schema
+from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.service.http.tensors import Reading
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 from rollout_workers.producer.layout import to_array
@@ -117,35 +117,6 @@ def test_being_told_while_another_thread_encodes_is_not_forgotten() -> None:
     fields = {"input_ids": [1, 2], "x": np.zeros(2, np.float32)}
     assert made.encode(RolloutSample(Slow(fields))).schema != known
     assert made.encode(RolloutSample(fields)).schema == known
-
-
-def refused(*names: str | None, **metadata: Any) -> tuple[Encoder, list[EncodedSample]]:
-    """Samples of a group each, encoded before it was known that x is float64."""
-    made = Encoder()
-    fields = {"input_ids": [1, 2], "x": np.zeros(2, np.float32)}
-    samples = [made.encode(RolloutSample(fields, group_id=name, **metadata)) for name in names]
-    known = Schema((IDS, Field("x", DType.FLOAT64)))
-    made.heed(m.SchemaKnown(fields=m.field_headers(known), set_by="the first step"))
-    return made, samples
-
-
-ANSWER = SampleRefused("refused", "it differs")
-
-
-def test_what_was_refused_before_the_fields_were_known_is_made_to_fit() -> None:
-    made, samples = refused(None, None)
-    again = made.refit(samples, [Outcome.ACCEPTED, ANSWER])
-    assert list(again) == [1]
-    assert again[1].arrays[1].dtype == np.float64
-    assert again[1].nbytes == again[1].schema.nbytes(2) == 32
-    assert made.refit([again[1]], [ANSWER]) == {}, "it was refused for something else"
-
-
-def test_of_a_group_all_members_are_made_to_fit_or_none() -> None:
-    """Its other members are refused in any case, as the group is given up."""
-    made, samples = refused("g", "g", "h", group_size=2)
-    assert list(made.refit(samples, [ANSWER] * 3)) == [0, 1]
-    assert list(made.refit(samples, [ANSWER, Outcome.ACCEPTED, ANSWER])) == []
 
 
 @pytest.mark.parametrize("value", [np.array([0.0, 1.0]), np.array([0, 1], np.int16), np.int8(1)])

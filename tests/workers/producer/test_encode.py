@@ -296,3 +296,15 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
         with pytest.raises(SampleRefused, match="reward is NaN or infinite"):
             encode(reward=reward)
     assert encode(hidden=np.full((3, 2), bad)).tokens == 3  # 0.5 ms a megabyte, of many
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_large_numbers_are_finite_and_one_that_is_not_is_found_among_many(dtype: Any) -> None:
+    large = np.full(20_000, np.finfo(dtype).max)
+    for size in (1, 3, 20_000):
+        ids = np.arange(size)
+        assert encode_only(input_ids=ids, x=large[:size]).tokens == size
+        bad = large[:size].copy()
+        bad[-1] = np.inf
+        with pytest.raises(SampleRefused, match=rf"x\[{size - 1}\] is NaN or infinite"):
+            encode_only(input_ids=ids, x=bad)

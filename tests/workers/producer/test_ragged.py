@@ -84,18 +84,6 @@ def test_what_the_run_has_as_ragged_needs_no_name_here() -> None:
     assert encode(made, grid=np.zeros((1, 3), np.int64)).rows == (1,)
 
 
-def test_what_was_refused_for_its_type_is_made_to_fit() -> None:
-    made = encoder()
-    sample = encode(made, grid=np.zeros((2, 3), np.int32), env="x")
-    empty = encode(made, grid=np.zeros(0, np.int32), env="y")
-    made.heed(m.SchemaKnown(fields=m.field_headers(Schema((ENV, GRID, IDS))), set_by="it"))
-    refused = SampleRefused("refused", "schema")
-    found = made.refit([sample, empty], [refused, refused])
-    assert [again.rows for again in found.values()] == [(1, 2), (1, 0)]
-    assert all(again.schema == Schema((ENV, GRID, IDS)) for again in found.values())
-    assert found[1].nbytes == sum(map(len, map(bytes, payload([found[1]]))))
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.sample import Outcome
-from rollout_workers import AsyncRolloutProducer, RolloutProducer, RolloutSample
+from rollout_workers import RolloutProducer
 from tests.support.server import ServeProcess
 
 PLAIN: dict[str, Any] = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "reward": 1}
@@ -39,10 +39,6 @@ def test_declared_fields_are_told_with_the_welcome(tmp_path: Path) -> None:
         assert "reward" not in str(caught.value), "that one was made to fit"
 
 
-def wide(reward: float) -> dict[str, Any]:
-    return typed(reward) | {"reward": np.array(reward)}
-
-
 def test_the_first_push_decides_and_another_type_is_refused_to_its_producer_at_once(
     tmp_path: Path,
 ) -> None:
@@ -65,18 +61,3 @@ def test_the_first_push_decides_and_another_type_is_refused_to_its_producer_at_o
         assert answer.status == 422
         assert "reward is missing" in answer.json["errors"]["0"]
         assert server.scrape()["samples_dropped_total{reason=schema}"] == 0
-
-
-@pytest.mark.parametrize(("group", "kept"), [(None, "drop"), ("g", "drop"), ("g", "keep")])
-async def test_what_was_encoded_before_the_first_push_decided_is_made_to_fit(
-    tmp_path: Path, group: str | None, kept: str
-) -> None:
-    """Producers that begin at once: it is refused as it was, and comes in as it should be."""
-    with serve(tmp_path, incomplete_groups=kept, global_batch_size=8) as server:
-        one, other = (AsyncRolloutProducer(server.endpoint) for _ in range(2))
-        async with one, other:
-            samples = [RolloutSample(wide(0.1), f"s{n}", group, 2 if group else None) for n in "ab"]
-            encoded = other._encode(samples)
-            await one.push(typed(0.5))
-            assert await other._push_encoded(encoded, 30) == [Outcome.ACCEPTED] * 2
-            server.await_status(buffered=3)

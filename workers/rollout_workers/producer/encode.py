@@ -11,8 +11,7 @@ group that is never whole.
 import logging
 import operator
 import reprlib
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -23,7 +22,7 @@ from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.sample import Outcome, Schema, content_checksum
+from rollout_dispatcher.sample import Schema, content_checksum
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.producer.layout import Array, ArrayLike, Layout, Named, lay_out, layout_of
 
@@ -260,35 +259,6 @@ class Encoder:
             left_out=left_out,
             staleness_exempt=sample.staleness_exempt,
         ).summed()
-
-    def refit(
-        self, samples: Sequence[EncodedSample], answers: Sequence[object]
-    ) -> dict[int, EncodedSample]:
-        """Refused samples that fit the run's, if made of their types, by index.
-
-        Those are, that were encoded before the fields of the run's samples were known. Of a group
-        all members have to be here, as others are refused for what became of these.
-        """
-        known, found = self._known, dict[int, EncodedSample]()
-        if known is None or set(map(type, answers)) <= {Outcome}:  # as a rule none is refused
-            return found
-        for index, (sample, answer) in enumerate(zip(samples, answers, strict=True)):
-            if not isinstance(answer, SampleRefused) or sample.reference is not None:
-                continue
-            if sample.schema != known.schema:
-                arrays = known.refit(sample.schema, sample.arrays, sample.tokens)
-                if arrays is not None:
-                    rows = known.rows(arrays)
-                    nbytes = known.schema.nbytes(sample.tokens, rows)
-                    found[index] = sample._replace(
-                        schema=known.schema, arrays=arrays, nbytes=nbytes, rows=rows
-                    ).summed()
-        members = Counter(sample.group_id for sample in found.values())
-        return {
-            index: sample
-            for index, sample in found.items()
-            if sample.group_id is None or members[sample.group_id] == sample.group_size
-        }
 
     def _warn(self) -> None:
         """Say once that a mask marks what cannot be predicted: it may mean something else."""

@@ -19,11 +19,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import update_wrapper
 from inspect import signature
-from time import monotonic
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, get_args
 
 from rollout_dispatcher.errors import (
-    BufferFull,
     ClientClosed,
     ConfigError,
     RunFinished,
@@ -270,7 +268,7 @@ class _Producer:
                 f"timeout is {timeout}, and no answer comes at once; give seconds above 0, or None "
                 "to wait for as long as it takes"
             )
-        found = await self._deliver(samples, timeout)
+        found = await self._client.deliver(samples, timeout)
         if self._raises_conflicts and Outcome.CONFLICT in found:
             found = [
                 SampleRefused("conflict", conflict_message(sample.sample_id or ""))
@@ -292,24 +290,6 @@ class _Producer:
             f"{len(found) - len(accepted)} of {len(found)} samples were refused, the others "
             f"accepted; the first, at index {index}: {first}",
         )
-
-    async def _deliver(
-        self, samples: Sequence[EncodedSample], timeout: float | None
-    ) -> list[Outcome | SampleRefused]:
-        """An answer to each; those refused because nobody knew the run's fields go once more."""
-        began = monotonic()
-        found = await self._client.deliver(samples, timeout)
-        again = self._encoder.refit(samples, found)
-        if again:
-            left = None if timeout is None else max(0.0, began + timeout - monotonic())
-            try:
-                answers = await self._client.deliver(list(again.values()), left)
-            except (TimeoutError, BufferFull) as error:
-                error.add_note(f"this is said of {len(again)} of {len(found)} samples")
-                raise
-            for index, answer in zip(again, answers, strict=True):
-                found[index] = answer
-        return found
 
     def _sized(self, sample: RolloutSample) -> RolloutSample:
         if sample.group_id is None or sample.group_size is not None:
