@@ -73,38 +73,6 @@ def test_a_step_without_a_loss_token_is_told_once(
     assert told.startswith("step 0 has 9 samples and no loss token: loss_mask marks none")
 
 
-def test_a_step_shows_what_it_is_also_once_it_is_committed(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    give(peer, 0, [1, 2], [3])
-    taken = next(stream)
-    assert repr(taken) == "Step(number=0, num_samples=9, tokens=3, micro_batches=2)"
-    list(taken)
-    taken.commit()
-    assert repr(taken) == "Step(number=0, num_samples=9, tokens=3, micro_batches=2)"
-
-
-@pytest.mark.parametrize("tokens", [4, 20_000], ids=["small", "of recycled memory"])
-def test_labels_that_are_written_over_are_whole_in_the_next_epoch(
-    pair: tuple[MicroBatchStream, Peer], tokens: int
-) -> None:
-    """`labels = input_ids; labels[...] = -100`, as trainers of Hugging Face models do."""
-    stream, peer = pair
-    give(peer, 0, list(range(tokens)))
-    taken, kept = next(stream), []
-    for epoch in range(3):
-        (batch,) = taken
-        assert torch.equal(batch.input_ids, torch.arange(tokens))
-        labels = batch.input_ids
-        labels[: tokens // 2] = -epoch
-        kept.append(labels)
-    taken.commit()
-    for epoch, labels in enumerate(kept):
-        assert torch.all(labels[: tokens // 2] == -epoch)
-        assert torch.equal(labels[tokens // 2 :], torch.arange(tokens // 2, tokens))
-
-
 @pytest.mark.parametrize("pair", [1, 2, 3], indirect=True)
 def test_the_last_of_so_many_epochs_gets_what_was_received_and_no_further_one_comes(
     pair: tuple[MicroBatchStream, Peer], request: pytest.FixtureRequest
@@ -155,19 +123,6 @@ def test_a_loop_that_never_commits_is_told_what_to_call_and_what_to_raise(
         next(stream)
 
 
-def test_a_step_tells_its_totals_before_its_first_micro_batch(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    totals = {"num_samples": 4, "tokens": 20, "loss_tokens": 9, "loss_samples": 3}
-    peer.send(step(7, 3, digest="abc", **totals))
-    peer.send(m.Release(step=7))
-    taken = next(stream)
-    assert (taken.number, taken.digest, len(taken)) == (7, "abc", 3)
-    assert (taken.num_samples, taken.tokens) == (4, 20)
-    assert (taken.loss_tokens, taken.loss_samples) == (9, 3)
-
-
 def test_several_losses_have_weights_and_scales_of_their_own(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
@@ -202,18 +157,6 @@ def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
     with pytest.raises(StepContractError, match=rf"step 0 .* {handed_out} of its 3 micro-batches"):
         taken.commit()
     assert [batch.input_ids.tolist() for batch in taken] == [[1], [2], [3]]
-    taken.commit()
-    assert peer.wait_for_commit() == 0
-
-
-def test_an_epoch_that_is_broken_off_after_a_whole_one_is_no_mistake(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    give(peer, 0, [1], [2])
-    taken = next(stream)
-    assert len(list(taken)) == 2
-    next(iter(taken))
     taken.commit()
     assert peer.wait_for_commit() == 0
 

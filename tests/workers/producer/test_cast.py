@@ -80,30 +80,10 @@ def test_what_does_not_is_refused_by_field_value_and_index(
     assert f"as {dtype} (declared by --fields)" in str(caught.value)
 
 
-def test_a_number_a_sample_is_cast_too() -> None:
-    name, value = cast(DType.FLOAT32, 1, per_token=False)
-    assert (name, str(value)) == ("float32", "1.0")
-    with pytest.raises(SampleRefused, match=r"^x is 0.5, which does not fit"):
-        cast(DType.INT64, 0.5, per_token=False)
-
-
 def test_a_field_is_per_sample_where_the_runs_samples_have_it_so() -> None:
     grid = Field("grid", DType.INT64, per_token=False, shape=(3,))
     sample = encode(encoder(grid), grid=[1, 2, 3])
     assert grid in sample.schema.fields
-
-
-def test_fields_that_the_run_does_not_have_leave_the_others_cast() -> None:
-    """The dispatcher refuses the sample, and says which field is too many: that one alone."""
-    sample = encode(encoder(Field("x", DType.FLOAT32)), x=[1, 0], more=[1, 2])
-    assert Field("x", DType.FLOAT32) in sample.schema.fields
-    assert Field("more", DType.FLOAT32) in sample.schema.fields
-
-
-def test_another_run_may_decide_otherwise() -> None:
-    made = encoder(Field("x", DType.INT64))
-    made.heed(None)
-    assert Field("x", DType.FLOAT32) in encode(made, x=[1, 0]).schema.fields
 
 
 def test_being_told_while_another_thread_encodes_is_not_forgotten() -> None:
@@ -144,11 +124,6 @@ def test_numbers_without_a_type_have_the_same_as_over_http(name: str, value: Any
     sample = Encoder().encode(RolloutSample({"input_ids": [5, 6], name: value}))
     assert sample.schema == over_http.schema
     assert b"".join(payload([sample])) == span_of(over_http)
-
-
-def test_a_float_of_numpys_that_is_pythons_too_is_no_array() -> None:
-    """`numpy.mean` returns one, beside which a reward is written as 0.0."""
-    assert to_array("reward", np.float64(0.1))[1] is to_array("reward", 0.0)[1] is DType.FLOAT32
 
 
 @pytest.mark.parametrize(

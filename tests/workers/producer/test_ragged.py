@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rollout_dispatcher.errors import ConfigError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
@@ -48,27 +47,6 @@ def test_samples_that_differ_in_rows_share_a_schema_and_a_push() -> None:
     assert push.spans(sum(sample.nbytes for sample in samples)) == [s.nbytes for s in samples]
     assert values(samples[2], "env").decode() == "größe"
     assert np.frombuffer(values(samples[0], "grid"), np.int64).tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_without_ragged_fields_no_rows_are_said() -> None:
-    sample = encode(encoder(), reward=1.0)
-    assert sample.rows == ()
-    assert header([sample], "p", 0).rows is None
-
-
-@pytest.mark.parametrize(
-    "grid",
-    [
-        [[1, 2, 3]],
-        np.array([[1, 2, 3]]),
-        torch.tensor([[1, 2, 3]]),
-        torch.tensor([[1, 2, 3]]).int(),
-    ],
-)
-def test_any_array_is_of_the_type_that_the_run_has(grid: Any) -> None:
-    sample = encode(encoder(IDS, GRID), grid=grid)
-    assert sample.schema == Schema((IDS, GRID))
-    assert np.frombuffer(values(sample, "grid"), np.int64).tolist() == [1, 2, 3]
 
 
 def test_an_empty_list_is_no_rows_once_their_shape_is_known() -> None:

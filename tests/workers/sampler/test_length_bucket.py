@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_workers import LengthBucketSampler
-from tests.bench.training.orders import Work, group_by_length
 
 LENGTHS = np.random.default_rng(7).lognormal(6, 1.2, 1000).astype(int) + 1
 
@@ -104,19 +103,6 @@ def test_what_a_rank_takes_at_once_is_of_like_length() -> None:
     assert padding(4) < padding(1) / 10
 
 
-@pytest.mark.parametrize("mega", [4, 16])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_waits_less_than_grouping_by_length_does_at_equal_distance(mega: int, seed: int) -> None:
-    size, batch = 8, 8
-    lengths = np.random.default_rng(seed).lognormal(7, 1.2, 4096).astype(int) + 1
-    work = Work(lengths.tolist(), size * batch, size, 1, "tokens", seed)
-    theirs = np.array([np.stack(shares, axis=-1) for shares in group_by_length(work, mega)])
-    ours = steps_of(size, batch, lengths=lengths, bucket_batches=64 // mega, seed=seed)
-    assert distance(ours, lengths) <= distance(theirs, lengths) + 0.02
-    assert waiting(lengths[ours]) < waiting(lengths[theirs])
-    assert waiting(lengths[ours].sum(axis=1)) < waiting(lengths[theirs].sum(axis=1))
-
-
 @pytest.mark.parametrize("bucket", [1, 16, None])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_first_step_has_the_longest_sample_and_begins_with_it(
@@ -162,13 +148,6 @@ def test_an_order_stays_what_it_is() -> None:
     assert drawn == [[12, 5, 10, 7, 4, 1, 1], [11, 6, 8, 9, 3, 2, 0]]
 
 
-def test_who_changes_their_lengths_later_does_not_change_the_order() -> None:
-    lengths = LENGTHS.copy()
-    sampler = ranks_of(1, lengths)[0]
-    lengths[:] = 1
-    assert list(sampler) == list(ranks_of(1)[0])
-
-
 @pytest.mark.parametrize(
     "kind",
     [iter, torch.tensor, lambda v: list(torch.tensor(v)), lambda v: np.array(v, np.float16)],
@@ -197,8 +176,3 @@ def test_lengths_may_be_what_the_planner_takes(kind: Any) -> None:
 def test_what_makes_no_batch_is_refused(lengths: Any, options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         LengthBucketSampler(lengths, dp_rank=0, dp_size=1, **options)
-
-
-def test_an_epoch_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="epoch -1 must be at least 0"):
-        ranks_of(1)[0].set_epoch(-1)

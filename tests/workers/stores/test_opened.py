@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.errors import ConfigError, StoreFailed
+from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.file import FileStore
@@ -80,17 +80,6 @@ def test_a_store_is_opened_when_it_is_needed_and_once(store: FileStore) -> None:
     for key in ("p.1/0", "p.1/1"):
         opened.put(key, [b"x"])
     assert asked == [store.address]
-
-
-def test_an_error_of_ours_that_a_store_raises_is_the_stores_too(store: FileStore) -> None:
-    def opener(address: str) -> FileStore:
-        raise ConfigError(f"{address} has no bucket")
-
-    opened = OpenedStores(opener)
-    opened.allow([store.address])
-    for ask in (lambda: opened.put("k", [b"x"]), lambda: opened.list(store.address, "")):
-        with pytest.raises(StoreFailed, match="has no bucket"):
-            ask()
 
 
 def test_what_could_not_be_opened_is_tried_again(stores: OpenedStores, store: FileStore) -> None:
