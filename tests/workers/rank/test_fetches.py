@@ -85,15 +85,6 @@ def test_a_step_is_prepared_once_all_of_it_is_here_and_fetched() -> None:
     assert said(core) == [prepared(0)]
 
 
-def test_a_step_whose_references_are_other_ranks_is_prepared_once_it_is_here() -> None:
-    core = connected()
-    announce(core, 0)
-    assert said(core) == []
-    deliver(core, 0, 0, ONE)
-    assert core.take_fetches() == []
-    assert said(core) == [prepared(0)]
-
-
 def test_a_step_without_references_is_prepared_at_once_but_behind_those_before_it() -> None:
     core = connected()
     announce(core, 0, refs=0)
@@ -165,20 +156,6 @@ def test_of_a_step_that_does_not_fit_as_many_micro_batches_are_fetched_ahead_as_
     assert held is not None
     core.take(held)
     assert indexes_of(core.take_fetches()) == [(1, 1), (1, 2)]
-
-
-def test_the_rest_of_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None:
-    core = connected(prefetch_bytes=NBYTES)
-    for number in range(2):
-        announce(core, number, 2)
-        for index in range(2):
-            deliver(core, number, index)
-    (first,) = core.take_fetches()
-    find(core, first)
-    assert core.take_fetches() == []
-    core.demand(hungry=True)
-    assert indexes_of(core.take_fetches()) == [(0, 1)]
-    assert core.take_fetches() == []
 
 
 def test_what_is_gone_is_not_named_while_others_of_its_step_were_not_looked_for() -> None:
