@@ -1,6 +1,5 @@
 """A stream's part of a checkpoint: its state, and what a rank says when it has loaded one."""
 
-
 import pytest
 
 from rollout_dispatcher.ends import EndReason

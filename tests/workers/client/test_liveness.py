@@ -1,6 +1,5 @@
 """Pings, patience and delays, with time as an argument."""
 
-
 import pytest
 
 from rollout_workers.client.role import LONGEST_DELAY_S, Backoff, Heartbeat

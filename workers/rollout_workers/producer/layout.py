@@ -22,7 +22,7 @@ samples is known, what stays the same number is made of its type:
     0.0 and 1.0               bool
     Python's floats           any float, rounded, unless that makes a number infinite
     float64                   float32, in the same way
-    text                      text, and nothing else into it
+    text, bfloat16            the same type, and nothing else into it
     other floats              floats that hold each value exactly
     floats                    integers: never, whatever their values
 
@@ -72,7 +72,7 @@ def to_array(name: str, value: ArrayLike) -> tuple[Array, DType]:
     dtype = type_of_numbers(name)
     if found is not dtype:
         why = f"Python's numbers are {dtype} in {name}; arrays and tensors keep their type"
-        array = cast(name, array, found, dtype, why, rounds=True)
+        array = cast(name, array, dtype, why, rounds=True)
     return array, dtype
 
 
@@ -84,13 +84,13 @@ def to_typed(name: str, value: ArrayLike, dtype: DType, set_by: str) -> Array:
     array, found = _found(name, value)
     if found is dtype:
         return array
-    if DType.STR in (found, dtype):
+    if {DType.STR, DType.BFLOAT16} & {found, dtype}:
         raise SampleRefused(
             "bad-dtype", f"{name} is {found}; the run's samples have it as {dtype} ({set_by})"
         )
     rounds = isinstance(value, _PLAIN) or (found, dtype) == (DType.FLOAT64, DType.FLOAT32)
     why = f"the run's samples have {name} as {dtype} ({set_by})"
-    return cast(name, array, found, dtype, why, rounds=rounds)
+    return cast(name, array, dtype, why, rounds=rounds)
 
 
 def _found(name: str, value: ArrayLike) -> tuple[Array, DType]:
@@ -144,46 +144,25 @@ def _torch_dtype(name: str, dtype: object) -> DType:
     return DType(word)
 
 
-def cast(name: str, array: Array, found: DType, dtype: DType, why: str, *, rounds: bool) -> Array:
+def cast(name: str, array: Array, dtype: DType, why: str, *, rounds: bool) -> Array:
     """An array of one type on the wire as one of another; raises SampleRefused, and says why.
 
     rounds: whether floats may be rounded to others.
     """
-    array = _from_bfloat16(array) if found is DType.BFLOAT16 else array
-    wanted = NUMPY_DTYPES.get(dtype, NUMPY_DTYPES[DType.FLOAT32])
+    wanted = NUMPY_DTYPES[dtype]
     if array.size and array.dtype.kind == "f" and wanted.kind in "iu":
         raise _misfit(name, array, (0,) * array.ndim, f"{why}; floats never become integers")
     with np.errstate(all="ignore"):
         changed = array.astype(wanted.newbyteorder("<"))
-    if dtype is DType.BFLOAT16:
-        changed = _as_bfloat16_holds(changed, rounds=rounds)
     rounds = rounds and array.dtype.kind == "f"
     if (at := first_changed(array, changed, rounds=rounds)) is not None:
         raise _misfit(name, array, at, why)
-    return _to_bfloat16(changed) if dtype is DType.BFLOAT16 else changed
+    return changed
 
 
 def _misfit(name: str, array: Array, at: Place, why: str) -> SampleRefused:
     text = f"{name}{place_of(at)} is {array[at]!s}, which does not fit: {why}"
     return SampleRefused("bad-dtype", text)
-
-
-def _from_bfloat16(array: Array) -> Array:
-    """float32 of what travels as int16."""
-    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def _as_bfloat16_holds(array: Array, *, rounds: bool) -> Array:
-    """float32 of which bfloat16 holds each value: cut off, or rounded to the nearest, then even."""
-    bits = array.view(np.uint32)
-    if rounds:
-        bits = bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))
-    return np.asarray(bits & np.uint32(0xFFFF0000)).view(np.float32)
-
-
-def _to_bfloat16(array: Array) -> Array:
-    """The upper halves of float32, as they travel."""
-    return np.asarray(array.view(np.uint32) >> 16, np.uint16).view(np.int16)
 
 
 #: Of a bfloat16, as it travels in an int16; NaN and the infinities have all of it.
