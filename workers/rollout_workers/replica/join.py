@@ -11,9 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.link import restored, told
 from rollout_workers.process_group import DATA_PARALLEL, Place
 from rollout_workers.rank.client import RankClient, StepClient
-from rollout_workers.replica.channel import JOIN_TIMEOUT, Channel, Relay, restored, told
+from rollout_workers.replica.channel import JOIN_TIMEOUT, Channel, Relay
 from rollout_workers.replica.members import Follower
 
 

@@ -16,6 +16,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.link import restored, told
 from rollout_workers.client.role import CLOSE_TIMEOUT_S
 from rollout_workers.process_group import Place
 from rollout_workers.rank.client import RankClient, StepClient
@@ -28,8 +29,6 @@ from rollout_workers.replica.channel import (
     Relay,
     peer_left,
     reason,
-    restored,
-    told,
 )
 
 
