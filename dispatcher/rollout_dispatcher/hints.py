@@ -35,9 +35,9 @@ REMOVED = {
     "write-timeout": "a peer that reads nothing for 1m is left",
     "progress-interval": "the line on how the run gets on comes every 10s; --log-level warning has "
     "none",
-    "gc": "what killed producers leave is released without it, and what an earlier run has left by "
-    "python -m rollout_workers.stores",
     "wait": "a push that is answered 429 is pushed again after Retry-After seconds",
+    "gc": "what killed producers leave is released without it; what an earlier run has left is "
+    "deleted with the store's own tools",
     "trace": "dispatcher report sums a record up",
 }
 

@@ -1,20 +1,13 @@
 """A stream's part of a checkpoint: its state, and what a rank says when it has loaded one."""
 
-import json
-
 import pytest
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, StepContractError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers.stream import position_of, state_of
+from rollout_workers.stream import position_of
 from tests.workers.rank.test_core import connected, hear, spoken, welcome
 from tests.workers.support.peers import step
-
-
-def test_a_state_is_plain_and_comes_back() -> None:
-    state = state_of("run", 41)
-    assert position_of(json.loads(json.dumps(state))) == m.CheckpointPosition(run_id="run", step=41)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +74,3 @@ def test_a_checkpoint_is_loaded_once_and_before_the_first_step() -> None:
     late.demand(hungry=True)
     with pytest.raises(StepContractError, match="load it before"):
         late.resume(POSITION)
-
-
-def test_the_position_is_where_the_run_stood_until_a_step_is_committed() -> None:
-    core = connected()
-    assert core.position == -1
-    later = connected()
-    later.lost()
-    hear(later, welcome(committed=9))  # others have committed: that is not in these weights
-    assert later.position == -1

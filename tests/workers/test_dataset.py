@@ -1,6 +1,5 @@
 """A stream as torch knows data: a dataset in a loader, its state in files, processes by spawn."""
 
-import logging
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader
 
-from rollout_dispatcher.errors import CheckpointRefused, StepContractError
+from rollout_dispatcher.errors import StepContractError
 from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer, Step, StreamDataset
 from tests.support.server import ServeProcess
 
@@ -50,16 +49,6 @@ def test_a_loader_hands_out_micro_batches_as_they_are(server: ServeProcess) -> N
         assert stream.statistics().steps_committed == STEPS
         assert list(loader_of(dataset)) == []
     assert seen == [(step, last, 2) for step in range(STEPS) for last in (False, True)]
-
-
-def test_what_a_trainer_gets_of_a_step_is_up_to_it(server: ServeProcess) -> None:
-    with MicroBatchStream(server.endpoint) as stream:
-        models = StreamDataset(stream, lambda step: map(MicroBatch.as_hf, step))
-        first = next(iter(DataLoader(models, batch_size=None)))
-        assert first["input_ids"].shape == first["labels"].shape == (1, 2)
-    with MicroBatchStream(server.endpoint) as stream:
-        whole = StreamDataset(stream, lambda step: [list(step)])
-        assert [len(step) for step in whole] == [2] * STEPS
 
 
 def test_a_step_that_was_left_half_way_comes_again(server: ServeProcess) -> None:
@@ -140,32 +129,6 @@ def test_a_state_comes_back_from_a_file_without_unpickling_code(
         dataset = StreamDataset(stream)
         dataset.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
         assert [batch.step for batch in dataset] == [1, 1, 2, 2]
-
-
-def test_a_state_of_another_run_is_refused_unless_it_may_be_of_one(
-    server: ServeProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "other"
-    folder.mkdir()
-    with ServeProcess(folder, warm=True, dp_size=1, buffer_capacity=99, **SERVE) as other:
-        push(other.endpoint)
-        with MicroBatchStream(other.endpoint) as stream:
-            list(zip(range(4), StreamDataset(stream), strict=False))
-            state = stream.state_dict()
-    with (
-        MicroBatchStream(server.endpoint) as stream,
-        pytest.raises(CheckpointRefused, match="is of run"),
-    ):
-        stream.load_state_dict(state)
-    with (
-        MicroBatchStream(server.endpoint) as stream,
-        caplog.at_level(logging.WARNING, "rollout_workers.stream"),
-    ):
-        stream.load_state_dict(state, strict=False)
-        stream.load_state_dict(stream.state_dict(), strict=False)
-        assert [batch.step for batch in StreamDataset(stream)] == [0, 0, 1, 1, 2, 2]
-    (told,) = caplog.messages
-    assert f"after step 0 of run {state['run_id']}" in told
 
 
 def test_micro_batches_that_are_never_made_use_of_are_told(server: ServeProcess) -> None:

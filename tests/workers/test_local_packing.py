@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollout_planner import pack
-from rollout_workers import pack_local
 from tests.e2e.harness import finish, running
-from tests.workers.support.pack_locally import BUDGET, LENGTHS
+from tests.workers.support.pack_locally import LENGTHS
 
 pytestmark = pytest.mark.e2e
 
@@ -37,19 +35,9 @@ def test_every_rank_has_as_many_micro_batches_as_the_one_that_needs_most(
     ]
 
 
-def test_lengths_that_come_only_once_are_packed_too(told: list[dict[str, Any]]) -> None:
-    assert [rank["once"] for rank in told] == [rank["all"] for rank in told]
-
-
 def test_only_the_ranks_of_the_group_agree(told: list[dict[str, Any]]) -> None:
     assert [len(rank["pair"]) for rank in told] == [4, 4, 1]
     assert [len(rank["multiple"]) for rank in told] == [6, 6, 3]
-
-
-def test_small_micro_batches_are_at_both_ends_where_that_is_asked_for(
-    told: list[dict[str, Any]],
-) -> None:
-    assert told[0]["ends"] == [[2], [0], [1], [3]]
 
 
 def test_a_sample_that_is_too_long_is_an_error_on_every_rank_of_the_group(
@@ -72,9 +60,3 @@ def test_where_a_rank_cannot_feed_fillers_all_of_them_hear_of_it(
 
 def test_after_an_error_the_ranks_are_still_in_step(told: list[dict[str, Any]]) -> None:
     assert [rank["after"] for rank in told] == [rank["all"] for rank in told]
-
-
-def test_without_a_process_group_a_rank_packs_by_itself() -> None:
-    assert pack_local(LENGTHS[1], BUDGET) == pack(LENGTHS[1], BUDGET) == [[0, 1]]
-    with pytest.raises(ValueError, match="exceeds"):
-        pack_local([11], BUDGET)

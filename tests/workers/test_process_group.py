@@ -18,10 +18,6 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_plain_process_is_rank_0_of_1() -> None:
-    assert find_place(None, None, None) == Place(0, 1)
-
-
 def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
@@ -33,11 +29,6 @@ def test_what_is_given_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_an_impossible_place_is_refused(rank: int, size: int) -> None:
     with pytest.raises(ConfigError, match="at least 0 and below the size"):
         find_place(rank, size, None)
-
-
-def test_half_a_place_is_refused() -> None:
-    with pytest.raises(ConfigError, match="both dp_rank and dp_size, or neither"):
-        find_place(0, None, None)
 
 
 def test_a_broken_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import rollout_workers
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ConfigError, StepContractError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers import Loss, MicroBatchStream
+from rollout_workers import MicroBatchStream
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 
@@ -73,38 +73,6 @@ def test_a_step_without_a_loss_token_is_told_once(
     assert told.startswith("step 0 has 9 samples and no loss token: loss_mask marks none")
 
 
-def test_a_step_shows_what_it_is_also_once_it_is_committed(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    give(peer, 0, [1, 2], [3])
-    taken = next(stream)
-    assert repr(taken) == "Step(number=0, num_samples=9, tokens=3, micro_batches=2)"
-    list(taken)
-    taken.commit()
-    assert repr(taken) == "Step(number=0, num_samples=9, tokens=3, micro_batches=2)"
-
-
-@pytest.mark.parametrize("tokens", [4, 20_000], ids=["small", "of recycled memory"])
-def test_labels_that_are_written_over_are_whole_in_the_next_epoch(
-    pair: tuple[MicroBatchStream, Peer], tokens: int
-) -> None:
-    """`labels = input_ids; labels[...] = -100`, as trainers of Hugging Face models do."""
-    stream, peer = pair
-    give(peer, 0, list(range(tokens)))
-    taken, kept = next(stream), []
-    for epoch in range(3):
-        (batch,) = taken
-        assert torch.equal(batch.input_ids, torch.arange(tokens))
-        labels = batch.input_ids
-        labels[: tokens // 2] = -epoch
-        kept.append(labels)
-    taken.commit()
-    for epoch, labels in enumerate(kept):
-        assert torch.all(labels[: tokens // 2] == -epoch)
-        assert torch.equal(labels[tokens // 2 :], torch.arange(tokens // 2, tokens))
-
-
 @pytest.mark.parametrize("pair", [1, 2, 3], indirect=True)
 def test_the_last_of_so_many_epochs_gets_what_was_received_and_no_further_one_comes(
     pair: tuple[MicroBatchStream, Peer], request: pytest.FixtureRequest
@@ -155,26 +123,13 @@ def test_a_loop_that_never_commits_is_told_what_to_call_and_what_to_raise(
         next(stream)
 
 
-def test_a_step_tells_its_totals_before_its_first_micro_batch(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    totals = {"num_samples": 4, "tokens": 20, "loss_tokens": 9, "loss_samples": 3}
-    peer.send(step(7, 3, digest="abc", **totals))
-    peer.send(m.Release(step=7))
-    taken = next(stream)
-    assert (taken.number, taken.digest, len(taken)) == (7, "abc", 3)
-    assert (taken.num_samples, taken.tokens) == (4, 20)
-    assert (taken.loss_tokens, taken.loss_samples) == (9, 3)
-
-
-def test_a_process_alone_totals_its_losses_by_itself(
+def test_several_losses_have_weights_and_scales_of_their_own(
     dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
     joining = threads.submit(
         MicroBatchStream,
         dispatcher.endpoint,
-        losses={"all": Loss("token-mean", weights="input_ids")},
+        losses={"kl": "sequence-mean"},
         trainer_divides_by="micro-batches",
     )
     peer = dispatcher.accept()
@@ -182,10 +137,9 @@ def test_a_process_alone_totals_its_losses_by_itself(
     stream = joining.result(10)
     give(peer, 0, [7, 1, 2], [7, 5])
     taken = next(stream)
-    assert [one.loss_scales["all"] for one in taken] == [2 / 8] * 2
-    assert [one.all_weights.tolist() for one in taken] == [[0, 1, 2], [0, 5]]
-    assert (taken.reduce_total(2), taken.scale_for(8)) == (2.0, 2 / 8)
-    assert taken.reduce_total([1, 2]).tolist() == [1.0, 2.0]
+    assert {tuple(one.loss_scales) for one in taken} == {("loss", "kl")}
+    assert [one.kl_weights.tolist() for one in taken] == [[0, 0.5, 0.5], [0, 1]]
+    assert taken.scale_for(8) == 2 / 8
     dispatcher.hang_up()
     stream.close()
 
@@ -203,18 +157,6 @@ def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
     with pytest.raises(StepContractError, match=rf"step 0 .* {handed_out} of its 3 micro-batches"):
         taken.commit()
     assert [batch.input_ids.tolist() for batch in taken] == [[1], [2], [3]]
-    taken.commit()
-    assert peer.wait_for_commit() == 0
-
-
-def test_an_epoch_that_is_broken_off_after_a_whole_one_is_no_mistake(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    give(peer, 0, [1], [2])
-    taken = next(stream)
-    assert len(list(taken)) == 2
-    next(iter(taken))
     taken.commit()
     assert peer.wait_for_commit() == 0
 
@@ -266,7 +208,7 @@ def test_only_rank_0_reports_the_policy_version(
     [
         ({"loss_normalisation": "mean"}, "choose from token-mean, token-mean-expected, "),
         ({"loss_normalisation": "constant"}, "write a positive number after the colon"),
-        ({"losses": {"loss": Loss()}}, "choose a name like a variable's"),
+        ({"losses": {"loss": "token-mean"}}, "choose a name like a variable's"),
         ({"grad_reduction": "max"}, "choose from mean, sum"),
         ({"trainer_divides_by": "steps"}, "it is 'micro-batches', or a number"),
         ({"layout": "dense"}, "choose from packed, padded, jagged"),

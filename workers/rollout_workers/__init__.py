@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rollout_workers.feedback import DroppedSample as DroppedSample
     from rollout_workers.feedback import Feedback as Feedback
     from rollout_workers.local_packing import pack_local as pack_local
-    from rollout_workers.micro_batch.loss import Loss as Loss
     from rollout_workers.micro_batch.micro_batch import MicroBatch as MicroBatch
     from rollout_workers.producer.encode import ReferencedSample as ReferencedSample
     from rollout_workers.producer.encode import RolloutSample as RolloutSample
@@ -31,7 +30,6 @@ else:  # a checker knows the names above, and no others
         "rollout_workers.dataset": "StreamDataset",
         "rollout_workers.feedback": "DroppedSample Feedback",
         "rollout_workers.local_packing": "pack_local",
-        "rollout_workers.micro_batch.loss": "Loss",
         "rollout_workers.micro_batch.micro_batch": "MicroBatch",
         "rollout_workers.producer.encode": "ReferencedSample RolloutSample",
         "rollout_workers.producer.producer": "AsyncRolloutProducer RolloutProducer",

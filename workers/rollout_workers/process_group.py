@@ -10,7 +10,7 @@ same. That trains wrongly without a word, so it is refused unless the caller say
 data parallel.
 
 torch keeps no list of the meshes that exist, so they are looked for among the objects of the
-garbage collector; where it has frozen them, the names of their process groups tell nearly as much.
+garbage collector.
 """
 
 import gc
@@ -51,8 +51,6 @@ def _with_subclasses(kinds: Iterable[type[T]]) -> set[type[T]]:
     return found
 
 
-#: What torch calls the process group of a mesh's dimension, before the dimension's name.
-_GROUP_PREFIX = "mesh_"
 #: Dimensions whose ranks need the same samples, by the names that torch and its users give them.
 _MODEL_PARALLEL = frozenset({"tp", "cp", "pp", "sp"})
 #: How the names of data-parallel dimensions begin.
@@ -89,11 +87,8 @@ class Mesh:
 
 def ambiguous_mesh(world: int) -> Mesh | None:
     """A mesh of this process by which not all `world` ranks are DP ranks; the largest one."""
-    for meshes in (_meshes, _from_groups):
-        found = [mesh for mesh in meshes() if not mesh.is_plain(world)]
-        if found:
-            return max(found, key=lambda mesh: prod(mesh.sizes))
-    return None
+    found = [mesh for mesh in _meshes() if not mesh.is_plain(world)]
+    return max(found, key=lambda mesh: prod(mesh.sizes), default=None)
 
 
 def advice(mesh: Mesh) -> str:
@@ -115,22 +110,6 @@ def _meshes() -> Iterable[Mesh]:
             yield Mesh(tuple(map(str, names)), sizes)
         except Exception:  # noqa: S112  half made, or other inside than we know
             continue
-
-
-def _from_groups() -> Iterable[Mesh]:
-    """A mesh of the dimensions of more than one rank that process groups are named after."""
-    try:
-        groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  there is no other list
-        sizes = {group.group_desc: group.size() for group in groups}
-    except Exception:
-        return
-    dims = {
-        name.removeprefix(_GROUP_PREFIX): size
-        for name, size in sorted(sizes.items())
-        if name.startswith(_GROUP_PREFIX) and 1 < size < dist.get_world_size()
-    }
-    if dims:
-        yield Mesh(tuple(dims), tuple(dims.values()))
 
 
 #: Room for what DP rank 0 says; a longer error message is cut.

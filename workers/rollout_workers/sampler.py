@@ -18,7 +18,7 @@ they are level. Pure: the same arguments give the same order on every rank and m
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from operator import index
@@ -60,11 +60,11 @@ class EpochOrder:
 
     lengths: IntArray
     batch_size: int
+    micro_batch_size: int
     dp_size: int
     bucket_batches: int | None
     seed: int
     shuffle: bool
-    longest_first: bool
     drop_last: bool
 
     @property
@@ -81,25 +81,23 @@ class EpochOrder:
 
     @cached_property
     def shaping(self) -> dict[str, int | str]:
-        """All of it but for the sizes of steps and ranks, in numbers and text."""
+        """All of it, in numbers and text."""
         return {
             "version": VERSION,
             "samples": self.lengths.size,
+            "batch_size": self.batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "dp_size": self.dp_size,
             "drop_last": int(self.drop_last),
             "seed": self.seed,
             "shuffle": int(self.shuffle),
-            "longest_first": int(self.longest_first),
             "bucket_batches": self.bucket_batches or 0,
             "lengths": blake2b(self.lengths.astype("<i8").tobytes(), digest_size=8).hexdigest(),
         }
 
-    def of_rank(self, epoch: int, run: int, dp_rank: int) -> IntArray:
-        """Indices of the samples that this rank gets in an epoch, in runs of so many samples.
-
-        `run` divides the global batch. Which samples a step has depends on the run, and not on the
-        number of ranks.
-        """
-        random = _Random(self.seed, epoch)
+    def of_rank(self, epoch: int, dp_rank: int) -> IntArray:
+        """Indices of the samples that this rank gets in an epoch."""
+        random, run = _Random(self.seed, epoch), self.micro_batch_size * self.dp_size
         order = self._by_length(random, run)
         whole = order.size // self.global_batch * self.global_batch
         steps = self._steps(random, order[:whole].reshape(-1, run))
@@ -154,9 +152,8 @@ class EpochOrder:
         if not self.shuffle or not len(steps):
             return steps
         steps = steps[random.order(len(steps))]
-        if self.longest_first:
-            longest = int(self.lengths[steps].max(axis=1).argmax())
-            steps[[0, longest]] = steps[[longest, 0]]
+        longest = int(self.lengths[steps].max(axis=1).argmax())
+        steps[[0, longest]] = steps[[longest, 0]]
         return steps
 
     def _last(self, order: IntArray, whole: int) -> IntArray:
@@ -207,11 +204,10 @@ class _Random:
 class Position:
     """Where an iteration stands; begun: whether there is an iteration, and not a mere beginning.
 
-    yielded: indices that this rank had of the epoch. run: samples in a run in this epoch.
+    yielded: indices that this rank had of the epoch.
     """
 
     epoch: int
-    run: int
     yielded: int = 0
     begun: bool = False
 
@@ -230,12 +226,11 @@ class LengthBucketSampler(Sampler[int]):
         of these; ranks of one model replica draw the same indices.
     seed, shuffle: an epoch's order depends on the seed and the epoch's number; with shuffle=False
         all epochs are alike, and the longest come first.
-    longest_first: begin each epoch with the step that has its longest sample, so that memory that
-        does not suffice shows at once.
     drop_last: leave out samples that do not fill a last global batch, others in each epoch, rather
         than repeat some of the shortest so that all ranks get equally many.
 
-    Every rank must use the same arguments.
+    Every rank must use the same arguments. Each epoch begins with the step that has its longest
+    sample, so that memory that does not suffice shows at once.
 
     Each iterator yields a whole epoch, whatever became of others; once all of an epoch was yielded
     the next iterator begins the next one. Only the first iterator after `load_state_dict` goes on
@@ -259,7 +254,6 @@ class LengthBucketSampler(Sampler[int]):
         dp_dims: str | Sequence[str] | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        longest_first: bool = True,
         drop_last: bool = False,
     ) -> None:
         refuse_contradiction(mesh, dp_dims, dp_rank, dp_size)
@@ -276,17 +270,16 @@ class LengthBucketSampler(Sampler[int]):
             )
         tokens = _tokens(lengths)
         self._dp_rank = place.dp_rank
-        self._run = micro_batch_size * place.dp_size
         self._order = EpochOrder(
-            tokens, batch_size, place.dp_size, bucket_batches, seed,
-            bool(shuffle), bool(longest_first), bool(drop_last),
+            tokens, batch_size, micro_batch_size, place.dp_size, bucket_batches, seed,
+            bool(shuffle), bool(drop_last),
         )  # fmt: skip
         if not self._order.per_rank:
             raise ConfigError(
                 f"{tokens.size} lengths make no batch of {batch_size} samples on each of "
                 f"{place.dp_size} DP ranks; lower batch_size or set drop_last=False"
             )
-        self._position = Position(0, self._run)
+        self._position = Position(0)
 
     @property
     def epoch(self) -> int:
@@ -300,19 +293,19 @@ class LengthBucketSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """An epoch: from where a loaded state stood, else all of it."""
         position = self._begin()
-        indices = self._order.of_rank(position.epoch, position.run, self._dp_rank)
+        indices = self._order.of_rank(position.epoch, self._dp_rank)
         for found in indices[position.yielded :].tolist():
             position.yielded += 1
             yield found
         if position is self._position:  # else another one is counted by now
-            self._position = Position(position.epoch + 1, self._run)
+            self._position = Position(position.epoch + 1)
 
     def _begin(self) -> Position:
         """The position of a new iterator, which is counted from now on."""
         latest = self._position
         if latest.begun:
             over = latest.yielded == len(self)
-            self._position = Position(latest.epoch + over, self._run)
+            self._position = Position(latest.epoch + over)
         self._position.begun = True
         return self._position
 
@@ -324,76 +317,36 @@ class LengthBucketSampler(Sampler[int]):
         epoch = _at_least("epoch", epoch, 0)
         over = self._position.begun and self._position.yielded == len(self)
         if epoch != self.epoch or over:
-            self._position = Position(epoch, self._run)
+            self._position = Position(epoch)
 
     def state_dict(self) -> dict[str, int | str]:
         """Where the latest iterator stands, and what its order depends on; of any rank for all."""
         return {
             "epoch": self._position.epoch,
             "yielded": self._position.yielded,
-            "run": self._position.run,
-            "batch_size": self._order.batch_size,
-            "dp_size": self._order.dp_size,
             **self._order.shaping,
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Go on where another sampler stood, in the next iteration.
+        """Go on where another sampler of the same arguments stood, in the next iteration.
 
-        The number of ranks may be another if the global batch is the same, between two steps.
-        Raises ConfigError for any other difference, and changes nothing then.
+        Raises ConfigError for any other state, and changes nothing then.
         """
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"a sampler's state is a mapping, not {type(state).__name__}")
-        if lacking := sorted(self.state_dict().keys() - state.keys()):
-            raise ConfigError(
-                f"the state lacks {', '.join(lacking)}; it is of an older version's sampler, whose "
-                "order is another, or of something else: begin an epoch anew"
-            )
-        epoch, yielded, run, batch_size, dp_size = (
-            _at_least(f"the state's {name}", state[name], 0)
-            for name in ("epoch", "yielded", "run", "batch_size", "dp_size")
-        )
-        own = self._order
         differs = [
-            "other lengths, or the same in another order"
-            if name == "lengths"
-            else f"{name} {state[name]}, this one has {here}"
-            for name, here in own.shaping.items()
-            if state[name] != here
+            f"{name} {state.get(name)!r}, this one has {here!r}"
+            for name, here in self._order.shaping.items()
+            if state.get(name) != here
         ]
-        if batch_size * dp_size != own.global_batch:
-            differs.append(
-                f"batch_size {batch_size} and dp_size {dp_size}, this one has {own.batch_size} and "
-                f"{own.dp_size}, which is another global batch"
-            )
         if differs:
             raise ConfigError(
                 f"the state is of a sampler with {'; '.join(differs)}: its samples come in another "
                 "order, in which no state of the other holds; begin an epoch anew"
             )
-        other = replace(own, batch_size=batch_size, dp_size=dp_size)
-        if not run or own.global_batch % run or yielded > other.per_rank:
-            raise ConfigError(
-                f"the state has runs of {run} samples, and {yielded} indices yielded of an epoch "
-                f"of {other.per_rank} in steps of {own.global_batch}; no sampler made it so"
-            )
-        self._position = Position(epoch, run, self._yielded(yielded, other))
-
-    def _yielded(self, yielded: int, other: EpochOrder) -> int:
-        """As many of this rank as that one's rank has had, in whole steps if ranks differ."""
-        if other.dp_size == self._order.dp_size:
-            return yielded
-        if yielded == other.per_rank:
-            return len(self)
-        steps, inside = divmod(yielded, other.batch_size)
-        if inside:
-            raise ConfigError(
-                f"the state is of dp_size {other.dp_size}, this one has {self._order.dp_size}, and "
-                f"it was taken inside a step, after {inside} of {other.batch_size} samples of each "
-                "rank; take states between steps to go on with another number of ranks"
-            )
-        return steps * self._order.batch_size
+        epoch = _at_least("the state's epoch", state.get("epoch"), 0)
+        yielded = _at_least("the state's yielded", state.get("yielded"), 0)
+        if yielded > len(self):
+            raise ConfigError(f"the state has {yielded} indices of an epoch of {len(self)}")
+        self._position = Position(epoch, yielded)
 
 
 def _at_least(name: str, value: Any, least: int) -> int:

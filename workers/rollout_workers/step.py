@@ -1,19 +1,16 @@
 """`Step`: one optimizer step as a training loop has it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import overload
 
-import torch
 from torch import Tensor
 
 from rollout_dispatcher.errors import StepContractError
-from rollout_workers.micro_batch.collate import CollateConfig, collate, field_of
+from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.delivery import Coming, look_ahead
-from rollout_workers.micro_batch.loss import FloatArray
+from rollout_workers.micro_batch.loss import StepLosses
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.micro_batch.totals import RankTotals, StepTotals
 from rollout_workers.rank.client import RankStep
 from rollout_workers.timing.timing import Timing
 
@@ -25,22 +22,20 @@ class Step:
     was written into those of an earlier iteration is not in them.
 
     epochs: how often it is iterated, the last time in the received memory itself; None: any number
-        of times. ranks: how totals over all DP ranks are had. timing: who times it; None: nobody.
+        of times. timing: who times it; None: nobody.
 
-    Raises ConfigError where its samples have no weights for a loss of the stream.
+    Raises ConfigError where its samples have a field of the name of a loss's weights.
     """
 
     def __init__(
         self,
         step: RankStep,
         config: CollateConfig,
-        ranks: RankTotals,
         epochs: int | None = None,
         timing: Timing | None = None,
     ) -> None:
         self._step, self._config, self._epochs = step, config, epochs
-        self._ranks, self._totals = ranks, StepTotals(step.header, config.loss)
-        self._timing = timing
+        self._losses, self._timing = StepLosses(step.header, config.loss), timing
         self._timer = None if timing is None else timing.begin(self.number, len(self))
         #: How often each micro-batch was handed out.
         self._times = [0] * len(self)
@@ -59,15 +54,9 @@ class Step:
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield micro-batches as they arrive.
 
-        Where the stream has losses with weights of their own, the first time is a collective of the
-        DP ranks, which waits for all of this rank's micro-batches before it yields the first.
-
-        Raises StepContractError once the step is committed or was iterated as often as said, what
-        ended the stream for good, SampleRefused for weights that are none, and PeerFailed where
-        another rank raises that.
+        Raises StepContractError once the step is committed or was iterated as often as said, and
+        what ended the stream for good.
         """
-        if not self._totals.are_known:
-            self._totals.know(self._ranks.total(f"the weights of step {self.number}", self._local))
         sent: Iterator[Coming] = map(self._fetch_to_device, range(len(self)))
         if self._config.delivery.ahead:
             sent = look_ahead(len(self), self._may_look_ahead, self._fetch_to_device)
@@ -96,46 +85,21 @@ class Step:
             )
         give_away = self._epochs is not None and before + 1 == self._epochs
         batch = collate(
-            item, self._step.header, self._config, totals=self._totals, give_away=give_away
+            item, self._step.header, self._config, losses=self._losses, give_away=give_away
         )
         return self._config.delivery.send(batch)
 
-    def _local(self) -> FloatArray:
-        fields = {loss.field for loss in self._config.loss.uncounted}
-        return self._totals.local(
-            (item.header, {name: field_of(item, name) for name in fields}) for item in self._step
-        )
-
-    @overload
-    def reduce_total(self, local: float) -> float: ...
-
-    @overload
-    def reduce_total(self, local: Tensor | Sequence[float]) -> Tensor: ...
-
-    def reduce_total(self, local: float | Tensor | Sequence[float]) -> float | Tensor:
-        """The sum of what every DP rank gives, a number or a vector, in float64 on the CPU.
-
-        A collective: every DP rank calls it, at the same place and with the same shape, also where
-        it has nothing but fillers (and gives 0). For masks that the trainer makes during the step,
-        such as of tokens of high entropy: one pass makes them and their total, the next trains.
-
-            masks = [make_mask(model, micro_batch) for micro_batch in step]  # 0 on fillers
-            total = step.reduce_total(sum(float(mask.sum()) for mask in masks))
-            for micro_batch, mask in zip(step, masks, strict=True):
-                loss = (token_losses(model, micro_batch) * mask).sum() * step.scale_for(total)
-
-        Raises ConfigError without a process group of the DP ranks, PeerFailed where the ranks give
-        different shapes, and what ended the stream for good.
-        """
-        given = torch.as_tensor(local, dtype=torch.float64, device="cpu").detach()
-        what = f"reduce_total of {list(given.shape)} in step {self.number}"
-        total = self._ranks.total(what, lambda: given.reshape(-1).numpy())
-        if isinstance(local, (int, float)):
-            return float(total[0])
-        return torch.from_numpy(total).reshape(given.shape)
-
     def scale_for(self, denominator: float | Tensor) -> float:
         """The factor of a loss that is averaged over `denominator`, a total over all DP ranks.
+
+        For masks that the trainer makes during the step, such as of tokens of high entropy: one
+        pass makes them and their total, which the DP ranks add up, and the next trains.
+
+            masks = [make_mask(model, micro_batch) for micro_batch in step]  # 0 on fillers
+            total = sum(mask.sum() for mask in masks)
+            torch.distributed.all_reduce(total, group=dp_group)
+            for micro_batch, mask in zip(step, masks, strict=True):
+                loss = (token_losses(model, micro_batch) * mask).sum() * step.scale_for(total)
 
         As `loss_scale` is for the stream's losses: it includes the ranks whose gradients are
         averaged, and what the trainer divides by. 0 for a denominator of 0.

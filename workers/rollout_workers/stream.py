@@ -10,7 +10,7 @@ plain integers and strings, so that whatever writes the checkpoint can write it.
 
 import logging
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 from zlib import crc32
 
@@ -30,7 +30,6 @@ from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import (
     GradReduction,
-    Loss,
     LossConfig,
     choice,
     divisor,
@@ -91,11 +90,6 @@ class MicroBatchStream(Closing):
         dimension needs none.
     grad_mesh: over which ranks the trainer averages gradients, where these are more than the DP
         ranks: `mesh["dp", "cp"]` where FSDP shards over both. `loss_scale` follows.
-    whole_steps: hand a step out only once all of its micro-batches are here, for schedules that
-        want them at once (pipeline parallelism: `schedule.step` on `list(step)`).
-    fields: names of the tensors that this process wants, if not all: `("input_ids",)` in a first
-        pipeline stage, `("labels", "loss_weights")` in a last one; what the layout adds comes too,
-        and `labels`, `position_ids` and weights are made where they are named.
     generation: identity of this start of all ranks together. Default: DP rank 0 asks for one and
         broadcasts it in the process group; so make streams on all ranks, in the same
         order, like a collective.
@@ -103,10 +97,8 @@ class MicroBatchStream(Closing):
     loss_normalisation: over what the loss of the whole step is averaged: `token-mean`,
         `token-mean-expected`, `sequence-mean`, `sequence-mean-token-sum`, `group-mean`, or
         `constant:4096` (Dr. GRPO).
-    losses: more of them, by name, each with a normalisation and weights of its own; see `Loss`.
-        Where the weights are in other fields than `loss_mask`, the DP ranks add up their totals
-        when a step is first iterated, in `process_group` or the default one: two collectives, and
-        each rank waits for all its micro-batches of the step before it gets the first.
+    losses: more of them, by name, each with a normalisation of its own: `{"kl": "sequence-mean"}`
+        makes `micro_batch.kl_weights` and `micro_batch.loss_scales["kl"]`.
     grad_reduction: `mean` where the trainer averages gradients over ranks (DDP, FSDP), or `sum`.
     trainer_divides_by: what the trainer divides each loss by on its own, which `loss_scale` makes
         good: `micro-batches` where it is their number, as in Megatron, or a fixed number of them,
@@ -146,11 +138,9 @@ class MicroBatchStream(Closing):
         mesh: DeviceMesh | None = None,
         dp_dims: str | Sequence[str] | None = None,
         grad_mesh: DeviceMesh | None = None,
-        whole_steps: bool = False,
-        fields: str | Collection[str] | None = None,
         layout: str | None = None,
         loss_normalisation: str = "token-mean",
-        losses: Mapping[str, Loss] | None = None,
+        losses: Mapping[str, str] | None = None,
         grad_reduction: str = "mean",
         trainer_divides_by: int | str = 1,
         epochs: int | None = None,
@@ -180,9 +170,6 @@ class MicroBatchStream(Closing):
             raise ConfigError(f"epochs is {epochs!r}; it is a number of times, at least 1")
         if timeout is not None and not timeout > 0:
             raise ConfigError(f"timeout is {timeout!r}; give seconds above 0, or None for no limit")
-        if loss.uncounted:
-            topology.require_totals(f"losses={sorted(other.name for other in loss.uncounted)}")
-        wanted = None if fields is None else _names(fields)
         training = _training(
             losses or {},
             loss_normalisation=loss_normalisation,
@@ -192,12 +179,11 @@ class MicroBatchStream(Closing):
             weights_dtype=weights_dtype,
             layout=collation,
             packed_length=packed_length,
-            fields=None if wanted is None else ", ".join(sorted(wanted)) or "none",
             epochs=epochs,
         )
         target = None if device is None else torch.device(device)
         pool = MemoryPool()
-        self._client, self._ranks = topology.join(
+        self._client = topology.join(
             endpoint,
             generation,
             memory_for(target) or pool,
@@ -205,7 +191,6 @@ class MicroBatchStream(Closing):
             reconnect_timeout=reconnect_timeout,
             credentials=credentials,
             packed_length=packed_length,
-            whole_steps=whole_steps,
             training=training,
         )
         self._close = weakref.finalize(self, self._client.close)
@@ -219,7 +204,6 @@ class MicroBatchStream(Closing):
             packed_length=packed_length,
             delivery=delivery_to(target),
             memory=pool,
-            fields=wanted,
         )
         self._check_packed_length()
         self._timing: Timing | None = None
@@ -268,21 +252,19 @@ class MicroBatchStream(Closing):
         if step is None:
             raise StopIteration
         self._look_for_loss(step)
-        return Step(step, self._config, self._ranks, self._epochs, self._timing)
+        return Step(step, self._config, self._epochs, self._timing)
 
     def _look_for_loss(self, step: RankStep) -> None:
         """Tell the log once of a step whose masks leave nothing to train on."""
-        is_over_the_mask = not self._config.loss.uncounted
-        if self._speaks and not self._is_told_of_no_loss and is_over_the_mask:
-            header = step.header
-            if header.loss_tokens == 0:
-                self._is_told_of_no_loss = True
-                log.warning(
-                    "step %d has %d samples and no loss token: loss_mask marks none of their "
-                    "tokens, so the step has no gradient; push loss_mask with 1 for each token "
-                    "that the loss counts. This is said once",
-                    header.step, header.num_samples,
-                )  # fmt: skip
+        header = step.header
+        if self._speaks and not self._is_told_of_no_loss and header.loss_tokens == 0:
+            self._is_told_of_no_loss = True
+            log.warning(
+                "step %d has %d samples and no loss token: loss_mask marks none of their tokens, "
+                "so the step has no gradient; push loss_mask with 1 for each token that the loss "
+                "counts. This is said once",
+                header.step, header.num_samples,
+            )  # fmt: skip
 
     def measure_model(self, model: nn.Module) -> None:
         """Tell waiting from computing in this model, where the stream has not found it by itself.
@@ -413,20 +395,15 @@ class MicroBatchStream(Closing):
         self._close()
 
 
-def _training(losses: Mapping[str, Loss], **options: object) -> dict[str, str]:
+def _training(losses: Mapping[str, str], **options: object) -> dict[str, str]:
     """What shapes gradients, as the DP ranks have to agree on it: options that are given, in words.
 
     Of a long one what tells it from others.
     """
     said = {name: str(value) for name, value in options.items() if value is not None}
-    for name, loss in losses.items():
-        said[f"losses[{name!r}]"] = f"{loss.normalisation} of {loss.weights}"
+    said |= {f"losses[{name!r}]": word for name, word in losses.items()}
     most = m.MAX_TRAINING_VALUE
     return {
         name: words if len(words) <= most else f"{words[:200]}... ({crc32(words.encode()):08x})"
         for name, words in said.items()
     }
-
-
-def _names(fields: Collection[str] | str) -> frozenset[str]:
-    return frozenset({fields} if isinstance(fields, str) else fields)

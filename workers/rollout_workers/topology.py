@@ -17,7 +17,6 @@ from torch.utils.data import get_worker_info
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.client.process import REMEDIES
-from rollout_workers.micro_batch.totals import RankTotals, require_group
 from rollout_workers.process_group import (
     Place,
     check_group,
@@ -35,7 +34,6 @@ from rollout_workers.replica.join import (
     place_in,
     ranks_averaged,
     refuse_contradiction,
-    totals_group,
 )
 from rollout_workers.replica.members import Leader
 
@@ -68,15 +66,10 @@ class Topology:
             return dist.get_process_group_ranks(self.process_group)
         return None
 
-    def require_totals(self, what: str) -> None:
-        """Raise ConfigError if there will be nothing to add up in over the DP ranks."""
-        if self.replica is None:  # a mesh always has a group of its DP ranks
-            require_group(what, self.place, self.process_group)
-
     def join(
         self, endpoint: str, generation: int | None, memory: Memory, **options: Any
-    ) -> tuple[StepClient, RankTotals]:
-        """This process's client, and how it takes totals over the DP ranks; a collective of them.
+    ) -> StepClient:
+        """This process's client; a collective of all DP ranks.
 
         generation: None to ask for one for all of them. options: what `RankClient` takes beside.
         Raises what `RankClient` raises, and in a peer what its DP leader could not join for.
@@ -95,12 +88,8 @@ class Topology:
             )
 
         if self.replica is not None:
-            totals_place, group = totals_group(self.replica)
-            asked = {name: options[name] for name in ("whole_steps", "training")}
-            joined = join_mesh(self.replica, connect, memory, **asked)
-            return joined, RankTotals(totals_place, group, joined.check)
-        client = self._join_by_group(partial(connect, None), generation)
-        return client, RankTotals(place, self.process_group, client.check)
+            return join_mesh(self.replica, connect, memory, training=options["training"])
+        return self._join_by_group(partial(connect, None), generation)
 
     def _join_by_group(
         self, connect: Callable[[int | None], RankClient], generation: int | None

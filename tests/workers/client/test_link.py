@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from rollout_dispatcher.errors import (
     DispatcherUnreachable,
-    IllegalTransition,
     ProtocolError,
     RankRefused,
 )
@@ -204,14 +203,6 @@ async def test_an_end_instead_of_an_answer_to_the_goodbye_is_a_loss(ends: Ends) 
         await leaving
 
 
-async def test_the_end_of_the_connection_is_told(ends: Ends) -> None:
-    link, _, other = ends
-    other.hang_up()
-    with pytest.raises(ConnectionError, match="closed the connection"):
-        async with asyncio.timeout(PATIENCE_S):
-            await link.watch(asyncio.get_running_loop().create_future())
-
-
 async def test_what_came_before_a_refusal_is_heard(ends: Ends) -> None:
     link, core, other = ends
     refusal = m.Error(code=RankRefused.code, message="taken")
@@ -258,15 +249,6 @@ async def test_what_arrived_on_a_connection_that_was_dropped_is_not_heard(ends: 
     for _ in range(3):
         await asyncio.sleep(0)
     assert core.arrived == [WELCOME]
-
-
-async def test_a_core_that_says_what_it_may_not_ends_the_connection(ends: Ends) -> None:
-    link, core, _ = ends
-    core.to_say = [m.Commit(step=1)]
-    asyncio.get_running_loop().call_soon(link.pump)
-    with pytest.raises(IllegalTransition, match="saying Commit"):
-        async with asyncio.timeout(PATIENCE_S):
-            await link.watch(asyncio.get_running_loop().create_future())
 
 
 async def test_what_is_due_sooner_does_not_wait_for_what_is_due_later(ends: Ends) -> None:

@@ -17,11 +17,9 @@ from rollout_dispatcher.errors import (
 )
 from rollout_workers import (
     Credentials,
-    MicroBatchStream,
     Outcome,
     RankClient,
     RolloutProducer,
-    RolloutSample,
 )
 from rollout_workers.rank.payload import arrays
 from tests.support.certificates import Authority, Pair, write_token
@@ -102,33 +100,6 @@ def test_with_token_and_client_certificate_from_the_environment(
         monkeypatch.setenv("DISPATCHER_TLS_CLIENT_CERT", str(mine.certificate))
         monkeypatch.setenv("DISPATCHER_TLS_CLIENT_KEY", str(mine.key))
         assert trained(endpoint, None) == list(range(8))
-
-
-def test_a_server_ignores_what_the_environment_has_for_clients(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("TLS_CA", "TLS_CLIENT_CERT", "TLS_CLIENT_KEY"):
-        monkeypatch.setenv(f"DISPATCHER_{name}", "/nonexistent")
-    with serve(tmp_path / "server", **SMALL) as endpoint:
-        RolloutProducer(endpoint, credentials=Credentials()).close()
-
-
-def test_a_stream_of_tensors_comes_over_tls(
-    tmp_path: Path, authority: Authority, pair: Pair
-) -> None:
-    options = SMALL | {"dp_size": 1} | pair.options() | {"token_file": write_token(tmp_path / "t")}
-    ours = Credentials(token_file=tmp_path / "t", tls_ca=authority.ca)
-    with serve(tmp_path / "server", **options) as endpoint:
-        with RolloutProducer(endpoint, credentials=ours) as producer:
-            producer.push_many([RolloutSample({"input_ids": [at] * 3}) for at in range(4)])
-            producer.end_stream()
-        seen: list[int] = []
-        with MicroBatchStream(endpoint, dp_rank=0, dp_size=1, credentials=ours) as stream:
-            for step in stream:
-                for batch in step:
-                    seen += batch.input_ids.tolist()
-                step.commit()
-    assert sorted(seen) == sorted([at for at in range(4) for _ in range(3)])
 
 
 def rejected(endpoint: str, credentials: Credentials) -> list[DispatcherError]:
@@ -218,15 +189,6 @@ def test_files_that_are_not_what_they_should_be_are_named(tmp_path: Path, pair: 
     assert_all(rejected(endpoint, Credentials(tls_ca=absent)), ConfigError, f"{absent} cannot be")
     alone = Credentials(tls_client_key=pair.key)
     assert_all(rejected(endpoint, alone), ConfigError, "give tls_client_cert too")
-
-
-def test_credentials_come_from_the_environment_and_show_no_secret(tmp_path: Path) -> None:
-    token = write_token(tmp_path / "token", "a-secret-of-some-length")
-    found = Credentials.from_environment({"DISPATCHER_TOKEN_FILE": str(token)})
-    assert found == Credentials(token_file=str(token))
-    assert found.token() == "a-secret-of-some-length"
-    assert "a-secret" not in repr(found)
-    assert Credentials.from_environment({"DISPATCHER_TLS_CA": ""}) == Credentials()
 
 
 def test_a_replaced_token_file_counts_from_the_next_connection_on(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Micro-batches as tensors, and the normalisation that makes the gradient one big batch's."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from rollout_dispatcher.errors import ConfigError, ProtocolError
+from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
-from rollout_workers.micro_batch.loss import GradReduction, LossConfig, normaliser
+from rollout_workers.micro_batch.loss import LossConfig, normaliser
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from tests.workers.micro_batch.batches import HEADER, TWO, batch, received
-from tests.workers.support.peers import filler, micro_batch, sample, unmasked
+from tests.workers.support.peers import micro_batch, sample, unmasked
 
 SEQUENCE = CollateConfig(LossConfig(2, normaliser("", "sequence-mean")))
-MEANS = ("token-mean", "sequence-mean")
 LISTS = st.lists(st.integers(0, 99), min_size=1, max_size=7)
 
 
@@ -107,19 +106,6 @@ def test_weights_that_are_changed_leave_a_mask_of_the_same_type(dtype: torch.dty
     assert found.loss_mask.tolist() == [0, 1]
 
 
-def test_token_mean_divides_by_the_loss_tokens_of_the_whole_step() -> None:
-    packed = batch(*TWO)
-    assert packed.loss_weights.tolist() == [0, 1, 1, 0, 1]
-    assert packed.loss_weights.dtype is torch.float32
-    assert packed.loss_scale == 2 / 3
-
-
-def test_sequence_mean_divides_by_each_sample_and_by_their_number() -> None:
-    packed = batch(*TWO, config=SEQUENCE)
-    assert packed.loss_weights.tolist() == [0, 0.5, 0.5, 0, 1]
-    assert packed.loss_scale == 2 / 2
-
-
 @pytest.mark.parametrize("layout", list(Collation))
 @pytest.mark.parametrize(
     ("normalisation", "expected"),
@@ -140,50 +126,6 @@ def test_without_a_mask_the_first_token_of_a_sample_weighs_nothing(
         case Collation.PADDED:
             rows = [expected[:3], [expected[3], 0, 0], [*expected[4:], 0]]
             assert weights.tolist() == rows
-
-
-def test_the_first_token_weighs_nothing_whatever_the_mask_says() -> None:
-    found = batch(sample([5, 6], [1, 1]), sample([8], [1]))
-    assert found.loss_weights.tolist() == found.loss_mask.tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize("normalisation", MEANS)
-def test_a_step_of_one_token_samples_without_a_mask_has_no_gradient(
-    normalisation: str,
-) -> None:
-    header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
-    config = CollateConfig(LossConfig(2, normaliser("", normalisation)))
-    empty = batch(unmasked([5]), unmasked([6]), config=config, header=header)
-    assert (empty.loss_scale, empty.loss_weights.tolist()) == (0.0, [0, 0])
-
-
-def test_summed_gradients_are_not_scaled_by_the_ranks() -> None:
-    config = CollateConfig(LossConfig(2, grad_reduction=GradReduction.SUM))
-    assert batch(*TWO, config=config).loss_scale == 1 / 3
-
-
-@pytest.mark.parametrize("normalisation", MEANS)
-def test_a_step_without_loss_tokens_has_no_gradient_rather_than_nan(
-    normalisation: str,
-) -> None:
-    header = HEADER.model_copy(update={"loss_tokens": 0, "loss_samples": 0})
-    config = CollateConfig(LossConfig(2, normaliser("", normalisation)))
-    empty = batch(sample([1, 2], [0, 0]), config=config, header=header)
-    assert empty.loss_scale == 0.0
-    assert empty.loss_weights.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("config", [CollateConfig(LossConfig(2)), SEQUENCE])
-def test_a_filler_weighs_nothing_whatever_its_mask_says(config: CollateConfig) -> None:
-    one = collate(received(filler(3, 0, sample([4, 5], [1, 1]))), HEADER, config)
-    assert one.is_filler
-    assert one.input_ids.tolist() == [4]
-    assert one.loss_weights.tolist() == [0.0]
-    assert one.loss_mask.tolist() == [False]
-
-
-def test_the_last_micro_batch_of_a_step_says_so() -> None:
-    assert [batch(*TWO, index=index).is_last for index in range(2)] == [False, True]
 
 
 def test_an_unknown_tensor_names_those_there_are() -> None:
@@ -211,93 +153,9 @@ def test_padded_and_jagged_hold_what_packed_holds(lists: list[list[int]]) -> Non
         assert not padded[name][~padded.attention_mask].any()
 
 
-@given(
-    st.lists(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1), min_size=1),
-    st.sampled_from(MEANS),
-    st.integers(1, 3),
-    st.randoms(use_true_random=False),
-)
-def test_however_a_step_is_cut_the_loss_is_that_of_one_batch(
-    rollouts: list[list[tuple[int, bool]]],
-    normalisation: str,
-    dp_size: int,
-    random: "object",
-) -> None:
-    """Ranks sum over their micro-batches and are averaged; the token's loss is its own id."""
-    samples = [sample([t for t, _ in r], [int(k) for _, k in r]) for r in rollouts]
-    masked = [[t for t, kept in r[1:] if kept] for r in rollouts]
-    counted = [item for item in masked if item]
-    header = HEADER.model_copy(
-        update={"loss_tokens": sum(map(len, counted)), "loss_samples": len(counted)}
-    )
-    config = CollateConfig(
-        LossConfig(dp_size, normaliser("", normalisation), weights_dtype=torch.float64)
-    )
-    batches = [batch(*part, config=config, header=header) for part in _cut(samples, random)]
-    losses = [(b.input_ids * b.loss_weights).sum() * b.loss_scale for b in batches]
-    found = sum(float(loss) for loss in losses) / dp_size
-    if normalisation == "token-mean":
-        expected = sum(map(sum, counted)) / max(1, sum(map(len, counted)))
-    else:
-        expected = sum(sum(item) / len(item) for item in counted) / max(1, len(counted))
-    assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
-
-
-def _cut(samples: Sequence[Sample], random: object) -> list[list[Sample]]:
-    parts: list[list[Sample]] = [[] for _ in range(4)]
-    for one in samples:
-        random.choice(parts).append(one)  # type: ignore[attr-defined]
-    return [part for part in parts if part]
-
-
-@pytest.mark.parametrize("layout", Collation)
-@pytest.mark.parametrize("give_away", [False, True])
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("input_ids",),
-        ("loss_mask", "reward"),
-        ("loss_weights",),
-        ("position_ids", "loss_mask"),
-        ("labels", "loss_weights"),
-        ("labels",),
-        ("reward",),
-        (),
-    ],
-)
-def test_only_the_tensors_that_are_wanted_are_made_and_they_are_the_same(
-    names: tuple[str, ...], layout: Collation, *, give_away: bool
-) -> None:
-    whole = batch(*TWO, config=CollateConfig(LossConfig(2), layout))
-    config = CollateConfig(LossConfig(2), layout, fields=frozenset(names))
-    frame = received(micro_batch(3, 1, *TWO))
-    found = collate(frame, HEADER, config, give_away=give_away)
-    assert set(found.tensors) - {"cu_seqlens", "attention_mask"} == set(names)
-    for name in names:
-        a, b = found[name], getattr(whole, name)
-        assert torch.equal(a.values() if a.is_nested else a, b.values() if b.is_nested else b)
-
-
-def test_a_field_that_nothing_has_is_named() -> None:
-    with pytest.raises(ConfigError, match="fields names label, and there is"):
-        batch(*TWO, config=CollateConfig(LossConfig(2), fields=frozenset({"label"})))
-
-
-@pytest.mark.parametrize(
-    ("fields", "lacks"), [({"input_ids", "position_ids"}, "loss_mask"), ({"reward"}, "input_ids")]
-)
-def test_labels_are_not_made_of_half_of_what_they_need(fields: set[str], lacks: str) -> None:
-    found = batch(*TWO, config=CollateConfig(LossConfig(2), fields=frozenset(fields)))
-    with pytest.raises(ConfigError, match=rf"fields= leaves out {lacks}\b"):
-        _ = found.labels
-    with pytest.raises(ConfigError, match=rf"fields= leaves out {lacks}\b"):
-        found.as_hf()
-
-
 @pytest.mark.parametrize("config", [{"collation": Collation.PADDED}, {"sample_length_multiple": 4}])
 def test_labels_of_padding_are_those_that_no_loss_counts(config: dict[str, Any]) -> None:
-    fields = frozenset({"input_ids", "labels", "position_ids"})
-    found = batch(*TWO, config=CollateConfig(LossConfig(2), fields=fields, **config))
+    found = batch(*TWO, config=CollateConfig(LossConfig(2), **config))
     for one in (found, found.as_packed().as_padded(side="left")):
         ids, labels = one.input_ids.flatten(), one.labels.flatten()
         assert labels[labels != -100].tolist() == [6, 7, 9]

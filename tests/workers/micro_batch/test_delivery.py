@@ -15,8 +15,6 @@ from rollout_workers.micro_batch.delivery import Coming, Delivery, delivery_to, 
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.micro_batch.totals import RankTotals
-from rollout_workers.process_group import Place
 from rollout_workers.rank.client import RankClient
 from rollout_workers.step import Step
 from tests.workers.micro_batch.batches import TWO, batch
@@ -86,7 +84,7 @@ def test_a_step_looks_ahead_at_what_has_come_and_no_further(
         assert (taken.has(1), taken.has(2)) == (True, False)
         delivery = Ahead()
         config = CollateConfig(LossConfig(1), delivery=delivery)
-        loop = Step(taken, config, RankTotals(Place(0, 1), None, client.check), epochs=2)
+        loop = Step(taken, config, epochs=2)
         batches = iter(loop)
         assert next(batches).input_ids.tolist() == [0]
         assert delivery.events == ["send 0", "send 1"]

@@ -10,25 +10,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_dispatcher.errors import ConfigError, SampleRefused
+from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_dispatcher.spans import join
-from rollout_workers import Loss
-from rollout_workers.micro_batch.collate import CollateConfig, collate, field_of
+from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import (
     WORDS,
     GradReduction,
     LossConfig,
+    StepLosses,
     divisor,
     named_losses,
     normaliser,
 )
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.micro_batch.totals import StepTotals
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.support.source import ROOT
@@ -38,14 +37,11 @@ SCHEMA = Schema(
     (
         Field("input_ids", DType.INT64),
         Field("loss_mask", DType.BOOL),
-        Field("importance", DType.FLOAT32),
-        Field("pairs", DType.FLOAT32, shape=(2,)),
-        Field("reward", DType.FLOAT32, per_token=False),
     )
 )
-#: Every normaliser of weights, by its word as a name.
+#: Every normaliser that needs no more than the step, by its word as a name.
 NAMED = {
-    word.partition(":")[0].replace("-", "_"): Loss(word.replace("NUMBER", "4"), "importance")
+    word.partition(":")[0].replace("-", "_"): word.replace("NUMBER", "4")
     for word in WORDS
     if word != "token-mean-expected"
 }
@@ -54,19 +50,13 @@ EXPECTED = 10
 
 
 def sample(weights: Sequence[float], group: str | None = None, name: str = "s") -> Sample:
-    """A first token of a weight that never counts, then tokens of these weights.
+    """A first token that is marked and never counts, then tokens of these weights, 0 or 1.
 
-    Its mask is where it has a weight; its ids are 1, 2, 3, ...
+    Its ids are 1, 2, 3, ...
     """
-    weights = [9.0, *weights]
-    size, mask = len(weights), np.array(weights) > 0
-    values = (
-        np.arange(1, size + 1).tobytes(),
-        mask.tobytes(),
-        np.array(weights, np.float32).tobytes(),
-    )
-    rest = np.zeros(2 * size, np.float32).tobytes(), np.zeros(1, np.float32).tobytes()
-    span = memoryview(join((*values, *rest)))
+    mask = np.array([1.0, *weights]) > 0
+    size = len(mask)
+    span = memoryview(join((np.arange(1, size + 1).tobytes(), mask.tobytes())))
     return Sample(name, size, int(mask[1:].sum()), SCHEMA, span, group)
 
 
@@ -108,18 +98,10 @@ class Dispatched:
 
     def collated(self, config: CollateConfig) -> list[MicroBatch]:
         """Every micro-batch, as if each were on a rank of its own."""
-        totals = StepTotals(self.header, config.loss)
-        fields = [loss.field for loss in config.loss.uncounted]
-        if not totals.are_known:
-            parts = [
-                totals.local([(one.header, {name: field_of(one, name) for name in fields})])
-                for one in self.received
-            ]
-            totals.know(np.sum(parts, axis=0))
-        return [collate(one, self.header, config, totals=totals) for one in self.received]
+        return [collate(one, self.header, config) for one in self.received]
 
 
-def config(losses: dict[str, Loss], main: str = "token-mean", **options: object) -> CollateConfig:
+def config(losses: dict[str, str], main: str = "token-mean", **options: object) -> CollateConfig:
     dtype = options.pop("weights_dtype", torch.float64)
     others = named_losses(losses)
     loss = LossConfig(1, normaliser("", main), weights_dtype=dtype, others=others)  # type: ignore[arg-type]
@@ -159,7 +141,7 @@ def expected(name: str, found: Sequence[tuple[object, list[float]]]) -> float:
     return sum(means) / len(means)
 
 
-WEIGHTS = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0]), min_size=1, max_size=5)
+WEIGHTS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=5)
 SAMPLES = st.lists(st.tuples(st.sampled_from([None, "g", "h"]), WEIGHTS), min_size=1, max_size=8)
 
 
@@ -205,28 +187,21 @@ def test_a_group_mean_counts_members_on_other_ranks() -> None:
 
 @pytest.mark.parametrize("layout", list(Collation))
 def test_weights_have_the_layout_and_the_type_of_the_others(layout: Collation) -> None:
-    losses = {"kl": Loss("sequence-mean", weights="importance")}
-    settings = config(losses, collation=layout, weights_dtype=torch.bfloat16)
-    (one,) = Dispatched([[sample([1, 3]), sample([2.0])]]).collated(settings)
+    settings = config({"kl": "sequence-mean"}, collation=layout, weights_dtype=torch.bfloat16)
+    (one,) = Dispatched([[sample([1, 1]), sample([1])]]).collated(settings)
     assert one.kl_weights.dtype is torch.bfloat16
     assert one.to(torch.float16).kl_weights.dtype is torch.bfloat16
     values = one.kl_weights.values() if layout is Collation.JAGGED else one.kl_weights
-    padded = [[0, 0.25, 0.75], [0, 1, 0]]
-    assert values.tolist() == (padded if layout is Collation.PADDED else [0, 0.25, 0.75, 0, 1])
+    padded = [[0, 0.5, 0.5], [0, 1, 0]]
+    assert values.tolist() == (padded if layout is Collation.PADDED else [0, 0.5, 0.5, 0, 1])
 
 
-def test_a_loss_over_the_loss_mask_needs_no_total_of_the_ranks() -> None:
-    loss = config({"kl": Loss("sequence-mean")}).loss
-    assert StepTotals(Dispatched([[sample([1, 1])]]).header, loss).are_known
-
-
-@pytest.mark.parametrize("field", ["loss_mask", "importance"])
-def test_a_filler_weighs_nothing_in_any_loss(field: str) -> None:
-    step = Dispatched([[sample([2.0, 1.0])]])
-    step.received.append(received(b"".join(assemble.filler(0, 1, sample([5.0])))))
-    whole, filler = step.collated(config({"kl": Loss(weights=field)}))
-    assert filler.kl_weights.tolist() == filler[field].tolist() == [0]
-    assert whole.loss_scales["kl"] == (1 / 2 if field == "loss_mask" else 1 / 3)
+def test_a_filler_weighs_nothing_in_any_loss() -> None:
+    step = Dispatched([[sample([1.0, 1.0])]])
+    step.received.append(received(b"".join(assemble.filler(0, 1, sample([1.0])))))
+    whole, filler = step.collated(config({"kl": "token-mean"}))
+    assert filler.kl_weights.tolist() == filler.loss_mask.tolist() == [0]
+    assert whole.loss_scales["kl"] == 1 / 2
 
 
 # -- scales
@@ -253,29 +228,19 @@ def test_what_the_trainer_averages_and_divides_by_is_made_good() -> None:
 )
 def test_a_constant_is_a_positive_number(word: str) -> None:
     with pytest.raises(ConfigError, match=f"'{word}'; write a positive number after the colon"):
-        Loss(word)
-
-
-def test_nobody_knows_what_to_expect_of_weights_that_the_dispatcher_does_not_count() -> None:
-    with pytest.raises(ConfigError, match="token-mean-expected of importance: the dispatcher"):
-        Loss("token-mean-expected", weights="importance")
+        normaliser("losses['kl']", word)
 
 
 @pytest.mark.parametrize("word", ["mean", "token-mean:3", "", None])
 def test_an_unknown_word_names_those_there_are(word: object) -> None:
     with pytest.raises(ConfigError, match=f"choose from {', '.join(WORDS)}"):
-        Loss(word)  # type: ignore[arg-type]
+        named_losses({"kl": word})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("name", ["loss", "k l", "", 3])
 def test_a_name_that_no_tensor_can_have_is_refused(name: object) -> None:
     with pytest.raises(ConfigError, match="choose a name like a variable's"):
-        named_losses({name: Loss()})  # type: ignore[dict-item]
-
-
-def test_a_word_in_place_of_a_loss_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"losses\['kl'\] is 'token-mean'; give a Loss"):
-        named_losses({"kl": "token-mean"})  # type: ignore[dict-item]
+        named_losses({name: "token-mean"})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("given_", ["steps", 0, -1, 1.5, True, None])
@@ -284,31 +249,9 @@ def test_what_a_trainer_cannot_divide_by_is_refused(given_: object) -> None:
         divisor(given_)
 
 
-@pytest.mark.parametrize(
-    ("losses", "complaint"),
-    [
-        ({"kl": Loss(weights="kl_mask")}, "'kl' are in kl_mask, .* the samples have no such field"),
-        ({"kl": Loss(weights="pairs")}, r"but it is float32\[tokens, 2\]"),
-        ({"kl": Loss(weights="reward")}, "but it is float32 per sample"),
-    ],
-)
-def test_samples_without_the_weights_of_a_loss_are_told(
-    losses: dict[str, Loss], complaint: str
-) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        StepTotals(Dispatched([[sample([1.0])]]).header, config(losses).loss)
-
-
 def test_a_field_that_a_losss_weights_would_hide_is_told() -> None:
     header = Dispatched([[sample([1.0])]]).header
     taken = m.FieldHeader(name="kl_weights", dtype=DType.FLOAT32)
     header = header.model_copy(update={"fields": [*header.fields, taken]})
     with pytest.raises(ConfigError, match="have a field kl_weights, which is what a micro-batch"):
-        StepTotals(header, config({"kl": Loss()}).loss)
-
-
-@pytest.mark.parametrize("bad", [-0.5, float("nan"), float("inf")])
-def test_a_weight_that_is_none_names_its_sample(bad: float) -> None:
-    step = Dispatched([[sample([1.0, 2.0]), sample([1.0, bad, 1.0], name="culprit")]])
-    with pytest.raises(SampleRefused, match=f"importance of sample culprit is {bad:g} at token 2"):
-        step.collated(config({"kl": Loss(weights="importance")}))
+        StepLosses(header, config({"kl": "token-mean"}).loss)

@@ -3,7 +3,7 @@
 import copy
 import importlib.util
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, IterableDataset
 
 from rollout_dispatcher.errors import StepContractError
 from rollout_dispatcher.sample import Sample
@@ -91,20 +90,6 @@ def test_it_is_a_mapping_of_its_tensors() -> None:
         found["logprobs"]
 
 
-def test_a_dataloader_hands_it_on_as_it_is() -> None:
-    """It makes its own of mappings that are not mutable, and their facts are lost."""
-
-    class Stream(IterableDataset[MicroBatch]):
-        def __iter__(self) -> Iterator[MicroBatch]:
-            yield batch(*TWO)
-            yield batch(sample([5, 6]))  # whose cu_seqlens are as many as its tokens
-
-    found, alike = DataLoader(Stream(), batch_size=None)
-    assert isinstance(found, MicroBatch)
-    assert (found.loss_scale, found.input_ids.tolist()) == (2 / 3, [5, 6, 7, 8, 9])
-    assert alike.per_token == found.per_token == batch(*TWO).per_token
-
-
 @pytest.mark.parametrize("layout", list(Collation))
 def test_what_is_put_in_goes_along(layout: Collation) -> None:
     found = batch(*TWO, config=replace(PLAIN, collation=layout, sample_length_multiple=4))
@@ -125,13 +110,6 @@ def test_labels_follow_a_mask_that_is_replaced() -> None:
     assert found.labels.tolist() == [-100, 6, 7, -100, 9]
     found["loss_mask"] = torch.tensor([False, True, False, True, False])
     assert found.labels.tolist() == [-100, 6, -100, -100, -100]
-
-
-def test_it_is_equal_to_itself_alone() -> None:
-    one, same = batch(*TWO), batch(*TWO)
-    assert one == one  # noqa: PLR0124
-    assert one != same
-    assert len({one, same, one}) == 2
 
 
 def test_functions_are_mapped_over_its_tensors_and_the_facts_go_along() -> None:
@@ -242,18 +220,6 @@ def test_packed_segments_are_multiples_and_one_more_fills_the_length(
         assert real == [*map(len, lists), 0][: len(edges) - 1]
     else:
         assert "cu_seqlens_unpadded" not in found
-
-
-def test_the_shapes_in_numbers() -> None:
-    found = batch(*TWO, config=replace(PLAIN, sample_length_multiple=4, packed_length=10))
-    assert found.input_ids.tolist() == [5, 6, 7, 0, 8, 9, 0, 0, 0, 0]
-    assert found.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-    assert found.loss_mask.tolist() == [False, True, True, False, False, True, *[False] * 4]
-    assert found.labels.tolist() == [-100, 6, 7, -100, -100, 9, *[-100] * 4]
-    assert found.cu_seqlens.tolist() == [0, 4, 8, 10]
-    assert found.cu_seqlens_unpadded.tolist() == [0, 3, 5, 5]
-    assert {found[name].dtype for name in found if name.startswith("cu")} == {torch.int32}
-    assert (found.max_seqlen, found.tokens, found.reward.tolist()) == (4, 5, [18.0, 17.0])
 
 
 def test_more_than_the_packed_length_is_an_error_that_says_so() -> None:

@@ -17,12 +17,12 @@ from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import LossConfig
-from rollout_workers.micro_batch.micro_batch import MicroBatch, by_sample
+from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.producer.encode import Encoder, RolloutSample
 from rollout_workers.producer.pushes import batches, header, payload
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
-from tests.support.schemas import NUMBERS, schemas
+from tests.support.schemas import schemas
 from tests.support.wire.frames import feed
 from tests.workers.support.peers import step
 
@@ -121,18 +121,6 @@ def check(found: MicroBatch, values: list[dict[str, Any]], schema: Schema) -> No
             assert torch.equal(found[item.name], torch.stack(expected))
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
-@pytest.mark.parametrize("layout", list(Collation))
-def test_no_rows_at_all_are_an_empty_tensor(dtype: DType, layout: Collation) -> None:
-    empty = torch.zeros((0, 3), dtype=getattr(torch, dtype))
-    values = [{"input_ids": [1, 2], "x": empty, "env": ""}] * 2
-    samples = pushed(values, ("x",))
-    found = trained(assemble.micro_batch(0, 0, samples), samples[0].schema, layout)
-    assert (found["x"].shape, found["x"].dtype) == ((0, 3), empty.dtype)
-    assert found["x_cu_rows"].tolist() == [0, 0, 0]
-    assert found.text == {"env": ("", "")}
-
-
 @pytest.mark.parametrize("layout", list(Collation))
 def test_a_filler_has_no_rows_and_no_text(layout: Collation) -> None:
     pixels = np.ones((4, 2), np.float32)
@@ -162,13 +150,3 @@ def test_a_ragged_tensor_may_be_written_into() -> None:
         config = CollateConfig(LossConfig(1), layout)
         collate(whole, HEADER, config).pixels.zero_()
         assert collate(whole, HEADER, config).pixels.sum() == 8
-
-
-@pytest.mark.parametrize("layout", [Collation.PADDED, Collation.JAGGED])
-def test_a_table_of_samples_has_a_ragged_field_by_sample(layout: Collation) -> None:
-    values = [{"input_ids": [1, 2], "x": torch.ones(rows, 3), "env": "a"} for rows in (4, 0, 1)]
-    samples = pushed(values, ("x",))
-    found = by_sample(trained(assemble.micro_batch(0, 0, samples), samples[0].schema, layout))
-    assert {len(tensor) for tensor in found.values()} == {3}
-    assert [tuple(one.shape) for one in found["x"].unbind()] == [(4, 3), (0, 3), (1, 3)]
-    assert "x_cu_rows" not in found

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollout_workers import Loss, RolloutProducer, RolloutSample
+from rollout_workers import RolloutProducer, RolloutSample
 from tests.workers.support.tiny_model import VOCABULARY, TinyModel, flat_tensor
 
 GROUPS, BATCH_GROUPS = 14, 5
@@ -17,16 +17,10 @@ LONGEST = 40
 MAIN = "group-mean"
 #: What the stream is asked for beside it, and what the trainer makes by itself.
 LOSSES = {
-    "tokens": Loss("token-mean"),
-    "sequences": Loss("sequence-mean"),
-    "sums": Loss("sequence-mean-token-sum"),
-    "constant": Loss(f"constant:{LONGEST}"),
-    "kl": Loss("sequence-mean", weights="kl_mask"),
-    "weighted_tokens": Loss("token-mean", weights="importance"),
-    "weighted_sequences": Loss("sequence-mean", weights="importance"),
-    "weighted_sums": Loss("sequence-mean-token-sum", weights="importance"),
-    "weighted_constant": Loss("constant:7.5", weights="importance"),
-    "weighted_groups": Loss("group-mean", weights="importance"),
+    "tokens": "token-mean",
+    "sequences": "sequence-mean",
+    "sums": "sequence-mean-token-sum",
+    "constant": f"constant:{LONGEST}",
 }
 MADE = "made"
 NAMES = ("loss", *LOSSES, MADE)
@@ -35,19 +29,16 @@ NAMES = ("loss", *LOSSES, MADE)
 def rollouts() -> list[RolloutSample]:
     """Groups of four or fewer, among them one of a single sample and two samples without a group.
 
-    Every seventh sample has no token that the loss counts, every fifth no importance.
+    Every seventh sample has no token that the loss counts.
     """
     random = np.random.default_rng(5)
     made: list[RolloutSample] = []
     for group in range(GROUPS):
         for member in range(1 if group == GROUPS - 1 else 4):
             index, tokens = len(made), int(random.integers(2, LONGEST))
-            importance = random.random(tokens) * (random.random(tokens) < 0.7)
             fields = {
                 "input_ids": random.integers(0, VOCABULARY, tokens),
                 "loss_mask": random.random(tokens) < (0.0 if index % 7 == 3 else 0.6),
-                "kl_mask": random.random(tokens) < 0.8,
-                "importance": importance * (0.0 if index % 5 == 2 else 1.0),
             }
             alone = group == 6 and member < 2
             made.append(RolloutSample(fields, f"s{index}", None if alone else f"g{group}"))
@@ -84,18 +75,18 @@ Counted = list[tuple[str | None, Tensor, Tensor]]
 
 def textbook(name: str, model: TinyModel, chosen: list[RolloutSample]) -> Tensor:
     """The loss of that name of a whole step, in one process; 0 where nothing has a weight."""
-    loss = LOSSES.get(name, Loss(MAIN) if name == "loss" else Loss())
+    loss = LOSSES.get(name, MAIN if name == "loss" else "token-mean")
     found: Counted = []
     for one in chosen:
         ids = torch.as_tensor(one.fields["input_ids"])
-        weights = made_mask(ids) if name == MADE else torch.as_tensor(one.fields[loss.weights])
+        weights = made_mask(ids) if name == MADE else torch.as_tensor(one.fields["loss_mask"])
         weights = weights.to(torch.float64, copy=True)
         if name != MADE:  # the first token is no target of a loss that the stream weighs
             weights[0] = 0
         found.append((one.group_id or one.sample_id, model.sample_loss(ids), weights))
     if not any(weights.any() for _, _, weights in found):
         return flat_tensor(model).sum() * 0.0
-    word, _, number = loss.normalisation.partition(":")
+    word, _, number = loss.partition(":")
     return FORMULAS[word](found, float(number or 0))
 
 

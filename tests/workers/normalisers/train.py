@@ -2,9 +2,9 @@
 
     train.py ENDPOINT DIRECTORY CP
 
-On a mesh of DP x CP, each CP rank with the loss of every CP-th token. Totals are added up over the
-DP ranks, by each CP rank with its like, and gradients averaged over all ranks. Where CP is above 1
-the trainer divides each loss by the step's micro-batches, as Megatron does. Every rank writes
+On a mesh of DP x CP, each CP rank with the loss of every CP-th token. The total of a mask made on
+the way is added up over the DP ranks, and gradients are averaged over all ranks. Where CP is above
+1 the trainer divides each loss by the step's micro-batches, as Megatron does. Every rank writes
 DIRECTORY/RANK.json.
 """
 
@@ -75,7 +75,9 @@ def steps(endpoint: str, mesh: DeviceMesh) -> Iterator[list[Batch]]:
     ) as stream:
         for step in stream:
             masks = [made_mask(one.input_ids) * (not one.is_filler) for one in step]
-            scale = step.scale_for(step.reduce_total(sum(float(mask.sum()) for mask in masks)))
+            total = torch.stack([mask.sum() for mask in masks]).sum()
+            dist.all_reduce(total, group=mesh.get_group("dp"))
+            scale = step.scale_for(total)
             pairs = zip(step, masks, strict=True)
             yield [batch_of(step, one, mask, scale) for one, mask in pairs]
             step.commit()

@@ -7,7 +7,6 @@ from collections import UserDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +16,6 @@ from rollout_dispatcher.errors import (
     BufferFull,
     ClientClosed,
     ConfigError,
-    DispatcherUnreachable,
-    ProtocolError,
     SampleRefused,
 )
 from rollout_dispatcher.protocol import messages as m
@@ -99,17 +96,6 @@ def test_mappings_of_fields_are_samples_without_metadata(
     assert pushing.result(10) == [Outcome.ACCEPTED] * 3
 
 
-def test_members_of_a_group_may_be_mappings_of_fields(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join()
-    pushing = threads.submit(producer.push_group, iter([FIELDS, FIELDS]), "p17")
-    push = peer.expect(m.Push)
-    assert (push.group_ids, push.group_sizes) == (["p17", "p17"], [2, 2])
-    peer.answer(push)
-    pushing.result(10)
-
-
 @pytest.mark.parametrize(
     ("samples", "complaint"),
     [
@@ -133,45 +119,6 @@ def test_what_is_no_sample_is_refused_and_nothing_is_sent(
     with pytest.raises(SampleRefused, match=complaint):
         producer.push_group(samples, "g")
     assert peer.hears_nothing()
-
-
-def test_a_group_of_no_members_is_refused_though_some_are_pushed(join: Join) -> None:
-    producer, peer = join()
-    with pytest.raises(SampleRefused, match="group_size is 0; write how many samples"):
-        producer.push_group([FIELDS], "g", group_size=0)
-    assert peer.hears_nothing()
-
-
-@pytest.mark.parametrize("fields", [[1, 2, 3], None, "input_ids"])
-def test_what_is_no_mapping_of_fields_is_refused(join: Join, fields: Any) -> None:
-    producer, peer = join()
-    with pytest.raises(
-        SampleRefused, match=r"the fields are no mapping but .*; push names to tensors"
-    ):
-        producer.push(fields)
-    assert peer.hears_nothing()
-
-
-async def test_the_asyncio_producer_takes_mappings_too(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    def serve() -> list[m.Push]:
-        peer = dispatcher.accept()
-        peer.welcome_producer()
-        pushes = []
-        for _ in range(2):
-            pushes.append(peer.expect(m.Push))
-            peer.answer(pushes[-1])
-        peer.acknowledge_bye()
-        return pushes
-
-    serving = threads.submit(serve)
-    async with AsyncRolloutProducer(dispatcher.endpoint) as producer:
-        assert await producer.push_many([FIELDS]) == [Outcome.ACCEPTED]
-        assert await producer.push_group([FIELDS], "g") == [Outcome.ACCEPTED]
-        with pytest.raises(SampleRefused, match="sample 0 is no sample but int"):
-            await producer.push_many([7])  # type: ignore[list-item]
-    assert [push.group_ids for push in serving.result(10)] == [None, ["g"]]
 
 
 def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
@@ -268,18 +215,6 @@ def test_end_stream_comes_after_every_push_and_returns_when_it_was_handled(
     ending.result(10)
 
 
-def test_a_refused_hello_is_raised_and_not_tried_again(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    making = threads.submit(RolloutProducer, dispatcher.endpoint)
-    peer = dispatcher.accept()
-    peer.expect(m.HelloProducer)
-    peer.send(m.Error(code="version", message="peer speaks 9"))
-    peer.close()
-    with pytest.raises(ProtocolError, match="peer speaks 9"):
-        making.result(10)
-
-
 def test_a_silent_dispatcher_is_left_and_found_again(
     join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
 ) -> None:
@@ -291,23 +226,6 @@ def test_a_silent_dispatcher_is_left_and_found_again(
     pushing = threads.submit(producer.push, FIELDS)
     again.answer(again.expect(m.Push))
     pushing.result(10)
-
-
-def test_an_unreachable_dispatcher_is_an_error_in_the_end(tmp_path: Path) -> None:
-    with pytest.raises(DispatcherUnreachable, match=r"for 0 s .* raise reconnect_timeout"):
-        RolloutProducer(f"unix:{tmp_path}/nobody", reconnect_timeout=0.2)
-
-
-def test_bytes_that_are_no_protocol_end_every_call(join: Join, threads: ThreadPoolExecutor) -> None:
-    producer, peer = join()
-    pushing = threads.submit(producer.push, FIELDS)
-    peer.expect(m.Push)
-    peer.send_bytes(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    with pytest.raises(ProtocolError, match="expected a frame"):
-        pushing.result(10)
-    with pytest.raises(ProtocolError, match="expected a frame"):
-        producer.push(FIELDS)
-    producer.close()
 
 
 def test_a_closed_producer_says_so_also_to_a_call_that_waits(

@@ -8,7 +8,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES
@@ -63,17 +62,6 @@ def pushes(core: ProducerCore, now: float = 0.0) -> list[int]:
 
 def pushed(first: int, *outcomes: str) -> m.Pushed:
     return m.Pushed(first_seq=first, outcomes=list(map(Outcome, outcomes)))
-
-
-def test_nothing_counts_before_the_welcome() -> None:
-    core = ProducerCore("me")
-    with pytest.raises(ProtocolError, match="Pong instead of a welcome"):
-        hear(core, m.Pong())
-
-
-def test_an_end_is_that_of_the_connection() -> None:
-    with pytest.raises(ConnectionError, match="ended the connection: drained"):
-        hear(connected(), m.End(reason=EndReason.DRAINED))
 
 
 def test_members_of_a_group_go_beyond_the_credits_once() -> None:
@@ -185,16 +173,6 @@ def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None
     assert b"".join(kept) == before
 
 
-def test_one_outcome_may_stand_for_all_samples_of_a_push() -> None:
-    core = connected()
-    core.submit([encoded(sample_id=name) for name in "abc"])
-    said(core)
-    assert hear(core, pushed(0, "full")) == []
-    assert pushes(core, 1.0) == [0]
-    (settled,) = hear(core, pushed(0, "duplicate"), 1.0)
-    assert settled.outcomes == (Outcome.DUPLICATE,) * 3
-
-
 def test_a_control_waits_for_the_pushes_it_is_about_and_for_its_pong() -> None:
     core = connected(credits_=1)
     core.submit([encoded()])
@@ -225,26 +203,6 @@ def test_an_unconfirmed_control_is_said_again_on_the_next_connection() -> None:
     core.lost()
     hear(core, welcome())
     assert said(core) == [m.EndStream(), m.Ping()]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        pushed(7, "accepted"),
-        m.Blocked(first_seq=7, cap="samples", held=1, capacity=1),
-        m.Pong(),
-        m.Release(step=1),
-        welcome(),
-        pushed(0, "accepted", "accepted"),
-    ],
-)
-def test_a_message_out_of_turn_is_an_error_and_changes_nothing(message: m.Message) -> None:
-    core = connected()
-    core.submit([encoded()])
-    said(core)
-    with pytest.raises(ProtocolError):
-        hear(core, message)
-    assert hear(core, pushed(0, "accepted")) == [Settled(0, (Outcome.ACCEPTED,))]
 
 
 def test_what_no_dispatcher_takes_is_refused_before_it_has_a_number() -> None:

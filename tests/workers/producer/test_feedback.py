@@ -60,13 +60,6 @@ def test_what_is_not_said_again_is_as_it_was() -> None:
     assert [hearing.feedback().would_expire(version) for version in (3, 4)] == [True, False]
 
 
-def test_a_dispatcher_that_says_nothing_makes_nobody_wait() -> None:
-    nothing = FlowControlState().feedback()
-    assert nothing == Feedback()
-    assert not nothing.would_expire(0)
-    assert not nothing.is_too_stale
-
-
 def test_of_dropped_samples_that_nobody_asks_for_the_newest_are_kept() -> None:
     hearing, each = FlowControlState(), 1024
     for at in range(DROPPED_KEPT // each + 1):
@@ -98,15 +91,6 @@ def test_answers_say_where_the_trainer_is(server: ServeProcess) -> None:
         assert (said.staleness, said.policy_version) == (0, 5)
         assert said.expected_version is not None
         assert said.expected_version > 5
-
-
-def test_who_comes_later_knows_at_once(server: ServeProcess) -> None:
-    with RankClient(server.endpoint, dp_rank=0, dp_size=1) as rank:
-        rank.set_policy_version(5)
-        with RolloutProducer(server.endpoint) as first:
-            eventually(lambda: first.feedback().policy_version == 5, "the version is known")
-            with RolloutProducer(server.endpoint) as second:
-                eventually(lambda: second.feedback().policy_version == 5, "so it is here")
 
 
 def test_stale_samples_are_told_to_who_pushed_them_and_to_nobody_else(

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from rollout_dispatcher.errors import ConfigError, SampleRefused
 from rollout_dispatcher.protocol import messages as m
@@ -50,27 +49,6 @@ def test_samples_that_differ_in_rows_share_a_schema_and_a_push() -> None:
     assert np.frombuffer(values(samples[0], "grid"), np.int64).tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_without_ragged_fields_no_rows_are_said() -> None:
-    sample = encode(encoder(), reward=1.0)
-    assert sample.rows == ()
-    assert header([sample], "p", 0).rows is None
-
-
-@pytest.mark.parametrize(
-    "grid",
-    [
-        [[1, 2, 3]],
-        np.array([[1, 2, 3]]),
-        torch.tensor([[1, 2, 3]]),
-        torch.tensor([[1, 2, 3]]).int(),
-    ],
-)
-def test_any_array_is_of_the_type_that_the_run_has(grid: Any) -> None:
-    sample = encode(encoder(IDS, GRID), grid=grid)
-    assert sample.schema == Schema((IDS, GRID))
-    assert np.frombuffer(values(sample, "grid"), np.int64).tolist() == [1, 2, 3]
-
-
 def test_an_empty_list_is_no_rows_once_their_shape_is_known() -> None:
     made = encoder(IDS, GRID)
     sample = encode(made, grid=[])
@@ -82,18 +60,6 @@ def test_what_the_run_has_as_ragged_needs_no_name_here() -> None:
     made = Encoder()
     made.heed(m.SchemaKnown(fields=m.field_headers(Schema((GRID, IDS))), set_by="declared"))
     assert encode(made, grid=np.zeros((1, 3), np.int64)).rows == (1,)
-
-
-def test_what_was_refused_for_its_type_is_made_to_fit() -> None:
-    made = encoder()
-    sample = encode(made, grid=np.zeros((2, 3), np.int32), env="x")
-    empty = encode(made, grid=np.zeros(0, np.int32), env="y")
-    made.heed(m.SchemaKnown(fields=m.field_headers(Schema((ENV, GRID, IDS))), set_by="it"))
-    refused = SampleRefused("refused", "schema")
-    found = made.refit([sample, empty], [refused, refused])
-    assert [again.rows for again in found.values()] == [(1, 2), (1, 0)]
-    assert all(again.schema == Schema((ENV, GRID, IDS)) for again in found.values())
-    assert found[1].nbytes == sum(map(len, map(bytes, payload([found[1]]))))
 
 
 @pytest.mark.parametrize(

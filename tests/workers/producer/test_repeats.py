@@ -1,4 +1,4 @@
-"""A producer hears that its samples come in vain: other content under an id, many duplicates."""
+"""Samples that come in vain, as ids are used again: other content under an id, many duplicates."""
 
 import json
 import logging
@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_dispatcher.errors import ConfigError, SampleRefused
+from rollout_dispatcher.core.admission.eligibility import MANY
 from rollout_dispatcher.sample import Outcome
-from rollout_workers import AsyncRolloutProducer, RolloutProducer, RolloutSample
-from rollout_workers.producer.pushes import MANY
+from rollout_workers import RolloutProducer, RolloutSample
 from tests.support.server import ServeProcess
 
 ACCEPTED, DUPLICATE, CONFLICT = Outcome.ACCEPTED, Outcome.DUPLICATE, Outcome.CONFLICT
@@ -51,24 +50,6 @@ def test_an_epoch_that_uses_prompt_ids_again_is_told_and_the_first_samples_are_k
         assert "3 samples had ids of accepted ones with other content" in warnings(caplog)[-1]
 
 
-def test_a_conflict_is_raised_where_asked_for_and_a_replay_is_not(tmp_path: Path) -> None:
-    with serve(tmp_path) as server:
-        with RolloutProducer(server.endpoint, on_conflict="raise") as producer:
-            producer.push_many([RolloutSample(rollout(1, at), f"s{at}") for at in range(3)])
-        with RolloutProducer(server.endpoint, on_conflict="raise") as again:
-            replayed = [RolloutSample(rollout(1, at), f"s{at}") for at in range(4)]
-            assert again.push_many(replayed) == [DUPLICATE] * 3 + [ACCEPTED]
-            with pytest.raises(SampleRefused, match="sample s0 has other content") as caught:
-                again.push(rollout(5, 5), sample_id="s0")
-            assert caught.value.reason == "conflict"
-            others = [RolloutSample(rollout(9), "s1"), RolloutSample(rollout(9), "new")]
-            with pytest.raises(SampleRefused, match="1 of 2 samples were refused, the others acc"):
-                again.push_many(others)
-        assert server.status()["buffered"] == 5
-    with pytest.raises(ConfigError, match="on_conflict is 'ignore'; choose from warn, raise"):
-        AsyncRolloutProducer("127.0.0.1:1", on_conflict="ignore")
-
-
 def test_over_http_and_from_producers_the_same_content_is_the_same(tmp_path: Path) -> None:
     with serve(tmp_path) as server, RolloutProducer(server.endpoint) as producer:
 
@@ -99,9 +80,7 @@ def test_content_is_known_again_from_the_journal_and_in_a_payload_store(tmp_path
         assert server.status()["buffered"] == 1
 
 
-def test_many_duplicates_in_a_row_are_told_with_the_likely_cause(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_many_duplicates_in_a_row_are_logged_by_the_dispatcher(tmp_path: Path) -> None:
     with serve(tmp_path, global_batch_size=512) as server:
         samples = [RolloutSample(rollout(1, at), f"s{at}") for at in range(MANY)]
         with RolloutProducer(server.endpoint) as producer:

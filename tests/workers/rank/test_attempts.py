@@ -63,15 +63,6 @@ def test_training_gets_the_newest_attempt_alone() -> None:
     assert [received.header.tokens for received in held.micro_batches] == [[2]]
 
 
-def test_a_later_step_that_comes_again_behind_it_is_prepared_again() -> None:
-    core = connected()
-    hear(core, attempt(0, 0), step(1))
-    deliver(core, 1, 0, 1)
-    again = hear(core, attempt(0, 1), step(1))
-    assert [said.step for said in again if isinstance(said, m.Prepared)] == [0, 1]
-    assert core.hello().received == [(0, 0), (1, 1)], "what was here of it still is"
-
-
 @pytest.mark.parametrize("taken", [False, True])
 def test_another_attempt_at_a_step_that_is_released_is_an_error(taken: bool) -> None:
     core = connected()
@@ -108,13 +99,6 @@ def test_a_step_that_is_withdrawn_is_let_go_of_and_its_number_may_come_again() -
     core.heard(WELCOME, memoryview(b""), 0.0)
     hear(core, m.StepWithdrawn(step=1))  # as it is told again after a reconnect
     assert hear(core, attempt(1, 2)) == [m.Prepared(step=1, digest="d2", attempt=2)]
-
-
-def test_only_the_last_step_is_withdrawn() -> None:
-    core = connected()
-    hear(core, step(0), step(1))
-    with pytest.raises(ProtocolError, match="step 0 is withdrawn, and it is announced or not the"):
-        hear(core, m.StepWithdrawn(step=0))
 
 
 def test_the_stream_ends_where_the_last_step_is_withdrawn_behind_its_end() -> None:

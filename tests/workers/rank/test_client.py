@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +14,8 @@ import pytest
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
     ClientClosed,
-    ConfigError,
     DispatcherUnreachable,
     GenerationFenced,
-    RankRefused,
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
@@ -100,24 +97,6 @@ def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
         ids_of(taken)
 
 
-def test_a_whole_step_is_handed_out_once_all_of_it_is_here(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(
-        RankClient, dispatcher.endpoint, dp_rank=0, dp_size=1, whole_steps=True
-    )
-    peer = dispatcher.accept()
-    peer.welcome_rank()
-    client = joining.result(10)
-    give(peer, 0, [1, 2], count=2)
-    with pytest.raises(TimeoutError):
-        client.next_step(0.2)
-    peer.send_bytes(micro_batch(0, 1, sample([3])))
-    assert ids_of(taken_from(client)) == [[1, 2], [3]]
-    dispatcher.hang_up()
-    client.close()
-
-
 def test_close_delivers_the_last_commit_before_the_goodbye(
     join: Join, threads: ThreadPoolExecutor
 ) -> None:
@@ -188,23 +167,6 @@ def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
     assert said[0].startswith("DP rank 0 has no connection to the dispatcher at ")
     assert said[1].startswith("DP rank 0 is connected to ")
     assert len(said) == 2
-
-
-def test_many_attempts_in_vain_are_one_line_of_the_log(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
-) -> None:
-    joining = threads.submit(
-        RankClient, dispatcher.endpoint, dp_rank=1, dp_size=2, reconnect_timeout=1.0
-    )
-    dispatcher.accept().welcome_rank()
-    client = joining.result(10)
-    with caplog.at_level(logging.WARNING), closing(client):
-        dispatcher.hang_up()
-        with pytest.raises(DispatcherUnreachable):
-            client.next_step(10)
-    [said] = [text for record in caplog.records if "no connection" in (text := record.getMessage())]
-    assert said.startswith("DP rank 1 has no connection to the dispatcher at ")
-    assert said.endswith("and tries again for 1 s")
 
 
 def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(
@@ -374,67 +336,9 @@ def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
         client.next_step(0)
 
 
-def test_a_long_computation_is_alive_by_its_pings(join: Join) -> None:
-    client, peer = join(heartbeat_interval_s=0.05)
-    assert peer.hears_nothing(0.5)
-    assert client.statistics().reconnects == 0
-
-
-def test_a_refused_rank_is_told_why(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=1, dp_size=2, generation=1)
-    peer = dispatcher.accept()
-    peer.expect(m.HelloRank)
-    peer.send(m.Error(code="rank-refused", message="DP rank 1 is taken"))
-    peer.close()
-    with pytest.raises(RankRefused, match="DP rank 1 is taken"):
-        joining.result(10)
-
-
-def test_a_retriable_refusal_is_tried_again(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=1)
-    peer = dispatcher.accept()
-    peer.expect(m.HelloRank)
-    peer.send(m.Error(code="connection-limit", message="later", retriable=True))
-    peer.close()
-    again = dispatcher.accept()
-    again.welcome_rank()
-    dispatcher.hang_up()
-    joining.result(10).close()
-
-
-@pytest.mark.parametrize(("rank", "size"), [(-1, 2), (0, 0)])
-def test_an_impossible_place_is_a_config_error(tmp_path: Path, rank: int, size: int) -> None:
-    with pytest.raises(ConfigError, match=r"dp_(rank|size) is (-1|0)"):
-        RankClient(f"unix:{tmp_path}/nobody", dp_rank=rank, dp_size=size)
-
-
 def test_a_dispatcher_that_never_was_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DispatcherUnreachable, match="No such file"):
         RankClient(f"unix:{tmp_path}/nobody", dp_rank=0, dp_size=1, reconnect_timeout=0.2)
-
-
-def test_policy_versions_are_reported_and_checked(join: Join) -> None:
-    client, peer = join()
-    client.set_policy_version(3)
-    assert peer.expect(m.PolicyVersion).policy_version == 3
-    with pytest.raises(ConfigError, match="policy_version is -1"):
-        client.set_policy_version(-1)
-
-
-def test_statistics_count_what_happened(join: Join) -> None:
-    client, peer = join()
-    give(peer, 0, [1], [2, 3])
-    taken = taken_from(client)
-    ids_of(taken)
-    taken.commit()
-    statistics = client.statistics()
-    assert (statistics.steps_taken, statistics.steps_committed) == (1, 1)
-    assert (statistics.micro_batches, statistics.reconnects) == (2, 0)
-    assert statistics.bytes_received > 100
 
 
 def test_an_interpreter_exits_with_a_rank_left_open_and_without_torch(

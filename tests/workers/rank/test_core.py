@@ -5,7 +5,6 @@ import pytest
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import (
     GenerationFenced,
-    ProtocolError,
     StepContractError,
 )
 from rollout_dispatcher.protocol import codec
@@ -83,15 +82,6 @@ def test_there_is_news_once_a_training_loop_may_go_on() -> None:
     assert not core.take_news()
 
 
-@pytest.mark.parametrize("message", [m.End(reason=EndReason.ENDED), m.StepWithdrawn(step=0)])
-def test_there_is_news_where_nothing_more_comes(message: m.Message) -> None:
-    core = connected()
-    hear(core, step(0))
-    core.take_news()
-    hear(core, message)
-    assert core.take_news()
-
-
 def test_hunger_is_said_once_and_ends_with_the_step() -> None:
     core = connected()
     core.demand(hungry=True)
@@ -136,10 +126,6 @@ def test_a_hello_tells_all_that_a_lost_connection_may_have_swallowed() -> None:
     hello = core.hello()
     assert (hello.generation, hello.run_id, hello.taken, hello.committed) == (1, "run", 1, 0)
     assert (hello.received, hello.hungry, hello.policy_version) == ([(1, 2)], True, 9)
-
-
-def test_a_rank_that_was_never_welcomed_is_of_no_run() -> None:
-    assert RankCore("me", 1, 2, generation=1, prefetch=1).hello().run_id is None
 
 
 def first_step_of(core: RankCore, version: int) -> int:
@@ -275,24 +261,6 @@ def test_the_end_comes_after_the_steps_that_were_announced_before_it() -> None:
     assert core.finished
 
 
-@pytest.mark.parametrize(
-    ("messages", "complaint"),
-    [
-        ([m.Release(step=0)], "release of step 0, which was not announced"),
-        ([m.Pushed(first_seq=0, outcomes=[])], "no use for Pushed"),
-        ([welcome()], "second welcome"),
-    ],
-)
-def test_a_message_out_of_turn_is_an_error(messages: list[m.Message], complaint: str) -> None:
-    with pytest.raises(ProtocolError, match=complaint):
-        hear(connected(), *messages)
-
-
-def test_nothing_counts_before_the_welcome() -> None:
-    with pytest.raises(ProtocolError, match="StepHeader instead of a welcome"):
-        hear(RankCore("me", 0, 2, None, prefetch=1), step(0))
-
-
 def test_another_generation_than_ours_is_a_fence() -> None:
     core = connected()
     core.lost()
@@ -355,32 +323,3 @@ def test_what_is_known_after_the_commit_has_a_message_of_its_own() -> None:
     core.commit(1)
     core.tell_times(times(0, "critic"))
     assert spoken(core) == [times(0), m.Commit(step=1), times(0, "critic")]
-
-
-def test_a_commit_tells_of_no_more_passes_and_micro_batches_than_it_may() -> None:
-    core = telling()
-    core.commit(0)
-    keys = [f"pass {at}" for at in range(m.MAX_PASSES + 1)]
-    for key in keys:
-        core.tell_times(times(0, key))
-    first, *others = as_heard(spoken(core))
-    assert (first, others) == (m.Commit(step=0, times=passes(*keys[:-1])), [times(0, keys[-1])])
-    core.commit(1)
-    many = m.StepTimes(step=1, busy_s=[0.5] * m.MAX_TIMED)
-    core.tell_times(times(1))
-    core.tell_times(many)
-    first, *others = as_heard(spoken(core))
-    assert (first, others) == (m.Commit(step=1, times=passes("update")), [many])
-
-
-def test_what_passes_took_is_not_said_again_where_a_connection_swallowed_it() -> None:
-    able = welcome()
-    core = RankCore("me", 0, 2, None, prefetch=1)
-    core.hello()
-    hear(core, able)
-    core.tell_times(times(0))
-    core.lost()
-    core.tell_times(times(1))
-    core.hello()
-    core.tell_times(times(2))  # not welcome yet
-    assert hear(core, able) == []

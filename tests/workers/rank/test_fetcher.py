@@ -23,7 +23,7 @@ from tests.workers.support.peers import (
     sample,
     step,
 )
-from tests.workers.support.stored import frees_before_it_leaves, put, start_no_threads
+from tests.workers.support.stored import frees_before_it_leaves, put
 
 ONE, TWO = sample([1, 2, 3], name="one"), sample([4, 5], name="two")
 
@@ -143,27 +143,6 @@ def test_a_store_that_is_not_allowed_is_not_opened(
     with pytest.raises(TimeoutError):
         client.next_step(0.2)
     assert "the dispatcher does not allow it" in caplog.text
-
-
-def test_a_rank_that_can_start_no_thread_to_fetch_with_says_so(
-    joined: tuple[RankClient, Peer], store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, peer = joined
-    start_no_threads(monkeypatch, "dispatcher-")
-    send(peer, 0, *put(store, "p.1/0", ONE))
-    with pytest.raises(StoreFailed, match="can't start new thread"):
-        client.next_step(PATIENCE_S)
-
-
-def test_what_no_thread_can_be_started_for_is_left(
-    joined: tuple[RankClient, Peer], store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, peer = joined
-    start_no_threads(monkeypatch, "dispatcher-")
-    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
-    assert peer.expect(m.Freed).left == ["p.1/0"]
-    peer.send(m.Sweep(number=2, store=store.address, prefix="p."))
-    assert "new thread" in peer.expect(m.Swept).why
 
 
 def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(

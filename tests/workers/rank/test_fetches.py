@@ -1,8 +1,5 @@
 """What a DP rank fetches, when, and what it says of it."""
 
-import pytest
-
-from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
@@ -88,15 +85,6 @@ def test_a_step_is_prepared_once_all_of_it_is_here_and_fetched() -> None:
     assert said(core) == [prepared(0)]
 
 
-def test_a_step_whose_references_are_other_ranks_is_prepared_once_it_is_here() -> None:
-    core = connected()
-    announce(core, 0)
-    assert said(core) == []
-    deliver(core, 0, 0, ONE)
-    assert core.take_fetches() == []
-    assert said(core) == [prepared(0)]
-
-
 def test_a_step_without_references_is_prepared_at_once_but_behind_those_before_it() -> None:
     core = connected()
     announce(core, 0, refs=0)
@@ -170,20 +158,6 @@ def test_of_a_step_that_does_not_fit_as_many_micro_batches_are_fetched_ahead_as_
     assert indexes_of(core.take_fetches()) == [(1, 1), (1, 2)]
 
 
-def test_the_rest_of_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None:
-    core = connected(prefetch_bytes=NBYTES)
-    for number in range(2):
-        announce(core, number, 2)
-        for index in range(2):
-            deliver(core, number, index)
-    (first,) = core.take_fetches()
-    find(core, first)
-    assert core.take_fetches() == []
-    core.demand(hungry=True)
-    assert indexes_of(core.take_fetches()) == [(0, 1)]
-    assert core.take_fetches() == []
-
-
 def test_what_is_gone_is_not_named_while_others_of_its_step_were_not_looked_for() -> None:
     core = connected(prefetch_bytes=NBYTES)
     announce(core, 0, 2)
@@ -211,25 +185,6 @@ def test_what_is_gone_is_named_once_all_else_is_fetched() -> None:
     find(core, first)
     (message,) = said(core)
     assert message == m.Unresolved(step=0, attempt=0, sample_ids=["three"], why="no such object")
-
-
-def test_a_later_step_is_unresolved_whatever_becomes_of_those_before_it() -> None:
-    core = connected()
-    lie_there(core, 0)
-    lie_there(core, 1)
-    _, second = core.take_fetches()
-    core.missed(second, {"one": "gone"})
-    assert [type(message) for message in said(core)] == [m.Unresolved]
-
-
-def test_of_more_samples_than_a_message_takes_the_first_are_named() -> None:
-    core = connected()
-    lie_there(core, 0)
-    (fetch,) = core.take_fetches()
-    core.missed(fetch, {f"s{i}": "x" * 300 + str(i) for i in range(m.MAX_SAMPLES + 1)})
-    (message,) = said(core)
-    assert isinstance(message, m.Unresolved)
-    assert len(message.sample_ids) == m.MAX_SAMPLES
 
 
 def test_a_hello_tells_of_resolved_steps_alone_and_the_rest_is_told_when_it_comes_again() -> None:
@@ -293,12 +248,3 @@ def test_requests_are_answered_on_the_connection_on_which_they_came() -> None:
     core.heard(welcome(), NOTHING, 0.0)
     core.store_requests.answered(first, m.Freed(number=3))
     assert said(core) == []
-
-
-@pytest.mark.parametrize("nbytes", [NBYTES - 8, NBYTES + 8])
-def test_what_was_put_together_wrong_is_noticed(nbytes: int) -> None:
-    core = connected()
-    lie_there(core, 0)
-    (fetch,) = core.take_fetches()
-    with pytest.raises(ProtocolError, match=f"the frame carries {nbytes}"):
-        core.found(fetch, memoryview(bytes(nbytes)))

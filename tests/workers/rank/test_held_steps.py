@@ -43,13 +43,6 @@ def test_a_step_that_comes_again_and_differs_is_an_error() -> None:
         steps.on_header(step(0, digest="two"))
 
 
-def test_a_step_that_comes_again_once_some_of_it_is_here_is_the_same_step() -> None:
-    steps = holding(0)
-    deliver(steps, 0, 0)
-    assert steps.on_header(step(0))
-    assert steps.received() == [(0, 1)]
-
-
 @pytest.mark.parametrize("groups", [None, [], [4, 4]])
 def test_a_group_that_the_step_does_not_have_is_an_error(groups: list[int] | None) -> None:
     steps = HeldSteps()
@@ -63,20 +56,6 @@ def test_a_group_that_the_step_does_not_have_is_an_error(groups: list[int] | Non
     assert steps.received() == [(0, 0)]
 
 
-def test_steps_come_in_order() -> None:
-    steps = holding(3)
-    with pytest.raises(ProtocolError, match="step 2 comes after step 3"):
-        steps.on_header(step(2))
-    assert steps.received() == [(3, 0)]
-
-
-def test_what_is_forgotten_may_come_once_more_in_another_order() -> None:
-    steps = holding(3)
-    steps.clear()
-    assert len(steps) == 0
-    assert steps.on_header(step(2))
-
-
 def test_micro_batches_come_in_order_and_no_more_than_announced() -> None:
     steps = holding(0)
     with pytest.raises(ProtocolError, match="micro-batch 1 of step 0, which has 1"):
@@ -85,24 +64,6 @@ def test_micro_batches_come_in_order_and_no_more_than_announced() -> None:
     with pytest.raises(ProtocolError, match="micro-batch of step 5, which was not announced"):
         deliver(steps, 5, 0)
     assert steps.received() == [(0, 1)]
-
-
-def test_a_payload_that_its_header_does_not_describe_is_an_error() -> None:
-    steps = holding(0)
-    with pytest.raises(ProtocolError, match="payload bytes"):
-        deliver(steps, 0, 0, missing=8)
-    assert steps.received() == [(0, 0)]
-
-
-def test_a_release_changes_a_step_once() -> None:
-    steps = holding(0)
-    steps.release(0)
-    assert steps.find(0).state is HeldState.RELEASED
-    take(steps)
-    steps.release(0)
-    assert steps.find(0).state is HeldState.TAKEN
-    with pytest.raises(ProtocolError, match="release of step 1, which was not announced"):
-        steps.release(1)
 
 
 def test_committing_out_of_order_names_the_step_that_is_due() -> None:

@@ -115,21 +115,6 @@ def test_a_peer_that_trains_otherwise_than_its_leader_is_refused(told: Told) -> 
 
 
 @pytest.mark.e2e
-def test_each_rank_of_a_mesh_adds_up_with_its_like_in_the_other_replicas(told: Told) -> None:
-    found = of(told, "totals")
-    assert [numbers for numbers, *_ in found] == [0b0101, 0b1010, 0b0101, 0b1010]
-    assert [vector for _, vector, *_ in found] == [[[2.0, 2.0]], [[2.0, 4.0]]] * 2
-
-
-@pytest.mark.e2e
-def test_ranks_of_a_mesh_that_add_up_different_shapes_are_told_so(told: Told) -> None:
-    everywhere, once = zip(*(found[2:] for found in of(told, "totals")), strict=True)
-    assert {kind for kind, _ in everywhere} == {"PeerFailed"}
-    assert (once[0], once[2]) == ([2.0], [2.0])
-    assert once[1] == once[3] == everywhere[1]
-
-
-@pytest.mark.e2e
 def test_a_pause_of_one_rank_for_longer_than_the_keep_alive_harms_nobody(told: Told) -> None:
     assert of(told, "pauses") == [[0, 1]] * RANKS
 

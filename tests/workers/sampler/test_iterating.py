@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
 from rollout_workers import LengthBucketSampler
 
@@ -44,13 +44,6 @@ def test_an_epoch_that_was_broken_off_comes_again_whole(options: dict[str, Any])
     assert after == epoch_of(1)
 
 
-def test_it_drives_a_batch_sampler() -> None:
-    batches = BatchSampler(sampler_of(), batch_size=5, drop_last=True)
-    for _ in range(2):
-        next(iter(batches))
-    assert [index for batch in batches for index in batch] == epoch_of(0)[:60]
-
-
 def test_two_iterators_share_nothing() -> None:
     sampler = sampler_of()
     pairs = list(zip(iter(sampler), iter(sampler), strict=True))
@@ -82,11 +75,3 @@ def test_an_epoch_that_is_set_comes_whole_and_ends_no_other() -> None:
     assert sampler.state_dict() == sampler.state_dict() | {"epoch": 5, "yielded": 0}
     assert list(sampler) == epoch_of(5)
     assert sampler.epoch == 6
-
-
-@pytest.mark.parametrize("taken", [0, 10, 64])
-def test_the_epoch_at_hand_can_be_set_again(taken: int) -> None:
-    sampler = sampler_of()
-    assert len(list(islice(sampler, taken))) == taken
-    sampler.set_epoch(0)
-    assert list(sampler) == epoch_of(0)

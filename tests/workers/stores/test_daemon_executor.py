@@ -48,25 +48,6 @@ def test_after_its_end_nothing_is_taken_and_what_was_is_done() -> None:
     assert all(future.result(PATIENCE_S) for future in futures)
 
 
-def test_where_there_can_be_no_more_threads_those_that_there_are_do_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_more(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    executor, go = DaemonExecutor(2, "t"), threading.Event()
-    first = executor.submit(go.wait, PATIENCE_S)
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", no_more)
-        later = executor.submit(lambda: "later")
-        with pytest.raises(RuntimeError, match="new thread"):
-            DaemonExecutor(2, "none").submit(print)
-    go.set()
-    assert first.result(PATIENCE_S)
-    assert later.result(PATIENCE_S) == "later"
-    executor.shutdown()
-
-
 def test_a_process_ends_whatever_hangs() -> None:
     script = (
         "import threading\n"

@@ -63,19 +63,6 @@ def test_what_another_writer_of_safetensors_has_put_is_an_object(
     assert store.list("") == ["theirs"]
 
 
-def test_the_same_again_changes_nothing(store: FileStore, root: Path) -> None:
-    assert store.put("p.1/0", SPANS) == store.put("p.1/0", SPANS)
-    assert files(root) == ["p.1", "p.1/0"]
-
-
-def test_what_is_gone_is_named(store: FileStore) -> None:
-    gone, there = StoredObject(store.address, "p.1/9", 32), store.put("p.1/0", SPANS)
-    missing, found = store.get([part(gone, 0, 8), part(there, 0, 8)])
-    assert isinstance(missing, Missing)
-    assert "p.1/9" in missing.why
-    assert as_read(found) == BYTES[:8]
-
-
 @pytest.mark.parametrize("size", [0, 4, 100])
 def test_a_file_that_is_not_whole_is_missing(store: FileStore, root: Path, size: int) -> None:
     stored = store.put("p.1/0", SPANS)
@@ -99,12 +86,6 @@ def test_a_link_is_not_written_through(store: FileStore, root: Path, tmp_path: P
     with pytest.raises(StoreFailed):
         store.put("p.1/0", SPANS)
     assert files(tmp_path) == ["payloads", "payloads/p.1"]
-
-
-def test_releasing_what_is_not_there_is_releasing(store: FileStore) -> None:
-    store.put("p.1/0", SPANS)
-    assert store.release(["p.1/0", "p.1/7", "../p.1/0", "a" * 400]) == []
-    assert store.release(["p.1/0"]) == []
 
 
 def test_keys_are_listed_by_how_they_begin(store: FileStore) -> None:

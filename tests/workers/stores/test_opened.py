@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.errors import ConfigError, StoreFailed
+from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_workers.stores.file import FileStore
@@ -51,46 +51,6 @@ def stores(store: FileStore) -> OpenedStores:
     found = OpenedStores()
     found.allow([store.address])
     return found
-
-
-def test_only_what_is_allowed_is_opened(store: FileStore) -> None:
-    opened = OpenedStores()
-    opened.allow(["file:///nowhere"])
-    stored = store.put("p.1/0", [b"x" * 8])
-    for ask in (
-        lambda: opened.get_into([Reference(stored, 0, 8)], memoryview(b""), [[]]),
-        lambda: opened.release(store.address, ["p.1/0"]),
-        lambda: opened.list(store.address, ""),
-    ):
-        with pytest.raises(StoreFailed, match="does not allow it"):
-            ask()
-    assert store.list("") == ["p.1/0"]
-
-
-def test_a_store_is_opened_when_it_is_needed_and_once(store: FileStore) -> None:
-    asked = []
-
-    def opener(address: str) -> FileStore:
-        asked.append(address)
-        return FileStore.open(address)
-
-    opened = OpenedStores(opener)
-    opened.allow([store.address])
-    assert asked == []
-    for key in ("p.1/0", "p.1/1"):
-        opened.put(key, [b"x"])
-    assert asked == [store.address]
-
-
-def test_an_error_of_ours_that_a_store_raises_is_the_stores_too(store: FileStore) -> None:
-    def opener(address: str) -> FileStore:
-        raise ConfigError(f"{address} has no bucket")
-
-    opened = OpenedStores(opener)
-    opened.allow([store.address])
-    for ask in (lambda: opened.put("k", [b"x"]), lambda: opened.list(store.address, "")):
-        with pytest.raises(StoreFailed, match="has no bucket"):
-            ask()
 
 
 def test_what_could_not_be_opened_is_tried_again(stores: OpenedStores, store: FileStore) -> None:
@@ -232,15 +192,5 @@ def test_no_engine_is_closed_while_a_call_is_in_it(store: FileStore) -> None:
         assert closed_early == 0
         assert listed.result() == []
     assert slow.closed == 1
-    opened.close()
-    assert slow.closed == 1
-
-
-def test_an_engine_that_no_call_is_in_is_closed_at_once(store: FileStore) -> None:
-    slow = Slow.open(store.address)
-    slow.may_end.set()
-    opened = OpenedStores(lambda _: slow)
-    opened.allow([store.address])
-    assert opened.list(store.address, "") == []
     opened.close()
     assert slow.closed == 1

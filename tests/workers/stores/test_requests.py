@@ -15,16 +15,6 @@ def stores(store: FileStore) -> OpenedStores:
     return found
 
 
-def test_objects_are_freed_and_what_is_not_there_counts_as_freed(
-    stores: OpenedStores, store: FileStore
-) -> None:
-    store.put("p.1/0", [b"x"])
-    free = m.Free(number=7, store=store.address, keys=["p.1/0", "p.1/9"])
-    assert perform(stores, free) == m.Freed(number=7)
-    assert perform(stores, free) == m.Freed(number=7)
-    assert store.list("") == []
-
-
 def test_what_stays_is_named(
     stores: OpenedStores, store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,8 +35,6 @@ def main() -> None:
         "all": heard(lambda: pack_local(own, BUDGET)),
         "pair": heard(lambda: pack_local(own, BUDGET, group=group)),
         "multiple": heard(lambda: pack_local(own, BUDGET, group=group, multiple=3, minimum=2)),
-        "once": heard(lambda: pack_local(iter(own), BUDGET, groups=iter(own))),
-        "ends": heard(lambda: pack_local(own, BUDGET, order="ends-small")),
         "too long": heard(lambda: pack_local(too_long, BUDGET, group=group)),
         "wrong": heard(lambda: pack_local(own if rank else ["x"], BUDGET, group=group)),
         "full": heard(lambda: pack_local(own, BUDGET, fillers=False)),

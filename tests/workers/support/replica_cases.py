@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -87,19 +86,6 @@ def losses_differ(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object
         join(mesh, endpoint, loss_normalisation=("token-mean", "sequence-mean")[rank % 2]).close()
 
     return said(made)
-
-
-def totals(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
-    """Each rank adds up with its like; then DP rank 1 gives another shape, then rank 3 alone."""
-    with join(mesh, endpoint) as stream:
-        step = next(stream)
-        vector = step.reduce_total(torch.tensor([[1.0, rank]])).tolist()
-        shapes = [
-            said(lambda: step.reduce_total([1.0] * (1 + rank // 2))),
-            said(lambda: step.reduce_total([1.0] * (1 + (rank == 3))).tolist()),
-        ]
-        dist.barrier()
-        return [step.reduce_total(2**rank), vector, *shapes]
 
 
 def pauses(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
@@ -183,7 +169,7 @@ def dispatcher_goes(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path)
 
 
 TOGETHER: tuple[Case, ...] = (
-    contradictions, wrong_address, wrong_token, second_is_refused, losses_differ, totals, pauses,
+    contradictions, wrong_address, wrong_token, second_is_refused, losses_differ, pauses,
     peer_closes, leader_closes, all_load, leader_loads, peer_loads, dispatcher_goes,
 )  # fmt: skip
 

@@ -1,11 +1,8 @@
 """Samples that lie in a payload store."""
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-
-import pytest
 
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
@@ -44,18 +41,6 @@ def frees_before_it_leaves(peer: Peer, closing: Future[None], store: FileStore) 
     peer.send(m.Bye())
     closing.result(PATIENCE_S)
     assert store.list("") == []
-
-
-def start_no_threads(monkeypatch: pytest.MonkeyPatch, names: str) -> None:
-    """As where a process has as many as it may: none whose name begins so can be started."""
-    start = threading.Thread.start
-
-    def start_others(thread: threading.Thread) -> None:
-        if thread.name.startswith(names):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_others)
 
 
 def put(store: PayloadStore, key: str, *samples: Sample) -> list[Sample]:

@@ -5,7 +5,6 @@
 Writes DIRECTORY/RANK.json: what the rank was told, and the token ids that it trained on.
 """
 
-import gc
 import json
 import sys
 from collections.abc import Callable
@@ -32,8 +31,6 @@ def main(endpoint: str, directory: Path) -> None:
     found["drawn"] = list(sampler)
     place = mesh["dp"].get_local_rank()
     found["position"] = complaint(lambda: MicroBatchStream(endpoint, dp_rank=place, dp_size=2))
-    gc.freeze()
-    found["frozen"] = complaint(lambda: MicroBatchStream(endpoint))
     found["seen"] = train(endpoint, mesh)
     (directory / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

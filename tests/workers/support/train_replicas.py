@@ -23,22 +23,18 @@ from tests.workers.support.train_ddp import describe
 
 
 class Shape(NamedTuple):
-    """A mesh of dimensions of two ranks each; over which of them gradients are averaged.
-
-    whole: whether the steps are wanted whole, as for a pipeline's schedule.
-    """
+    """A mesh of dimensions of two ranks each; over which of them gradients are averaged."""
 
     names: tuple[str, ...]
     dp_dims: str | tuple[str, ...]
     averaged: tuple[str, ...]
-    whole: bool = False
 
 
 SHAPES = {
     "tp": Shape(("dp", "tp"), "dp", ("dp",)),
     "hsdp": Shape(("replicate", "shard"), ("replicate", "shard"), ("replicate", "shard")),
     "cp": Shape(("dp", "cp", "tp"), "dp", ("dp", "cp")),
-    "pp": Shape(("pp", "dp", "tp"), "dp", ("dp",), whole=True),
+    "pp": Shape(("pp", "dp", "tp"), "dp", ("dp",)),
 }
 
 
@@ -67,7 +63,6 @@ def train(endpoint: str, shape: Shape) -> dict[str, Any]:
         mesh=mesh,
         dp_dims=shape.dp_dims,
         grad_mesh=averaged,
-        whole_steps=shape.whole,
         weights_dtype=torch.float64,
     ) as stream:
         for step in stream:

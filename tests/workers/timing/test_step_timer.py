@@ -84,13 +84,6 @@ def test_a_micro_batch_lasts_until_the_next_is_asked_for(clock: Clock) -> None:
     }
 
 
-def test_what_took_less_than_nothing_took_none(clock: Clock) -> None:
-    """Events of two streams of a GPU; the commit that tells it must not fail for that."""
-    timer = timer_on(clock)
-    computed(clock, timer, -0.001, 5)
-    assert told(timer)["update"].busy_s == [0, 5]
-
-
 def test_epochs_are_added_up_and_a_pass_without_backward_is_another(clock: Clock) -> None:
     timer = timer_on(clock)
     computed(clock, timer, 1, 2, backward=False)
@@ -209,18 +202,6 @@ def test_what_is_computed_for_a_list_is_told_of_the_first(clock: Clock) -> None:
     assert (times.busy_s, times.collective_s) == ([7, 0, 0], [1, 0, 0])
 
 
-def test_a_list_that_is_made_in_the_timer_too(clock: Clock) -> None:
-    timer = timer_on(clock, 3)
-    with timer.timer("update"):
-        for index in range(3):
-            timer.hand_out(index)
-            timer.asked(index)
-        for _ in range(3):
-            clock.now += 2
-            timer.saw_backward()
-    assert told(timer)["update"].busy_s == [6, 0, 0]
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_micro_batches_that_are_computed_after_they_are_asked_for_are_said(
     count: int, clock: Clock
@@ -254,20 +235,6 @@ def test_what_is_done_between_the_last_backward_pass_and_the_commit_may_take_lon
     times = timer.times()
     assert times is not None
     assert (times[0].busy_s, times[0].collective_s, times[0].why) == ([3, 5], [0, 0], "")
-
-
-def test_a_fetch_of_all_before_the_first_is_computed_is_said(clock: Clock) -> None:
-    timer = timer_on(clock, 3)
-    for index in range(3):
-        timer.hand_out(index)
-        if index == 2:
-            for _ in range(3):
-                clock.now += 2
-                timer.saw_backward()
-        timer.asked(index)
-    times = told(timer)["update"]
-    assert (times.collective_s, times.why) == (None, AHEAD)
-    assert not any(times.busy_s)
 
 
 def test_what_cannot_be_told_apart_is_said_unless_the_trainer_tells_its_waits(clock: Clock) -> None:

@@ -11,7 +11,6 @@ from torch import nn
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import MicroBatchStream
-from rollout_workers.timing.timing import Timing
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
 TAKES_S = 0.05
@@ -86,14 +85,6 @@ def test_nothing_is_timed_if_the_trainer_does_not_want_it(
             m.Commit(step=0), m.Commit(step=1),
         ]  # fmt: skip
         dispatcher.hang_up()
-
-
-def test_a_step_of_more_micro_batches_than_can_be_told_is_committed_all_the_same() -> None:
-    told: list[m.StepTimes] = []
-    timing = Timing(told.append, dp_size=1, dp_ranks=None, device=None, says_why=False)
-    assert timing.begin(0, m.MAX_TIMED + 1) is None
-    timing.finish(None)
-    assert told == []
 
 
 def test_what_cannot_be_told_apart_is_said_to_the_dispatcher_and_once_in_the_log(

@@ -7,38 +7,46 @@ OSError; what goes wrong with the bytes, a ProtocolError.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from rollout_dispatcher import errors
+from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import Session, SessionState
 from rollout_dispatcher.transport.plain import StreamProtocol, StreamTransport
 from rollout_workers.client.role import CLOSE_TIMEOUT_S, Heartbeat, Role
 
-#: What a refusal becomes in the user's thread; every code not named here is a ProtocolError.
-_REFUSALS: dict[str, type[errors.DispatcherError]] = {
-    errors.ConfigError.code: errors.ConfigError,
-    errors.PlanError.code: errors.PlanError,
-    errors.SampleTooLong.code: errors.PlanError,
-    errors.GroupTooLong.code: errors.PlanError,
-    errors.Unauthorized.code: errors.Unauthorized,
-    errors.Forbidden.code: errors.Unauthorized,
-    errors.TlsFailed.code: errors.TlsFailed,
-    errors.RankRefused.code: errors.RankRefused,
-    errors.GenerationFenced.code: errors.GenerationFenced,
-    errors.PeerLost.code: errors.PeerLost,
-    errors.RunFinished.code: errors.RunFinished,
-    errors.StepContractError.code: errors.StepContractError,
-    errors.CheckpointRefused.code: errors.CheckpointRefused,
-}
+
+def told(error: BaseException) -> m.Error:
+    """What to tell others of an error; what is none of ours goes by its name."""
+    if isinstance(error, DispatcherError):
+        return m.Error(code=error.code, message=str(error), retriable=error.retriable)
+    text = f"{type(error).__name__}: {error}"
+    return m.Error(code=DispatcherError.code, message=text)
+
+
+def restored(message: m.Error) -> DispatcherError:
+    """The error that was told."""
+    # Of a class and others made of it that have its code, the class itself: it comes first.
+    kinds = (kind for kind in _kinds(DispatcherError) if kind.code == message.code)
+    kind = next(kinds, DispatcherError)
+    # Not by its own constructor, which makes the text from facts that are not here.
+    error = kind.__new__(kind, message.message)
+    Exception.__init__(error, message.message)
+    return error
+
+
+def _kinds(kind: type[DispatcherError]) -> Iterator[type[DispatcherError]]:
+    yield kind
+    for special in kind.__subclasses__():
+        yield from _kinds(special)
 
 
 def refusal(message: m.Error) -> Exception:
     """The exception for an Error frame: a ConnectionError when trying again may help."""
     if message.retriable:
         return ConnectionError(f"the dispatcher closed the connection: {message.message}")
-    return _REFUSALS.get(message.code, errors.ProtocolError)(message.message)
+    return restored(message)
 
 
 #: What a link heeds beside its core; all others are the core's alone.

@@ -16,25 +16,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollout_dispatcher.errors import ConfigError, ProtocolError, StepContractError
+from rollout_dispatcher.errors import ProtocolError, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import layouts
 from rollout_workers.micro_batch.delivery import Delivery
-from rollout_workers.micro_batch.layouts import LABELS, Collation, Placement, bounds
-from rollout_workers.micro_batch.loss import LOSS_MASK, MAIN, LossConfig, firsts, token_weights
-from rollout_workers.micro_batch.micro_batch import MicroBatch, labels_of
-from rollout_workers.micro_batch.totals import StepTotals
+from rollout_workers.micro_batch.layouts import Collation, Placement, bounds
+from rollout_workers.micro_batch.loss import (
+    LOSS_MASK,
+    MAIN,
+    LossConfig,
+    StepLosses,
+    firsts,
+    token_weights,
+)
+from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import Block
 
 _TORCH: dict[DType, torch.dtype] = {
     item: getattr(torch, item.value) for item in DType if item is not DType.STR
 }
-
-#: Tensors that are made where the samples do not have them.
-_MADE = frozenset({"position_ids", LABELS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,6 @@ class CollateConfig:
     memory: where copies of payloads go. delivery: where micro-batches go.
     sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
         the longest is. packed_length: then packed ones are padded to so many tokens in all.
-    fields: names of the tensors to make, beside what the layout adds; None for all there are.
     """
 
     loss: LossConfig
@@ -53,11 +55,6 @@ class CollateConfig:
     sample_length_multiple: int = 1
     packed_length: int | None = None
     delivery: Delivery = field(default_factory=Delivery)
-    fields: frozenset[str] | None = None
-
-    def wants(self, name: str) -> bool:
-        """Whether to make the tensor of this name."""
-        return self.fields is None or name in self.fields
 
     @property
     def copies(self) -> bool:
@@ -85,48 +82,38 @@ def collate(
     step: m.StepHeader,
     config: CollateConfig,
     *,
-    totals: StepTotals | None = None,
+    losses: StepLosses | None = None,
     give_away: bool = False,
 ) -> MicroBatch:
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
 
-    totals: of the step, if some of them are not in its header.
+    losses: of the step; made of its header by default.
     give_away: nobody asks for it again, so that its tensors may look at what was received.
     """
     header = received.header
     copy = not (give_away or config.copies)
-    totals = totals or StepTotals(step, config.loss)
-    chosen, left_out = received, frozenset[str]()
-    if config.fields is not None:
-        made = _MADE | {loss.weights for loss in totals.losses}
-        chosen, left_out = _chosen(received, config.fields, made)
-    per_token, others, text = _fields(chosen.copied(config.memory) if copy else chosen)
+    losses = losses or StepLosses(step, config.loss)
+    per_token, others, text = _fields(received.copied(config.memory) if copy else received)
+    if "input_ids" not in per_token:
+        raise ProtocolError("the samples have no per-token field input_ids")
     if (mask := per_token.get(LOSS_MASK)) is not None:
         per_token[LOSS_MASK] = _without_firsts(mask, header.tokens)
-    source = per_token if config.fields is None else _per_token(received)
-    if "input_ids" not in source:
-        raise ProtocolError("the samples have no per-token field input_ids")
     weights = {
-        loss.weights: token_weights(loss, header, source.get(loss.field), totals[loss], config.loss)
-        for loss in totals.losses
-        if config.wants(loss.weights)
+        loss.weights: token_weights(
+            loss, header, per_token.get(LOSS_MASK), losses.totals, config.loss.weights_dtype
+        )
+        for loss in losses.losses
     }
-    if header.is_filler:
-        for loss in totals.losses:
-            if loss.field in per_token:
-                per_token[loss.field] = torch.zeros_like(per_token[loss.field])
-    if config.wants("input_ids"):
-        per_token["input_ids"] = per_token["input_ids"].long()
-    if "position_ids" not in per_token and config.wants("position_ids"):
+    if header.is_filler and LOSS_MASK in per_token:
+        per_token[LOSS_MASK] = torch.zeros_like(per_token[LOSS_MASK])
+    per_token["input_ids"] = per_token["input_ids"].long()
+    if "position_ids" not in per_token:
         per_token["position_ids"] = _positions(header.tokens)
-    if config.fields is not None and LABELS not in per_token and config.wants(LABELS):
-        per_token[LABELS] = _labels(source, header.tokens)
     per_token |= weights
     placement = config.placement(header.tokens)
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
         others = {name: values.clone() for name, values in others.items()}
     tensors = layouts.lay_out(per_token, placement) | others
-    scales = totals.scales
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,
@@ -134,8 +121,8 @@ def collate(
         step=header.step,
         index=header.index,
         tokens=sum(header.tokens),
-        loss_scale=scales[MAIN],
-        loss_scales=dict(scales),
+        loss_scale=losses.scales[MAIN],
+        loss_scales=dict(losses.scales),
         is_last=header.index == step.num_micro_batches - 1,
         is_filler=header.is_filler,
         sample_ids=tuple(header.sample_ids),
@@ -143,25 +130,7 @@ def collate(
         policy_versions=tuple(header.policy_versions or absent),
         per_token=frozenset(per_token),
         placement=placement,
-        left_out=left_out,
     )
-
-
-def _chosen(
-    received: Received, wanted: frozenset[str], made: frozenset[str]
-) -> tuple[Received, frozenset[str]]:
-    """What is wanted of it, and the names that are not. Raises ConfigError for another name.
-
-    made: names of what may be made of the samples' fields.
-    """
-    names = frozenset(block.field.name for block in received.blocks)
-    there = names | made
-    if unknown := wanted - there:
-        raise ConfigError(
-            f"fields names {', '.join(sorted(unknown))}, and there is {', '.join(sorted(names))} "
-            f"in the samples, and {', '.join(sorted(made - names))} made of them"
-        )
-    return received.only(wanted), there - wanted
 
 
 def _without_firsts(mask: Tensor, tokens: list[int]) -> Tensor:
@@ -170,24 +139,6 @@ def _without_firsts(mask: Tensor, tokens: list[int]) -> Tensor:
     # Many times as fast as torch is with so few; it has all types but one.
     marks = mask if mask.dtype is torch.bfloat16 else mask.numpy()
     return mask.index_fill(0, torch.tensor(rows), 0) if marks[rows].any() else mask
-
-
-def _labels(source: dict[str, Tensor], tokens: list[int]) -> Tensor:
-    """Those of all samples, end to end, [total]."""
-    ids, mask = source["input_ids"].long(), source.get("loss_mask")
-    return labels_of(ids, mask, layouts.packed(tokens))
-
-
-def field_of(received: Received, name: str) -> Tensor:
-    """The values of one per-token field, [total, ...]: a view of the payload."""
-    block = next(block for block in received.blocks if block.field.name == name)
-    return _view(block, received.payload)
-
-
-def _per_token(received: Received) -> dict[str, Tensor]:
-    """Per-token tensors alone [total, ...]: views of the payload."""
-    blocks = (block for block in received.blocks if block.field.per_token)
-    return {block.field.name: _view(block, received.payload) for block in blocks}
 
 
 def _fields(

@@ -14,7 +14,7 @@ normaliser says. A filler adds zero.
 Symbols in the normalisers' formulas:
 
     l[i,t]  loss of token t of sample i        N  samples of the step, over all DP ranks
-    w[i,t]  its weight; of a mask, 1 or 0      S  those of them that have any weight
+    w[i,t]  its weight by the mask, 1 or 0     S  those of them that have any weight
     W[i]    sum over t of w[i,t]               G  groups that have any weight
     g(i)    group of sample i                  V[g]  sum of W[i] over the samples of group g
 
@@ -34,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rollout_dispatcher.errors import ConfigError, SampleRefused
+from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import RESERVED
 from rollout_workers.micro_batch.layouts import bounds
@@ -159,52 +159,17 @@ class GradReduction(StrEnum):
     SUM = "sum"
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """One of several losses of a step: `losses={"kl": Loss("sequence-mean", weights="kl_mask")}`.
-
-    normalisation: over what it is averaged: `token-mean`, `token-mean-expected` (of `loss_mask`
-        alone), `sequence-mean`, `sequence-mean-token-sum`, `group-mean` or `constant:NUMBER`; see
-        the table above.
-    weights: the samples' field with a number for every token, at least 0: a mask, or floats. What
-        the normaliser counts is then the sum of these numbers. By default `loss_mask`, whose tokens
-        the dispatcher has counted; others are totalled over the DP ranks, see `MicroBatchStream`.
-
-    Raises ConfigError for a word that names no normaliser, or one that such weights cannot have.
-    """
-
-    normalisation: str = "token-mean"
-    weights: str = LOSS_MASK
-
-    def __post_init__(self) -> None:
-        if self.normaliser().is_expected and self.weights != LOSS_MASK:
-            raise ConfigError(
-                f"{self.normalisation} of {self.weights}: the dispatcher knows what to expect of "
-                f"{LOSS_MASK} alone; use another normalisation"
-            )
-
-    def normaliser(self) -> Normaliser:
-        """The normaliser that its word names."""
-        return normaliser("normalisation", self.normalisation)
-
-
 @dataclass(frozen=True)
 class NamedLoss:
     """A loss of a step, and what its tensors are called, worked out once."""
 
     name: str
     normaliser: Normaliser
-    field: str = LOSS_MASK
 
     @cached_property
     def weights(self) -> str:
         """The name of its weights in a micro-batch."""
         return f"{self.name}_weights"
-
-    @cached_property
-    def is_counted(self) -> bool:
-        """Whether the dispatcher has counted what it is averaged over."""
-        return self.field == LOSS_MASK
 
 
 @dataclass(frozen=True)
@@ -228,11 +193,6 @@ class LossConfig:
         """All of them, the main one first."""
         return (NamedLoss(MAIN, self.normalisation), *self.others)
 
-    @property
-    def uncounted(self) -> tuple[NamedLoss, ...]:
-        """Those that the ranks total themselves."""
-        return tuple(loss for loss in self.others if not loss.is_counted)
-
     def scale(self, denominator: float, num_micro_batches: int) -> float:
         """The factor of a loss that is to be averaged over `denominator`; 0 for nothing.
 
@@ -251,18 +211,16 @@ def choice(kind: type[Choice], option: str, word: str) -> Choice:
         raise ConfigError(f"{option} is {word!r}; choose from {', '.join(kind)}") from None
 
 
-def named_losses(losses: Mapping[str, Loss]) -> tuple[NamedLoss, ...]:
+def named_losses(losses: Mapping[str, str]) -> tuple[NamedLoss, ...]:
     """Losses by name, as a user gives them; raises ConfigError for a name that cannot be."""
     found = []
-    for name, loss in losses.items():
+    for name, word in losses.items():
         if not (isinstance(name, str) and name.isidentifier()) or f"{name}_weights" in RESERVED:
             raise ConfigError(
                 f"a loss is called {name!r}; its weights are micro_batch.NAME_weights, so choose a "
                 f"name like a variable's, and not {MAIN!r}, which is the main one's"
             )
-        if not isinstance(loss, Loss):
-            raise ConfigError(f"losses[{name!r}] is {loss!r}; give a Loss(...)")
-        found.append(NamedLoss(name, loss.normaliser(), loss.weights))
+        found.append(NamedLoss(name, normaliser(f"losses[{name!r}]", word)))
     return tuple(found)
 
 
@@ -277,64 +235,65 @@ def divisor(given: object) -> int | Literal["micro-batches"]:
     )
 
 
+class StepLosses:
+    """The losses of one step: their totals over all DP ranks, as the dispatcher has counted them.
+
+    scales: the factor of every loss, by name. Raises ConfigError where the samples have a field of
+    the name of a loss's weights.
+    """
+
+    def __init__(self, header: m.StepHeader, config: LossConfig) -> None:
+        self.losses = config.losses
+        for loss in config.others:
+            if loss.weights in header.schema_.by_name:
+                raise ConfigError(
+                    f"the samples have a field {loss.weights}, which is what a micro-batch calls "
+                    f"the weights of loss {loss.name!r}; give one of them another name"
+                )
+        groups = header.group_loss_tokens
+        self.totals = Totals(
+            header.num_samples,
+            header.loss_tokens,
+            header.loss_samples,
+            None if groups is None else np.array(groups, np.float64),
+            header.expected_loss_tokens,
+        )
+        self.scales = {
+            loss.name: config.scale(
+                loss.normaliser.denominator(self.totals), header.num_micro_batches
+            )
+            for loss in self.losses
+        }
+
+
 def token_weights(
-    loss: NamedLoss, header: m.MicroBatch, values: Tensor | None, totals: Totals, config: LossConfig
+    loss: NamedLoss, header: m.MicroBatch, mask: Tensor | None, totals: Totals, dtype: torch.dtype
 ) -> Tensor:
     """Weight of every token, [total], as the loss's normaliser wants it.
 
-    values: [total], what the loss's field says; None where samples have no `loss_mask`.
+    mask: [total], the samples' `loss_mask`; None where they have none. dtype: of the weights.
     """
     if header.is_filler:
-        return torch.zeros(sum(header.tokens), dtype=config.weights_dtype)
-    if values is None:
-        weights = torch.ones(sum(header.tokens), dtype=config.weights_dtype)
+        return torch.zeros(sum(header.tokens), dtype=dtype)
+    if mask is None:
+        weights = torch.ones(sum(header.tokens), dtype=dtype)
     else:
-        weights = _as_weights(values, config.weights_dtype)
+        weights = _as_weights(mask, dtype)
     weights[firsts(header.tokens)] = 0
     if loss.normaliser.share is not Share.NOTHING:
-        shares = _shares(loss, header, values, totals)
-        exact = np.float64 if config.weights_dtype is torch.float64 else np.float32
+        shares = _shares(loss, header, totals)
+        exact = np.float64 if dtype is torch.float64 else np.float32
         divisors = np.where(shares > 0, shares, 1.0).astype(exact)
         weights /= torch.from_numpy(np.repeat(divisors, header.tokens))
     return weights
 
 
-def _shares(
-    loss: NamedLoss, header: m.MicroBatch, values: Tensor | None, totals: Totals
-) -> FloatArray:
+def _shares(loss: NamedLoss, header: m.MicroBatch, totals: Totals) -> FloatArray:
     """What the weights of each sample are divided by, [n]; 0 only where all of them are 0."""
     by_group = loss.normaliser.share is Share.GROUP
     if by_group and totals.groups is not None and header.group_numbers is not None:
         return totals.groups[header.group_numbers]
-    if loss.is_counted or values is None:
-        return np.array(header.loss_tokens, np.float64)
-    return sample_weights(loss, header, values)
-
-
-def sample_weights(loss: NamedLoss, header: m.MicroBatch, values: Tensor) -> FloatArray:
-    """The sum of the weights of each sample but for its first token's, float64[n].
-
-    Raises SampleRefused that names the sample where a weight is negative or no number.
-    """
-    numbers = values.to(torch.float64, copy=True).numpy()
-    if not (numbers >= 0).all() or np.isinf(numbers).any():
-        at = int(np.flatnonzero(~(numbers >= 0) | np.isinf(numbers))[0])
-        sample, token = _place(header.tokens, at)
-        raise SampleRefused(
-            "bad-weights",
-            f"{loss.field} of sample {header.sample_ids[sample]} is {numbers[at]:g} at token "
-            f"{token}; the weights of loss {loss.name} are numbers from 0 on",
-        )
-    numbers[firsts(header.tokens)] = 0
-    found: FloatArray = np.add.reduceat(numbers, bounds(header.tokens)[:-1])
-    return found
-
-
-def _place(tokens: Sequence[int], at: int) -> tuple[int, int]:
-    """Which sample, and which of its tokens, stands at a place of them all."""
-    starts = bounds(list(tokens))
-    sample = int(np.searchsorted(starts, at, side="right")) - 1
-    return sample, at - starts[sample]
+    return np.array(header.loss_tokens, np.float64)
 
 
 def firsts(tokens: Sequence[int]) -> list[int]:
@@ -345,9 +304,9 @@ def firsts(tokens: Sequence[int]) -> list[int]:
     return bounds(tokens)[:-1]
 
 
-def _as_weights(values: Tensor, dtype: torch.dtype) -> Tensor:
+def _as_weights(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of this type; numpy is several times as fast with the usual kind of mask."""
-    if values.dtype is not torch.bool:
-        return values.to(dtype, copy=True)
-    floats = torch.from_numpy(values.numpy().astype(np.float32))
+    if mask.dtype is not torch.bool:
+        return mask.to(dtype, copy=True)
+    floats = torch.from_numpy(mask.numpy().astype(np.float32))
     return floats if dtype is torch.float32 else floats.to(dtype)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import CU_ROWS
 from rollout_workers.micro_batch import layouts
 from rollout_workers.micro_batch.layouts import (
@@ -67,7 +66,6 @@ class MicroBatch(MutableMapping[str, Tensor]):
     is_last: the step's last on this rank, where gradients are synchronised.
     is_filler: one token of no weight, so that this rank joins the others' backward pass.
     per_token: names of the per-token tensors. placement: where samples lie in them.
-    left_out: names of tensors that there would be, but for the stream's `fields=`.
     """
 
     tensors: dict[str, Tensor] = field(repr=False)
@@ -84,7 +82,6 @@ class MicroBatch(MutableMapping[str, Tensor]):
     per_token: frozenset[str] = field(repr=False)
     placement: Placement = field(repr=False)
     text: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    left_out: frozenset[str] = field(default=frozenset(), repr=False)
 
     # -- a mapping
 
@@ -161,12 +158,9 @@ class MicroBatch(MutableMapping[str, Tensor]):
         Label i is predicted from the tokens before i, which is what Hugging Face models expect:
         they shift by themselves. The first token of a sample has none before it, and so no label.
         A field `labels` of the samples' own is not touched.
-
-        Raises ConfigError where the stream's `fields=` leaves out what they are made of.
         """
         if LABELS in self.tensors:
             return self.tensors[LABELS]
-        need(self, "labels are made of", "input_ids", "loss_mask")
         if self.layout is Collation.JAGGED:
             return self._relaid(self.placement, labels=self.as_packed().labels)[LABELS]
         return labels_of(self["input_ids"], self.tensors.get("loss_mask"), self.placement)
@@ -277,7 +271,6 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
         Without `num_items_in_batch` a filler's loss is NaN: none of its labels counts.
         """
-        need(self, "as_hf() takes", "input_ids", "position_ids")
         batch = self.as_packed() if self.layout is Collation.JAGGED else self
         ids = {name: batch[name] for name in ("input_ids", "position_ids")}
         found = {**ids, "labels": batch.labels}
@@ -329,15 +322,6 @@ def _unflatten(leaves: Any, context: tuple[Any, ...]) -> MicroBatch:
 pytree.register_pytree_node(
     MicroBatch, _flatten, _unflatten, serialized_type_name="rollout_workers.MicroBatch"
 )
-
-
-def need(batch: MicroBatch, what: str, *names: str) -> None:
-    """Raise ConfigError that begins with `what` where the stream was told to leave any out."""
-    if missing := [name for name in names if name in batch.left_out - batch.keys()]:
-        raise ConfigError(
-            f"{what} {', '.join(names)}, and the stream's fields= leaves out "
-            f"{', '.join(missing)}; name what is wanted there, such as labels"
-        )
 
 
 def labels_of(ids: Tensor, loss_mask: Tensor | None, placement: Placement) -> Tensor:

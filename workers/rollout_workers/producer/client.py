@@ -178,7 +178,7 @@ class ProducerClient:
             task.cancel()
             self._fail(closed)
         await asyncio.wait([task])
-        self._core.repeats.end()
+        self._core.conflicts.end()
         await self._putting.finish()
 
     def _give_up(self, handles: Sequence[int], timeout: float | None) -> Exception:

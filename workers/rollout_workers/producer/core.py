@@ -35,11 +35,11 @@ from rollout_workers.client.role import Outgoing
 from rollout_workers.feedback import FlowControlState
 from rollout_workers.producer.encode import EncodedSample
 from rollout_workers.producer.pushes import (
+    Conflicts,
     MissingMembers,
     PendingPush,
     PushedObjects,
     Put,
-    Repeats,
     header,
     payload,
 )
@@ -161,7 +161,7 @@ class ProducerCore:
         self._shortfalls = MissingMembers()
         self._settled: list[Settled] = []
         self.hearing = FlowControlState()
-        self.repeats = Repeats()
+        self.conflicts = Conflicts()
         self.objects = PushedObjects(client_id)
 
     # -- what the user wants
@@ -273,7 +273,6 @@ class ProducerCore:
     def lost(self) -> None:
         """Everything unanswered has to be said again on the next connection."""
         self._connected = False
-        self.repeats.begin()
         self._credits = self._in_flight = 0
         self._queue, self._eager, self._later = [], [], []
         for first, push in self._pushes.items():
@@ -402,7 +401,7 @@ class ProducerCore:
         del self._pushes[answer.first_seq]
         self._num_accepted += settled.count(Outcome.ACCEPTED)
         if push.message.named and not resent:
-            self.repeats.answered(push.message.sample_ids, settled)
+            self.conflicts.answered(push.message.sample_ids, settled)
         self._settled.append(Settled(answer.first_seq, settled))
 
     def _is_blocked(self, blocked: m.Blocked) -> None:

@@ -11,19 +11,18 @@ group that is never whole.
 import logging
 import operator
 import reprlib
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.sample import Outcome, Schema, content_checksum
+from rollout_dispatcher.sample import Schema, content_checksum
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
 from rollout_workers.producer.layout import Array, ArrayLike, Layout, Named, lay_out, layout_of
 
@@ -97,7 +96,7 @@ class RolloutSample:
     fields: `input_ids` [tokens] and any others. `loss_mask` [tokens] of zeros and ones: with
         `loss_mask[i]` token i is a target of the loss, that is, predicted from the tokens before it
         in its sample; without a mask all tokens are. The first token never is, whatever the mask
-        says. Weights of other values are a field of their own, see `Loss`. A str is one text a
+        says. Weights of other values are a field of their own. A str is one text a
         sample. Large arrays and tensors are sent from where they are: leave them as they are until
         the push has returned or raised.
     group_id: names one group of the run: what is generated for its prompt again, or in another
@@ -261,35 +260,6 @@ class Encoder:
             staleness_exempt=sample.staleness_exempt,
         ).summed()
 
-    def refit(
-        self, samples: Sequence[EncodedSample], answers: Sequence[object]
-    ) -> dict[int, EncodedSample]:
-        """Refused samples that fit the run's, if made of their types, by index.
-
-        Those are, that were encoded before the fields of the run's samples were known. Of a group
-        all members have to be here, as others are refused for what became of these.
-        """
-        known, found = self._known, dict[int, EncodedSample]()
-        if known is None or set(map(type, answers)) <= {Outcome}:  # as a rule none is refused
-            return found
-        for index, (sample, answer) in enumerate(zip(samples, answers, strict=True)):
-            if not isinstance(answer, SampleRefused) or sample.reference is not None:
-                continue
-            if sample.schema != known.schema:
-                arrays = known.refit(sample.schema, sample.arrays, sample.tokens)
-                if arrays is not None:
-                    rows = known.rows(arrays)
-                    nbytes = known.schema.nbytes(sample.tokens, rows)
-                    found[index] = sample._replace(
-                        schema=known.schema, arrays=arrays, nbytes=nbytes, rows=rows
-                    ).summed()
-        members = Counter(sample.group_id for sample in found.values())
-        return {
-            index: sample
-            for index, sample in found.items()
-            if sample.group_id is None or members[sample.group_id] == sample.group_size
-        }
-
     def _warn(self) -> None:
         """Say once that a mask marks what cannot be predicted: it may mean something else."""
         if self._warned:
@@ -355,18 +325,30 @@ def _encoded(
     if not isinstance(given, ReferencedSample):
         kind = type(given).__name__
         raise SampleRefused("bad-sample", f"sample {at} is no ReferencedSample but {kind}")
-    given = _typed(at, given)
     schema, reference = given.schema, given.reference
-    _check_schema(at, schema)
+    if "input_ids" not in schema.by_name:
+        raise SampleRefused("no-input-ids", f"sample {at} has no field input_ids")
+    layout_of(schema, "push_references")
     if set(given.rows) != set(schema.ragged):
         raise SampleRefused(
             "bad-metadata",
             f"sample {at} has rows of {sorted(given.rows)}, its ragged fields are "
             f"{sorted(schema.ragged)}",
         )
-    rows = tuple([given.rows[name] for name in schema.ragged])
-    _check_counts(at, given)
-    nbytes = schema.nbytes(given.tokens, rows)
+    # They may come from arrays.
+    tokens, loss_tokens, *rows = map(
+        operator.index,
+        (given.tokens, given.loss_tokens, *(given.rows[name] for name in schema.ragged)),
+    )
+    if tokens < 1 or not 0 <= loss_tokens < tokens:
+        raise SampleRefused(
+            "bad-metadata",
+            f"sample {at} has {tokens} tokens, of which {loss_tokens} count for the loss; a "
+            "sample has one token at least, and the loss counts all but the first at most",
+        )
+    if min(rows, default=0) < 0:
+        raise SampleRefused("bad-metadata", f"sample {at} has {min(rows)} rows")
+    nbytes = schema.nbytes(tokens, rows)
     end = reference.offset + reference.nbytes
     if reference.nbytes != nbytes or reference.offset < 0 or end > reference.stored.nbytes:
         raise SampleRefused(
@@ -385,63 +367,7 @@ def _encoded(
     if size is None and given.group_id is not None:
         size = group_size
     return EncodedSample(
-        schema, given.tokens, given.loss_tokens, [], 0, given.sample_id, given.group_id,
-        None if size is None else size_of(size, given.group_id), given.policy_version, rows,
+        schema, tokens, loss_tokens, [], 0, given.sample_id, given.group_id,
+        None if size is None else size_of(size, given.group_id), given.policy_version, tuple(rows),
         reference, staleness_exempt=given.staleness_exempt,
     ).summed()  # fmt: skip
-
-
-def _typed(at: int, given: ReferencedSample) -> ReferencedSample:
-    """The same, in whole numbers of Python's, where they may come from arrays."""
-    reference = given.reference
-    _check_kind(at, "reference", reference, Reference)
-    _check_kind(at, "reference's object", reference.stored, StoredObject)
-    _check_kind(at, "schema", given.schema, Schema)
-    _check_kind(at, "rows", given.rows, Mapping)
-    stored = reference.stored
-    stored = replace(stored, nbytes=_whole_of(at, "object's bytes", stored.nbytes))
-    return replace(
-        given,
-        reference=Reference(
-            stored,
-            _whole_of(at, "offset", reference.offset),
-            _whole_of(at, "bytes", reference.nbytes),
-        ),
-        tokens=_whole_of(at, "tokens", given.tokens),
-        loss_tokens=_whole_of(at, "loss_tokens", given.loss_tokens),
-        rows={name: _whole_of(at, f"rows of {name}", rows) for name, rows in given.rows.items()},
-    )
-
-
-def _check_kind(at: int, what: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise SampleRefused(
-            "bad-sample",
-            f"the {what} of sample {at} is no {kind.__name__} but {type(value).__name__}",
-        )
-
-
-def _whole_of(at: int, what: str, value: SupportsIndex) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise SampleRefused(
-            "bad-metadata", f"the {what} of sample {at} must be a whole number, not {value!r:.100}"
-        ) from None
-
-
-def _check_schema(at: int, schema: Schema) -> None:
-    if "input_ids" not in schema.by_name:
-        raise SampleRefused("no-input-ids", f"sample {at} has no field input_ids")
-    layout_of(schema, "push_references")
-
-
-def _check_counts(at: int, given: ReferencedSample) -> None:
-    if given.tokens < 1 or not 0 <= given.loss_tokens < given.tokens:
-        raise SampleRefused(
-            "bad-metadata",
-            f"sample {at} has {given.tokens} tokens, of which {given.loss_tokens} count for the "
-            "loss; a sample has one token at least, and the loss counts all but the first at most",
-        )
-    if min(given.rows.values(), default=0) < 0:
-        raise SampleRefused("bad-metadata", f"sample {at} has {min(given.rows.values())} rows")

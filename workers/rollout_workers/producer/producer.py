@@ -19,11 +19,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import update_wrapper
 from inspect import signature
-from time import monotonic
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, get_args
 
 from rollout_dispatcher.errors import (
-    BufferFull,
     ClientClosed,
     ConfigError,
     RunFinished,
@@ -54,7 +52,6 @@ from rollout_workers.producer.encode import (
     rollout_samples,
 )
 from rollout_workers.producer.layout import ArrayLike
-from rollout_workers.producer.pushes import conflict_message
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -80,13 +77,10 @@ class _Producer:
         group_size: GroupSize | None = None,
         reconnect_timeout: float = 300.0,
         on_run_change: str = "warn",
-        on_conflict: str = "warn",
         credentials: Credentials | None = None,
     ) -> None:
         if on_run_change not in ("warn", "raise"):
             raise ConfigError(f"on_run_change is {on_run_change!r}; choose from warn, raise")
-        if on_conflict not in ("warn", "raise"):
-            raise ConfigError(f"on_conflict is {on_conflict!r}; choose from warn, raise")
         shown = Credentials.from_environment() if credentials is None else credentials
         self._encoder = Encoder(
             per_sample, ragged,
@@ -97,7 +91,7 @@ class _Producer:
             Endpoint.parse(endpoint), reconnect_timeout, shown, self._encoder.heed,
             raises_run_change=on_run_change == "raise",
         )  # fmt: skip
-        self._group_size, self._raises_conflicts = group_size, on_conflict == "raise"
+        self._group_size = group_size
         self._begin()
 
     def _begin(self) -> None:
@@ -270,14 +264,7 @@ class _Producer:
                 f"timeout is {timeout}, and no answer comes at once; give seconds above 0, or None "
                 "to wait for as long as it takes"
             )
-        found = await self._deliver(samples, timeout)
-        if self._raises_conflicts and Outcome.CONFLICT in found:
-            found = [
-                SampleRefused("conflict", conflict_message(sample.sample_id or ""))
-                if outcome is Outcome.CONFLICT
-                else outcome
-                for sample, outcome in zip(samples, found, strict=True)
-            ]
+        found = await self._client.deliver(samples, timeout)
         accepted = [item for item in found if isinstance(item, Outcome)]
         if len(accepted) == len(found):
             return accepted
@@ -292,24 +279,6 @@ class _Producer:
             f"{len(found) - len(accepted)} of {len(found)} samples were refused, the others "
             f"accepted; the first, at index {index}: {first}",
         )
-
-    async def _deliver(
-        self, samples: Sequence[EncodedSample], timeout: float | None
-    ) -> list[Outcome | SampleRefused]:
-        """An answer to each; those refused because nobody knew the run's fields go once more."""
-        began = monotonic()
-        found = await self._client.deliver(samples, timeout)
-        again = self._encoder.refit(samples, found)
-        if again:
-            left = None if timeout is None else max(0.0, began + timeout - monotonic())
-            try:
-                answers = await self._client.deliver(list(again.values()), left)
-            except (TimeoutError, BufferFull) as error:
-                error.add_note(f"this is said of {len(again)} of {len(found)} samples")
-                raise
-            for index, answer in zip(again, answers, strict=True):
-                found[index] = answer
-        return found
 
     def _sized(self, sample: RolloutSample) -> RolloutSample:
         if sample.group_id is None or sample.group_size is not None:
@@ -387,9 +356,6 @@ class AsyncRolloutProducer(_Producer):
     on_run_change: where the dispatcher comes back with another run than before, as one that is
         restarted without a journal does: accepted samples that it had not trained are gone. `warn`
         logs that and goes on; `raise` ends the producer, and every call raises RunChanged.
-    on_conflict: what becomes of a sample whose `sample_id` was accepted before with other content,
-        of which the first is kept: `warn` (a line in the log, once) or `raise` SampleRefused with
-        the reason `conflict`.
     credentials: what to show and trust; default: what the environment says.
 
     It belongs to the process that makes it: in a forked child every call raises ConfigError.

@@ -60,9 +60,6 @@ class Put:
         )
 
 
-#: Warn after this many consecutive repeats.
-MANY = 256
-REMEDY = "give each rollout an id of its own, with its epoch or step in it, or no sample_id"
 #: None where a sample met `full` and has to be sent again.
 Answer = Outcome | SampleRefused | None
 
@@ -159,52 +156,29 @@ class PendingPush:
                 return None
 
 
-class Repeats:
-    """Counts repeats since the connection began. conflicts: samples with other content, ever."""
+class Conflicts:
+    """Counts samples that have other content than the accepted ones of their ids."""
 
     def __init__(self) -> None:
-        self.conflicts = self._in_a_row = 0
-
-    def begin(self) -> None:
-        """Connected anew: pushes in flight are sent again, and may have been accepted."""
-        self._in_a_row = 0
+        self._count = 0
 
     def answered(self, ids: Sequence[str], outcomes: Sequence[Answer]) -> None:
-        """Count outcomes of samples with user-given ids that were not in flight before."""
+        """Log the first of samples with user-given ids that were not in flight before."""
         for sample_id, outcome in zip(ids, outcomes, strict=True):
             if outcome is Outcome.CONFLICT:
-                self._conflicts(sample_id)
-            if outcome is Outcome.ACCEPTED:
-                self._in_a_row = 0
-            elif outcome in (Outcome.DUPLICATE, Outcome.CONFLICT):
-                self._in_a_row += 1
-                if self._in_a_row == MANY:
+                self._count += 1
+                if self._count == 1:
                     log.warning(
-                        "%d samples in a row, up to %s, have ids of samples that were accepted "
-                        "before, and are not trained on: right for a replay after a crash; "
-                        "otherwise %s", MANY, sample_id, REMEDY,
+                        "sample %s has other content than the accepted sample of this id, which is "
+                        "kept: the new one is not trained on; give each rollout an id of its own, "
+                        "with its epoch or step in it, or no sample_id. This is said once, push() "
+                        "returns Outcome.CONFLICT for each", sample_id,
                     )  # fmt: skip
-
-    def _conflicts(self, sample_id: str) -> None:
-        self.conflicts += 1
-        if self.conflicts == 1:
-            log.warning(
-                "%s; this is said once, push() returns Outcome.CONFLICT for each, or raises with "
-                "on_conflict='raise'", conflict_message(sample_id),
-            )  # fmt: skip
 
     def end(self) -> None:
         """The producer is closed."""
-        if self.conflicts > 1:
-            log.warning("%d samples had ids of accepted ones with other content", self.conflicts)
-
-
-def conflict_message(sample_id: str) -> str:
-    """The text of a warning of a conflict."""
-    return (
-        f"sample {sample_id} has other content than the accepted sample of this id, which is kept: "
-        f"the new one is not trained on; {REMEDY}"
-    )
+        if self._count > 1:
+            log.warning("%d samples had ids of accepted ones with other content", self._count)
 
 
 #: Seconds for which a withdrawn member may be pushed again before its group is given up.

@@ -93,20 +93,15 @@ class RankStep:
 class StepClient(Closing):
     """Steps and micro-batches as a thread hears of them, and what the training loop says.
 
-    whole_steps: whether a step is handed out only once all of its micro-batches are here.
-
     A subclass starts the thread, then waits for the welcome. The core, and what is said below of
     the thread, are touched only while `_condition` is held. _stopping: `close` was called.
     _failure: what ended it for good, if that was no goodbye; every call raises it.
     """
 
-    def __init__(
-        self, core: RankCore, condition: threading.Condition, *, whole_steps: bool
-    ) -> None:
+    def __init__(self, core: RankCore, condition: threading.Condition) -> None:
         self._core, self._condition = core, condition
         self._stopping = False
         self._failure: DispatcherError | None = None
-        self._whole_steps = whole_steps
         self._process = OwnProcess("stream")
         self._steps_taken = self._steps_committed = self._micro_batches = 0
         self._step_wait_s = self._micro_batch_wait_s = 0.0
@@ -272,11 +267,6 @@ class StepClient(Closing):
             self._core.checkpoint_saved(step)
         self._wake()
 
-    def check(self) -> None:
-        """Raise what has ended the stream for good, if anything has."""
-        with self._changed:
-            self._check()
-
     def statistics(self) -> RankStatistics:
         """A snapshot; cheap, and safe from any thread."""
         with self._changed:
@@ -341,8 +331,6 @@ class StepClient(Closing):
             return True
         self._check_more_comes(self._core.following)
         held = self._core.ready()
-        if held is not None and self._whole_steps:
-            held = held if self._here(held) == held.header.num_micro_batches else None
         if held is None and not self._core.hungry:
             self._core.demand(hungry=True)
             self._wake()
@@ -389,7 +377,6 @@ class RankClient(StepClient):
     packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
     training: what shapes gradients, by name; the dispatcher refuses DP ranks that differ in it.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
-    whole_steps: whether to hand a step out only once all of its micro-batches are here.
 
     Raises ConfigError, DispatcherUnreachable, Unauthorized, TlsFailed, RankRefused,
     GenerationFenced.
@@ -408,7 +395,6 @@ class RankClient(StepClient):
         packed_length: int | None = None,
         training: Mapping[str, str] | None = None,
         memory: Memory | None = None,
-        whole_steps: bool = False,
     ) -> None:
         address = Endpoint.parse(endpoint)
         shown = Credentials.from_environment() if credentials is None else credentials
@@ -418,7 +404,7 @@ class RankClient(StepClient):
         )  # fmt: skip
         validated(core.hello)
         memory = memory or MemoryPool()
-        super().__init__(core, self._make_condition(), whole_steps=whole_steps)
+        super().__init__(core, self._make_condition())
         self._woken = self._over = False
         role = Role(
             core, Side.RANK, LIMITS, self._heard, guard=self._condition, memory=memory,

@@ -19,7 +19,7 @@ from rollout_workers.rank.held_steps import Fetch
 from rollout_workers.rank.payload import lay_out
 from rollout_workers.stores.interface import Missing, Part
 from rollout_workers.stores.registry import OpenedStores
-from rollout_workers.stores.requests import DaemonExecutor, Request, failed, perform
+from rollout_workers.stores.requests import DaemonExecutor, Request, perform
 
 log = logging.getLogger(__name__)
 
@@ -56,34 +56,21 @@ class Fetcher:
     def look(self) -> None:
         """Begin what there is to do; hold `changed`. Cheap where there is nothing."""
         welcome = self._core.welcome
-        if welcome is None or not welcome.payload_stores:
+        if welcome is None or not welcome.payload_stores or self._stopped.is_set():
             return
         self._stores.allow(welcome.payload_stores)
-        try:
-            for fetch in self._core.take_fetches():
-                self._fetching.submit(self._run, self._fetch, fetch)
-        except RuntimeError as error:
-            self._cannot_fetch(welcome.payload_stores[0], error)
+        for fetch in self._core.take_fetches():
+            self._fetching.submit(self._run, self._fetch, fetch)
         for request in self._core.store_requests.take():
-            try:
-                self._serving.submit(self._run, self._perform, request)
-            except RuntimeError as error:
-                self._core.store_requests.answered(request, failed(request, error))
-                self._spoken()
+            self._serving.submit(self._run, self._perform, request)
 
     def stop(self) -> None:
         """End the threads, soon; nobody waits for them."""
-        self._stopped.set()
-        self._fetching.shutdown()
-        self._serving.shutdown()
+        with self._changed:
+            self._stopped.set()
+            self._fetching.shutdown()
+            self._serving.shutdown()
         self._stores.close()
-
-    def _cannot_fetch(self, address: str, error: RuntimeError) -> None:
-        """Nobody would ever fetch what was taken: end with that, unless this is the end anyway."""
-        if not self._stopped.is_set():
-            why = f"no thread can fetch from it ({error}); raise the limit (ulimit -u, pids.max)"
-            self._failed(StoreFailed(address, why))
-            self._changed.notify_all()
 
     # -- in the threads
 

@@ -19,7 +19,7 @@ so no rank waits for itself. And Prepared messages are cumulative and sent in th
 steps.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
@@ -54,15 +54,6 @@ class Received(NamedTuple):
     header: m.MicroBatch
     payload: memoryview
     blocks: Sequence[Block]
-
-    def only(self, names: Collection[str]) -> "Received":
-        """The fields of these names, in as much of the payload as they lie in."""
-        kept = [block for block in self.blocks if block.field.name in names]
-        start = min((block.offset for block in kept), default=0)
-        later = [b.offset for b in self.blocks if kept and b.offset > kept[-1].offset]
-        stop = min(later, default=self.payload.nbytes) if kept else start
-        moved = [block._replace(offset=block.offset - start) for block in kept]
-        return Received(self.header, self.payload[start:stop], moved)
 
     def copied(self, memory: Memory) -> "Received":
         """The same in memory of its own."""

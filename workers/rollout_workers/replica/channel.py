@@ -20,7 +20,7 @@ import hashlib
 import re
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import NamedTuple, cast
@@ -28,37 +28,12 @@ from typing import NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from rollout_dispatcher.errors import DispatcherError, PeerLost, ProtocolError
+from rollout_dispatcher.errors import PeerLost, ProtocolError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, Frame
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.client.role import CLOSE_TIMEOUT_S
-
-
-def told(error: BaseException) -> m.Error:
-    """What to tell others of an error; what is none of ours goes by its name."""
-    if isinstance(error, DispatcherError):
-        return m.Error(code=error.code, message=str(error), retriable=error.retriable)
-    text = f"{type(error).__name__}: {error}"
-    return m.Error(code=DispatcherError.code, message=text)
-
-
-def restored(message: m.Error) -> DispatcherError:
-    """The error that was told."""
-    # Of a class and others made of it that have its code, the class itself: it comes first.
-    kinds = (kind for kind in _kinds(DispatcherError) if kind.code == message.code)
-    kind = next(kinds, DispatcherError)
-    # Not by its own constructor, which makes the text from facts that are not here.
-    error = kind.__new__(kind, message.message)
-    Exception.__init__(error, message.message)
-    return error
-
-
-def _kinds(kind: type[DispatcherError]) -> Iterator[type[DispatcherError]]:
-    yield kind
-    for special in kind.__subclasses__():
-        yield from _kinds(special)
 
 
 def reason(error: BaseException) -> str:

@@ -11,9 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.link import restored, told
 from rollout_workers.process_group import DATA_PARALLEL, Place
 from rollout_workers.rank.client import RankClient, StepClient
-from rollout_workers.replica.channel import JOIN_TIMEOUT, Channel, Relay, restored, told
+from rollout_workers.replica.channel import JOIN_TIMEOUT, Channel, Relay
 from rollout_workers.replica.members import Follower
 
 
@@ -102,19 +103,6 @@ def ranks_averaged(grad_mesh: DeviceMesh, dp_size: int, counterparts: Sequence[i
     return size
 
 
-def totals_group(place: ReplicaPlace) -> tuple[Place, dist.ProcessGroup | None]:
-    """A gloo group of this process's counterparts, which add up what each DP rank has in it.
-
-    A collective of these; none is made for a single DP rank.
-    """
-    if place.dp.dp_size == 1:
-        return place.dp, None
-    group = dist.new_group(
-        sorted(place.counterparts), backend="gloo", use_local_synchronization=True
-    )
-    return Place(dist.get_rank(group), place.dp.dp_size), group
-
-
 def _dimensions(mesh: DeviceMesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
     if mesh.mesh_dim_names is None:
         raise ConfigError(
@@ -173,7 +161,6 @@ def join_mesh(
     connect: Connect,
     memory: Memory,
     *,
-    whole_steps: bool,
     training: Mapping[str, str],
 ) -> StepClient:
     """This process's client; a collective of all ranks of the mesh.
@@ -183,7 +170,7 @@ def join_mesh(
     """
     channel = Channel(place.members, "replica") if len(place.members) > 1 else None
     if channel is not None and not place.leads:
-        return Follower(channel, place.dp, memory, whole_steps=whole_steps, training=training)
+        return Follower(channel, place.dp, memory, training=training)
     relay = None if channel is None else Relay(channel)
     try:
         return _join_leaders(place, lambda generation: connect(relay, generation))

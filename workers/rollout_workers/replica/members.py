@@ -15,6 +15,7 @@ from rollout_dispatcher.errors import (
 )
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
+from rollout_workers.client.link import restored, told
 from rollout_workers.client.process import new_client_id
 from rollout_workers.client.role import CLOSE_TIMEOUT_S
 from rollout_workers.process_group import Place
@@ -28,8 +29,6 @@ from rollout_workers.replica.channel import (
     Relay,
     peer_left,
     reason,
-    restored,
-    told,
 )
 
 
@@ -146,10 +145,6 @@ class Leader(RankClient):
             raise self._relay.failure
 
 
-#: What a process of a replica says of the tensors that it wants.
-FIELDS = "fields"
-
-
 class FollowerCore(RankCore):
     """A rank's core that has no say of its own: it hears of what the leader has heard.
 
@@ -226,13 +221,10 @@ class FollowerCore(RankCore):
         )
 
     def _check_training(self, leaders: Mapping[str, str]) -> None:
-        """Raise ConfigError where this process trains otherwise than the dispatcher was told.
-
-        Only which tensors it wants may be its own: stages of a pipeline differ in that.
-        """
-        for name in sorted(leaders.keys() | self._training.keys() - {FIELDS}):
+        """Raise ConfigError where this process trains otherwise than the dispatcher was told."""
+        for name in sorted(leaders.keys() | self._training.keys()):
             mine, theirs = (of.get(name, "not given") for of in (self._training, leaders))
-            if mine != theirs and name != FIELDS:
+            if mine != theirs:
                 raise ConfigError(
                     f"{name} is {mine} in this process, and {theirs} in the DP leader of its model "
                     "replica; make the stream with the same options on every rank of a mesh"
@@ -274,11 +266,10 @@ class Follower(StepClient):
         place: Place,
         memory: Memory,
         *,
-        whole_steps: bool,
         training: Mapping[str, str],
     ) -> None:
         core, changed = FollowerCore(place, training), threading.Condition()
-        super().__init__(core, changed, whole_steps=whole_steps)
+        super().__init__(core, changed)
         self._channel, self._memory, self._num_bytes = channel, memory, 0
         self._fetcher = Fetcher(core, changed, memory, spoken=self._wake, failed=self._fail)
         #: Why nothing more comes, once the leader or a peer has taken its leave, and the last step

@@ -294,7 +294,7 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> tuple[int, int]:
     if not all(((piece == 0) | (piece == 1)).all() for piece in mask.pieces):
         raise FieldRefused(
             "fields.loss_mask must be zeros and ones, one a token; weights of other "
-            "values are a field of their own, which losses= of MicroBatchStream names"
+            "values are a field of their own, which the trainer multiplies its loss by"
         )
     left_out = sum(int(np.count_nonzero(piece[:1])) for piece in mask.pieces[:1])
     return sum(int(np.count_nonzero(piece)) for piece in mask.pieces) - left_out, left_out

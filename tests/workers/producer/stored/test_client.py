@@ -16,7 +16,7 @@ from rollout_dispatcher.sample import DType, Field, Outcome, Schema
 from rollout_workers import AsyncRolloutProducer, ReferencedSample, RolloutProducer
 from rollout_workers.stores.file import FileStore
 from tests.workers.support.peers import PATIENCE_S, Peer, ScriptedDispatcher
-from tests.workers.support.stored import frees_before_it_leaves, start_no_threads
+from tests.workers.support.stored import frees_before_it_leaves
 
 LARGE = {"input_ids": np.arange(64)}
 
@@ -166,26 +166,6 @@ def test_a_store_that_is_not_there_is_told_and_the_sample_sent(
     peer.answer(push)
     assert pushing.result(PATIENCE_S) is Outcome.ACCEPTED
     assert "there is no directory" in caplog.text
-    closing = threads.submit(producer.close)
-    peer.acknowledge_bye()
-    closing.result(PATIENCE_S)
-
-
-def test_where_no_thread_can_be_started_samples_are_sent_and_objects_left(
-    dispatcher: ScriptedDispatcher,
-    threads: ThreadPoolExecutor,
-    store: FileStore,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    producer, peer = join(dispatcher, threads, store)
-    start_no_threads(monkeypatch, "rollout-")
-    pushing = threads.submit(producer.push, LARGE)
-    push = peer.expect(m.Push)
-    assert push.objects is None
-    peer.answer(push)
-    assert pushing.result(PATIENCE_S) is Outcome.ACCEPTED
-    peer.send(m.Free(number=1, store=store.address, keys=["p.1/0"]))
-    assert peer.expect(m.Freed).left == ["p.1/0"]
     closing = threads.submit(producer.close)
     peer.acknowledge_bye()
     closing.result(PATIENCE_S)

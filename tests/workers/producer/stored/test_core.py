@@ -1,12 +1,10 @@
 """What a producer puts, and what it says of it: put first, then pushed, and never twice."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
-from rollout_dispatcher.errors import ProtocolError, SampleRefused
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
@@ -83,30 +81,6 @@ def test_large_samples_of_a_push_are_put_into_one_object_before_it_goes_out() ->
     m.Push.model_validate(push.model_dump())  # as what was changed is not checked again
 
 
-def test_samples_below_the_limit_are_sent_as_ever() -> None:
-    core = connected()
-    core.submit(encoded(SMALL, LARGE - 1))
-    assert core.objects.pop_puts() == []
-    (push,) = pushed(core)
-    assert (push.objects, push.places) == (None, None)
-
-
-@pytest.mark.parametrize(
-    "options", [{"payload_stores": []}, {"inline_limit": None}], ids=["no store", "no limit"]
-)
-def test_where_the_dispatcher_wants_no_references_all_is_sent(options: dict[str, Any]) -> None:
-    core = connected(**options)
-    core.submit(encoded(LARGE))
-    assert core.objects.pop_puts() == []
-    assert len(pushed(core)) == 1
-
-
-def test_a_limit_of_nothing_puts_everything() -> None:
-    core = connected(inline_limit=0)
-    core.submit(encoded(1))
-    assert len(core.objects.pop_puts()) == 1
-
-
 def test_keys_begin_with_the_process_and_are_never_used_twice() -> None:
     cores = [connected(), connected()]
     for core in cores:
@@ -174,13 +148,6 @@ def test_what_no_store_takes_and_no_frame_is_refused() -> None:
     refused = settled.outcomes
     assert len(refused) == 2
     assert "exceed the dispatcher's frame limit of 16 bytes, and no room" in str(refused[0])
-
-
-def test_what_is_sent_beside_an_object_has_to_fit_a_frame() -> None:
-    core = connected(max_payload_bytes=8 * SMALL)
-    with pytest.raises(SampleRefused, match="32 bytes of sample exceed"):
-        core.submit(encoded(LARGE, SMALL, SMALL))
-    assert core.objects.pop_puts() == []
 
 
 def test_a_push_that_is_withdrawn_before_it_was_sent_takes_its_object_along() -> None:
@@ -251,9 +218,3 @@ def test_the_dispatchers_requests_are_answered() -> None:
     (asked,) = core.objects.requests.take()
     core.objects.requests.answered(asked, m.Freed(number=3))
     assert [message for message, _ in said(core)] == [m.Freed(number=3)]
-
-
-def test_a_free_before_the_welcome_is_out_of_turn() -> None:
-    core = ProducerCore("me")
-    with pytest.raises(ProtocolError, match="Free instead of a welcome"):
-        core.heard(m.Free(number=3, store=STORE, keys=["k"]), NOTHING, 0.0)

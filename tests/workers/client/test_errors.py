@@ -4,7 +4,7 @@ import pytest
 
 from rollout_dispatcher import errors
 from rollout_dispatcher.errors import DispatcherError
-from rollout_workers.replica.channel import restored, told
+from rollout_workers.client.link import restored, told
 
 KINDS = [
     kind
