@@ -86,7 +86,6 @@ $(UNPACKED): $(STAMP) tests/peers/versions.txt
 
 bench: $(UNPACKED)
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
-	$(BIN)/python -m tests.bench.orders
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
 	$(BIN)/python -m tests.bench.http --seconds 4
