@@ -89,7 +89,6 @@ bench: $(UNPACKED)
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
 	$(BIN)/python -m tests.bench.http --seconds 4
-	$(BIN)/python -m tests.bench.scrape
 
 # Peers that the package index lacks run if they are cloned into build/bench/sources: slime, miles,
 # AReaL, RL, SkyRL, OpenRLHF, prime-rl.
