@@ -17,7 +17,7 @@ help:
 	@echo "make histories  record anew what comes of 300 runs"
 	@echo "make mutants  plant bugs, and see that tests find each; ONLY says which"
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
-	@echo "make bench  how long planning takes, how good the plans are, what the journal, HTTP bodies and scrapes cost"
+	@echo "make bench  how long planning takes, how good the plans are, and what the journal costs"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
 	@echo "make bench-references  payloads by reference beside their engines used bare, and beside inline (25 minutes)"
@@ -88,7 +88,6 @@ bench: $(UNPACKED)
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
-	$(BIN)/python -m tests.bench.http --seconds 4
 
 # Peers that the package index lacks run if they are cloned into build/bench/sources: slime, miles,
 # AReaL, RL, SkyRL, OpenRLHF, prime-rl.
