@@ -20,7 +20,7 @@ help:
 	@echo "make bench  how long planning takes, how good the plans are, and what the journal costs"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
-	@echo "make bench-references  payloads by reference beside their engines used bare, and beside inline (25 minutes)"
+	@echo "make bench-references  payloads by reference beside inline, in each engine that is here (15 minutes)"
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
 	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (55 minutes of an idle machine)"
@@ -109,11 +109,9 @@ bench-plane: $(STAMP) $(PEERS)/.installed
 
 # Each engine in its environment: `make test-frameworks ONLY="ray mooncake"` makes them.
 bench-references: $(STAMP)
-	$(BIN)/python -m tests.bench.engines --json build/bench/references.json
 	$(BIN)/python -m tests.bench.inline_limit --json build/bench/inline-limit.json
 	$(BIN)/python -m tests.bench.inline_limit --stores mooncake ray --sockets tcp --pushes 8 \
 		--kib 256 1024 4096 --json build/bench/inline-limit-engines.json
-	$(BIN)/python -m tests.bench.prefetch --json build/bench/prefetch.json
 
 bench-training: $(STAMP) $(UNPACKED)
 	$(BIN)/python -m tests.bench.training --json build/bench/training.json
