@@ -147,13 +147,15 @@ class _Terminal(io.StringIO):
 def test_on_a_terminal_progress_is_one_line_that_goes_away(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert main(["simulate", "trace.csv.gz", *SMALL]) == 0
-    shown = terminal.getvalue()
-    assert "%  round-robin, window 1" in shown
-    assert "\n" not in shown
-    assert shown.endswith("\r\x1b[K")
+    write_record(Path("record"))
+    for source, begins in ("trace.csv.gz", "round-robin, window 1"), ("record", "reading record"):
+        terminal = _Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert main(["simulate", source, *SMALL]) == 0
+        shown, *_ = terminal.getvalue().partition("dispatcher simulate: ")
+        assert f"%  {begins}" in shown
+        assert "\n" not in shown
+        assert shown.endswith("\r\x1b[K")
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ def _recording(source: str | None, run: str | None) -> Recording | None:
     """The recorded run in a directory, if the source is one."""
     if source is None or not Path(source).is_dir():
         return None
-    _show(f"reading {source}")
-    return load_recording(Path(source), run)
+    draw = _progress()
+    return load_recording(Path(source), run, lambda share: draw(share, f"reading {source}"))
 
 
 def _simulate(
@@ -146,7 +146,12 @@ def _simulate(
         if options.html is not None:
             _open(files, options.html)
         plans = None if options.plans is None else _open(files, options.plans)
-        runs = simulate(trace, settings, scenario, plans=plans, progress=_progress())
+        draw = _progress()
+
+        def progress(setting: Setting, share: float) -> None:
+            draw(share, f"{setting.strategy}, window {setting.window:g}")
+
+        runs = simulate(trace, settings, scenario, plans=plans, progress=progress)
     _show("")
     return Result(
         trace=summary(trace),
@@ -164,18 +169,17 @@ def _open(files: ExitStack, path: Path) -> TextIO:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _progress() -> Callable[[Setting, float], None]:
-    """Draws how much is done; at most some ten times a second."""
+def _progress() -> Callable[[float, str], None]:
+    """Draws how much of something is done; at most some ten times a second."""
     last = 0.0
 
-    def show(setting: Setting, share: float) -> None:
+    def draw(share: float, what: str) -> None:
         nonlocal last
         if (now := time.monotonic()) - last >= 0.1:
             last = now
-            bar = f"{'#' * round(40 * share):.<40}"
-            _show(f"[{bar}] {share:4.0%}  {setting.strategy}, window {setting.window:g}")
+            _show(f"[{'#' * round(40 * share):.<40}] {share:4.0%}  {what}")
 
-    return show
+    return draw
 
 
 def _show(text: str) -> None:
