@@ -37,6 +37,7 @@ REMOVED = {
     "none",
     "gc": "what killed producers leave is released without it, and what an earlier run has left by "
     "python -m rollout_workers.stores",
+    "html": "the table and --json have what the page had",
     "trace": "dispatcher report sums a record up",
 }
 

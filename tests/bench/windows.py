@@ -21,6 +21,7 @@ from rollout_dispatcher.cli.main import main as dispatcher
 from rollout_dispatcher.simulate.result import Result
 from tests.bench.cells import TRACES
 from tests.bench.rows import report
+from tests.support.simulated import result_of
 
 MAX_SKIPS = 8
 #: Dispatch batch and DP ranks, by trace.
@@ -59,7 +60,7 @@ def simulated(*words: object) -> Result:
     with contextlib.redirect_stdout(printed):
         code = dispatcher(["simulate", *map(str, words), "--json"])
     assert code == 0, f"dispatcher simulate {words} ended with {code}"
-    return Result.from_json(printed.getvalue())
+    return result_of(printed.getvalue())
 
 
 def ways(trace: str) -> dict[str, tuple[object, ...]]:

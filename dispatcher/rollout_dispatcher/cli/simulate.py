@@ -27,7 +27,6 @@ from rollout_dispatcher.cli.simulate_options import (
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.simulate.figures import summary
-from rollout_dispatcher.simulate.page import page
 from rollout_dispatcher.simulate.recorded import as_it_ran, trace_of
 from rollout_dispatcher.simulate.replay import Setting
 from rollout_dispatcher.simulate.result import Result
@@ -52,7 +51,7 @@ Options are read from flags, DISPATCHER_<NAME> variables and the --config file, 
 examples:
   dispatcher simulate lineage --dp-size 64 --global-batch-size 512 --micro-batch-tokens 131072
   dispatcher simulate trace.csv.gz --dp-size 8 --global-batch-size 512 --micro-batch-size 4 \\
-      --sync step --window 1 1.25 2 --recommend --html report.html
+      --sync step --window 1 1.25 2 --recommend
   which window would have been best yesterday?
     dispatcher simulate /var/lib/dispatcher/record --recommend
 
@@ -93,8 +92,6 @@ def run(argv: Sequence[str]) -> int:
         defaults |= measured_defaults(recording, own, fits=fits)
         options = _options(argv, lambda given: (str(given), defaults)).config
     result = _simulate(source, options, recording, own)
-    if options.html is not None:
-        options.html.write_text(page(result), encoding="utf-8")
     if options.format is Format.JSON:
         print(result.to_json())
     else:
@@ -143,8 +140,6 @@ def _simulate(
     load = options.trainer_load if options.arrivals is Arrivals.TRACE else None
     scenario = Scenario(options.seed, options.steps, load)
     with ExitStack() as files:
-        if options.html is not None:
-            _open(files, options.html)
         plans = None if options.plans is None else _open(files, options.plans)
         draw = _progress()
 
