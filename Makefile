@@ -25,7 +25,7 @@ help:
 	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (55 minutes of an idle machine)"
 	@echo "make chaos  240 faults on real processes, and whether anything was lost (25 minutes)"
-	@echo "make fuzz   100,000 inputs that no well-behaved peer would send, and damaged journals (12 minutes)"
+	@echo "make fuzz   100,000 inputs that no well-behaved peer would send (12 minutes)"
 	@echo "make fuzz-nightly  1,000,000 of them, others each day (2 hours)"
 	@echo "make soak   2,000,000 samples of 64 producers under backpressure, and what memory is held (9 minutes)"
 	@echo "make image  the container image, by buildah, on Debian; IMAGE, BASE and IMAGE_FLAGS say otherwise"
