@@ -17,15 +17,15 @@ help:
 	@echo "make histories  record anew what comes of 300 runs"
 	@echo "make mutants  plant bugs, and see that tests find each; ONLY says which"
 	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
-	@echo "make bench  how long planning takes, how good the plans are, what the journal, HTTP bodies and scrapes cost"
+	@echo "make bench  how long planning takes, how good the plans are, and what the journal costs"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
-	@echo "make bench-references  payloads by reference beside their engines used bare, and beside inline (25 minutes)"
+	@echo "make bench-references  payloads by reference beside inline, in each engine that is here (15 minutes)"
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
 	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (55 minutes of an idle machine)"
 	@echo "make chaos  240 faults on real processes, and whether anything was lost (25 minutes)"
-	@echo "make fuzz   100,000 inputs that no well-behaved peer would send, and damaged journals (12 minutes)"
+	@echo "make fuzz   100,000 inputs that no well-behaved peer would send (12 minutes)"
 	@echo "make fuzz-nightly  1,000,000 of them, others each day (2 hours)"
 	@echo "make soak   2,000,000 samples of 64 producers under backpressure, and what memory is held (9 minutes)"
 	@echo "make image  the container image, by buildah, on Debian; IMAGE, BASE and IMAGE_FLAGS say otherwise"
@@ -86,14 +86,8 @@ $(UNPACKED): $(STAMP) tests/peers/versions.txt
 
 bench: $(UNPACKED)
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
-	$(BIN)/python -m tests.bench.approaches
-	$(BIN)/python -m tests.bench.grouped
-	$(BIN)/python -m tests.bench.plain
-	$(BIN)/python -m tests.bench.orders
 	$(BIN)/python -m tests.bench.journal
 	$(BIN)/python -m tests.bench.journal_service
-	$(BIN)/python -m tests.bench.http --seconds 4
-	$(BIN)/python -m tests.bench.scrape
 
 # Peers that the package index lacks run if they are cloned into build/bench/sources: slime, miles,
 # AReaL, RL, SkyRL, OpenRLHF, prime-rl.
@@ -115,11 +109,9 @@ bench-plane: $(STAMP) $(PEERS)/.installed
 
 # Each engine in its environment: `make test-frameworks ONLY="ray mooncake"` makes them.
 bench-references: $(STAMP)
-	$(BIN)/python -m tests.bench.engines --json build/bench/references.json
 	$(BIN)/python -m tests.bench.inline_limit --json build/bench/inline-limit.json
 	$(BIN)/python -m tests.bench.inline_limit --stores mooncake ray --sockets tcp --pushes 8 \
 		--kib 256 1024 4096 --json build/bench/inline-limit-engines.json
-	$(BIN)/python -m tests.bench.prefetch --json build/bench/prefetch.json
 
 bench-training: $(STAMP) $(UNPACKED)
 	$(BIN)/python -m tests.bench.training --json build/bench/training.json

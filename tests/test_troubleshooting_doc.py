@@ -19,7 +19,7 @@ TEXT = GUIDES[0].read_text().partition("\n## What goes wrong\n")[2]
 #: Of other commands: of ours, and of torchrun, docker, sbatch.
 OTHER_FLAGS = {
     "--arrivals", "--config", "--interval", "--once", "--recommend", "--steps", "--strategy",
-    "--trainer-load", "--cost-error", "--html", "--json", "--plans", "--run",
+    "--trainer-load", "--cost-error", "--json", "--plans", "--run",
     "--max-restarts", "--nodes", "--nproc-per-node", "--standalone", "--time",
 }  # fmt: skip
 QUOTED = [each for each in re.findall(r"`([^`\n]+)`", TEXT) if "..." in each]

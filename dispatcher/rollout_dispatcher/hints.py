@@ -38,6 +38,7 @@ REMOVED = {
     "wait": "a push that is answered 429 is pushed again after Retry-After seconds",
     "gc": "what killed producers leave is released without it; what an earlier run has left is "
     "deleted with the store's own tools",
+    "html": "the table and --json have what the page had",
     "trace": "dispatcher report sums a record up",
 }
 

@@ -7,7 +7,7 @@
 For every cell: the straggler excess of a run's steps together, until the last sample has left, and
 the median CPU time of a plan, in milliseconds. All values see the same samples. A cell whose
 figures do not move with a number is one that it does not matter to. Groups are not among the cells:
-`tests.bench.groups` and `tests.peers --corner groups` have them.
+`tests.peers --corner groups` has them.
 """
 
 import argparse

@@ -29,13 +29,12 @@ from typing import Any
 from rollout_dispatcher.cli.demo.processes import signals_unwind
 from rollout_workers.stores.interface import PayloadStore
 from rollout_workers.stores.registry import open_store
-from tests.bench.engines import figures_of, python_of
 from tests.bench.pairs import in_turn, in_words, spread
 from tests.bench.plane.children.whole import WARM_UP, cpu_seconds, spent
 from tests.bench.plane.load.loads import LOADS, PUSHES, SIZES_KIB, Load
 from tests.bench.plane.measure.end_to_end import RANK
 from tests.bench.plane.planes.plane import Plane, plane
-from tests.bench.references import STORES
+from tests.bench.stores import STORES, figures_of, python_of
 from tests.support.server import eventually
 
 SOCKETS = ("tcp",)

@@ -20,10 +20,17 @@ from statistics import median
 from rollout_dispatcher.cli.main import main as dispatcher
 from rollout_dispatcher.simulate.result import Result
 from tests.bench.cells import TRACES
-from tests.bench.rhythm import TRACES_AND_SIZES, WINDOWS
 from tests.bench.rows import report
+from tests.support.simulated import result_of
 
 MAX_SKIPS = 8
+#: Dispatch batch and DP ranks, by trace.
+TRACES_AND_SIZES = {
+    "lineage_open_reasoning": ((256, 16), (1024, 64), (512, 64)),
+    "reasoning_gym_rlvr_g3": ((256, 16), (1024, 64)),
+    "azure2023_conv": ((1024, 64),),
+}
+WINDOWS = (1.0, 1.25, 2.0)
 #: Tokens of a micro-batch's budget, by trace; steps for each hundred asked for.
 BUDGETS = {
     "lineage_open_reasoning": 131072,
@@ -53,7 +60,7 @@ def simulated(*words: object) -> Result:
     with contextlib.redirect_stdout(printed):
         code = dispatcher(["simulate", *map(str, words), "--json"])
     assert code == 0, f"dispatcher simulate {words} ended with {code}"
-    return Result.from_json(printed.getvalue())
+    return result_of(printed.getvalue())
 
 
 def ways(trace: str) -> dict[str, tuple[object, ...]]:

@@ -1,5 +1,6 @@
 """The command: exit codes, one-line errors, and help that shows what can be done."""
 
+import json
 import re
 import subprocess
 import sys
@@ -181,3 +182,22 @@ def test_the_command_is_installed_and_survives_a_reader_that_leaves() -> None:
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("# steps\n", "")
+
+
+def test_a_config_is_checked_as_json_with_all_that_is_wrong_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check-config", "--json", *NEEDED, "--max-wait", "5s"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["valid"]
+    assert found["options"]["max_wait"] == {"value": 5.0, "source": "--max-wait"}
+    assert found["options"]["layout"]["source"] == "default"
+    assert found["options"]["buffer_capacity"] == {"value": 12, "source": "derived"}
+    wrong = ["--layout", "x", "--listen", "::1:7077", "--http", "fe80::1"]
+    assert main(["check-config", *NEEDED, *wrong, "--json"]) == 2
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert not found["valid"]
+    assert [problem.partition(" ")[0] for problem in found["problems"]] == wrong[::2]
+    assert all("in brackets" in problem for problem in found["problems"][1:])
+    assert shown.err.splitlines() == [f"dispatcher: {text}" for text in found["problems"]]

@@ -61,19 +61,26 @@ def answering(*answers: tuple[int, str | None]) -> Iterator[str]:
             thread.join()
 
 
-def test_it_waits_until_the_dispatcher_is_ready() -> None:
+def test_it_waits_until_the_dispatcher_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     # A proxy's answer comes before a dispatcher's, and the dispatcher's before it is ready.
     with answering((502, None), (503, "a"), (200, "a")) as address:
-        assert main(["wait-ready", "--http", address]) == 0
+        assert main(["wait-ready", "--http", address, "--json"]) == 0
     assert next(_Answer.answers, None) is None
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ready"], found["address"], found["why_not"]) == (True, address, "")
+    assert found["waited_s"] > 0
 
 
 def test_it_gives_up_and_says_what_it_saw(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = f"unix:{tmp_path}/absent.sock"
-    assert main(["wait-ready", "--http", nowhere, "--timeout", "1ms"]) == 1
-    assert "No such file" in capsys.readouterr().err
+    assert main(["wait-ready", "--http", nowhere, "--timeout", "1ms", "--json"]) == 1
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert not found["ready"]
+    assert "No such file" in found["why_not"]
+    assert found["why_not"] in shown.err
 
 
 def test_it_is_not_content_with_another_server(capsys: pytest.CaptureFixture[str]) -> None:

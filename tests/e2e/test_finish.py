@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollout_dispatcher.errors import PeerLost, RunFinished, StepContractError, StepTimeout
+from rollout_dispatcher.errors import RunFinished
 from rollout_workers import RankClient, RolloutProducer
 from tests.e2e.harness import finish, running
 from tests.e2e.test_leaving import SCRIPT, said
@@ -134,25 +134,6 @@ def test_with_a_journal_the_next_start_goes_on_with_what_was_left(tmp_path: Path
             assert server.wait(60) == 0
 
 
-def test_a_start_on_the_journal_of_a_stream_that_has_ended_says_so(tmp_path: Path) -> None:
-    address, journal = free_address(), tmp_path / "journal"
-    with serve(tmp_path, listen=address, journal_dir=journal) as server:
-        with RolloutProducer(address) as producer, ranks(address) as clients:
-            assert producer.push_many([SAMPLE] * 4) == ["accepted"] * 4
-            producer.end_stream(force=True)
-            with ThreadPoolExecutor() as threads:
-                assert list(threads.map(train, clients, [1, 1])) == [0, 0]
-            assert [client.next_step(60) for client in clients] == [None, None]
-        assert server.wait(60) == 0
-    with serve(tmp_path, listen=address, journal_dir=journal, drain_timeout="30s") as server:
-        assert "is of a run that has ended (end_stream(), or POST /v1/stream/end)" in server.log()
-        assert "waits for: no further step: the stream has ended" in server.get("/readyz").text
-        with ranks(address) as clients:
-            assert [client.next_step(60) for client in clients] == [None, None]
-            assert [client.end_reason for client in clients] == ["ended", "ended"]
-        assert server.wait(60) == 0
-
-
 def test_killed_before_everybody_has_left_it_stands_by_it(tmp_path: Path) -> None:
     address, journal = free_address(), tmp_path / "journal"
     with ThreadPoolExecutor() as threads, ExitStack() as stack:
@@ -182,32 +163,6 @@ def test_killed_before_everybody_has_left_it_stands_by_it(tmp_path: Path) -> Non
             assert accepted <= at["accepted"] <= accepted + 1
 
 
-def test_ranks_that_finish_after_different_steps_are_all_told(tmp_path: Path) -> None:
-    with (
-        serve(tmp_path) as server,
-        ThreadPoolExecutor() as threads,
-        RolloutProducer(server.endpoint) as producer,
-        ranks(server.endpoint) as clients,
-    ):
-        pushing = threads.submit(lambda: [producer.push(SAMPLE) for _ in range(12)])
-        trained = threads.map(train, clients, (1, 2))
-        assert list(trained) == [0, 1]
-        found = [errors_of(client.finish) for client in clients]
-        pushing.result(60)
-    for error in found:  # the last words of rank 1 may be on their way when rank 0 has finished
-        assert isinstance(error, StepContractError)
-        assert "DP rank 0 finished the run after step 0" in str(error)
-        assert "DP rank 1" in str(error)
-
-
-def errors_of(call: Callable[[], None]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
-
-
 def test_every_process_of_a_mesh_finishes(tmp_path: Path) -> None:
     with serve(tmp_path) as server, ThreadPoolExecutor() as threads:
         pushing = threads.submit(push_until_told, server.endpoint)
@@ -218,30 +173,6 @@ def test_every_process_of_a_mesh_finishes(tmp_path: Path) -> None:
             ] * 4
         pushing.result(60)
         assert server.wait(60) == 0
-
-
-def test_who_finishes_alone_is_told_why_in_time(tmp_path: Path) -> None:
-    with serve(tmp_path) as server, ranks(server.endpoint) as (first, second):
-        with pytest.raises(StepTimeout, match=r"no end of the run within 2 s;.* rank 1 did not"):
-            first.finish(timeout=2)
-        second.close()
-        with pytest.raises(PeerLost, match="DP rank 1 closed its stream before its first step"):
-            first.finish()
-
-
-def test_a_forced_end_tells_producers_that_nobody_will_train_for(tmp_path: Path) -> None:
-    with serve(tmp_path) as server, ThreadPoolExecutor() as threads:
-        with ranks(server.endpoint) as clients, RolloutProducer(server.endpoint) as producer:
-            pushing = threads.submit(lambda: [producer.push(SAMPLE) for _ in range(100)])
-            list(threads.map(train, clients, [2, 2]))
-            for client in clients:
-                client.close()
-            eventually(lambda: blocked(server), "the producer waits")
-            answer = server.post("/v1/stream/end?force=true")
-            assert (answer.status, answer.json) == (200, {"waits_for": []})
-            assert isinstance(pushing.exception(60), RunFinished)
-        at = server.status()
-        assert (at["run_state"], at["pushes_held"], at["balanced"]) == ("ended", 0, True)
 
 
 def test_the_end_of_the_stream_and_of_the_dispatcher_are_told_apart(tmp_path: Path) -> None:

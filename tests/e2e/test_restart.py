@@ -126,3 +126,17 @@ def test_a_second_dispatcher_on_the_same_journal_is_refused(tmp_path: Path) -> N
         )
         with pytest.raises(AssertionError, match="journal"):
             rival.__enter__()
+
+
+def test_a_damaged_journal_is_an_error_of_one_line_and_its_exit_code(tmp_path: Path) -> None:
+    with serve(tmp_path, free_address()) as server:
+        assert server.post("/v1/samples", b'{"fields": {"input_ids": [1, 2]}}').status == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+    (segment,) = (tmp_path / "journal").glob("*.segment")
+    segment.write_bytes(segment.read_bytes().rstrip(b"\0")[:-16])
+    damaged = serve(tmp_path, free_address())
+    assert damaged.wait() == 1
+    log = damaged.log()
+    assert f"journal file {segment} is damaged" in log
+    assert "Traceback" not in log

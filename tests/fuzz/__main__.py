@@ -19,7 +19,6 @@ from tests.fuzz.campaign import (
     fuzz_session,
 )
 from tests.fuzz.http.attack import fuzz_http
-from tests.fuzz.journal.campaign import fuzz_journal
 from tests.fuzz.order.campaign import fuzz_order
 
 #: Shares of the inputs; the rest goes to the dispatcher's session, which takes least time.
@@ -30,7 +29,6 @@ SHARES = {
     "over HTTP": 0.05,
     "as ranks": 0.05,
     "order of words": 0.02,
-    "journal files": 0.01,
 }
 
 
@@ -53,7 +51,6 @@ def main() -> int:
             "over HTTP": lambda count: fuzz_http(folder("http"), count, seed),
             "as ranks": lambda count: fuzz_as_ranks(folder("ranks"), count, seed),
             "order of words": lambda count: fuzz_order(count, seed, shorten=True),
-            "journal files": lambda count: fuzz_journal(count, seed),
         }
         for title, campaign in campaigns.items():
             began = monotonic()

@@ -16,8 +16,6 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.errors import DispatcherError, Stopping
-from rollout_dispatcher.journal import replay, store
-from rollout_dispatcher.journal.files.segment_header import SegmentHeader
 from rollout_dispatcher.protocol import codec, sessions
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
@@ -167,17 +165,6 @@ IN_ORDER = {
 }
 
 
-def believe_every_payload(plant: Plant) -> None:
-    """Payloads are handed out without a look at their checksums."""
-    plant(replay, "read_payload", lambda reader, kept: reader.read(kept.offset, kept.nbytes))
-    plant(store, "read_payload", lambda reader, kept: reader.read(kept.offset, kept.nbytes))
-
-
-def take_damage_for_a_torn_tail(plant: Plant) -> None:
-    """Whatever cannot be read is taken for what was never synced."""
-    plant(SegmentHeader, "marked", lambda *_: 0)
-
-
 def trip_over_groups(plant: Plant) -> None:
     """A sample that comes over HTTP and is of a group is met by an error of ours."""
     push_now = Router.push_now
@@ -204,11 +191,6 @@ def keep_who_asked(plant: Plant) -> None:
 
 #: Those that requests show.
 OVER_HTTP = {"trip-over-groups": trip_over_groups, "keep-who-asked": keep_who_asked}
-#: Those that damaged files of a journal show.
-IN_JOURNAL = {
-    "believe-every-payload": believe_every_payload,
-    "take-damage-for-a-torn-tail": take_damage_for_a_torn_tail,
-}
 
 if __name__ == "__main__":
     leave_with_starter()

@@ -1,7 +1,5 @@
 """Anything may be sent: nothing crashes, grows, or harms others; and fuzzing finds what does."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,12 +12,8 @@ from tests.fuzz.campaign import (
     fuzz_session,
 )
 from tests.fuzz.http.attack import fuzz_http
-from tests.fuzz.journal.campaign import Victim, fuzz_journal
 from tests.fuzz.order.campaign import fuzz_order
-from tests.fuzz.planted import IN_JOURNAL, IN_ORDER, IN_SERVICE, IN_SESSION, OVER_HTTP
-from tests.service.conftest import SMALL
-from tests.support.options import arguments
-from tests.support.source import ROOT
+from tests.fuzz.planted import IN_ORDER, IN_SERVICE, IN_SESSION, OVER_HTTP
 
 SEED = 11
 
@@ -75,34 +69,6 @@ def test_a_fault_in_the_order_of_words_is_found(bug: str, monkeypatch: pytest.Mo
     IN_ORDER[bug](monkeypatch.setattr)
     with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it may be, it shows
         fuzz_order(300, SEED)
-
-
-def test_no_damage_to_a_journal_is_taken_for_what_was_pushed() -> None:
-    found = fuzz_journal(120, SEED)
-    assert found["outcomes"].keys() >= {"JournalCorrupt", "unharmed"}
-
-
-@pytest.mark.parametrize("bug", IN_JOURNAL)
-def test_a_fault_of_the_journal_is_found(bug: str) -> None:
-    with pytest.raises(AssertionError, match="ended with 1"):
-        fuzz_journal(1200, SEED, bug)  # one is found by a few in a hundred alone
-
-
-@pytest.mark.e2e
-def test_a_damaged_journal_is_an_error_of_one_line_and_its_exit_code(tmp_path: Path) -> None:
-    victim = Victim.make(tmp_path, killed=False)
-    (segment, *_) = sorted(victim.directory.glob("*.segment"))
-    segment.write_bytes(segment.read_bytes()[:-512])
-    options = {**SMALL, "journal_dir": victim.directory, "http": "127.0.0.1:0"}
-    command = [sys.executable, "-m", "rollout_dispatcher.cli.main", "serve"]
-    done = subprocess.run(
-        [*command, *arguments({"listen": "127.0.0.1:0", **options})],
-        cwd=ROOT, capture_output=True, check=False, text=True, timeout=60,
-    )  # fmt: skip
-    told = done.stdout + done.stderr
-    assert done.returncode == 1, told
-    assert f"journal file {segment} is damaged" in told
-    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("bug", IN_SESSION)

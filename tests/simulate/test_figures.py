@@ -14,6 +14,7 @@ from rollout_dispatcher.simulate.trace import Trace
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import IntArray, Layout, Strategy, Sync
 from tests.simulate.bench import make_setting, make_trace
+from tests.support.simulated import result_of
 
 HEAVY = [int(tokens) for tokens in np.geomspace(20, 20_000, 150)]
 TRACE = make_trace(HEAVY)
@@ -116,13 +117,7 @@ def test_a_result_survives_being_saved(runs: list[Run]) -> None:
     timed = make_trace(HEAVY, arrival=[float(at) for at in range(150)])
     both = [*runs, *simulate(timed, [make_setting(1)], Scenario(load=0.9))]
     result = Result(summary(TRACE), {"seed": 0}, both, recommend(runs))
-    assert Result.from_json(result.to_json()) == result
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "trace": {}}'])
-def test_what_is_no_result_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError):
-        Result.from_json(text)
+    assert result_of(result.to_json()) == result
 
 
 def with_excess(run: Run, *rows: tuple[float, float]) -> list[Run]:

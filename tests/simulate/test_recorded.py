@@ -11,11 +11,11 @@ from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate import table
-from rollout_dispatcher.simulate.page import recorded_page
+from rollout_dispatcher.simulate.page import page
 from rollout_dispatcher.simulate.recorded import as_it_ran, rank_shares, slowness, trainer_load
-from rollout_dispatcher.simulate.result import Result
 from rollout_planner.cost import Quadratic, parse_cost
 from tests.support.recorded import RANKS, SLOW_RANK, SPEED, STEPS, write_record
+from tests.support.simulated import result_of
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_simulate_takes_the_record_with_its_own_options(
     record: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(record), "--json", "--recommend"]) == 0
-    result = Result.from_json(capsys.readouterr().out)
+    result = result_of(capsys.readouterr().out)
     assert result.recorded is not None
     assert result.recorded.run.strategy == "as it ran"
     assert result.options["dp_size"] == RANKS
@@ -101,7 +101,7 @@ def test_simulate_takes_the_record_with_its_own_options(
     assert {run.window for run in result.runs} == {1, 1.25, 1.5, 2}
     assert result.recommendation is not None
     assert "for each other and" in result.recommendation.why
-    assert Result.from_json(result.to_json()) == result
+    assert result_of(result.to_json()) == result
 
 
 def test_calibrate_says_what_a_record_cost(
@@ -127,7 +127,7 @@ def test_a_cost_that_was_fitted_as_it_ran_is_simulated_as_it_was_measured(
     for flags, expected in asked:
         assert main(["simulate", str(tmp_path), "--steps", "12", "--json", *flags]) == 0
         said = capsys.readouterr()
-        assert Result.from_json(said.out).options["cost"] == expected
+        assert result_of(said.out).options["cost"] == expected
         assert ("without --cost" in said.err) == (not flags), "what is given is not fitted"
 
 
@@ -146,7 +146,7 @@ def test_of_several_runs_the_one_that_is_named_has_its_own_options(
     write_record(tmp_path, run="second", sync="micro-step")
     for run, sync in ("first", "step"), ("second", "micro-step"):
         assert main(["simulate", str(tmp_path), "--run", run, "--json", "--steps", "2"]) == 0
-        assert Result.from_json(capsys.readouterr().out).options["sync"] == sync
+        assert result_of(capsys.readouterr().out).options["sync"] == sync
 
 
 def test_no_bound_is_below_the_work_itself(tmp_path: Path) -> None:
@@ -181,16 +181,16 @@ def test_a_run_that_is_not_there_is_named(record: Path, capsys: pytest.CaptureFi
 def test_the_report_says_of_how_many_steps_ranks_told(record: Path) -> None:
     recording = load_recording(record)
     recording.trained()[0].measured.clear()
-    shown = recorded_page(recording, own_setting(recording))
+    shown = page(recording, own_setting(recording))
     assert f"As ranks measured it in {STEPS - 1} of {STEPS} steps." in shown
 
 
 @pytest.mark.parametrize("measured", [True, False])
 def test_the_report_says_what_was_measured_and_what_was_not(tmp_path: Path, measured: bool) -> None:
     write_record(tmp_path / "record", measured=measured)
-    page = tmp_path / "report.html"
-    assert main(["report", str(tmp_path / "record"), "-o", str(page)]) == 0
-    text = page.read_text()
+    report = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "record"), "-o", str(report)]) == 0
+    text = report.read_text()
     slow = f"DP rank {SLOW_RANK} is slower than the others: for the same planned cost it takes 1.40"
     assert (slow in text) == measured
     assert ("No rank told how long" in text) != measured

@@ -1,7 +1,6 @@
-"""The report: one self-contained page, well formed, with every figure that the table has."""
+"""The report of a record is one self-contained page, well formed; the table says what it shows."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,13 +9,17 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.cli.main import main
+from rollout_dispatcher.cli.simulate_options import own_setting
+from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate.figures import summary
 from rollout_dispatcher.simulate.page import RANK_TIME, page
+from rollout_dispatcher.simulate.recorded import rank_shares
 from rollout_dispatcher.simulate.result import Result
 from rollout_dispatcher.simulate.run import Scenario, simulate
-from rollout_dispatcher.simulate.table import columns_for, recommend, table
+from rollout_dispatcher.simulate.table import table
 from rollout_planner.types import Strategy
 from tests.simulate.bench import make_setting, make_trace
+from tests.support.recorded import write_record
 
 TRACE = make_trace(
     [int(tokens) for tokens in np.geomspace(20, 20_000, 150)],
@@ -36,14 +39,11 @@ OPTIONS = {
 VOID = {"meta", "br"}
 
 
-def made(*, timed: bool = False, strategies: tuple[Strategy, ...] = tuple(Strategy)) -> Result:
-    settings = [make_setting(1, strategy) for strategy in strategies]
-    if Strategy.WINDOW in strategies:
-        settings += [make_setting(1.25), make_setting(2)]
+def made(*, timed: bool = False) -> Result:
+    settings = [make_setting(1, strategy) for strategy in Strategy]
+    settings += [make_setting(1.25), make_setting(2)]
     scenario = Scenario(load=0.9) if timed else Scenario(steps=10)
-    runs = simulate(TRACE, settings, scenario)
-    advice = recommend(runs) if Strategy.WINDOW in strategies else None
-    return Result(replace(summary(TRACE), name="<trace> & co"), OPTIONS, runs, advice)
+    return Result(summary(TRACE), OPTIONS, simulate(TRACE, settings, scenario))
 
 
 class Wellformed(HTMLParser):
@@ -69,61 +69,33 @@ class Wellformed(HTMLParser):
         self.text += data
 
 
-Make = Callable[[], Result]
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        made,
-        lambda: made(timed=True),
-        lambda: made(strategies=(Strategy.KK,)),
-        lambda: made(strategies=(Strategy.WINDOW,)),
-    ],
-    ids=["steady", "timed", "no window", "no baseline"],
-)
-def test_the_page_is_well_formed_and_needs_no_other_file(make: Make) -> None:
-    result = make()
-    text = page(result)
+def test_the_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None:
+    write_record(tmp_path / "<a> & b")
+    recording = load_recording(tmp_path / "<a> & b")
+    text = page(recording, own_setting(recording))
     parser = Wellformed()
     parser.feed(text)
     parser.close()
     assert parser.open == []
-    assert "<trace> & co" in parser.text
-    assert "<trace>" not in text
+    assert "<a> & b" in parser.text
+    assert "<a>" not in text
     assert not re.search(r"(src|href)=|url\(|@import|<script", text)
     assert "nan" not in text
     assert "color-scheme: light dark" in text
 
 
-def test_bars_are_shares_of_rank_time_where_time_passes_and_else_excess_beside_the_largest() -> (
-    None
-):
-    timed = made(timed=True)
-    (kinds,) = re.findall(r"<p class='legend'>(.+?)</p>", page(timed))
+def test_bars_are_shares_of_each_rank_s_time(tmp_path: Path) -> None:
+    write_record(tmp_path)
+    recording = load_recording(tmp_path)
+    setting = own_setting(recording)
+    text = page(recording, setting)
+    *_, kinds, _ = re.findall(r"<p class='legend'>(.*?)</p>", text)
     assert re.sub("<.*?>", "|", kinds).strip("|").split("||") == list(RANK_TIME)
-    bars = [list(map(float, re.findall("width:(.*?)%", bar))) for bar in bars_of(page(timed))]
-    assert [bar[0] for bar in bars] == [
-        pytest.approx(100 * run.timing.busy, abs=0.01) for run in timed.runs if run.timing
-    ]
-    assert all(sum(bar) == pytest.approx(100, abs=0.05) for bar in bars)
-    steady = made()
-    largest = max(run.excess for run in steady.runs)
-    assert [
-        float(width) for bar in bars_of(page(steady)) for width in re.findall("width:(.*?)%", bar)
-    ] == [pytest.approx(100 * run.excess / largest, abs=0.01) for run in steady.runs]
-
-
-def bars_of(text: str) -> list[str]:
-    return re.findall(r"<td class='bar'>(.*?)</td>", text)
-
-
-def test_the_page_shows_what_the_table_shows() -> None:
-    result = made()
-    text = page(result)
-    for _, _, show in columns_for(result):
-        for run in result.runs:
-            assert f"<td>{show(run)}</td>" in text
+    bars = re.findall(r"<td class='bar'>(.*?)</td>", text)
+    ranks = rank_shares(recording, recording.trained(), setting)
+    for bar, rank in zip(bars, ranks, strict=True):
+        widths = list(map(float, re.findall("width:(.*?)%", bar)))
+        assert widths == pytest.approx([100 * share for share in rank.shares], abs=0.01)
 
 
 def test_the_table_is_aligned_and_says_what_its_columns_mean() -> None:
@@ -147,23 +119,12 @@ def test_a_padded_layout_shows_its_padding_and_timed_arrivals_their_waits() -> N
     assert "p50 s" in table(made(timed=True))
 
 
-def test_a_saved_result_gives_the_same_page(tmp_path: Path) -> None:
-    result = made()
-    saved, shown = tmp_path / "result.json", tmp_path / "report.html"
-    saved.write_text(result.to_json())
-    assert main(["report", str(saved), "-o", str(shown)]) == 0
-    assert shown.read_text() == page(result)
-
-
 @pytest.mark.parametrize(
-    ("text", "fact"),
-    [("{", "not a result"), (None, "cannot be read"), ("\udcff", "UTF-8")],
+    ("name", "fact"), [("nowhere", "cannot be read"), ("result.json", "cannot be read")]
 )
 def test_a_report_of_something_else_is_a_usage_error(
-    tmp_path: Path, text: str | None, fact: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, fact: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = tmp_path / "result.json"
-    if text is not None:
-        saved.write_bytes(text.encode(errors="surrogateescape"))
-    assert main(["report", str(saved), "-o", str(tmp_path / "r.html")]) == 2
+    (tmp_path / "result.json").write_text("{}")
+    assert main(["report", str(tmp_path / name), "-o", str(tmp_path / "r.html")]) == 2
     assert fact in capsys.readouterr().err

@@ -263,13 +263,17 @@ def run(argv: Sequence[str]) -> int:
     args = _parser().parse_strictly(argv)
     timeout = seconds_of("--timeout", args.timeout)
     client = Client(args, os.environ, timeout=PROBE_SECONDS)
-    deadline = time.monotonic() + timeout
-    why = "there was no time to ask"
-    while (left := deadline - time.monotonic()) > 0:
-        why = _probe(client, args.run_id, left)
-        if not why:
-            return 0
-        time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+    began = time.monotonic()
+    deadline, why = began + timeout, "there was no time to ask"
+    while why and (left := deadline - time.monotonic()) > 0:
+        if why := _probe(client, args.run_id, left):
+            time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+    if args.json:
+        waited = round(time.monotonic() - began, 3)
+        found = {"ready": not why, "address": client.address, "waited_s": waited, "why_not": why}
+        print(json.dumps(found))
+    if not why:
+        return 0
     raise NotReady(
         f"{client.address} was not ready within {timeout:g} s ({why}); "
         "is this the --http address of the dispatcher?"
@@ -294,6 +298,7 @@ def _parser() -> Parser:
         insecure="do not verify the certificate, as probes from inside a container do not",
     )
     parser.add_argument("--timeout", default="60s", help="give up after this long [%(default)s]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     return parser
 
 

@@ -5,7 +5,6 @@ samples cost.
 import http.client
 import json
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,20 +15,14 @@ from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
-from rollout_dispatcher.simulate.page import page, recorded_page
+from rollout_dispatcher.simulate.page import page
 from rollout_dispatcher.simulate.recorded import fitted_cost
-from rollout_dispatcher.simulate.result import Result
 
-REPORT = """\
-Make an HTML page, which needs no other file: of a recorded run, what balancing bought,
-by rank and over time; of a simulation, which window is worth it."""
+REPORT = "Make an HTML page of a recorded run: what balancing bought, by rank and over time."
 REPORT_EPILOG = """\
 examples:
   dispatcher serve ... --record-dir /var/lib/dispatcher/record
   dispatcher report /var/lib/dispatcher/record -o report.html
-  dispatcher simulate lineage --dp-size 8 --global-batch-size 64 --micro-batch-size 1 \\
-      --json > result.json
-  dispatcher report result.json -o report.html
 """
 CALIBRATE = """\
 Print what samples cost as serve and simulate take it, fitted to what micro-batches took: of a
@@ -48,37 +41,19 @@ exit codes: 0 done, 1 nothing was measured, or no answer, 2 usage
 
 
 def report(argv: Sequence[str]) -> int:
-    """Write the page of a record, or of what `simulate --json` printed."""
+    """Write the page of a record."""
     parser = Parser(prog="dispatcher report", description=REPORT, epilog=REPORT_EPILOG)
-    parser.add_argument(
-        "source",
-        metavar="DIR|FILE.json",
-        help="what serve --record-dir wrote, or what simulate --json printed (- reads stdin)",
-    )
+    parser.add_argument("record", metavar="DIR", help="what serve --record-dir wrote")
     parser.add_argument("-o", "--output", metavar="FILE.html", required=True, help="the page")
     parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
     args = parser.parse_strictly(argv)
-    if Path(args.source).is_dir():
-        recording = load_recording(Path(args.source), args.run)
-        _write(args.output, recorded_page(recording, own_setting(recording)))
-        return 0
-    if args.run is not None:
-        raise ConfigError("--run chooses a run of a record, and this is no directory")
+    recording = load_recording(Path(args.record), args.run)
+    text = page(recording, own_setting(recording))
     try:
-        text = sys.stdin.read() if args.source == "-" else Path(args.source).read_text("utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{args.source} is not UTF-8 text") from None
+        Path(args.output).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{args.source} cannot be read: {error.strerror}") from None
-    _write(args.output, page(Result.from_json(text)))
+        raise ConfigError(f"{args.output} cannot be written: {error.strerror}") from None
     return 0
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 # -- calibrate --------------------------------------------------------------------------------

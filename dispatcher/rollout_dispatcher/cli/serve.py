@@ -1,10 +1,19 @@
 """`dispatcher serve` and `check-config`: load the config, then serve with it or print it."""
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from rollout_dispatcher.cli.options import ADVANCED, Loaded, load_config, themes, toml_value
+from rollout_dispatcher.cli.options import (
+    ADVANCED,
+    Loaded,
+    load_config,
+    options_of,
+    themes,
+    toml_value,
+)
+from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.service.config.checks import notes
 from rollout_dispatcher.service.config.serve import ServeConfig
 
@@ -53,18 +62,42 @@ def load(argv: Sequence[str], *, prog: str, description: str) -> Loaded[ServeCon
 
 
 def check(argv: Sequence[str]) -> int:
-    """Print the config as TOML, with the source of each value; one that is wrong has raised before.
+    """Print the config as TOML, with the source of each value; what is wrong with one is raised.
 
-    What it prints can be saved and given back with `--config`: it yields the same config.
+    What it prints can be saved and given back with `--config`: it yields the same config. With
+    `--json` it prints one object: values and sources by option, notes, and all problems.
     """
-    about = "Check the options of serve and print the config that results, as TOML."
-    print("\n".join(render(load(argv, prog="dispatcher check-config", description=about))))
+    about = "Check the options of serve and print the config that results, as TOML or with --json."
+    words = [word for word in argv if word != "--json"]
+    as_json = len(words) < len(argv)
+    try:
+        loaded = load(words, prog="dispatcher check-config", description=about)
+    except ConfigError as error:
+        if as_json:
+            print(json.dumps({"valid": False, "problems": list(error.problems)}, indent=1))
+        raise
+    print(as_object(loaded) if as_json else "\n".join(render(loaded)))
     return 0
 
 
-def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
-    """Lines of TOML, and as comments what in it can be of no use."""
-    derived = {
+def as_object(loaded: Loaded[ServeConfig]) -> str:
+    """One JSON object, in which an option that is unset and derived has what it comes to."""
+    values = loaded.config.model_dump(mode="json", include=set(options_of(ServeConfig)))
+    derived = {name: value for name, value in _derived(loaded).items() if values[name] is None}
+    options = {
+        name: {
+            "value": derived.get(name, value),
+            "source": "derived" if name in derived else loaded.sources.get(name, "default"),
+        }
+        for name, value in values.items()
+    }
+    found = {"valid": True, "options": options, "notes": [*notes(loaded.config), *loaded.notes]}
+    return json.dumps(found, indent=1)
+
+
+def _derived(loaded: Loaded[ServeConfig]) -> dict[str, int]:
+    """What options come to that are unset."""
+    return {
         "buffer_capacity": loaded.config.buffer_samples,
         "buffer_bytes": loaded.config.buffer_memory,
         "blocked_push_bytes": loaded.config.held_memory,
@@ -72,6 +105,11 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
         "max_delay": loaded.config.skips_bound,
         "outlier_max_delay": loaded.config.skips_bound,
     }
+
+
+def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
+    """Lines of TOML, and as comments what in it can be of no use."""
+    derived = _derived(loaded)
     gap = ""
     for advanced in (False, True):
         if advanced:

@@ -27,7 +27,6 @@ from rollout_dispatcher.cli.simulate_options import (
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
 from rollout_dispatcher.simulate.figures import summary
-from rollout_dispatcher.simulate.page import page
 from rollout_dispatcher.simulate.recorded import as_it_ran, trace_of
 from rollout_dispatcher.simulate.replay import Setting
 from rollout_dispatcher.simulate.result import Result
@@ -52,7 +51,7 @@ Options are read from flags, DISPATCHER_<NAME> variables and the --config file, 
 examples:
   dispatcher simulate lineage --dp-size 64 --global-batch-size 512 --micro-batch-tokens 131072
   dispatcher simulate trace.csv.gz --dp-size 8 --global-batch-size 512 --micro-batch-size 4 \\
-      --sync step --window 1 1.25 2 --recommend --html report.html
+      --sync step --window 1 1.25 2 --recommend
   which window would have been best yesterday?
     dispatcher simulate /var/lib/dispatcher/record --recommend
 
@@ -93,8 +92,6 @@ def run(argv: Sequence[str]) -> int:
         defaults |= measured_defaults(recording, own, fits=fits)
         options = _options(argv, lambda given: (str(given), defaults)).config
     result = _simulate(source, options, recording, own)
-    if options.html is not None:
-        options.html.write_text(page(result), encoding="utf-8")
     if options.format is Format.JSON:
         print(result.to_json())
     else:
@@ -124,8 +121,8 @@ def _recording(source: str | None, run: str | None) -> Recording | None:
     """The recorded run in a directory, if the source is one."""
     if source is None or not Path(source).is_dir():
         return None
-    _show(f"reading {source}")
-    return load_recording(Path(source), run)
+    draw = _progress()
+    return load_recording(Path(source), run, lambda share: draw(share, f"reading {source}"))
 
 
 def _simulate(
@@ -143,10 +140,13 @@ def _simulate(
     load = options.trainer_load if options.arrivals is Arrivals.TRACE else None
     scenario = Scenario(options.seed, options.steps, load)
     with ExitStack() as files:
-        if options.html is not None:
-            _open(files, options.html)
         plans = None if options.plans is None else _open(files, options.plans)
-        runs = simulate(trace, settings, scenario, plans=plans, progress=_progress())
+        draw = _progress()
+
+        def progress(setting: Setting, share: float) -> None:
+            draw(share, f"{setting.strategy}, window {setting.window:g}")
+
+        runs = simulate(trace, settings, scenario, plans=plans, progress=progress)
     _show("")
     return Result(
         trace=summary(trace),
@@ -164,18 +164,17 @@ def _open(files: ExitStack, path: Path) -> TextIO:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _progress() -> Callable[[Setting, float], None]:
-    """Draws how much is done; at most some ten times a second."""
+def _progress() -> Callable[[float, str], None]:
+    """Draws how much of something is done; at most some ten times a second."""
     last = 0.0
 
-    def show(setting: Setting, share: float) -> None:
+    def draw(share: float, what: str) -> None:
         nonlocal last
         if (now := time.monotonic()) - last >= 0.1:
             last = now
-            bar = f"{'#' * round(40 * share):.<40}"
-            _show(f"[{bar}] {share:4.0%}  {setting.strategy}, window {setting.window:g}")
+            _show(f"[{'#' * round(40 * share):.<40}] {share:4.0%}  {what}")
 
-    return show
+    return draw
 
 
 def _show(text: str) -> None:

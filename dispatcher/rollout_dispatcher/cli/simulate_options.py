@@ -110,8 +110,6 @@ class SimulateOptions(SelectionOptions, StepOptions):
     """name the window that is worth its delay, and the reason"""
     plans: Path | None = None
     """write every step to this file, as JSON lines, for anyone to check"""
-    html: Path | None = None
-    """write the table with bars to this file, an HTML page that needs no other"""
 
     @property
     def combinations(self) -> list[tuple[Strategy, float]]:
@@ -129,7 +127,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
 
     def written(self) -> dict[str, Any]:
         """Every option that shapes the figures, as JSON has it; by the names of 0.1 as well."""
-        found = self.model_dump(mode="json", exclude={"format", "recommend", "plans", "html"})
+        found = self.model_dump(mode="json", exclude={"format", "recommend", "plans"})
         return found | {old: found[new] for old, new in RENAMED.items() if new in found}
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ examples:
   dispatcher top                                # the dispatcher of this machine
   dispatcher top --http unix:/run/dispatcher-http.sock
   dispatcher top --http tls://dispatcher.example:9471 --tls-ca ca.pem --token-file token
-  dispatcher top --once | grep ^lost            # one frame, for scripts
+  dispatcher top --once --json                  # one frame, for scripts
 
 Ctrl-C ends it. Rates are of the last 30 seconds, with --once of one --interval; what ranks compute
 is of the last measured step.
@@ -67,7 +67,9 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"--interval {args.interval} is less than {MIN_INTERVAL:g} s")
     source = Source(args, os.environ)
     if args.once:
-        return _once(source, interval)
+        return _once(source, interval, as_json=args.json)
+    if args.json:
+        raise ConfigError("--json prints one frame; write --once --json")
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise ConfigError("the live view needs a terminal; --once prints one frame")
     try:
@@ -91,6 +93,7 @@ def parser() -> Parser:
     add_credentials(made)
     made.add_argument("--interval", default="1s", help="how often to look [%(default)s]")
     made.add_argument("--once", action="store_true", help="print one frame and end")
+    made.add_argument("--json", action="store_true", help="with --once: as a JSON object")
     return made
 
 
@@ -159,7 +162,7 @@ def picture(
     if looks:
         first, last = looks[0], looks[-1]
         told[0] += f"  {last.said['version']}"
-        told += [*last.words.splitlines(), _rates(first, last)]
+        told += [*last.words.splitlines(), _rates_in_words(_rates(first, last))]
     shown = [part for line in told for part in textwrap.wrap(line, width, subsequent_indent="    ")]
     if looks:
         shown += _ranks(last.said, None if height is None else height - len(shown))
@@ -183,13 +186,25 @@ def _producers(clients: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*told, f"and {more} more producers: GET /v1/clients"] if more > 0 else told
 
 
-def _rates(first: Look, last: Look) -> str:
-    names = ("steps_committed", "samples_committed", "dispatched_tokens")
-    gained = [last.said[name] - first.said[name] for name in names]
-    if (seconds := last.at - first.at) <= 0:
+def _rates(first: Look, last: Look) -> dict[str, float]:
+    """Steps, samples and tokens a second; nothing while there is one look only."""
+    names = {
+        "steps": "steps_committed",
+        "samples": "samples_committed",
+        "tokens": "dispatched_tokens",
+    }
+    gained = {short: last.said[name] - first.said[name] for short, name in names.items()}
+    seconds = last.at - first.at
+    return {short: count / seconds for short, count in gained.items()} if seconds > 0 else {}
+
+
+def _rates_in_words(rates: Mapping[str, float]) -> str:
+    if not rates:
         return "rate: not known yet"
-    steps, samples, tokens = (each / seconds for each in gained)
-    return f"rate: {steps:.2f} steps/s, {samples:,.1f} samples/s, {tokens:,.0f} tokens/s"
+    return (
+        f"rate: {rates['steps']:.2f} steps/s, {rates['samples']:,.1f} samples/s, "
+        f"{rates['tokens']:,.0f} tokens/s"
+    )
 
 
 def _ranks(said: Mapping[str, Any], room: int | None) -> list[str]:
@@ -233,7 +248,7 @@ def _seconds(value: float | None) -> str:
 # -- showing ----------------------------------------------------------------------------------
 
 
-def _once(source: Source, interval: float) -> int:
+def _once(source: Source, interval: float, *, as_json: bool) -> int:
     """Two looks, as a rate needs them."""
     try:
         first = source.read()
@@ -243,6 +258,11 @@ def _once(source: Source, interval: float) -> int:
         raise NoAnswer(f"{source.client.address} does not answer: {error}") from None
     finally:
         source.client.close()
+    if as_json:
+        rates = _rates(*looks)
+        found = {"address": source.client.address, "rates": rates, "status": looks[-1].said}
+        print(json.dumps(found, indent=1))
+        return 0
     width = max(40, shutil.get_terminal_size().columns)
     print("\n".join(picture(looks, source.client.address, width=width)))
     return 0

@@ -48,7 +48,7 @@ from rollout_dispatcher.core.totals import StepMix
 from rollout_dispatcher.core.waiting import Reason, Stall, TrainerProgress
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import Unauthorized
-from rollout_dispatcher.sample import Sample, Schema
+from rollout_dispatcher.sample import Schema
 from rollout_planner.types import Plan
 
 
@@ -69,7 +69,7 @@ class DispatcherCore:
         to find stragglers          `entries`, of which no snapshot has the payloads either
         several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`,
                                     `stall`
-        for each simulated sample   `belongs_to_open_group`
+        for each simulated group    `is_open`
 
     A few log texts have accessors too: `end_waits`, `shutdown_drops`, `name_unfinished`.
     """
@@ -514,9 +514,9 @@ class DispatcherCore:
         """What an open step holds; None if it is not open, or not any more."""
         return self._ledger.steps.find(number)
 
-    def belongs_to_open_group(self, sample: Sample) -> bool:
-        """Whether this sample is of an open group: it may then pass blocked ones."""
-        return self._buffer.belongs_to_open_group(sample)
+    def is_open(self, group_id: str) -> bool:
+        """Whether a group lacks members, which may then pass blocked pushes."""
+        return self._buffer.groups.get(group_id) is not None
 
     @property
     def ranks_seen(self) -> tuple[int, dict[int, float]]:

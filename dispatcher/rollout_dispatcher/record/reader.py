@@ -5,7 +5,7 @@ that is not a record passes for one.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,19 @@ class Header:
 
 
 class Reader:
-    """The events of a directory. notes: what could not be read, once `events` has been through."""
+    """The events of a directory. notes: what could not be read, once `events` has been through.
 
-    def __init__(self, directory: Path) -> None:
+    progress: told the share of the bytes that is read, again and again.
+    """
+
+    def __init__(
+        self, directory: Path, progress: Callable[[float], None] = lambda _share: None
+    ) -> None:
         self.notes: list[str] = []
+        self._progress, self._bytes = progress, 0
         try:
             self._segments = [path for _, path in segments(directory)]
+            self._in_all = sum(path.stat().st_size for path in self._segments)
         except OSError as error:
             raise ConfigError(f"{directory} cannot be read: {error.strerror}") from None
         if not self._segments:
@@ -90,6 +97,8 @@ class Reader:
         try:
             with path.open("rb") as file:
                 while data := file.read(_CHUNK):
+                    self._bytes += len(data)
+                    self._progress(min(1.0, self._bytes / max(self._in_all, 1)))
                     while data:
                         member = member or zlib.decompressobj(wbits=31)
                         yield member.decompress(data)

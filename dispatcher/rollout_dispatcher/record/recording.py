@@ -7,7 +7,8 @@ run and its number, and has the plan that it was given last.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cached_property
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import renamed
 from rollout_dispatcher.record.reader import Header, Reader
 from rollout_dispatcher.record.segments import Event
-from rollout_planner.types import FloatArray, Sync, even_time, straggler_excess
+from rollout_planner.types import FloatArray, IntArray, Sync, even_time, straggler_excess
 
 #: Run and number, or run and ticket.
 Key = tuple[str, int]
@@ -103,7 +104,30 @@ class Waited:
     seconds: float
 
 
-@dataclass(slots=True)
+class Accepted(NamedTuple):
+    """Samples of one event; first: ticket, the others follow. version: of all, or of each."""
+
+    header: Header
+    first: int
+    at: FloatArray
+    tokens: IntArray
+    loss_tokens: IntArray
+    group: IntArray
+    version: int | list[int | None] | None
+
+    def samples(self) -> Iterator[RecordedSample]:
+        """One after the other."""
+        written = self.version if isinstance(self.version, list) else repeat(self.version)
+        columns = zip(
+            self.at.tolist(), self.tokens.tolist(), self.loss_tokens.tolist(),
+            self.group.tolist(), written, strict=False,
+        )  # fmt: skip
+        for ticket, (at, tokens, loss_tokens, group, version) in enumerate(columns, self.first):
+            name = None if group < 0 else f"{self.header.process}-{group}"
+            yield RecordedSample(self.header.run, ticket, at, tokens, loss_tokens, name, version)
+
+
+@dataclass
 class Recording:
     """All of it. config: the options of the last process; dropped: samples by reason.
 
@@ -112,7 +136,7 @@ class Recording:
 
     name: str
     header: Header
-    samples: dict[Key, RecordedSample] = field(default_factory=dict)
+    accepted: list[Accepted] = field(default_factory=list)
     steps: dict[Key, RecordedStep] = field(default_factory=dict)
     waits: list[Waited] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -128,14 +152,37 @@ class Recording:
         """The options of `serve`, of the process that wrote last, as they were in force last."""
         return {**self.header.config, **self.settings.get(self.header.process, {})}
 
+    @cached_property
+    def samples(self) -> dict[Key, RecordedSample]:
+        """Every accepted sample; made when first asked for, as a day has millions."""
+        return {(one.run, one.ticket): one for event in self.accepted for one in event.samples()}
+
     def trained(self) -> list[RecordedStep]:
         """Committed steps of which all samples are known, in order."""
         found = [step for step in self.steps.values() if step.committed is not None]
-        return [
-            step
-            for step in sorted(found, key=lambda step: (step.at, step.number))
-            if all((step.run, ticket) in self.samples for ticket in step.tickets)
-        ]
+        found.sort(key=lambda step: (step.at, step.number))
+        return [step for step in found if self._came_in(step) is not None]
+
+    def _came_in(self, step: RecordedStep) -> int | None:
+        """Which of `accepted` has the first of its samples; None if one of them is in none."""
+        if step.run not in self._tickets:
+            return None
+        places, first, end = self._tickets[step.run]
+        tickets = np.array(step.tickets, dtype=np.int64)
+        at = np.searchsorted(first, tickets, side="right") - 1
+        if not len(tickets) or at.min() < 0 or (tickets >= end[at]).any():
+            return None
+        return int(places[at].min())
+
+    @cached_property
+    def _tickets(self) -> dict[str, tuple[IntArray, IntArray, IntArray]]:
+        """By run, in order of tickets: places in `accepted`, first tickets, and those behind."""
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for place, event in enumerate(self.accepted):
+            row = event.first, event.first + len(event.tokens), place
+            found.setdefault(event.header.run, []).append(row)
+        columns = {run: np.array(sorted(rows)).T for run, rows in found.items()}
+        return {run: (place, first, end) for run, (first, end, place) in columns.items()}
 
     def keep_last(self, count: int) -> int:
         """Forget what was before the last so many trained steps; returns how many steps those were.
@@ -145,17 +192,27 @@ class Recording:
         steps = self.trained()
         if len(steps) <= count:
             return 0
-        kept = {(step.run, step.number): step for step in steps[-count:]}
-        keys = ((step.run, ticket) for step in kept.values() for ticket in step.tickets)
+        kept = steps[-count:]
+        places = [place for step in kept if (place := self._came_in(step)) is not None]
+        self.accepted = self.accepted[min(places) :]
+        self.__dict__.pop("_tickets")
+        keys = {(step.run, ticket) for step in kept for ticket in step.tickets}
         since = min(self.samples[key].at for key in keys)
-        self.steps = kept
         self.samples = {key: each for key, each in self.samples.items() if each.at >= since}
+        self.steps = {(step.run, step.number): step for step in kept}
         return len(steps) - count
 
 
-def load_recording(directory: Path, run: str | None = None) -> Recording:
-    """Read a directory; of one run alone if that is named. Raises ConfigError."""
-    reader = Reader(directory)
+def load_recording(
+    directory: Path,
+    run: str | None = None,
+    progress: Callable[[float], None] = lambda _share: None,
+) -> Recording:
+    """Read a directory; of one run alone if that is named. Raises ConfigError.
+
+    progress: told the share that is read, again and again.
+    """
+    reader = Reader(directory, progress)
     recording: Recording | None = None
     seen: dict[str, None] = {}
     for header, event in reader.events():
@@ -188,16 +245,18 @@ def load_recording(directory: Path, run: str | None = None) -> Recording:
 
 
 def _accepted(into: Recording, header: Header, event: Event) -> None:
-    tokens, loss = event["tokens"], event["loss"]
-    count = len(tokens)
-    groups, version = event.get("group", [-1] * count), event.get("version")
-    versions = version if isinstance(version, list) else [version] * count
-    times = [header.unix + at for at, pushed in event["pushes"] for _ in range(pushed)]
-    columns = zip(times, tokens, loss, groups, versions, strict=True)
-    for ticket, (at, size, counted, group, written) in enumerate(columns, event["first"]):
-        name = None if group < 0 else f"{header.process}-{group}"
-        key = header.run, ticket
-        into.samples[key] = RecordedSample(*key, at, size, counted, name, written)
+    tokens = np.array(event["tokens"], dtype=np.int64)
+    loss = np.array(event["loss"], dtype=np.int64)
+    group = np.array(event.get("group", [-1] * len(tokens)), dtype=np.int64)
+    times, counts = np.array(event["pushes"], dtype=np.float64).reshape(-1, 2).T
+    at = header.unix + np.repeat(times, counts.astype(np.int64))
+    version = event.get("version")
+    lengths = {len(at), len(tokens), len(loss), len(group)}
+    if isinstance(version, list):
+        lengths.add(len(version))
+    if len(lengths) > 1:
+        raise ValueError("its columns differ in length")
+    into.accepted.append(Accepted(header, event["first"], at, tokens, loss, group, version))
 
 
 def _dropped(into: Recording, _: Header, event: Event) -> None:

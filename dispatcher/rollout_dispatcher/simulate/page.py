@@ -1,9 +1,8 @@
-"""The HTML pages, each of which needs no other file: of a simulation, and of a recorded run.
+"""The HTML page of a recorded run, which needs no other file.
 
-They are tables, in which shares are drawn as bars. Invariants: a simulation's is made from its
-`Result` alone, so a saved one gives the same page; a recorded run's from the record alone, and says
-where something was planned, not measured. Colours come from CSS classes only (`c0`, `c1`, ...), so
-one page serves light and dark; every text is escaped.
+It is tables, in which shares are drawn as bars. Invariant: it is made from the record alone, and
+says where something was planned, not measured. Colours come from CSS classes only (`c0`, `c1`,
+...), so one page serves light and dark; every text is escaped.
 """
 
 from collections import Counter
@@ -25,10 +24,8 @@ from rollout_dispatcher.simulate.recorded import (
     trained_steps,
 )
 from rollout_dispatcher.simulate.replay import Setting
-from rollout_dispatcher.simulate.result import Result, Run
-from rollout_dispatcher.simulate.table import columns_for, headline, rows_of, signed
-from rollout_planner.strategies import looks_ahead
-from rollout_planner.types import FloatArray, Strategy
+from rollout_dispatcher.simulate.table import signed
+from rollout_planner.types import FloatArray
 
 #: What becomes of rank time.
 RANK_TIME = ("at work", "waiting for other ranks", "waiting for data")
@@ -48,69 +45,7 @@ class Bar:
 Cell = str | Bar
 
 
-def page(result: Result) -> str:
-    """The page of a simulation."""
-    chosen = [run for run in result.runs if looks_ahead(run.strategy)]
-    if result.recommendation is not None:
-        wanted = result.recommendation.window
-        chosen = [run for run in chosen if run.window == wanted] or chosen
-    focus = min(chosen or result.runs, key=lambda run: run.time)
-    rows, columns = rows_of(result), columns_for(result)
-    is_timed = any(run.timing for run in rows)
-    largest = max(run.excess for run in rows) or 1.0
-
-    def bar(run: Run) -> Bar:
-        if (at := run.timing) is not None:
-            return Bar((at.busy, at.waiting_for_stragglers, at.waiting_for_data))
-        return Bar((run.excess / largest,))
-
-    figures = table(
-        "What does each window give?",
-        "Excess is the time that ranks spend waiting for each other, over the time of the work "
-        "itself. Strategies without a window take the oldest samples and never choose. "
-        + ("Waiting for data is the producers' doing. " if is_timed else "")
-        + _bias(focus),
-        [*((heading, unit) for heading, unit, _ in columns),
-         ("rank time" if is_timed else "excess", "")],
-        [[*(show(run) for _, _, show in columns), bar(run)] for run in rows],
-        RANK_TIME if is_timed else (),
-    )  # fmt: skip
-    return document(
-        f"Which window? {result.trace.name}", headline(result), [_tiles_of(result, focus), figures],
-        "Made by <code>dispatcher simulate</code>: the planner and triggers of <code>dispatcher "
-        "serve</code>, under a virtual clock.",
-    )  # fmt: skip
-
-
-def _tiles_of(result: Result, focus: Run) -> str:
-    plain = next((run for run in result.runs if run.strategy == Strategy.ROUND_ROBIN), None)
-    name = f"{focus.strategy} {focus.window:g}" if looks_ahead(focus.strategy) else focus.strategy
-    shown = [(signed(focus.excess), f"straggler excess, {name}")]
-    if plain is not None and plain is not focus:
-        shown.append((signed(plain.excess), "straggler excess, samples dealt as they come"))
-        shown.append((f"{plain.time / focus.time:.2f} x", "training speed against that"))
-    shown.append((f"{focus.delay.mean:.2f}", "dispatches a sample is held back, mean"))
-    shown.append((f"{focus.delay.max:.0f}", f"at most, of {focus.max_skips} allowed"))
-    if focus.timing is not None:
-        shown.append((f"{focus.timing.wait.median:.0f} s", "median wait of a sample"))
-    return tiles(shown, result.recommendation.why if result.recommendation else "")
-
-
-def _bias(focus: Run) -> str:
-    """How choosing bends the lengths that the trainer sees."""
-    if not focus.ks_fifo:
-        return "It takes more than 20 dispatches to say how choosing bends lengths."
-    return (
-        "Over 20 dispatches the lengths that left differ from the trace's by a "
-        f"Kolmogorov-Smirnov distance of {focus.ks:.4f}; as many samples in the order of "
-        f"arrival differ by {focus.ks_fifo:.4f}."
-    )
-
-
-# -- a recorded run ---------------------------------------------------------------------------
-
-
-def recorded_page(recording: Recording, setting: Setting) -> str:
+def page(recording: Recording, setting: Setting) -> str:
     """The page of a recorded run. Raises ConfigError if no step was committed."""
     steps = trained_steps(recording)
     course = Course.of(steps, setting)
@@ -254,7 +189,7 @@ def _counts(recording: Recording, steps: list[RecordedStep], course: Course) -> 
     return table("What else happened?", "", [("what", ""), ("count", "")], rows)
 
 
-# -- what pages are made of -------------------------------------------------------------------
+# -- what the page is made of -----------------------------------------------------------------
 
 
 def document(title: str, head: Iterable[str], sections: Iterable[str], footer: str) -> str:

@@ -19,7 +19,7 @@ take no time here; what they really take is milliseconds.
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -344,6 +344,8 @@ class _Producers:
         self._doomed = frozenset(f"0-{row}" for row in trace.row[dropped_samples(trace, setting)])
         self._ended = False
         self._waiting: deque[Sample] = deque()
+        #: How many of those are of each group.
+        self._members: Counter[str | None] = Counter()
 
     @property
     def due(self) -> float:
@@ -368,22 +370,31 @@ class _Producers:
             self._push(kept)
         else:
             self._waiting += kept
+            self._members.update(sample.group_id for sample in kept)
             self._push_expected()
 
     def _catch_up(self) -> None:
         """Push what waits while there is room, and behind it the members of begun groups."""
         while self._waiting and not self._virtual.holds_a_push:
             count = min(len(self._waiting), PUSHES_A_STEP)
-            self._push([self._waiting.popleft() for _ in range(count)])
+            self._push_waiting([self._waiting.popleft() for _ in range(count)])
         self._push_expected()
 
     def _push_expected(self) -> None:
         """What waits, and belongs to groups that the buffer has begun."""
-        is_expected = self._virtual.core.belongs_to_open_group
-        if self._groups_matter and (found := [each for each in self._waiting if is_expected(each)]):
-            passed = {sample.sample_id for sample in found}
-            self._waiting = deque(each for each in self._waiting if each.sample_id not in passed)
-            self._push(found)
+        if not self._groups_matter:
+            return
+        is_open = self._virtual.core.is_open
+        begun = {group for group in self._members if group is not None and is_open(group)}
+        if begun:
+            found = [sample for sample in self._waiting if sample.group_id in begun]
+            self._waiting = deque(each for each in self._waiting if each.group_id not in begun)
+            self._push_waiting(found)
+
+    def _push_waiting(self, samples: list[Sample]) -> None:
+        """Push what has waited."""
+        self._members -= Counter(sample.group_id for sample in samples)  # zeros go
+        self._push(samples)
 
     def _push(self, samples: list[Sample]) -> None:
         if samples:

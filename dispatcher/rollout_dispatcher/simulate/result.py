@@ -1,7 +1,6 @@
 """What a simulation found, as plain numbers: the seam between running and reporting.
 
-Invariant: `to_json` and `from_json` are inverse, so a report can be made later, elsewhere, from
-the file. Ratios are plain (0.01 is 1 %), times are seconds unless the name says otherwise, delays
+Ratios are plain (0.01 is 1 %), times are seconds unless the name says otherwise, delays
 are in dispatches.
 """
 
@@ -9,11 +8,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from rollout_dispatcher.core.totals import StepMix
-from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import renamed
 
 FORMAT = 2
 
@@ -143,18 +138,3 @@ class Result:
     def to_json(self) -> str:
         """One JSON object, indented two levels deep at most where lists are long."""
         return json.dumps({"format": FORMAT} | asdict(self), indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> "Result":
-        """Read what `to_json` wrote. Raises ConfigError for anything else."""
-        try:
-            data = json.loads(text)
-            if data.pop("format") != FORMAT:
-                raise ConfigError("this result was written by another release of the dispatcher")
-            data["options"] = renamed(data["options"])
-            return TypeAdapter(Result).validate_python(data)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(
-                "this is not a result of `dispatcher simulate --json` "
-                f"({type(error).__name__}: {error})"
-            ) from None

@@ -41,16 +41,6 @@ def test_a_tree_costs_about_what_it_costs() -> None:
     assert all(0.2 < float(ratio) < 5 for _, _, ratio, *_ in rows)
 
 
-@pytest.mark.e2e
-def test_being_watched_is_measured_of_every_process(tmp_path: Path) -> None:
-    kept = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "tests.bench.plane.watched", "--quick", "--pairs", "2"]
-    subprocess.run([*command, "--load", "hop", "--json", str(kept)], timeout=100, check=True)
-    processes = json.loads(kept.read_text())["processes"]
-    assert list(processes) == ["all", "producer", "dispatcher", "ranks"]
-    assert all(0.2 < at["low"] <= at["ratio"] <= at["high"] < 5 for at in processes.values())
-
-
 def test_a_load_of_other_sizes_is_found_by_its_order() -> None:
     load = LOADS["26k"].stepping(1024, 256)
     assert (load.batch, load.push, load.samples) == (1024, 256, LOADS["26k"].samples)

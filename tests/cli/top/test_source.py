@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from rollout_dispatcher.cli.ask import NoAnswer
+from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.cli.top import Source, parser
 from tests.cli.top.readings import WORDS, status
 
@@ -44,9 +45,18 @@ def answering(said: bytes) -> Iterator[Source]:
             thread.join()
 
 
-def test_a_dispatcher_is_read() -> None:
+def test_a_dispatcher_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(json.dumps(status(2)).encode()) as source:
         assert source.read().said["dp_size"] == 2
+        address = source.client.address
+        source.client.close()  # the server answers one connection at a time
+        asked = ["top", "--http", address, "--interval", "100ms", "--json"]
+        assert main([*asked, "--once"]) == 0
+        assert main(asked) == 2
+    shown = capsys.readouterr()
+    none = dict.fromkeys(("steps", "samples", "tokens"), 0.0)
+    assert json.loads(shown.out) == {"address": address, "rates": none, "status": status(2)}
+    assert "write --once --json" in shown.err
 
 
 @pytest.mark.parametrize("name", sorted(status(2)))

@@ -7,7 +7,6 @@ groups alone were more than a window, for one, which is where a dispatcher could
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import aiohttp
@@ -15,7 +14,7 @@ import pytest
 
 from rollout_workers import RolloutProducer
 from tests.e2e.groups.rollouts import GROUP, Books, prompts, shares, together, work
-from tests.e2e.groups.run import BATCH, WINDOW, in_use
+from tests.e2e.groups.run import WINDOW, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
 
@@ -72,43 +71,6 @@ def test_one_blocking_worker_that_interleaves_sixteen_prompts(tmp_path: Path) ->
         found = run.finish()
     found.assert_all_committed(run.books, rounds)
     assert_more_begun_than_the_window(run.books, 2 * WINDOW)
-
-
-def test_groups_as_large_as_the_batch(tmp_path: Path) -> None:
-    mine = shares(4, 4, lambda _: BATCH)
-    with in_use(tmp_path, warm=False) as run:
-        run.books.to_begin = WINDOW
-        run.produce(together(run.books, run.endpoint, mine, at_a_time=2))
-        found = run.finish()
-    found.assert_all_committed(run.books, mine)
-    assert len(found.steps) == 16
-    assert_more_begun_than_the_window(run.books)
-
-
-def test_groups_of_five_to_eleven_in_steps_of_four_groups(tmp_path: Path) -> None:
-    sizes = Random(11)
-    mine = shares(4, 32, lambda _: sizes.randint(5, 11))
-    found_sizes = {prompt.size for share in mine for prompt in share}
-    assert found_sizes == set(range(5, 12))
-    with in_use(tmp_path, warm=False, global_batch_size=None, global_batch_groups=4) as run:
-        run.books.to_begin = WINDOW
-        run.produce(together(run.books, run.endpoint, mine))
-        found = run.finish()
-    found.assert_all_committed(run.books, mine)
-    assert [found.groups_of(step) for step in found.steps] == [4] * 32
-    assert len({len(names) for names in found.steps.values()}) > 1, "steps differ in samples"
-    assert_more_begun_than_the_window(run.books)
-
-
-def test_a_buffer_of_one_batch_and_no_window(tmp_path: Path) -> None:
-    mine = shares(4, 16)
-    with in_use(tmp_path, warm=False, window=1, buffer_capacity=BATCH) as run:
-        run.books.to_begin = WINDOW
-        run.produce(together(run.books, run.endpoint, mine))
-        found = run.finish()
-    found.assert_all_committed(run.books, mine)
-    assert found.metrics["buffer_capacity_samples"] == BATCH
-    assert_more_begun_than_the_window(run.books)
 
 
 class HttpProducer:
