@@ -191,7 +191,7 @@ def test_a_token_that_is_too_long_costs_no_memory(serve: Serve, tmp_path: Path) 
         client.expect_error("frame-too-large")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/statusz", "/openapi.json", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/statusz", "/openapi.json", "/nowhere"])
 def test_over_http_every_route_but_the_probes_needs_the_token(
     path: str, serve: Serve, tmp_path: Path
 ) -> None:
