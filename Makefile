@@ -16,7 +16,7 @@ help:
 	@echo "make size   how large the product is, and how many calls a sample takes on its way"
 	@echo "make histories  record anew what comes of 300 runs"
 	@echo "make mutants  plant bugs, and see that tests find each; ONLY says which"
-	@echo "make smoke  install the wheel without torch, and with the oldest versions allowed, and use it"
+	@echo "make smoke  install the wheels without torch, the client's alone too, and use them"
 	@echo "make bench  how long planning takes, how good the plans are, and what the journal costs"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
@@ -33,9 +33,10 @@ help:
 	@echo "make lint   ruff and mypy"
 	@echo "make clean  remove .venv, build and caches"
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml dispatcher/rollout_planner/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e dispatcher/rollout_planner -e '.[dev]'
 	touch $@
 
 demo: $(STAMP)

@@ -132,6 +132,10 @@ def _status() -> Described:
     schema = TypeAdapter(Statistics).json_schema(ref_template=REF, mode="serialization")
     del schema["properties"]["lengths"]
     schema["required"].remove("lengths")
+    time_of_day = {"type": "string", "format": "date-time"}
+    schema["properties"]["oldest_arrival"] = {"anyOf": [time_of_day, {"type": "null"}]}
+    schema["$defs"]["RankStatistics"]["properties"]["last_seen"] = time_of_day
+    schema["$defs"]["StepStatistics"]["properties"]["planned_at"] = time_of_day
     return schema
 
 
@@ -152,6 +156,7 @@ def _paths() -> Described:
         },
         "/v1/stream/end": {"post": _control("Nothing comes any more", EndQuery)},
         "/v1/clients": {"get": _get("Producers and DP ranks, and how they are", "ClientsAnswer")},
+        "/": {"get": _get("The snapshot as a page, for a browser", text="text/html")},
         "/metrics": {"get": _get("Prometheus text format")},
         "/livez": {"get": _get("The process serves")},
         "/readyz": {"get": _get("Samples are accepted")},
@@ -213,9 +218,9 @@ def _parameters(model: type[BaseModel], place: str) -> Iterator[Described]:
         }
 
 
-def _get(summary: str, schema: str | None = None) -> Described:
+def _get(summary: str, schema: str | None = None, text: str = "text/plain") -> Described:
     """schema: of a JSON answer, empty for any; None: the answer is text."""
-    kind = "text/plain" if schema is None else "application/json"
+    kind = text if schema is None else "application/json"
     shape = {"$ref": f"#/components/schemas/{schema}"} if schema else {}
     found = {"description": summary, "content": {kind: {"schema": shape}}}
     return {"summary": summary, "responses": {"200": found, **_errors(ANY_ERROR)}}

@@ -1,4 +1,6 @@
-"""Words for people: the nearest right one for a wrong one, and names that may hold anything."""
+"""Words for people: the nearest right one for a wrong one, what to install, names that may hold
+anything.
+"""
 
 import difflib
 import re
@@ -8,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
-#: What options were called in 0.1, and are called now: the old names are taken until 0.2.0.
+#: What options were called in 0.1, and are called now: the old names are taken until 0.3.0.
 RENAMED = {
     "window_multiple": "window",
     "dispatch_batch_size": "global_batch_size",
@@ -24,6 +26,8 @@ RENAMED = {
     "max_skips": "max_delay",
     "outlier_max_skips": "outlier_max_delay",
 }
+#: What the base installation lacks, and the extra that brings it.
+EXTRAS = {"aiohttp": "server", "prometheus_client": "server", "torch": "workers"}
 _OLD_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if '_' in name)})\b")
 #: Options and commands that there are no more, and what to do instead.
 REMOVED = {
@@ -69,6 +73,17 @@ def nearest_of(name: str, known: Iterable[str]) -> str | None:
     folded = {word.casefold(): word for word in known}
     found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     return folded[found[0]] if found else None
+
+
+def to_install(error: ModuleNotFoundError) -> str | None:
+    """Which extra of ours brings the module that is missing; None if none does."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    return (
+        f"needs {package}, which is not installed here; install it with "
+        f"pip install 'rollout-dispatcher[{EXTRAS[package]}]'"
+    )
 
 
 def harmless(text: str) -> str:

@@ -140,11 +140,11 @@ def test_advanced_options_are_still_taken_as_they_were_written(tmp_path: Path) -
     assert found == (5000, 7.0, False)
     assert loaded.notes == [
         (
-            f"group_timeout in {file[1]}:1 is taken until 0.2.0; write group_timeout in the table "
+            f"group_timeout in {file[1]}:1 is taken until 0.3.0; write group_timeout in the table "
             "[advanced]"
         ),
-        "--rank-tokens is taken until 0.2.0; write --set rank-tokens=5000",
-        "--no-per-rank-metrics is taken until 0.2.0; write --set per-rank-metrics=off",
+        "--rank-tokens is taken until 0.3.0; write --set rank-tokens=5000",
+        "--no-per-rank-metrics is taken until 0.3.0; write --set per-rank-metrics=off",
     ]
 
 
@@ -171,9 +171,9 @@ def test_an_option_answers_to_the_name_that_it_had(tmp_path: Path, old: str, nam
         assert name in found.sources
     assert [note.partition("; ")[2] for note in by_flag.notes] == [f"write {written}"]
     assert by_variable.notes == [
-        f"DISPATCHER_{old.upper()} is taken until 0.2.0; write DISPATCHER_{name.upper()}"
+        f"DISPATCHER_{old.upper()} is taken until 0.3.0; write DISPATCHER_{name.upper()}"
     ]
-    assert by_file.notes[0].startswith(f"{old} in {path}:1 is taken until 0.2.0; write {name}")
+    assert by_file.notes[0].startswith(f"{old} in {path}:1 is taken until 0.3.0; write {name}")
     dumped = by_flag.config.model_dump()
     assert ServeConfig(**{old if each == name else each: v for each, v in dumped.items()}) == (
         by_flag.config

@@ -46,7 +46,8 @@ def build(source: Path, out: Path, target: str) -> Path:
 
     target: sdist, wheel, or wheel:editable (what `pip install -e` installs).
     """
-    command = [sys.executable, "-m", "hatchling", "build", "--target", target]
+    # -I: the planner's folder, where its build runs, has modules named as some of Python's own.
+    command = [sys.executable, "-I", "-m", "hatchling", "build", "--target", target]
     made = subprocess.run(
         [*command, "--directory", out], cwd=source, check=False, capture_output=True, text=True
     )

@@ -25,8 +25,9 @@ def oldest_python() -> str:
 
 
 def requirements() -> list[str]:
-    """What the wheel requires without extras. Of `workers` see pyproject.toml."""
-    return list(project()["dependencies"])
+    """What the dispatcher requires of others. Of the extra `workers` see pyproject.toml."""
+    named = [*project()["dependencies"], *project()["optional-dependencies"]["server"]]
+    return [one for one in named if not one.startswith("rollout-planner")]
 
 
 def oldest(requirement: str) -> str:

@@ -1,12 +1,13 @@
-"""Builds the wheel as pip does, installs it in fresh environments without torch, and uses it.
+"""Builds the wheels as pip does, installs them in fresh environments without torch, and uses them.
 
     python -m tests.packaging.smoke [--python PYTHON]
 
-Once with the newest versions of what it requires, and once with the oldest that pyproject.toml
-allows; the latter only on the oldest Python, as old versions were not built for newer ones (with
-DISPATCHER_REQUIRE_TOOLS=1 another Python is an error). Nothing of this checkout or of its
-environment is in reach of what runs there. It needs a package index, so it is no part of
-`make test`.
+The planner alone, the dispatcher, and beside it a client in an environment without the server's
+libraries. The dispatcher once with the newest versions of what it requires, and once with the
+oldest that pyproject.toml allows; the latter only on the oldest Python, as old versions were not
+built for newer ones (with DISPATCHER_REQUIRE_TOOLS=1 another Python is an error). Nothing of this
+checkout or of its environment is in reach of what runs there. It needs a package index, so it is no
+part of `make test`.
 """
 
 import os
@@ -22,29 +23,40 @@ from tests.packaging.oldest import oldest, oldest_python, requirements
 from tests.support.source import ROOT
 
 WORK = ROOT / "build" / "smoke"
-USE = Path(__file__).with_name("use.py")
+PLANNER = ROOT / "dispatcher" / "rollout_planner"
 #: Neither this checkout nor this environment.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An installation: its name, and the versions demanded; with those it has a journal."""
+    """An installation: its name, the extras and versions demanded, and the script that uses it.
+
+    extras: as in `[server]`; None for the planner alone.
+    """
 
     name: str
+    extras: str | None
+    use: tuple[str, ...]
     pinned: tuple[str, ...] = ()
 
 
 def trials(python: str) -> tuple[Trial, ...]:
     """What is tried with a Python `3.x`."""
+    command = str(WORK / "newest" / "bin" / "dispatcher")
+    newest = (
+        Trial("planner", None, ("use_planner.py",)),
+        Trial("newest", "[server]", ("use.py", ".")),
+        Trial("client", "", ("use.py", ".", "--dispatcher", command)),
+    )
     if python == oldest_python():
         pinned = tuple(map(oldest, requirements()))
-        return Trial("newest"), Trial("oldest", pinned)
+        return *newest, Trial("oldest", "[server]", ("use.py", ".", "--journal"), pinned)
     told = f"smoke: Python {python} is not the oldest allowed, {oldest_python()}"
     if os.environ.get("DISPATCHER_REQUIRE_TOOLS") == "1":
         raise SystemExit(told)
     print(f"{told}: the oldest versions are not tried")
-    return (Trial("newest"),)
+    return newest
 
 
 def version_of(python: str) -> str:
@@ -69,21 +81,22 @@ def pip(python: Path, *arguments: str | Path) -> None:
     subprocess.run(command, check=True, env=CLEAN)
 
 
-def build(python: Path) -> Path:
-    """The wheel of this tree, built as for a user, with a build environment of pip's own."""
-    out = WORK / "wheel"
+def build(python: Path) -> list[Path]:
+    """The wheels of this tree, ours and the planner's, each built in an environment of pip's."""
+    out = WORK / "wheels"
     shutil.rmtree(out, ignore_errors=True)
-    pip(python, "wheel", "--no-deps", "--wheel-dir", out, ROOT)
-    (wheel,) = out.iterdir()
-    return wheel
+    pip(python, "wheel", "--no-deps", "--wheel-dir", out, ROOT, PLANNER)
+    return sorted(out.iterdir())
 
 
-def attempt(python: Path, wheel: Path, trial: Trial) -> None:
+def attempt(python: Path, wheels: list[Path], trial: Trial) -> None:
     """Install and use."""
-    pip(python, "install", wheel, *trial.pinned)
+    ours, planner = wheels
+    chosen = [planner] if trial.extras is None else [planner, f"{ours}{trial.extras}"]
+    pip(python, "install", *chosen, *trial.pinned)
+    script, *arguments = trial.use
+    command = [str(python), "-I", str(Path(__file__).with_name(script)), *arguments]
     with TemporaryDirectory() as folder:
-        journal = ["--journal"] if trial.pinned else []
-        command = [str(python), "-I", str(USE), folder, *journal]
         subprocess.run(command, check=True, env=CLEAN, cwd=folder)
 
 
@@ -93,13 +106,13 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="what environments are made of")
     given = parser.parse_args()
     WORK.mkdir(parents=True, exist_ok=True)
-    wheel = None
+    wheels: list[Path] = []
     for trial in trials(version_of(given.python)):
         python = fresh(given.python, trial.name)
-        wheel = wheel or build(python)
-        attempt(python, wheel, trial)
+        wheels = wheels or build(python)
+        attempt(python, wheels, trial)
         versions = ", ".join(trial.pinned) or "the newest of everything"
-        print(f"smoke: {wheel.name} works with {versions}", flush=True)
+        print(f"smoke: {trial.name} works with {versions}", flush=True)
 
 
 if __name__ == "__main__":

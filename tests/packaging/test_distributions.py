@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher import __version__
 from tests.packaging.build import CACHES, Distributions, distributions
 
-PACKAGES = {
-    "rollout_dispatcher": "dispatcher",
-    "rollout_planner": "dispatcher",
-    "rollout_workers": "workers",
-}
+PACKAGES = {"rollout_dispatcher": "dispatcher", "rollout_workers": "workers"}
+PLANNER = "dispatcher/rollout_planner"
 
 
 @pytest.fixture(scope="module")
 def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Distributions:
     """Both distributions of this tree."""
     return distributions(root, tmp_path_factory.mktemp("distributions"))
+
+
+@pytest.fixture(scope="module")
+def planner(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """Both of the planner."""
+    return distributions(root / PLANNER, tmp_path_factory.mktemp("planner"))
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +82,33 @@ def test_the_wheel_has_the_packages_and_nothing_else(
     assert {f"{package}/py.typed" for package in PACKAGES} <= built.wheel.keys()
 
 
-def test_a_wheel_of_the_sdist_is_the_same(built: Distributions) -> None:
+def test_the_wheel_of_the_planner_has_its_package_and_nothing_else(
+    planner: Distributions, root: Path
+) -> None:
+    paths = (root / PLANNER).rglob("*")
+    code = {path for path in paths if path.suffix == ".py" or path.name == "py.typed"}
+    expected = {path.relative_to((root / PLANNER).parent).as_posix() for path in code}
+    found = {name for name in planner.wheel if ".dist-info/" not in name}
+    assert found == expected
+    assert planner.metadata["Name"] == "rollout-planner"
+    assert planner.metadata.get_all("Requires-Dist") == ["numpy>=1.26"]
+    (licence,) = (data for name, data in planner.wheel.items() if name.endswith("/LICENSE"))
+    assert licence == (root / "LICENSE").read_bytes()
+
+
+def test_both_are_of_one_version_and_one_oldest_python(
+    built: Distributions, planner: Distributions
+) -> None:
+    assert built.metadata["Version"] == planner.metadata["Version"] == __version__
+    assert built.metadata["Requires-Python"] == planner.metadata["Requires-Python"]
+    needed = built.metadata.get_all("Requires-Dist", [])
+    assert f"rollout-planner=={__version__}" in needed
+    assert set(planner.metadata.get_all("Requires-Dist", [])) < set(needed)
+
+
+def test_a_wheel_of_the_sdist_is_the_same(built: Distributions, planner: Distributions) -> None:
     assert built.wheel_of_sdist == built.wheel
+    assert planner.wheel_of_sdist == planner.wheel
 
 
 def test_the_command_is_installed(built: Distributions) -> None:

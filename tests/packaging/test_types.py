@@ -85,8 +85,9 @@ def installed(
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python3.*/site-packages")
-    with zipfile.ZipFile(build(root, folder / "dist", request.param)) as wheel:
-        wheel.extractall(site)
+    for name in ("", "dispatcher/rollout_planner"):
+        with zipfile.ZipFile(build(root / name, folder / "dist" / name, request.param)) as wheel:
+            wheel.extractall(site)
     return Installed(folder)
 
 

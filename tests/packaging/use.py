@@ -1,9 +1,10 @@
 """What a user does first, with what is installed; `smoke.py` runs it where nothing else is.
 
-    python -I use.py FOLDER [--journal]
+    python -I use.py FOLDER [--journal] [--dispatcher COMMAND]
 
 Serves, pushes two steps' worth of samples, takes and commits both from the rank's side, reads the
 metrics, and leaves files in FOLDER. With a journal the dispatcher is killed between the two steps.
+With COMMAND the dispatcher is that of another environment, and this one has what clients need.
 It must import nothing of the checkout, and no torch.
 """
 
@@ -50,11 +51,11 @@ def awaited(look: Callable[[], T | None], what: str) -> T:
 class Served:
     """A `dispatcher serve` that is ready once its addresses are known."""
 
-    def __init__(self, process: subprocess.Popen[bytes], ready: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], ready: Path, command: str) -> None:
         self.process = process
         found = awaited(lambda: self._addresses(ready), "dispatcher serve")
         self.endpoint, self.http = str(found["listen"][0]), str(found["http"])
-        wait = [COMMAND, "wait-ready", "--http", self.http, "--timeout", f"{PATIENCE_S:g}s"]
+        wait = [command, "wait-ready", "--http", self.http, "--timeout", f"{PATIENCE_S:g}s"]
         subprocess.run(wait, check=True)
 
     def _addresses(self, ready: Path) -> dict[str, Any] | None:
@@ -71,7 +72,7 @@ class Served:
 
 
 @contextmanager
-def served(folder: Path, journal: bool) -> Iterator[Served]:
+def served(folder: Path, journal: bool, command: str) -> Iterator[Served]:
     """It runs meanwhile, and no longer."""
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
@@ -79,9 +80,9 @@ def served(folder: Path, journal: bool) -> Iterator[Served]:
     options += [f"--buffer-capacity={len(SAMPLES)}", f"--ready-file={ready}"]
     options += ["--listen=127.0.0.1:0", "--http=127.0.0.1:0", "--log-level=warning"]
     options += [f"--journal-dir={folder / 'journal'}"] if journal else []
-    process = subprocess.Popen([COMMAND, "serve", *options])
+    process = subprocess.Popen([command, "serve", *options])
     try:
-        yield Served(process, ready)
+        yield Served(process, ready, command)
     finally:
         process.kill()
         process.wait()
@@ -124,16 +125,16 @@ def last_step(server: Served) -> list[int]:
     return found
 
 
-def run(folder: Path, journal: bool) -> None:
+def run(folder: Path, journal: bool, command: str = COMMAND) -> None:
     """The whole way of the samples."""
-    with served(folder, journal) as server:
+    with served(folder, journal, command) as server:
         push(server)
         found = first_step(server)
         if not journal:
             found += last_step(server)
     if journal:
         assert server.process.returncode == -signal.SIGKILL
-        with served(folder, journal) as server:
+        with served(folder, journal, command) as server:
             found += last_step(server)
     assert sorted(found) == list(range(SAMPLES.size)), "other tokens came than were pushed"
 
@@ -149,7 +150,7 @@ def check_installation() -> None:
     assert said.strip() == f"dispatcher {version('rollout-dispatcher')}", said
 
 
-def check_what_is_missing() -> None:
+def check_what_is_missing(*, client: bool) -> None:
     """Who asks for what an extra brings is told which."""
     told = ""
     try:
@@ -157,6 +158,14 @@ def check_what_is_missing() -> None:
     except ImportError as error:
         told = str(error)
     assert "pip install 'rollout-dispatcher[workers]'" in told, told or "it came without torch"
+    if not client:
+        return
+    for package in ("aiohttp", "prometheus_client"):
+        assert find_spec(package) is None, f"{package} is here"
+    serve = [COMMAND, "serve", "--dp-size=1", "--global-batch-size=1", "--micro-batch-size=1"]
+    done = subprocess.run(serve, check=False, capture_output=True, text=True)
+    assert done.returncode == 2, done
+    assert "pip install 'rollout-dispatcher[server]'" in done.stderr, done.stderr
 
 
 def main() -> None:
@@ -164,10 +173,11 @@ def main() -> None:
     parser = ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--journal", action="store_true", help="use one")
+    parser.add_argument("--dispatcher", help="another environment's", metavar="COMMAND")
     given = parser.parse_args()
     check_installation()
-    check_what_is_missing()
-    run(given.folder, given.journal)
+    check_what_is_missing(client=given.dispatcher is not None)
+    run(given.folder, given.journal, given.dispatcher or COMMAND)
 
 
 if __name__ == "__main__":

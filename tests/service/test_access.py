@@ -183,7 +183,7 @@ def test_nothing_is_taken_from_whoever_has_not_shown_it(serve: Serve, tmp_path: 
 def test_a_token_that_is_too_long_costs_no_memory(serve: Serve, tmp_path: Path) -> None:
     server = serve(token_file=write_token(tmp_path / "token"))
     with WireClient(server.endpoint) as client:
-        hello = b'{"client_id":"p","token":"' + b"x" * 2000 + b'"}'
+        hello = b'{"version":3,"client_id":"p","token":"' + b"x" * 2000 + b'"}'
         client.send_bytes(encode_frame(1, hello))
         client.expect_error("protocol")
     with WireClient(server.endpoint) as client:
@@ -191,7 +191,7 @@ def test_a_token_that_is_too_long_costs_no_memory(serve: Serve, tmp_path: Path) 
         client.expect_error("frame-too-large")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/statusz", "/openapi.json", "/nowhere"])
+@pytest.mark.parametrize("path", ["/", "/metrics", "/statusz", "/openapi.json", "/nowhere"])
 def test_over_http_every_route_but_the_probes_needs_the_token(
     path: str, serve: Serve, tmp_path: Path
 ) -> None:

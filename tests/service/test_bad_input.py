@@ -82,6 +82,8 @@ BAD = {
     "another protocol version": (
         frame(1, {"version": 4, "client_id": 1, "new": 1}), "version",
         "the client speaks protocol version 4, the dispatcher version 3"),
+    "no protocol version": (
+        frame(1, {"client_id": "p"}), "protocol", "HelloProducer: version: Field required"),
 }  # fmt: skip
 
 

@@ -64,8 +64,8 @@ def test_options_are_printed_by_the_names_of_0_1_as_well(
     assert main(shlex.split(f"{argv} {shlex.join(SMALL)} --json")) == 0
     text, told = capsys.readouterr()
     assert told.splitlines() == [
-        "dispatcher simulate: --window-multiple is taken until 0.2.0; write --window",
-        "dispatcher simulate: --max-skips is taken until 0.2.0; write --max-delay",
+        "dispatcher simulate: --window-multiple is taken until 0.3.0; write --window",
+        "dispatcher simulate: --max-skips is taken until 0.3.0; write --max-delay",
     ]
     options = json.loads(text)["options"]
     assert options["window"] == options["window_multiple"] == [1, 2]

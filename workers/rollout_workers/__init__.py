@@ -7,6 +7,8 @@ Names are loaded when first asked for, so that a rollout worker without torch ca
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from rollout_dispatcher.hints import to_install
+
 if TYPE_CHECKING:
     from rollout_dispatcher.sample import Outcome as Outcome
     from rollout_workers.client.connector import Credentials as Credentials
@@ -48,10 +50,6 @@ else:  # a checker knows the names above, and no others
         try:
             return getattr(import_module(_HOME_OF[name]), name)
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "torch":
+            if (remedy := to_install(error)) is None:
                 raise
-            raise ImportError(
-                f"{name} needs torch, which is not installed here; install it with "
-                "pip install 'rollout-dispatcher[workers]'",
-                name="torch",
-            ) from error
+            raise ImportError(f"{name} {remedy}", name=error.name) from error

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.errors import ConfigError, DispatcherError
-from rollout_dispatcher.hints import nearest
+from rollout_dispatcher.hints import nearest, to_install
 
 OK, FAILURE, USAGE = 0, 1, 2
 
@@ -63,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         for problem in error.problems:
             print(f"dispatcher: {problem}", file=sys.stderr)
+        return USAGE
+    except ModuleNotFoundError as error:  # the base installation is that of clients
+        if (remedy := to_install(error)) is None:
+            raise
+        print(f"dispatcher: {name} {remedy}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:  # `dispatcher ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

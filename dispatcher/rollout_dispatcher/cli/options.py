@@ -5,7 +5,7 @@ Every field of the model is an option under one name: `window` is `--window`,
 `--set rank-tokens=N`, `DISPATCHER_RANK_TOKENS` and a key of the TOML table [advanced]. Nothing that
 was written is ignored: an unknown flag, variable or key is an error that names the nearest right
 one, and all that is wrong is told at once. What options were called in 0.1, and the flags and
-top-level keys that advanced ones had then, are taken until 0.2.0, with a note on how to write them.
+top-level keys that advanced ones had then, are taken until 0.3.0, with a note on how to write them.
 """
 
 import argparse
@@ -54,7 +54,7 @@ NO_DEFAULTS: Layer = ("", {})
 class Loaded(Generic[M]):
     """A valid config and, for each field that was set, where: `--flag`, variable, `file:line`.
 
-    notes: what was written as in 0.1, and how to write it from 0.2.0 on. given: the word among the
+    notes: what was written as in 0.1, and how to write it from 0.3.0 on. given: the word among the
     flags that is none.
     """
 
@@ -168,7 +168,7 @@ def _take(written: Written, name: str, value: object, place: str) -> None:
 
 
 def _note(written: Written, place: str, instead: str) -> None:
-    written.notes.append(f"{place} is taken until 0.2.0; write {instead}")
+    written.notes.append(f"{place} is taken until 0.3.0; write {instead}")
 
 
 def _validated(written: Written, problems: list[str]) -> Any:

@@ -26,6 +26,7 @@ from rollout_dispatcher.cli.ask import (
 )
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.service.http.status_page import rank_state
 
 #: Shorter would cost the dispatcher more than it tells.
 MIN_INTERVAL = 0.1
@@ -209,7 +210,7 @@ def _rates_in_words(rates: Mapping[str, float]) -> str:
 
 def _ranks(said: Mapping[str, Any], room: int | None) -> list[str]:
     """A header and a row a rank; the worst first where not all fit."""
-    states = {rank: _state(said, rank) for rank in range(said["dp_size"])}
+    states = {rank: rank_state(said, rank) for rank in range(said["dp_size"])}
     step = said["measured"]["last_step"] or {"ranks": []}
     took = {each["dp_rank"]: each for each in step["ranks"]}
     order, title = list(states), _TABLE
@@ -228,17 +229,6 @@ def _ranks(said: Mapping[str, Any], room: int | None) -> list[str]:
             f"{_seconds(own['compute_s']):>11}{_seconds(own['wait_s']):>12}{slow:>11}"
         )
     return shown
-
-
-def _state(said: Mapping[str, Any], rank: int) -> str:
-    about, absent = said["ranks"].get(str(rank)), rank in said["absent_ranks"]
-    if about is None:
-        return "missing"
-    if rank in said["hung_ranks"]:
-        return "hangs"
-    if about["connected"]:
-        return ""
-    return "absent" if absent else "left"
 
 
 def _seconds(value: float | None) -> str:

@@ -326,10 +326,11 @@ Trait = Annotated[str, Declared(max_length=MAX_TRAINING_VALUE)]
 class Offering(Message, extra="ignore"):
     """What the hellos of all versions of the protocol have in common.
 
-    version: of the protocol, that the client speaks; any other than the dispatcher's is refused.
+    version: of the protocol, that the client speaks; a hello without it, or with any other than the
+        dispatcher's, is refused.
     """
 
-    version: Extent = VERSION
+    version: Extent
 
 
 class Hello(Offering):
@@ -341,6 +342,7 @@ class Hello(Offering):
         such, and may be asked to release objects.
     """
 
+    version: Extent = VERSION  # of who says it; what is heard has been judged as an `Offering`
     client_id: Name
     token: Annotated[str | None, Declared(max_length=1024, repr=False)] = None
     opens_stores: bool = False

@@ -130,5 +130,5 @@ def test_a_renamed_metric_has_its_former_name_as_well(name: str, former: str) ->
         sample._replace(name=sample.name.replace(name, former)) for sample in found[name].samples
     ]
     assert found[former].samples == samples
-    assert found[former].documentation == f"Until 0.2.0: {name}."
+    assert found[former].documentation == f"Until 0.3.0: {name}."
     assert found[former].type == found[name].type

@@ -80,7 +80,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the demo and print its table."""
     request = parse(argv)
     if find_spec("torch") is None or find_spec("rollout_workers") is None:
-        raise ConfigError("the demo trains with torch: pip install 'rollout-dispatcher[workers]'")
+        raise ConfigError(
+            "the demo trains with torch: pip install 'rollout-dispatcher[server,workers]'"
+        )
     began = time.monotonic()
     with signals_unwind():
         results = compare(request)

@@ -113,6 +113,7 @@ class HttpPlane:
         app.on_cleanup.append(self._close)
         app.add_routes(
             [
+                web.get("/", self._probes.page),
                 web.get("/metrics", self._probes.metrics),
                 web.get("/livez", self._probes.livez),
                 web.get("/readyz", self._probes.readyz),

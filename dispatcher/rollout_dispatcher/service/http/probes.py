@@ -7,8 +7,12 @@ thread, one answer at a time.
 import asyncio
 import dataclasses
 import gzip
-from collections.abc import Callable, Sequence
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
 
 from aiohttp import web
 from prometheus_client.core import Metric
@@ -17,6 +21,7 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
 from rollout_dispatcher.service.config.values import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import dumps, indented, problem
+from rollout_dispatcher.service.http.status_page import POLICY, page
 from rollout_dispatcher.service.metrics.exposition import CONTENT_TYPE, render
 from rollout_dispatcher.service.router import Router
 
@@ -106,18 +111,42 @@ class Probes:
         at = self._router.core.statistics()
         if preferred(request, [JSON, TEXT]) == TEXT:
             return web.Response(text=self._summary(at))
-        status = dataclasses.asdict(at)
+        return indented(self._status(at))
+
+    async def page(self, _: web.Request) -> web.Response:
+        """The same for a browser."""
+        at = self._router.core.statistics()
+        status = json.loads(dumps(self._status(at)))
+        html = page(status, self._router.clients(), self._summary(at), status["now"])
+        headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-store"}
+        return web.Response(
+            text=html, content_type="text/html", charset="utf-8", headers=self._identity() | headers
+        )
+
+    def _status(self, at: Statistics) -> dict[str, Any]:
+        """All of it. Times of day are ISO 8601, in UTC."""
+        status, offset = dataclasses.asdict(at), time.time() - self._router.clock()
         del status["lengths"]  # a histogram, for /metrics
-        status |= self._state(at) | {
-            "version": __version__,
-            "accepted": at.accepted,
-            "balanced": at.balanced,
-            "measured": self._router.core.measured.as_json(),
-            "waits_for": self._router.health.explain(),
-            "config_generation": self._router.reloads.generation,
-            "config": self._router.config.model_dump(mode="json"),
-        }
-        return indented(status)
+        oldest = at.oldest_arrival
+        status["oldest_arrival"] = None if oldest is None else _time_of_day(oldest + offset)
+        for rank in status["ranks"].values():
+            rank["last_seen"] = _time_of_day(rank["last_seen"] + offset)
+        for step in status["steps"]:
+            step["planned_at"] = _time_of_day(step["planned_at"] + offset)
+        return (
+            status
+            | self._state(at)
+            | {
+                "now": _time_of_day(time.time()),
+                "version": __version__,
+                "accepted": at.accepted,
+                "balanced": at.balanced,
+                "measured": self._router.core.measured.as_json(),
+                "waits_for": self._router.health.explain(),
+                "config_generation": self._router.reloads.generation,
+                "config": self._router.config.model_dump(mode="json"),
+            }
+        )
 
     def _identity(self) -> dict[str, str]:
         """Who answers, for those who would take another server for this one."""
@@ -165,6 +194,10 @@ class Probes:
             f"{slow}"
             f"the next step waits for:\n{delays}\n"
         )
+
+
+def _time_of_day(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds")
 
 
 def _objects_in_words(at: ObjectStatistics) -> str:

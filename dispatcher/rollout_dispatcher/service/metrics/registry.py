@@ -73,7 +73,7 @@ _ENDED = {
     ),
 }  # fmt: skip
 
-#: What metrics were called in 0.1; both names are exposed until 0.2.0.
+#: What metrics were called in 0.1; both names are exposed until 0.3.0.
 FORMER_NAMES = {
     "dispatcher_objects_releasable": "dispatcher_objects_unneeded",
     "dispatcher_partial_steps": "dispatcher_small_steps",
@@ -85,7 +85,7 @@ FORMER_NAMES = {
 
 def _renamed(metric: Metric, name: str) -> Metric:
     """The same values under another name."""
-    found = Metric(name, f"Until 0.2.0: {metric.name}.", metric.type)
+    found = Metric(name, f"Until 0.3.0: {metric.name}.", metric.type)
     found.samples = [
         sample._replace(name=name + sample.name.removeprefix(metric.name))
         for sample in metric.samples
