@@ -5,7 +5,6 @@ from dataclasses import replace
 from rollout_dispatcher.core.effects import PlanWanted
 from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
-from tests.support.samples import make_sample
 
 
 def configure(bench: Bench, **changes: float) -> None:
