@@ -102,6 +102,8 @@ class DispatcherCore:
         """Bundle the effects with all facts recorded since the last decision."""
         if (decided := self._outcomes.decided) is not None:  # before refusals that rest on it
             self._outcomes.decided, effects = None, [decided, *effects]
+        if repeated := self._outcomes.repeats.found:
+            self._outcomes.repeats.found, effects = [], [*effects, *repeated]
         # before effects of a plan that used them, or of a cap that dropped them
         if self._outcomes.unreported:
             effects = [SamplesAccepted(*self._outcomes.pop_unreported()), *effects]
@@ -156,6 +158,7 @@ class DispatcherCore:
         if self._parts.memory.bind(producer, key):
             self._append(ProducerKeyed(producer, key))
         self._parts.presence.connected(producer, incarnation)
+        self._outcomes.repeats.forget(producer)
         self._references.producer_connected(producer, incarnation)
         effects: list[Effect] = [WelcomeProducer(producer, self.config.producer_credits)]
         if self.config.durable and accepted > newest:
@@ -175,6 +178,7 @@ class DispatcherCore:
         """A producer's connection is lost, `for_good` if it said goodbye."""
         self._rank_time.charge(now)
         self._parts.presence.disconnected(producer, now, for_good=for_good)
+        self._outcomes.repeats.forget(producer)
         self._parts.progress.forget(producer)
         self._references.producer_disconnected(producer, now, for_good=for_good)
         return self._to_decision(self._run_to_fixpoint(now))

@@ -161,6 +161,19 @@ class GroupEvicted(Effect):
 
 
 @dataclass(frozen=True, slots=True)
+class IdsRepeated(Effect):
+    """For the log: ids of a producer's samples were accepted before, of so many in a row.
+
+    sample_id: the latest of them. conflicts: it is the first of this producer's with other content.
+    """
+
+    producer: str
+    sample_id: str
+    in_a_row: int
+    conflicts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SchemaDecided(Effect):
     """Every sample of the run has this schema from now on: tell the producers.
 

@@ -97,6 +97,7 @@ class EffectRunner:
             e.PushBlocked: self._send_blocked,
             e.ResendRequested: self._request_resend,
             e.SchemaDecided: self._tell_schema,
+            e.IdsRepeated: reporter.ids_repeated,
             e.SamplesAccepted: step_trace.accepted,
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,

@@ -436,6 +436,25 @@ def evicted(effect: e.StepsEvicted) -> None:
     )  # fmt: skip
 
 
+def ids_repeated(effect: e.IdsRepeated) -> None:
+    """Samples come under ids that were accepted before, and are not trained on."""
+    who = f"producer {effect.producer}" if effect.producer else "an HTTP client"
+    if effect.conflicts:
+        log.warning(
+            "sample %s of %s has other content than the accepted sample of this id, which is kept; "
+            "the new one is not trained on (counted in samples_received_total{outcome=conflict}): "
+            "give each rollout an id of its own, with its epoch or step in it, or none",
+            effect.sample_id, who,
+        )  # fmt: skip
+        return
+    log.warning(
+        "%d samples in a row of %s, up to %s, have ids of samples that were accepted before, and "
+        "are not trained on: either it replays what it has pushed before a crash, which is right, "
+        "or ids are used again (for each epoch, say): then put the epoch into them",
+        effect.in_a_row, who, effect.sample_id,
+    )  # fmt: skip
+
+
 def schema_decided(effect: e.SchemaDecided) -> None:
     """Which fields samples have."""
     fields = ", ".join(f"{field.name} {field}" for field in effect.schema.fields)

@@ -1,6 +1,8 @@
-"""Samples under ids that were accepted before: duplicates, or conflicts."""
+"""Samples under ids that were accepted before: which are told, and how often."""
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
+from rollout_dispatcher.core.admission.eligibility import MANY
+from rollout_dispatcher.core.effects import IdsRepeated
 from rollout_dispatcher.sample import Outcome, Sample
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -22,6 +24,9 @@ class Named(Bench):
         self.perform(self.core.push(push, self.now, may_wait=False))
         return [outcome for outcome in push.outcomes if outcome is not None]
 
+    def told(self) -> list[IdsRepeated]:
+        return [effect for effect in self.log if isinstance(effect, IdsRepeated)]
+
 
 def test_other_content_under_a_known_id_is_a_conflict_and_the_first_is_kept() -> None:
     bench = Named()
@@ -31,6 +36,30 @@ def test_other_content_under_a_known_id_is_a_conflict_and_the_first_is_kept() ->
     at = bench.core.statistics()
     assert (at.received[CONFLICT], at.received[DUPLICATE], at.buffered) == (2, 1, 4)
     assert at.balanced
+    assert bench.told() == [IdsRepeated("p", "a", 1, conflicts=True)], "the first of them"
+
+
+def test_many_duplicates_in_a_row_are_told_once_and_an_accepted_sample_ends_the_row() -> None:
+    bench = Named()
+    bench.send(named("a"))
+    for _ in range(MANY - 1):
+        bench.send(named("a"))
+    assert bench.told() == []
+    bench.send(named("b"))
+    for _ in range(2 * MANY):
+        bench.send(named("a"))
+    assert bench.told() == [IdsRepeated("p", "a", MANY, conflicts=False)]
+
+
+def test_a_row_begins_anew_when_its_producer_connects_anew() -> None:
+    bench = Named()
+    bench.send(named("a"))
+    for _ in range(2):
+        bench.perform(bench.core.producer_connected("q"))
+        for _ in range(MANY - 1):
+            bench.send(named("a"), by="q")
+        bench.perform(bench.core.producer_disconnected("q", bench.now))
+    assert bench.told() == []
 
 
 def test_checksums_outlive_the_process() -> None:

@@ -13,6 +13,10 @@ whole by the same rules.
 
 so the soft cap is lifted while no step can be planned, to avoid deadlock.
 
+`Repeats` counts samples in a row under ids that were accepted before: a sign that ids are not
+unique enough. Resends are recognised by sequence number, and not counted. A producer that replays
+after a crash is counted, as it cannot be distinguished here; so the result is only logged.
+
 `Outcomes` records each decision. Invariant: an accepted sample is in the buffer, in the duplicate
 memory, in the totals, and a fact if facts are kept; every outcome is in its push's answer and in
 the totals. The first accepted sample sets the run's schema, unless it is declared.
@@ -26,7 +30,7 @@ from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import MEMORY_CAP, STORES_CAP, Amount, Entry
 from rollout_dispatcher.core.buffer.open_groups import OpenGroup
 from rollout_dispatcher.core.config import DispatchConfig
-from rollout_dispatcher.core.effects import SchemaDecided
+from rollout_dispatcher.core.effects import IdsRepeated, SchemaDecided
 from rollout_dispatcher.core.facts import Accepted, SchemaFixed
 from rollout_dispatcher.errors import BufferFull, SampleRefused, ShuttingDown
 from rollout_dispatcher.payload import Footprint
@@ -155,6 +159,39 @@ def _rank(full: BufferFull) -> int:
     return HARD_CAPS.index(full.cap) if full.cap in HARD_CAPS else len(HARD_CAPS)
 
 
+#: Report after this many repeated samples in a row.
+MANY = 256
+
+
+class Repeats:
+    """Counts for each producer since it has connected; nameless ones, as over HTTP, are one."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[str, int] = {}
+        self._in_conflict: set[str] = set()
+        #: Effects that are not reported yet.
+        self.found: list[IdsRepeated] = []
+
+    def repeated(self, producer: str, sample_id: str, *, conflicts: bool) -> None:
+        """A sample had the id of an accepted one. conflicts: with other content."""
+        count = self._in_a_row[producer] = self._in_a_row.get(producer, 0) + 1
+        news = conflicts and producer not in self._in_conflict
+        if conflicts:
+            self._in_conflict.add(producer)
+        if news or count == MANY:
+            self.found.append(IdsRepeated(producer, sample_id, count, conflicts=news))
+
+    def accepted(self, producer: str) -> None:
+        """A sample of this producer is accepted."""
+        if self._in_a_row:
+            self._in_a_row.pop(producer, None)
+
+    def forget(self, producer: str) -> None:
+        """The producer connected anew, or left."""
+        self._in_a_row.pop(producer, None)
+        self._in_conflict.discard(producer)
+
+
 class Eligibility:
     """Decides whether a sample may ever be accepted. memory: of the accepted samples."""
 
@@ -268,6 +305,7 @@ class Outcomes:
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
         self.unreported: list[Entry] | None = [] if config.tells_accepted else None
         self.decided: SchemaDecided | None = None
+        self.repeats = Repeats()
         self._columns: SamplesByField | None = None
         self._buffer, self._totals, self._producers = parts.buffer, parts.totals, parts.producers
         self._memory, self._objects = parts.memory, parts.references.objects
@@ -332,13 +370,16 @@ class Outcomes:
             self._objects.not_accepted(push, index, outcome, producer_owned=producer_owned)
 
     def repeat(self, push: Push, index: int) -> None:
-        """Record a duplicate: a number, or a given id, that was accepted before; or a conflict, if
-        the sample of that id has other content.
+        """Record a duplicate, or a conflict: a sample with an accepted number, or a given id with
+        an accepted one.
+
+        A repeated number is a resend; a repeated id is counted in `Repeats`.
         """
         sample, outcome = push.samples[index], Outcome.DUPLICATE
         if not self._memory.is_resent(push.producer, push.first_seq + index):
             conflicts = self._memory.conflicts(sample.sample_id, sample.checksum)
             outcome = Outcome.CONFLICT if conflicts else outcome
+            self.repeats.repeated(push.producer, sample.sample_id, conflicts=conflicts)
         self.record(push, index, outcome)
 
     def refuse(self, push: Push, index: int, why: SampleRefused) -> None:
@@ -352,6 +393,7 @@ class Outcomes:
         samples = [entry.sample for entry in entries] if push.named else ()
         given = {sample.sample_id: sample.checksum for sample in samples}
         self._memory.accept(push.producer, numbers, given)
+        self.repeats.accepted(push.producer)
         self._producers.contributed(push.producer)
         if push.has_references:
             self._objects.accepted(push, entries, numbers)
