@@ -92,7 +92,6 @@ class Attempt:
     """What one start of one rank saw and applied, by step number."""
 
     taken: dict[int, dict[str, Any]] = field(default_factory=dict)
-    held: dict[int, list[list[str]]] = field(default_factory=dict)
     committed: dict[int, list[list[str]]] = field(default_factory=dict)
 
 
@@ -132,8 +131,6 @@ def read_diaries(out: Path) -> Diaries:
         for line in map(json.loads, path.read_text().splitlines()):
             if line["event"] == "taken":
                 attempt.taken[line["step"]] = line
-            elif line["event"] == "held":
-                attempt.held[line["step"]] = line["samples"]
             else:
                 attempt.committed[line["step"]] = line["samples"]
     return Diaries(dict(attempts))

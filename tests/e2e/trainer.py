@@ -28,8 +28,6 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.0, help="extra time a step takes")
     parser.add_argument("--die-at-step", type=int, help="SIGKILL in mid-step, first attempt only")
     parser.add_argument("--die-rank", type=int, default=1)
-    parser.add_argument("--hold-at-step", type=int, help="stay before that step's commit ...")
-    parser.add_argument("--hold-until", type=Path, help="... until this exists")
     parser.add_argument("--linger-until", type=Path, help="hold the stream open till this exists")
     args = parser.parse_args()
     with process_group():
@@ -66,10 +64,6 @@ def train(args: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(args.step_seconds)
-            if step.number == args.hold_at_step:
-                held = {"event": "held", "step": step.number, "samples": samples}
-                diary.write(json.dumps(held) + "\n")
-                await_file(args.hold_until)
             step.commit()
             done = {"event": "committed", "step": step.number, "samples": samples}
             diary.write(json.dumps(done) + "\n")
