@@ -304,8 +304,8 @@ def meshes_table() -> str:
         rows.append((names, f"{2 ** len(shape.names)}", leads, "DDP", whole))
     (torch,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     heading = "mesh | ranks | `dp_dims` | trainer | equal to those of one process"
-    tested = f"Tested with torch {torch} over gloo on CPU, two ranks a dimension."
-    return f"{_rows(heading, rows)}\n\n{tested}"
+    tested = f"Tested with torch {torch} over gloo on CPU, two ranks a dimension"
+    return f"{_rows(heading, rows)}\n\n{tested}, the whole model on each."
 
 
 #: Document -> name of the generated part -> what writes it.
