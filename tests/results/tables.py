@@ -3,6 +3,7 @@
 Nothing is computed here but percentages and names: what a table says, its result file says.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +15,8 @@ from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
 from tests.support.generated import rewrite
 from tests.support.source import ROOT
+from tests.workers.normalisers.test_gradients import CP
+from tests.workers.support.train_replicas import SHAPES
 
 DOCS = ROOT / "docs"
 
@@ -289,6 +292,22 @@ def integrations_table() -> str:
     return f"{_rows(heading, rows)}\n\n{measured}"
 
 
+def meshes_table() -> str:
+    """docs/guide.md: the meshes that tests train on."""
+    by_loss, whole = "gradients of every loss", "parameters after training"
+    rows: list[Sequence[str]] = [
+        (name, f"{2 * cp}", "dp", "DDP, FSDP2", by_loss) for name, cp in CP.items()
+    ]
+    for shape in SHAPES.values():
+        names = " x ".join(shape.names)
+        leads = shape.dp_dims if isinstance(shape.dp_dims, str) else ", ".join(shape.dp_dims)
+        rows.append((names, f"{2 ** len(shape.names)}", leads, "DDP", whole))
+    (torch,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    heading = "mesh | ranks | `dp_dims` | trainer | equal to those of one process"
+    tested = f"Tested with torch {torch} over gloo on CPU, two ranks a dimension"
+    return f"{_rows(heading, rows)}\n\n{tested}, the whole model on each."
+
+
 #: Document -> name of the generated part -> what writes it.
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gain": gain_table},
@@ -303,7 +322,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "inline-limit": inline_limit_table,
         **chaos.TABLES,
     },
-    "guide.md": {"integrations": integrations_table},
+    "guide.md": {"meshes": meshes_table, "integrations": integrations_table},
     "losses.md": {"mix": mix_table},
 }
 
