@@ -6,12 +6,14 @@ The metric is of all producers together. Here the same times, by the same clock,
 the producer `quiet`, in seconds, a line each, in the file that the environment names.
 """
 
+import asyncio
 import os
 import sys
 from pathlib import Path
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.service.metrics.collectors import MessageTimes
+from rollout_dispatcher.service.connections.peer import Peer
+from rollout_dispatcher.service.router import Router
 
 QUIET = "quiet"
 FILE = "QUIET_TIMES"
@@ -19,16 +21,15 @@ FILE = "QUIET_TIMES"
 
 def watch() -> None:
     """Write the quiet producer's times down as they are observed."""
-    observe, path = MessageTimes._observe, Path(os.environ[FILE])
+    answered, path = Router._answered, Path(os.environ[FILE])
 
-    def observe_and_write(self: MessageTimes, now: float) -> None:
-        found = [now - since for peer, since in self._answered if peer.client_id == QUIET]
-        if found:
+    def answered_and_written(self: Router, peer: Peer, since: float | None) -> None:
+        if peer.client_id == QUIET and since is not None:
             with path.open("a") as out:
-                print(*found, sep="\n", file=out)
-        observe(self, now)
+                print(asyncio.get_running_loop().time() - since, file=out)
+        answered(self, peer, since)
 
-    MessageTimes._observe = observe_and_write  # type: ignore[method-assign]
+    Router._answered = answered_and_written  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
