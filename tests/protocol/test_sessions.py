@@ -159,13 +159,6 @@ def test_of_what_a_producer_says_only_a_push_carries_a_payload() -> None:
         assert session.state is S.PRODUCER
 
 
-def test_a_push_comes_with_its_payload() -> None:
-    push, payload = make_push("p", 0, [3, 5])
-    ((heard, spans),) = hear(session_in(S.PRODUCER), codec.encode(push, len(payload)) + payload)
-    assert (heard, b"".join(spans)) == (push, payload)
-    assert [len(span) for span in spans] == push.spans(len(payload))
-
-
 def test_a_push_whose_payload_comes_after_an_error_was_said_is_the_peers_fault() -> None:
     push, payload = make_push("p", 0, [3, 5])
     frame, session = codec.encode(push, len(payload)) + payload, session_in(S.PRODUCER)
@@ -226,38 +219,6 @@ def test_a_rank_that_says_hello_again_or_leaves_while_a_micro_batch_comes_stays_
         session.say(EXAMPLES[said])
         assert len(hear(session, frame[-4:])) == 1
         assert session.state is state
-
-
-@given(st.sampled_from([*S]), st.binary(max_size=300))
-def test_random_bytes_raise_nothing_but_a_protocol_error(state: S, data: bytes) -> None:
-    session = session_in(state)
-    try:
-        hear(session, data)
-    except ProtocolError:
-        assert session.state is state
-
-
-@given(
-    st.sampled_from([(side, state) for side in Side for state in sorted(STATES_OF[side])]),
-    st.lists(
-        st.tuples(st.integers(0, 25), st.binary(max_size=40) | st.sampled_from([b"{}", b"[]"])),
-        max_size=4,
-    ),
-)
-def test_random_frames_raise_nothing_but_a_protocol_error(
-    where: tuple[Side, S], frames: list[tuple[int, bytes]]
-) -> None:
-    side, state = where
-    session = session_in(state, side)
-    reached = {state}
-    try:
-        for code, header in frames:
-            before = session.state
-            hear(session, encode_frame(code, header))
-            reached |= set(may_hear(side, before).values())
-    except ProtocolError:
-        pass
-    assert session.state in reached
 
 
 def never(nbytes: int) -> bool:

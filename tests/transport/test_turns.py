@@ -109,11 +109,3 @@ def test_who_comes_later_under_the_same_number_was_not_put_off() -> None:
     asked, loop.now = loop.now, loop.now + 5.0
     loop.turns.begin(asked)
     assert loop.turns.serve(2) == loop.now
-
-
-def test_who_wants_to_know_is_told_when_a_turn_has_ended_not_when_the_next_begins() -> None:
-    loop, ended = Loop({1: 2 * MS}), list[float]()
-    loop.turns.ended.append(ended.append)
-    loop.turn([1])
-    loop.turn([1], waited=5 * MS)
-    assert ended == [0.0, 2 * MS]

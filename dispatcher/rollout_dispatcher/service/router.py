@@ -33,7 +33,6 @@ from rollout_dispatcher.service.connections.peer import Peer
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.effects import EffectRunner
-from rollout_dispatcher.service.metrics.collectors import MessageTimes
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.reloading import RELOADABLE, Reloads
 from rollout_dispatcher.service.reporter import Health
@@ -97,7 +96,6 @@ class Router:
         )
         self.feedback = self._effect_runner.feedback
         self.drops_log = self._effect_runner.drops_log
-        self._handled = MessageTimes(metrics.message_duration)
         self._next_word = clock()
         #: Why nothing more is taken, once nothing is.
         self.stopping: errors.Stopping | None = None
@@ -152,10 +150,15 @@ class Router:
             self._failure.fail(error)
         # Ranks are heard always: their commits free the journal's room.
         if peer.role != "producer" or not self.barrier.heard(peer):
-            self._handled.note(peer, peer.readable_since)
+            self._answered(peer, peer.readable_since)
             return
         self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))
-        self.barrier.after(partial(self._handled.note, peer, peer.readable_since))
+        self.barrier.after(partial(self._answered, peer, peer.readable_since))
+
+    def _answered(self, peer: Peer, since: float | None) -> None:
+        """A message was answered that can be read since then; None where no turns are taken."""
+        seconds = 0.0 if since is None else asyncio.get_running_loop().time() - since
+        self.metrics.message_duration.observe(seconds, peer.role)
 
     def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         now = self.clock()

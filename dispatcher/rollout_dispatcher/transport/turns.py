@@ -46,13 +46,9 @@ class Turns:
         self._ends, self._anybody = math.inf, False
         self._looked = self._since = clock()
         self._put_off: dict[int, float] = {}
-        #: Told when a turn has ended, and at what time: what was written in it leaves now.
-        self.ended: list[Callable[[float], None]] = []
 
     def begin(self, asked: float) -> None:
         """A turn begins: it was found out who is ready, and asked for at this time."""
-        for told in self.ended:
-            told(asked)
         now = self.clock()
         # Who is ready at once may have been since it was looked last.
         self._since = now if now - asked > AWAITED_SECONDS else self._looked

@@ -1,6 +1,5 @@
 """Peers that are slow, silent or too many: deadlines end them, and nobody else waits for it."""
 
-from contextlib import ExitStack
 from time import monotonic
 
 import pytest
@@ -30,38 +29,6 @@ def test_a_peer_that_does_not_introduce_itself_is_told_so_and_closed(
         silent.send_bytes(said)
         assert silent.expect_error("protocol").message == "no hello within 0.5 s"
     train_a_step(server, producer, trainer)
-
-
-def test_a_peer_that_introduced_itself_may_be_silent_for_longer(serve: Serve) -> None:
-    server = serve(handshake_timeout="300ms")
-    producer = Producer(server.endpoint, "p")
-    with WireClient(server.endpoint) as stranger:
-        stranger.expect_error("protocol")  # so more than the handshake's time has passed
-    producer.ping()
-
-
-def test_a_producer_without_a_heartbeat_is_closed_and_one_with_it_is_not(serve: Serve) -> None:
-    server = serve(idle_timeout="1s", heartbeat_interval="50ms")
-    silent, alive = Producer(server.endpoint, "silent"), Producer(server.endpoint, "alive")
-    closed = "connection_errors_total{reason=silent,role=producer}"
-
-    def is_closed() -> bool:
-        alive.ping()
-        return server.scrape().get(closed) == 1
-
-    eventually(is_closed, "the silent producer's connection is closed")
-    silent.expect_end()
-    alive.ping()
-
-
-def test_a_rank_without_a_heartbeat_leaves_its_place_to_a_successor(serve: Serve) -> None:
-    server = serve(rank_timeout="300ms", heartbeat_interval="50ms")
-    silent = Rank(server.endpoint, 0, 2)
-    silent.expect_end()
-    server.await_status(absent_ranks=[0])
-    successor = Rank(server.endpoint, 0, 2, generation=silent.generation)
-    server.await_status(absent_ranks=[])
-    successor.close()
 
 
 def test_a_rank_that_stops_reading_is_dropped_and_gets_its_step_when_it_returns(
@@ -166,17 +133,3 @@ def test_connections_beyond_the_limit_are_told_so_and_may_retry(serve: Serve) ->
     train_a_step(server, producer, trainer)
     producer.bye()
     train_a_step(server, Producer(server.endpoint, "q"), trainer)
-
-
-def test_many_bad_peers_at_once_harm_nobody(serve: Serve) -> None:
-    server = serve(handshake_timeout="60s")
-    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
-    with ExitStack() as stack:
-        silent = [stack.enter_context(WireClient(server.endpoint)) for _ in range(50)]
-        for at, client in enumerate(silent):
-            if at % 2:
-                client.send_bytes(bytes([at]) * 100)
-        train_a_step(server, producer, trainer)
-        for client in silent[1::2]:
-            client.expect_error("protocol")
-    train_a_step(server, producer, trainer)

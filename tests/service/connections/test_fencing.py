@@ -5,19 +5,11 @@ hello while the journal's disk is busy. From then on whatever the old ones say i
 """
 
 import asyncio
-import os
-import threading
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.journal.journal import Journal
-from rollout_dispatcher.journal.policy import parse_sync
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.service.config.serve import ServeConfig, core_config
-from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
 from tests.service.durability.test_barrier import SlowLog
 from tests.service.durability.test_behind_the_barrier import Wire, hub_with, push_one
@@ -257,78 +249,3 @@ async def test_two_new_groups_at_once_leave_the_last_one(scene: Scene) -> None:
     assert [errors(rank) for rank in (*old, second)] == [["fenced"]] * 3
     assert third.heard() == ["WelcomeRank", "StepHeader", "MicroBatch"]
     assert scene.router.core.statistics().generation == 3
-
-
-class BusyDisk:
-    """`fdatasync`, as slow as the test says."""
-
-    def __init__(self) -> None:
-        self._sync = os.fdatasync
-        self.idle = threading.Event()
-        self.idle.set()
-
-    def fdatasync(self, handle: int) -> None:
-        assert self.idle.wait(20)
-        self._sync(handle)
-
-
-async def test_a_slow_disk_under_a_real_journal_changes_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = BusyDisk()
-    monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
-    config = ServeConfig(
-        dp_size=2, global_batch_size=2, micro_batch_size=1, journal_dir=tmp_path / "journal"
-    )
-    journal, memory = Journal.open(
-        tmp_path / "journal", parse_sync("batch"), to_wall=lambda at: at, from_wall=lambda at: at,
-        map_bytes=1 << 20, segment_bytes=1 << 20,
-    )  # fmt: skip
-    core = DispatcherCore(core_config(config))
-    core.restore(memory)
-    clock = asyncio.get_running_loop().time
-    router = Router(config, core, Metrics(config, core, clock), clock, journal)
-    producer = Wire(router)
-    producer.say(m.HelloProducer(client_id="p"))
-    for seq in range(2):
-        push_one(producer, seq)
-
-    async def group(names: str, generation: int) -> tuple[Wire, Wire]:
-        """Two ranks that join one after the other, and are given step 0."""
-        first, second = Wire(router), Wire(router)
-        first.say(m.HelloRank(client_id=f"{names}-0", dp_rank=0, dp_size=2, hungry=True))
-        if not disk.idle.is_set():
-            for rank in old:
-                rank.say(m.Prepared(step=0, digest=digest))
-                rank.say(m.Demand(taken=0, hungry=True))
-                rank.say(m.Commit(step=0))
-            await asyncio.sleep(0.5)
-            assert first.heard() == []
-            disk.idle.set()
-        await first.hears_first("WelcomeRank")
-        second.say(
-            m.HelloRank(
-                client_id=f"{names}-1", dp_rank=1, dp_size=2, generation=generation, hungry=True
-            )
-        )
-        for rank in (first, second):
-            await rank.hears_first("MicroBatch")
-        return first, second
-
-    old = await group("old", 1)
-    step = core.step(0)
-    assert step is not None
-    digest = step.digest
-    disk.idle.clear()
-    new = await group("new", 2)
-    assert core.statistics().steps_committed == 0
-    assert [rank.heard() for rank in (*old, *new)] == [["Error"], ["Error"], [], []]
-    for rank in new:
-        rank.say(m.Prepared(step=0, digest=digest))
-    for rank in new:
-        await rank.hears_first("Release")
-        rank.say(m.Commit(step=0))
-    await router.barrier.settled()
-    assert core.statistics().steps_committed == 1
-    router.close()
-    assert journal.close()

@@ -78,30 +78,6 @@ def test_a_live_rank_goes_on_at_the_next_micro_batch(serve: Serve) -> None:
     assert server.scrape()["redeliveries_total{reason=reconnect}"] == 1
 
 
-def test_a_new_generation_gets_uncommitted_steps_again_and_fences_the_old(serve: Serve) -> None:
-    server = serve()
-    Producer(server.endpoint, "p").push([3, 9, 4, 7])
-    old = Trainer(server.endpoint, 2)
-    before = old.take()
-    old.ranks[0].commit(0)
-    old.ranks[0].settle()
-
-    new = Trainer(server.endpoint, 2)
-    assert new.generation == old.generation + 1
-    for rank in old.ranks:
-        assert "a newer process group took over" in rank.expect_error("fenced").message
-    after = new.take()
-    assert [part.header for part in after] == [part.header for part in before]
-    assert [part.micro_batches for part in after] == [part.micro_batches for part in before]
-    new.ranks[1].commit(0)
-    new.ranks[1].settle()
-    assert server.status()["steps_committed"] == 0  # what the old rank 0 said is void
-    new.ranks[0].commit(0)
-    new.ranks[0].settle()
-    assert server.status()["steps_committed"] == 1
-    assert server.scrape()["redeliveries_total{reason=new-generation}"] == 1
-
-
 def test_rank_0_may_ask_again_when_it_did_not_hear_the_answer(serve: Serve) -> None:
     server = serve()
     Rank(server.endpoint, 0, 2, client_id="zero")

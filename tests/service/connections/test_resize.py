@@ -86,18 +86,6 @@ def test_ranks_that_are_no_more_are_not_absent(serve: Serve) -> None:
         assert "absent" not in server.get("/readyz").text
 
 
-def test_a_fenced_rank_s_waiting_is_not_counted_for_its_successor(serve: Serve) -> None:
-    server = serve()
-    with Trainer(server.endpoint, 2) as old:
-        for rank in old.ranks:
-            rank.demand(taken=-1, hungry=True)
-            rank.settle()
-        with Trainer(server.endpoint, 2) as new:
-            for rank in new.ranks:
-                rank.settle()
-            assert server.scrape()["rank_wait_duration_seconds_count"] == 0
-
-
 def test_a_size_that_the_batch_does_not_divide_over_is_refused_and_training_goes_on(
     serve: Serve,
 ) -> None:

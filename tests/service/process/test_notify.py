@@ -94,15 +94,3 @@ def test_it_serves_where_nobody_listens(
     monkeypatch.setenv("NOTIFY_SOCKET", nobody)
     monkeypatch.setenv("WATCHDOG_USEC", "x" if nobody else "1000000")
     assert serve(warm=False, **SMALL).get("/livez").status == 200
-
-
-def test_another_processes_watchdog_is_not_fed(
-    manager: Manager, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WATCHDOG_USEC", "300000")
-    monkeypatch.setenv("WATCHDOG_PID", "1")
-    server = serve(warm=False, **SMALL)
-    assert "READY" in manager.hear()
-    server.send_signal(signal.SIGTERM)
-    assert "STOPPING" in manager.hear()
-    assert server.wait() == 0

@@ -1,6 +1,5 @@
 """Families that are read when Prometheus asks, and kept nowhere else."""
 
-import asyncio
 import math
 import time
 from collections import defaultdict
@@ -25,9 +24,7 @@ from rollout_dispatcher.core.statistics import (
     Statistics,
 )
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.service.connections.peer import Peer
-from rollout_dispatcher.service.metrics.exposition import Histogram, RankFamily
-from rollout_dispatcher.transport.turns import turns_of
+from rollout_dispatcher.service.metrics.exposition import RankFamily
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
@@ -193,31 +190,6 @@ class RankWaits:
     def all_stop(self) -> None:
         """Another process group takes the place of this one."""
         self._since.clear()
-
-
-class MessageTimes:
-    """Of messages that were answered, until their times are observed."""
-
-    def __init__(self, durations: Histogram) -> None:
-        self._durations, self._loop = durations, asyncio.get_running_loop()
-        self._answered: list[tuple[Peer, float]] = []
-        turns = turns_of(self._loop)
-        #: An event loop of others tells of no turns: it is asked to call.
-        self._has_turns = turns is not None
-        if turns is not None:
-            turns.ended.append(self._observe)
-
-    def note(self, peer: Peer, readable_since: float | None) -> None:
-        """A message of this peer was answered that can be read since then; None: since now."""
-        since = self._loop.time() if readable_since is None else readable_since
-        if not self._answered and not self._has_turns:
-            self._loop.call_soon(lambda: self._observe(self._loop.time()))
-        self._answered.append((peer, since))
-
-    def _observe(self, now: float) -> None:
-        answered, self._answered = self._answered, []
-        for peer, since in answered:
-            self._durations.observe(now - since, peer.role)
 
 
 class PerRank:
