@@ -6,6 +6,7 @@ import pytest
 
 from rollout_dispatcher.core.effects import PlanWanted
 from rollout_dispatcher.core.facts import Configured, PostedSetting
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.sample import Outcome
 from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
@@ -38,3 +39,20 @@ def test_a_restart_is_told_of_what_was_posted(*, durable: bool) -> None:
     bench.perform(bench.core.configure(tuning, posted, bench.now))
     assert bench.facts == ([Configured(posted)] if durable else [])
     assert bench.push(make_sample("s", 4)) == (Outcome.ACCEPTED,)
+
+
+def push_uneven(bench: Bench, count: int) -> None:
+    """Samples that no four of make a good step."""
+    for at in range(count):
+        bench.push(make_sample(f"s{at}", 1 + 5**at))
+
+
+def test_a_shorter_wait_counts_from_when_ranks_became_hungry() -> None:
+    bench = Bench()
+    bench.join()
+    push_uneven(bench, 4)
+    bench.hungry()
+    bench.pass_time(1.0)
+    assert bench.planned == []
+    configure(bench, max_wait=0.5)
+    assert bench.triggers == [Trigger.MAX_WAIT]
