@@ -10,6 +10,7 @@ from rollout_dispatcher.core.effects import (
     WelcomeRank,
 )
 from rollout_dispatcher.core.facts import DropReason
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.sample import SamplesByField
@@ -84,3 +85,29 @@ def test_a_core_whose_facts_nobody_keeps_notes_none() -> None:
     bench.train(0)
     assert bench.core.statistics().samples_committed == 4
     assert bench.facts == []
+
+
+def test_an_unbalanced_batch_waits_for_max_wait_of_hunger() -> None:
+    bench = Bench()
+    bench.join()
+    for tokens in (1, 1, 1, 700):
+        bench.push(make_sample(f"s{bench._next_seq}", tokens))
+    assert bench.planned == []
+    bench.pass_time(60)
+    assert bench.planned == []  # nobody is hungry yet
+    bench.hungry()
+    bench.pass_time(1.9)
+    assert bench.planned == []
+    bench.pass_time(0.2)
+    assert bench.triggers == [Trigger.MAX_WAIT]
+
+
+def test_a_held_producer_goes_on_when_dropping_makes_room() -> None:
+    bench = Bench(batch=4, window=4, capacity=4, drop_above=50)
+    bench.push_plain(3)
+    bench.push(make_sample("long", 51))
+    assert bench.push(make_sample("late")) is None
+    bench.join()
+    assert bench.triggers == [Trigger.WINDOW_FULL]
+    assert bench.dropped(DropReason.OVERSIZE) == 1
+    assert bench.core.statistics().balanced

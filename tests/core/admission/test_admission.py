@@ -158,3 +158,19 @@ def test_a_floor_that_would_have_too_much_remembered_is_refused_and_changes_noth
     assert len(buffer) == 0
     near = push("p", MAX_UNANSWERED, make_sample("s"), floor=1)
     assert outcomes(admission.push(near, 0.0, may_wait=True)) == [("p", MAX_UNANSWERED, (A,))]
+
+
+def test_beginnings_of_groups_hold_nobody_back() -> None:
+    admission, buffer = make_admission(capacity=2, batch=2)
+    for at in range(20):
+        effects = admission.push(push("p", at, member(f"{at}.0", f"g{at}")), 0.0, may_wait=True)
+        assert outcomes(effects) == [("p", at, (A,))]
+    admission.push(plain("q", 0, 2), 0.0, may_wait=True)
+    late = admission.push(push("p", 20, member("20.0", "g20")), 0.0, may_wait=True)
+    assert isinstance(
+        late[0], PushBlocked
+    )  # a step could be planned: this group waits for its turn
+    for at in range(20):
+        effects = admission.push(push("r", at, member(f"{at}.1", f"g{at}")), 0.0, may_wait=True)
+        assert outcomes(effects) == [("r", at, (A,))]
+    assert buffer.ready_units == 42

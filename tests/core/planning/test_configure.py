@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 from rollout_dispatcher.core.effects import PlanWanted
+from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
+from tests.support.samples import make_sample
 
 
 def configure(bench: Bench, **changes: float) -> None:
@@ -23,3 +25,20 @@ def test_a_plan_that_is_asked_for_goes_on_as_it_was_asked_for() -> None:
     answer = plan(wanted.window, bench.plan_config, wanted.take)
     bench.core.planned(wanted, answer, bench.now)
     assert bench.core.statistics().balanced
+
+
+def push_uneven(bench: Bench, count: int) -> None:
+    """Samples that no four of make a good step."""
+    for at in range(count):
+        bench.push(make_sample(f"s{at}", 1 + 5**at))
+
+
+def test_a_shorter_wait_counts_from_when_ranks_became_hungry() -> None:
+    bench = Bench()
+    bench.join()
+    push_uneven(bench, 4)
+    bench.hungry()
+    bench.pass_time(1.0)
+    assert bench.planned == []
+    configure(bench, max_wait=0.5)
+    assert bench.triggers == [Trigger.MAX_WAIT]

@@ -21,3 +21,12 @@ def test_the_least_recently_active_producer_is_forgotten_first(monkeypatch: obje
         memory.raise_floor(str(number), 5)
     assert not memory.seen("0", 1, None)
     assert memory.seen("1", 1, None)
+
+
+def test_given_ids_are_remembered_across_producers_up_to_the_horizon() -> None:
+    memory = DuplicateMemory(horizon=2)
+    for seq, name in enumerate("abc"):
+        memory.accept("p", range(seq, seq + 1), {name: 7})
+    assert memory.seen("q", 0, "c")
+    assert memory.seen("q", 0, "b")
+    assert not memory.seen("q", 0, "a")

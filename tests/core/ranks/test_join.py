@@ -250,3 +250,14 @@ def test_a_hello_that_fails_its_generation_is_refused_and_gets_no_welcome() -> N
     assert isinstance(failed, FailRanks)
     assert isinstance(refused, RefuseRank)
     assert (refused.client_id, refused.error) == ("1.2", failed.error)
+
+
+def test_after_a_restart_no_step_is_committed_before_every_rank_is_back_and_has_said_so() -> None:
+    run = Run()
+    run.run_to(0)
+    run.hungry()
+    run.restart()
+    for rank, committed in ((0, 1), (1, 2)):
+        run.say(rank, 1, taken=1, committed=0, received={1: 1}, run_id="run")
+        run.perform(run.core.commit(rank, 1, run.now))
+        assert run.core.statistics().steps_committed == committed
