@@ -138,7 +138,7 @@ def test_the_description_names_the_form_of_all_errors(shared: ServeProcess) -> N
     assert set(described["paths"]) == {
         "/v1/samples", "/v1/groups/{group_id}/close", "/v1/phases/{policy_version}/end",
         "/v1/stream/end", "/v1/clients", "/metrics", "/livez", "/readyz", "/statusz",
-        "/openapi.json",
+        "/openapi.json", "/",
     }  # fmt: skip
 
 
