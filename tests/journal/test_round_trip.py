@@ -105,6 +105,16 @@ HISTORIES: dict[str, list[list[Fact]]] = {
     "an open step": [
         [*map(accepted, range(6)), Planned(3, "abc", 2.5, (((2, 0), (3,)), ((1,), (4,))), (5,))]
     ],
+    "a step with blocks": [
+        [
+            *map(accepted, range(2)),
+            Planned(0, "a", 0.0, (((0, 1),), ((),)), (), 0, 0.0, ((2,), (2,))),
+        ]
+    ],
+    "a step with blocks planned again without": [
+        [accepted(0), Planned(0, "a", 0.0, (((0,),), ((),)), (), 1, 2.5, ((2,), (2,)))],
+        [replace(STEP, micro_batches=(((0,),), ((),)))],
+    ],
     "a step of which a sample is lost": [
         [accepted(0), accepted(1), STEP],
         [Dropped((0,), DropReason.STALE)],
