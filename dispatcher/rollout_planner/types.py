@@ -244,11 +244,15 @@ class Plan:
     @property
     def excess(self) -> float:
         """Straggler excess: share of trainer time lost to waiting, under this plan's sync."""
+        if self.cp_sizes is not None:
+            return max(0.0, self.time / self.even_time - 1) if self.even_time else 0.0
         return straggler_excess(self.cost, self.sync, self.pipeline_stages)
 
     @property
     def time(self) -> float:
         """What the step takes until ranks meet at its end, under this plan's sync, in cost."""
+        if self.cp_sizes is not None and self.sync is Sync.STEP:
+            return _time_of_blocks(self.cost, self.cp_sizes)
         return step_time(self.cost, self.sync, self.pipeline_stages)
 
     @property
@@ -270,6 +274,19 @@ def step_time(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
     if stages > 1:
         times = times + (stages - 1) * paces.max(axis=1)
     return float(np.maximum.reduce(times))
+
+
+def _time_of_blocks(cost: FloatArray, cp_sizes: IntArray) -> float:
+    """`step_time` where ranks wait for those of their block alone, whose micro-batch they begin
+    together.
+    """
+    clock = np.zeros(len(cost))
+    for took, sizes in zip(cost.T, cp_sizes.T, strict=True):
+        first = np.arange(len(clock)) // sizes * sizes
+        begins = np.zeros(len(clock))
+        np.maximum.at(begins, first, clock)
+        clock = begins[first] + took
+    return float(clock.max())
 
 
 def even_time(cost: FloatArray, stages: int = 1) -> float:

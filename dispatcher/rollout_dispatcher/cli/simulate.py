@@ -173,7 +173,7 @@ def _progress() -> Callable[[Setting, float], None]:
         if (now := time.monotonic()) - last >= 0.1:
             last = now
             bar = f"{'#' * round(40 * share):.<40}"
-            _show(f"[{bar}] {share:4.0%}  {setting.strategy}, window {setting.window:g}")
+            _show(f"[{bar}] {share:4.0%}  {setting.name}, window {setting.window:g}")
 
     return show
 

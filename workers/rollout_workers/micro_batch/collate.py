@@ -21,6 +21,15 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.blocks import (
+    ALONE,
+    Blocks,
+    ContextBlock,
+    placed,
+    sliced,
+    tokens_in,
+    with_next,
+)
 from rollout_workers.micro_batch.delivery import Delivery
 from rollout_workers.micro_batch.layouts import LABELS, Collation, Placement, bounds
 from rollout_workers.micro_batch.loss import LOSS_MASK, MAIN, LossConfig, firsts, token_weights
@@ -45,6 +54,7 @@ class CollateConfig:
     sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
         the longest is. packed_length: then packed ones are padded to so many tokens in all.
     fields: names of the tensors to make, beside what the layout adds; None for all there are.
+    blocks: those that this rank may be in; None: it trains all by itself.
     """
 
     loss: LossConfig
@@ -54,6 +64,7 @@ class CollateConfig:
     packed_length: int | None = None
     delivery: Delivery = field(default_factory=Delivery)
     fields: frozenset[str] | None = None
+    blocks: Blocks | None = None
 
     def wants(self, name: str) -> bool:
         """Whether to make the tensor of this name."""
@@ -72,12 +83,33 @@ class CollateConfig:
             case Collation.JAGGED:
                 return layouts.jagged(tokens)
         found = layouts.packed(tokens, self.sample_length_multiple, self.packed_length)
+        self._check_length(found)
+        return found
+
+    def block(self, header: m.MicroBatch) -> ContextBlock:
+        """Who trains a micro-batch. Raises ProtocolError for a block that was never asked for."""
+        size = header.cp_size or 1
+        if size > 1 and size not in (self.blocks.groups if self.blocks else {}):
+            raise ProtocolError(
+                f"a micro-batch of {size} DP ranks, of which this rank has no group"
+            )
+        return self.blocks.block(size, header.cp_rank) if self.blocks else ALONE
+
+    def placements(self, tokens: list[int], block: ContextBlock) -> tuple[Placement, Placement]:
+        """Where the samples of a block lie, and where this rank has its slices of them."""
+        if self.blocks is None:
+            found = self.placement(tokens)
+            return found, found
+        whole, own = placed(tokens, block, self.sample_length_multiple, self.packed_length)
+        self._check_length(own)
+        return whole, own
+
+    def _check_length(self, found: Placement) -> None:
         if self.packed_length is not None and found.rows > self.packed_length:
             raise StepContractError(
                 f"a micro-batch has {found.rows} tokens, padding of samples included, and the "
                 f"stream was made with packed_length={self.packed_length}; make it with more"
             )
-        return found
 
 
 def collate(
@@ -122,10 +154,14 @@ def collate(
     if config.fields is not None and LABELS not in per_token and config.wants(LABELS):
         per_token[LABELS] = _labels(source, header.tokens)
     per_token |= weights
-    placement = config.placement(header.tokens)
+    if config.blocks is not None:
+        per_token = with_next(per_token, header.tokens)
+    block = config.block(header)
+    whole, placement = config.placements(header.tokens, block)
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
         others = {name: values.clone() for name, values in others.items()}
-    tensors = layouts.lay_out(per_token, placement) | others
+    tensors = layouts.lay_out(per_token, whole)
+    tensors = sliced(tensors, frozenset(per_token), whole, block) | others
     scales = totals.scales
     absent = [None] * len(header.tokens)
     return MicroBatch(
@@ -133,7 +169,7 @@ def collate(
         text=text,
         step=header.step,
         index=header.index,
-        tokens=sum(header.tokens),
+        tokens=sum(header.tokens) if block.size == 1 else tokens_in(whole, block),
         loss_scale=scales[MAIN],
         loss_scales=dict(scales),
         is_last=header.index == step.num_micro_batches - 1,
@@ -144,6 +180,7 @@ def collate(
         per_token=frozenset(per_token),
         placement=placement,
         left_out=left_out,
+        block=block,
     )
 
 

@@ -92,7 +92,7 @@ class StepTotals:
         losses = self._uncounted
         parts = {loss.name: np.zeros(self._size(loss)) for loss in losses}
         for header, values in micro_batches:
-            if header.is_filler:
+            if header.is_filler or header.cp_rank:  # the first rank of a block has said it
                 continue
             for loss in losses:
                 found = sample_weights(loss, header, values[loss.field])
