@@ -49,6 +49,12 @@ def test_a_sample_beyond_the_budget_of_one_rank_is_split() -> None:
         plan_step([1100], dp_size=2, micro_batch_tokens=500, max_split=8)
 
 
+def test_samples_that_leave_half_of_their_blocks_empty_have_room() -> None:
+    lengths = np.full(50, 1100)
+    found = plan_step(lengths, dp_size=2, micro_batch_tokens=1000, max_split=2)
+    assert step_time(found, lengths, "micro-step", 1000) > 0
+
+
 def test_without_splitting_it_is_the_plan_without_all_this() -> None:
     lengths = np.random.default_rng(1).integers(1, 4000, 200)
     without = plan_step(lengths, dp_size=8, micro_batch_tokens=4096)

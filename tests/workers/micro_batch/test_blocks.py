@@ -19,6 +19,7 @@ from rollout_workers.micro_batch.blocks import (
     gather_block,
     make_blocks,
     rows_in_block,
+    with_next,
 )
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.layouts import Collation
@@ -113,6 +114,14 @@ def test_a_micro_batch_of_one_rank_says_too_what_each_row_predicts() -> None:
     assert block_sum(batch.next_loss_weights, batch).tolist() == [5, 1]
 
 
+def test_a_sample_may_not_have_a_field_that_a_stream_makes() -> None:
+    both = {"x": torch.arange(3), "next_x": torch.arange(3)}
+    with pytest.raises(ConfigError, match="have a field next_x"):
+        with_next(both, [3])
+    labels = {"labels": torch.arange(3), "position_ids": torch.arange(3)}
+    assert with_next(labels, [3]).keys() == labels.keys()
+
+
 def test_slices_have_no_labels_and_no_other_layout() -> None:
     batch = of_rank(config(group_of(2)), 2, 1)
     for use in (lambda: batch.labels, batch.as_hf, batch.as_packed, batch.as_padded):
@@ -136,6 +145,11 @@ def _in_a_block(rank: int, store: str) -> None:
     """Ranks 0 and 1 are a block; rank 2 has no neighbour."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
+    with pytest.raises(ConfigError, match="DP rank 0 of 2, but rank"):
+        make_blocks(Place(0, 2), None, 2, Slicing.ZIGZAG)
+    with pytest.raises(ConfigError, match="in the order of their global ranks"):
+        make_blocks(Place(rank, 3), [0, 2, 1], 2, Slicing.ZIGZAG)
+    make_blocks(Place(rank, 3), None, 2, Slicing.ZIGZAG)  # those of an earlier generation
     blocks = make_blocks(Place(rank, 3), None, 2, Slicing.ZIGZAG)
     assert list(blocks.groups) == ([] if rank == 2 else [2])
     if rank < 2:

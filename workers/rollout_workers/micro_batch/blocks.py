@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_workers.micro_batch.layouts import Placement, Tensors, packed
+from rollout_workers.micro_batch.layouts import LABELS, Placement, Tensors, packed
 from rollout_workers.process_group import Place, initialised
 
 if TYPE_CHECKING:
@@ -97,6 +97,13 @@ def make_blocks(
             f"max_split={max_split} has DP ranks train samples together, and there is no process "
             "group: call torch.distributed.init_process_group() before the stream is made"
         )
+    if dp_ranks is None and Place(dist.get_rank(), dist.get_world_size()) != place:
+        raise ConfigError(
+            f"max_split={max_split} makes groups of the DP ranks, and this is DP rank "
+            f"{place.dp_rank} of {place.dp_size}, but rank {dist.get_rank()} of "
+            f"{dist.get_world_size()} in the default process group; pass process_group= with the "
+            "DP ranks in their order, or mesh="
+        )
     if ranks != sorted(ranks):
         raise ConfigError(
             f"max_split={max_split} needs DP ranks in the order of their global ranks, and these "
@@ -123,7 +130,7 @@ def with_next(per_token: Tensors, tokens: Sequence[int]) -> Tensors:
     lasts = np.cumsum(tokens) - 1
     found = dict(per_token)
     for name, values in per_token.items():
-        if name == "position_ids":
+        if name in ("position_ids", LABELS):  # models shift labels by themselves
             continue
         following = torch.roll(values, -1, dims=0)
         following[torch.from_numpy(lasts)] = 0

@@ -60,8 +60,8 @@ class MicroBatch(MutableMapping[str, Tensor]):
                                  TransformerEngine calls this cu_seqlens_q, and cu_seqlens
                                  cu_seqlens_q_padded
 
-    Of a stream with `max_split` there is `next_NAME` beside each per-token NAME but `position_ids`:
-    what it is of the token that the row predicts, 0 for the last of a sample. A micro-batch that
+    Of a stream with `max_split` there is `next_NAME` beside each per-token NAME but `position_ids`
+    and `labels`: of the token that the row predicts, 0 for the last of a sample. A micro-batch that
     `cp_size` ranks train together has this rank's rows of each sample alone, of which each is
     padded to a multiple of 2 * cp_size; cu_seqlens, cu_seqlens_unpadded and max_seqlen are of whole
     samples, of whose padded rows each rank has 1 / cp_size. What is per sample is on all of its
