@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from rollout_planner.types import Grouping, PlanConfig, round_up
+from rollout_planner.types import Grouping, Layout, PlanConfig, Strategy, round_up
 
 
 class DispatcherError(Exception):
@@ -118,10 +118,36 @@ def problems(config: PlanConfig, window_multiple: float = 1.0) -> Iterator[str]:
     elif not low:
         yield from _sizes(config)
     yield from _skips(config, window_multiple)
+    yield from _splits(config)
     if config.pads_to_budget and config.grouping is Grouping.MICRO_BATCH:
         yield (
             "groups that stay in one micro-batch cannot share a budget of padded tokens; "
             "set micro_batch_size, or layout packed, or grouping rank"
+        )
+
+
+def _splits(config: PlanConfig) -> Iterator[str]:
+    most, ranks = config.max_split, config.dp_size
+    if most < 1 or most & (most - 1):
+        yield f"max_split is {most}; ranks share a sample by twos: use 1, 2, 4, 8 ..."
+    elif most > max(ranks, 1):
+        yield (
+            f"max_split is {most}, and there are {ranks} DP ranks; lower it to "
+            f"{1 << (ranks.bit_length() - 1)}, or use {most} ranks or more"
+        )
+    cannot = {
+        "no micro_batch_tokens": config.micro_batch_tokens is None,
+        "layout padded": config.layout is not Layout.PACKED,
+        f"groups {config.grouping}": config.grouping in (Grouping.RANK, Grouping.MICRO_BATCH),
+        f"strategy {config.strategy}": config.strategy is not Strategy.WINDOW,
+        f"pipeline_stages {config.pipeline_stages}": config.pipeline_stages > 1,
+        f"rank_tokens {config.rank_tokens}": config.rank_tokens is not None,
+    }
+    if most > 1 and (found := [what for what, is_so in cannot.items() if is_so]):
+        yield (
+            f"max_split {most} shares a packed sample out over ranks, under micro_batch_tokens and "
+            f"by strategy window, and there is {', '.join(found)}, which it cannot heed; change "
+            "that, or set max_split to 1"
         )
 
 

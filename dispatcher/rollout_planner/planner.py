@@ -30,6 +30,7 @@ from rollout_planner.order import among, by_falling_tokens, group_index
 from rollout_planner.public.arguments import check_fits
 from rollout_planner.selection import choose, must_take
 from rollout_planner.split.assign import spread_columns
+from rollout_planner.split.blocks import with_blocks
 from rollout_planner.split.parts import (
     Batch,
     Parts,
@@ -75,10 +76,12 @@ def plan(
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
         raise PlanError(f"{take} samples to plan from a window of {len(window)}; wait for more")
+    if config.max_split > 1:  # what has no room on one rank has on several
+        config = replace(config, oversize=Oversize.ALONE, slowness=None)
     chosen, batch, parts = _choose_and_split(window, cost, config, take, whole=whole)
     parts = in_order(batch, parts, config)
     plain = times(batch, plain_split(batch, config), config)
-    return Plan(
+    found = Plan(
         chosen=chosen[parts.sequence],
         counts=parts.counts,
         cost=times(batch, parts, config),
@@ -89,6 +92,7 @@ def plan(
         pipeline_stages=config.pipeline_stages,
         slowness=config.slowness,
     )
+    return with_blocks(found, window.tokens, config) if config.max_split > 1 else found
 
 
 class _Choice(NamedTuple):
@@ -181,7 +185,8 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
     They come by what they are thought to wait. Of steps that are not too large the next ones are
     split as well while the best so far turned out to wait longer than was thought.
     """
-    ahead, best, least, thought = looks_ahead(config.strategy), None, np.inf, np.inf
+    looks = looks_ahead(config.strategy, config.max_split)
+    ahead, best, least, thought = looks, None, np.inf, np.inf
     mean, by_cost = float(np.add.reduce(cost)) / len(cost), by_falling_tokens(window.tokens)
     most = tuning.SELECTIONS if take <= tuning.COMPARED_UP_TO else 1
     selections = choose(window, cost, config, take, by_cost=by_cost, ahead=ahead)
@@ -205,7 +210,8 @@ def _compare(window: Window, cost: FloatArray, config: PlanConfig, take: int) ->
 
 def plan_digest(plan: Plan) -> str:
     """Fingerprint of who trains on what and when: equal for equal micro-batches, 32 hex digits."""
-    return digest_of(0, plan.counts.tolist(), plan.chosen.tolist())
+    cp_sizes = [] if plan.cp_sizes is None else plan.cp_sizes.tolist()
+    return digest_of(0, plan.counts.tolist(), plan.chosen.tolist(), cp_sizes=cp_sizes)
 
 
 def _groups(group: IntArray, chosen: IntArray, config: PlanConfig) -> IntArray | None:
@@ -227,7 +233,7 @@ def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
     n = len(window)
     if not (len(window.skips) == len(window.group) == len(window.must_go) == n):
         raise PlanError("the window's columns differ in length; pass one row per sample")
-    budget = config.micro_batch_tokens
+    budget = config.micro_batch_tokens if config.max_split == 1 else config.longest_in_budget
     if budget is not None and config.oversize is not Oversize.ALONE:
         together = config.grouping is Grouping.MICRO_BATCH
         group = group_index(window.group) if together else None

@@ -172,9 +172,12 @@ STRATEGIES: Mapping[Strategy, Split] = {
 _LOOK_AHEAD = {Strategy.WINDOW}
 
 
-def looks_ahead(strategy: str) -> bool:
-    """Whether the strategy of this name chooses from a window; the others take the oldest."""
-    return strategy in _LOOK_AHEAD
+def looks_ahead(strategy: str, max_split: int = 1) -> bool:
+    """Whether the strategy of this name chooses from a window; the others take the oldest.
+
+    So does each where samples may be split: what a window is for is done by splitting then.
+    """
+    return strategy in _LOOK_AHEAD and max_split == 1
 
 
 def split(batch: Batch, config: PlanConfig) -> Parts:

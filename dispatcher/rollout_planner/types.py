@@ -100,6 +100,9 @@ class PlanConfig:
     and leave together, as far as `max_step_variation` lets them: the loss tokens of a step stray
     from those of as many mean arrivals by no more than this share of them, or by a standard
     deviation of what arrivals have; None: as far as balance has it.
+    Up to `max_split` ranks, a power of two, may train a packed micro-batch under a budget together,
+    each doubling for `split_overhead` of its time; then the oldest samples are taken, and all ranks
+    count as equally fast.
     A plan whose excess is above `compared_above` is compared with other selections and splits; it
     says how good a plan may well be, serve's --max-imbalance when one is good enough to go early.
     What a split tries to wait less has to fit in `planning_budget`, seconds of one core, which are
@@ -130,6 +133,8 @@ class PlanConfig:
     compared_above: float = 0.01
     planning_budget: float = 5e-3
     slowness: tuple[float, ...] | None = None
+    max_split: int = 1
+    split_overhead: float = 0.05
 
     def micro_batches(self, needed: int) -> int:
         """Micro-batches a rank where `needed` would do: not below the minimum, and a multiple."""
@@ -150,12 +155,17 @@ class PlanConfig:
     @property
     def longest_in_budget(self) -> int | None:
         """Tokens of the longest sample that fits the budget once padded; None without a budget."""
-        return longest_in_budget(self.micro_batch_tokens, self.sample_length_multiple)
+        return longest_in_budget(
+            self.micro_batch_tokens, self.sample_length_multiple, self.max_split
+        )
 
 
-def longest_in_budget(budget: int | None, multiple: int) -> int | None:
-    """See `PlanConfig.longest_in_budget`."""
-    return None if budget is None else budget - budget % multiple
+def longest_in_budget(budget: int | None, multiple: int, max_split: int = 1) -> int | None:
+    """See `PlanConfig.longest_in_budget`; where ranks share a sample, each has two pieces of it."""
+    if budget is None:
+        return None
+    alone, pieces = budget - budget % multiple, 2 * max_split * multiple
+    return max(alone, max_split * budget // pieces * pieces) if max_split > 1 else alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +202,8 @@ class Plan:
     chosen: int64[n], positions in the window in delivery order: rank by rank, micro-batch by
         micro-batch.
     counts: int64[R, M], samples of each micro-batch; one of none is a filler.
+    cp_sizes: int64[R, M], ranks of the block that trains each micro-batch, 2^k of them from a
+        multiple of 2^k on; its samples are counted on the first. None: each is one rank's own.
     cost: float64[R, M], what each micro-batch takes its rank, estimated (0 for a filler).
     fifo_excess: straggler excess that a plain split of the same samples, in arrival order, has.
     lower_bound: the smallest time any split of these samples could need on these ranks, in cost.
@@ -207,6 +219,7 @@ class Plan:
     lower_bound: float
     pipeline_stages: int = 1
     slowness: tuple[float, ...] | None = None
+    cp_sizes: IntArray | None = None
 
     @property
     def micro_batches(self) -> tuple[tuple[IntArray, ...], ...]:
@@ -231,11 +244,15 @@ class Plan:
     @property
     def excess(self) -> float:
         """Straggler excess: share of trainer time lost to waiting, under this plan's sync."""
+        if self.cp_sizes is not None:
+            return max(0.0, self.time / self.even_time - 1) if self.even_time else 0.0
         return straggler_excess(self.cost, self.sync, self.pipeline_stages)
 
     @property
     def time(self) -> float:
         """What the step takes until ranks meet at its end, under this plan's sync, in cost."""
+        if self.cp_sizes is not None and self.sync is Sync.STEP:
+            return _time_of_blocks(self.cost, self.cp_sizes)
         return step_time(self.cost, self.sync, self.pipeline_stages)
 
     @property
@@ -257,6 +274,19 @@ def step_time(cost: FloatArray, sync: Sync, stages: int = 1) -> float:
     if stages > 1:
         times = times + (stages - 1) * paces.max(axis=1)
     return float(np.maximum.reduce(times))
+
+
+def _time_of_blocks(cost: FloatArray, cp_sizes: IntArray) -> float:
+    """`step_time` where ranks wait for those of their block alone, whose micro-batch they begin
+    together.
+    """
+    clock = np.zeros(len(cost))
+    for took, sizes in zip(cost.T, cp_sizes.T, strict=True):
+        first = np.arange(len(clock)) // sizes * sizes
+        begins = np.zeros(len(clock))
+        np.maximum.at(begins, first, clock)
+        clock = begins[first] + took
+    return float(clock.max())
 
 
 def even_time(cost: FloatArray, stages: int = 1) -> float:
@@ -313,14 +343,19 @@ def digest_of(
     samples: Sequence[int | str],
     attempt: int = 0,
     usual_loss: float = 0.0,
+    *,
+    cp_sizes: Sequence[Sequence[int]] = (),
 ) -> str:
     """Fingerprint of who trains on what and when in step `number`, 32 hex digits.
 
     counts: samples of each micro-batch, [dp rank][micro-batch]. samples: in that order. attempt: at
     a plan of that step; the first one's fingerprint is that of releases that knew no others.
     usual_loss: loss tokens that a sample was expected to have; 0 where that is not known.
+    cp_sizes: ranks that train each micro-batch together; empty where each is one rank's own.
     """
-    more = [value for value in (attempt, usual_loss) if value]
+    more: list[object] = [value for value in (attempt, usual_loss) if value]
+    if cp_sizes:
+        more.append(list(map(list, cp_sizes)))
     named = ascii((number, counts, list(samples), *more)).encode()
     return blake2b(named, digest_size=16).hexdigest()
 

@@ -21,6 +21,7 @@ from random import Random
 from tests.chaos.cluster.processes import mount
 from tests.chaos.cluster.stores import ENGINES as STORES
 from tests.chaos.faults.decks import (
+    BLOCKS,
     DISK_FAULTS,
     ENGINES,
     FAULTS,
@@ -55,6 +56,7 @@ def main() -> int:
     runs = [
         ("run", FAULTS, options.faults - on_small - rewinds - options.torchrun, Settings()),
         ("rewinds", REWINDS, rewinds, Settings(dp_size=2, retain=True)),
+        ("blocks", BLOCKS, options.blocks, Settings(dp_size=4, retain=True, max_split=2)),
         (
             "small-disk", DISK_FAULTS, on_small if may_mount else 0,
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),
@@ -144,6 +146,9 @@ def _options() -> argparse.Namespace:
         help="what those lie in (file); ray and mooncake run in build/frameworks/NAME/bin/python",
     )  # fmt: skip
     parser.add_argument("--torchrun", type=int, default=12, help="of them under torchrun (12)")
+    parser.add_argument(
+        "--blocks", type=int, default=0, help="and while ranks train samples together (0)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the faults (1)")
     parser.add_argument(
         "--seeds", type=int, default=3, help="of each planted bug (3); 0: none is run"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos.actors.samples import LONGEST
 from tests.support.options import arguments
 
 #: Ranks that a later process group may have.
@@ -23,6 +24,8 @@ class Settings:
     retain: whether steps are kept for checkpoints, which the ranks then save. references: whether
     there is a payload store, in which most samples lie; then the samples that producer 1 pushes
     together are a group. engine: of that store, one of `cluster.stores.ENGINES`.
+    max_split: ranks that may train a sample together; above 1 a rank alone has no room for the
+    longest.
     """
 
     dp_size: int = 3
@@ -40,6 +43,7 @@ class Settings:
     retain: bool = False
     references: bool = False
     engine: str = "file"
+    max_split: int = 1
 
     @property
     def longest_wait(self) -> int:
@@ -59,8 +63,9 @@ class Settings:
             "http": ":".join(map(str, http)),
             "dp-size": self.dp_size,
             "global-batch-size": self.batch,
-            "micro-batch-tokens": 128,
+            "micro-batch-tokens": 128 if self.max_split == 1 else LONGEST - 8,
             "window": self.window_multiple,
+            "max-split": self.max_split,
             "buffer-capacity": self.buffer_samples,
             "max-open-steps": self.max_open_steps,
             "max-skips": self.max_skips,

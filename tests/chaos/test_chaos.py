@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import mount
-from tests.chaos.faults.decks import FAULTS, REFERENCES, REWINDS, TORCHRUN_FAULTS, deck
+from tests.chaos.faults.decks import BLOCKS, FAULTS, REFERENCES, REWINDS, TORCHRUN_FAULTS, deck
 from tests.chaos.faults.forced import kill_after_the_end
 from tests.chaos.planted.dispatcher import BUGS
 from tests.chaos.planted.selftest import SLOW, TRIALS, try_out
@@ -39,6 +39,17 @@ def test_trainers_that_go_back_to_a_checkpoint_get_what_came_after_it_once_more(
     assert result.stalled is None
     assert result.verdict.clean, result.verdict
     assert result.steps_rewound > 0
+
+
+def test_samples_that_ranks_train_together_are_neither_lost_nor_counted_twice(
+    tmp_path: Path,
+) -> None:
+    settings = Settings(dp_size=4, retain=True, max_split=2)
+    result = run(tmp_path / "run", settings, BLOCKS, Random(SEED))
+    assert result.stalled is None
+    assert result.verdict.clean, result.verdict
+    assert result.steps_rewound > 0
+    assert len(result.sizes) > 1
 
 
 def test_ranks_under_torchrun_lose_and_repeat_nothing(tmp_path: Path) -> None:

@@ -134,7 +134,8 @@ class Model:
         parts = [[[plain_ticket(t) for t in part] for part in rank] for rank in step.micro_batches]
         rewound = lazy and number not in self.retained
         return (
-            number, step.digest, step.planned_at, parts, rewound, step.attempt, step.usual_loss
+            number, step.digest, step.planned_at, parts, rewound, step.attempt, step.usual_loss,
+            step.cp_sizes,
         )  # fmt: skip
 
     def _phases(self) -> tuple[int, ...]:

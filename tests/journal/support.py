@@ -187,7 +187,7 @@ def plain_step(step: RecoveredStep) -> tuple[object, ...]:
     parts = [[[plain_entry(e) for e in part] for part in rank] for rank in step.micro_batches]
     return (
         step.number, step.digest, step.planned_at, parts, step.rewound, step.attempt,
-        step.usual_loss,
+        step.usual_loss, step.cp_sizes,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Every fact comes back, whether the journal was closed or its process killed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rollout_dispatcher.core.facts import (
     Finished,
     FloorRaised,
     GenerationBegan,
+    Planned,
     ProducerSaid,
     RecoveredState,
 )
@@ -19,6 +21,7 @@ from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.sample import Schema
+from tests.journal.model import Model
 from tests.journal.support import (
     BATCH,
     OBJECTS,
@@ -28,6 +31,7 @@ from tests.journal.support import (
     checksum_of,
     opened,
     payload_of,
+    plain,
     recovered,
 )
 from tests.support.samples import span_of
@@ -49,6 +53,21 @@ def test_what_has_no_ragged_fields_is_written_as_by_releases_that_knew_of_none()
     assert (len(plain), plain[-2:]) == (19, ["x", checksum_of("x")])
     assert [len(field) for field in ragged_schema[2]] == [5, 4, 5]
     assert ragged[-1] == facts[1].entry.sample.rows == (1, 2)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_which_ranks_train_a_sample_together_comes_back(tmp_path: Path, *, again: bool) -> None:
+    """again: the step was planned anew, without blocks."""
+    step = Planned(0, "a", 0.0, (((0, 1),), ((),)), (), 0, 0.0, ((2,), (2,)))
+    batches: list[list[Fact]] = [[accepted(0), accepted(1), step]]
+    if again:
+        batches.append([replace(step, digest="b", attempt=1, cp_sizes=())])
+    model = Model(id_horizon=3)
+    for facts in batches:
+        model.apply(facts, {"n": 1})
+    found = after(tmp_path / "j", *batches, id_horizon=3)
+    assert plain(found) == model.plain()
+    assert found.steps[0].cp_sizes == (() if again else ((2,), (2,)))
 
 
 def test_a_run_that_was_finished_goes_on_with_its_next_generation(tmp_path: Path) -> None:

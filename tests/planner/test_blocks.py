@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from rollout_planner import UnequalPartitions, plan_step, tokens
 from rollout_planner.errors import SampleTooLong
-from rollout_planner.types import IntArray
+from rollout_planner.planner import plan
+from rollout_planner.types import IntArray, PlanConfig, Window
 from tests.support.blocks import COST, OVERHEAD, step_time
 
 LENGTHS = st.lists(
@@ -48,6 +49,12 @@ def test_a_sample_beyond_the_budget_of_one_rank_is_split() -> None:
         plan_step([1100], dp_size=2, micro_batch_tokens=500, max_split=8)
 
 
+def test_samples_that_leave_half_of_their_blocks_empty_have_room() -> None:
+    lengths = np.full(50, 1100)
+    found = plan_step(lengths, dp_size=2, micro_batch_tokens=1000, max_split=2)
+    assert step_time(found, lengths, "micro-step", 1000) > 0
+
+
 def test_without_splitting_it_is_the_plan_without_all_this() -> None:
     lengths = np.random.default_rng(1).integers(1, 4000, 200)
     without = plan_step(lengths, dp_size=8, micro_batch_tokens=4096)
@@ -70,3 +77,34 @@ def test_only_packed_samples_of_their_own_are_split(more: dict[str, object]) -> 
 def test_an_overhead_that_cannot_be_is_refused(overhead: float) -> None:
     with pytest.raises(UnequalPartitions, match="split_overhead"):
         plan_step([1, 2], dp_size=2, micro_batch_tokens=10, max_split=2, split_overhead=overhead)
+
+
+@given(LENGTHS, st.integers(2, 12), st.sampled_from((2, 4, 8)), st.integers(0, 3))
+def test_the_dispatchers_plan_with_blocks_is_legal_and_has_each_sample_once(
+    lengths: IntArray, ranks: int, max_split: int, giants: int
+) -> None:
+    most = 1 << (min(ranks, max_split).bit_length() - 1)
+    lengths = np.append(lengths, np.full(giants, 4000 * most - 7))
+    n = len(lengths)
+    none = np.zeros(n, dtype=np.int64)
+    config = PlanConfig(ranks, n, COST, micro_batch_tokens=4000, max_split=most)
+    found = plan(Window(lengths, none, none - 1, none.astype(bool)), config)
+    assert sorted(found.chosen.tolist()) == list(range(n))
+    parts = [[part.tolist() for part in rank] for rank in found.micro_batches]
+    if found.cp_sizes is not None:
+        for (rank, step), size in np.ndenumerate(found.cp_sizes):
+            assert (found.cp_sizes[rank - rank % size :][:size, step] == size).all()
+            assert not parts[rank][step] or rank % size == 0
+        parts = [
+            [parts[rank - rank % size][step] for step, size in enumerate(sizes)]
+            for rank, sizes in enumerate(found.cp_sizes.tolist())
+        ]
+    assert step_time(parts, lengths, "micro-step", 4000) <= found.time * (1 + 1e-9)
+
+
+def test_the_oldest_samples_are_taken_where_they_may_be_split() -> None:
+    lengths = np.random.default_rng(1).integers(1, 4000, 24)
+    none = np.zeros(24, dtype=np.int64)
+    config = PlanConfig(4, 16, COST, micro_batch_tokens=4096, max_split=4)
+    found = plan(Window(lengths, none, none - 1, none.astype(bool)), config)
+    assert sorted(found.chosen.tolist()) == list(range(16))

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_planner import tokens, validate_config
-from rollout_planner.types import Layout, PlanConfig
+from rollout_planner.types import Grouping, Layout, PlanConfig
 
 GOOD = PlanConfig(dp_size=8, dispatch_batch_size=64, cost=tokens, micro_batch_size=2)
 BUDGET = replace(GOOD, micro_batch_size=None, micro_batch_tokens=4096)
@@ -28,6 +28,14 @@ def test_a_consistent_config_passes() -> None:
         (replace(GOOD, dp_size=0), "dp_size is 0; it must be at least 1"),
         (replace(GOOD, dispatch_batch_size=0), "dispatch_batch_size is 0"),
         (replace(GOOD, micro_batch_multiple=0), "micro_batch_multiple is 0"),
+        (replace(BUDGET, max_split=3), "max_split is 3; .* use 1, 2, 4, 8"),
+        (replace(BUDGET, max_split=16), "max_split is 16, .* 8 DP ranks; lower it to 8"),
+        (replace(GOOD, max_split=2), "there is no micro_batch_tokens, .* set max_split to 1"),
+        (
+            replace(BUDGET, max_split=2, layout=Layout.PADDED, pipeline_stages=2, rank_tokens=9999),
+            "there is layout padded, pipeline_stages 2, rank_tokens 9999, which it cannot heed",
+        ),
+        (replace(BUDGET, max_split=2, grouping=Grouping.RANK), "groups rank"),
         (replace(GOOD, min_micro_batches=0), "min_micro_batches is 0"),
         (
             replace(GOOD, min_micro_batches=5, micro_batch_multiple=2),

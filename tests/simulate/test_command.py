@@ -82,6 +82,24 @@ def test_lists_are_written_after_one_flag_and_the_trace_first_or_last(
     assert result.options["window"] == [1, 1.5]
 
 
+def test_splitting_is_a_row_of_its_own_beside_windows_and_in_the_recommendation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    budget = "--dp-size 4 --global-batch-size 8 --micro-batch-tokens 4096 --steps 3"
+    argv = f"simulate trace.csv.gz {budget} --window 1 --max-split 4 --recommend"
+    found = Result.from_json(output_of(f"{argv} --json", capsys))
+    assert [run.strategy for run in found.runs][-2:] == ["window", "split 4"]
+    plain, split = found.runs[-2:]
+    assert split.excess < plain.excess
+    assert split.padding == pytest.approx(0)
+    assert (split.ks, split.delay.max) == (plain.ks, 0)
+    assert found.recommendation is not None
+    assert "With --set max-split=4 and --window 1 it is" in found.recommendation.why
+    assert "split: so many DP ranks may train a sample together" in output_of(argv, capsys)
+    assert main(shlex.split(f"simulate trace.csv.gz {budget} --max-split 3")) == 2
+    assert "max_split is 3; ranks share a sample by twos" in capsys.readouterr().err
+
+
 def test_a_row_is_run_with_what_serve_would_be_run_with() -> None:
     options = SimulateOptions(
         dp_size=2, global_batch_size=100, micro_batch_tokens=4096, max_delay=9

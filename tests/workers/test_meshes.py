@@ -130,3 +130,23 @@ def test_dp_leaders_share_the_samples_and_tp_peers_see_those_of_their_leader(
     assert seen[0] == seen[1]
     assert seen[2] == seen[3]
     assert sorted(map(tuple, seen[0] + seen[2])) == [(index,) * 3 for index in range(4)]
+
+
+@pytest.mark.e2e
+def test_ranks_of_one_place_in_their_replicas_train_samples_together(tmp_path: Path) -> None:
+    settings = {"dp_size": 2, "global_batch_size": 3, "micro_batch_tokens": 32, "window": 1}
+    with serve(tmp_path, **settings, max_split=2) as endpoint:
+        with RolloutProducer(endpoint) as producer:
+            for tokens in (50, 9, 7):
+                producer.push({"input_ids": [1] * tokens}, sample_id=str(tokens))
+            producer.end_stream()
+        trainer = str(Path(__file__).parent / "support" / "train_blocks.py")
+        command = [*torchrun_command(RANKS, tmp_path), trainer, endpoint, str(tmp_path)]
+        with running(*command) as process:
+            finish(process)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    for place, (leader, peer) in enumerate((ranks[:2], ranks[2:])):
+        assert leader[0] == [[0, 2], place, ["50"], [50]]
+        assert peer[0] == [[1, 3], place, ["50"], [50]]
+        assert peer[1:] == leader[1:]
+    assert sorted(batch[2] for batch in (ranks[0][1], ranks[2][1])) == [["7"], ["9"]]

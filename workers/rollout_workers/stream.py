@@ -25,6 +25,7 @@ from rollout_dispatcher.errors import CheckpointRefused, ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.client.connector import Credentials
 from rollout_workers.client.process import Closing, forbid_pickle
+from rollout_workers.micro_batch.blocks import Slicing, make_blocks
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
@@ -113,6 +114,10 @@ class MicroBatchStream(Closing):
     credentials: what to show and trust; default: what the environment says.
     packed_length: pad every packed micro-batch to so many tokens, at least the dispatcher's token
         budget, so that shapes are static (torch.compile).
+    max_split: DP ranks that may train a micro-batch together, each on slices of its samples, as the
+        dispatcher's --set max-split says: 2, 4, 8 ... For models whose attention runs over
+        `micro_batch.cp_group`, see docs/guide.md; it makes those process groups, a collective.
+    slicing: what a rank has of a sample then: `zigzag` (a piece of both halves) or `contiguous`.
     device: where tensors go; default: host memory. To a GPU they are copied from pinned memory, on
         a stream of their own, while the micro-batch before is computed.
     weights_dtype: of `loss_weights`.
@@ -149,6 +154,8 @@ class MicroBatchStream(Closing):
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
         packed_length: int | None = None,
+        max_split: int = 1,
+        slicing: str = Slicing.ZIGZAG,
         device: torch.device | str | None = None,
         weights_dtype: torch.dtype = torch.float32,
         measure: bool = True,
@@ -179,8 +186,15 @@ class MicroBatchStream(Closing):
             weights_dtype=weights_dtype,
             layout=collation,
             packed_length=packed_length,
+            max_split=max_split if max_split > 1 else None,
+            slicing=slicing if max_split > 1 else None,
             epochs=epochs,
         )
+        blocks = None
+        if max_split != 1:
+            blocks = make_blocks(
+                topology.place, topology.dp_ranks, max_split, choice(Slicing, "slicing", slicing)
+            )
         target = None if device is None else torch.device(device)
         pool = MemoryPool()
         self._client = topology.join(
@@ -191,6 +205,7 @@ class MicroBatchStream(Closing):
             reconnect_timeout=reconnect_timeout,
             credentials=credentials,
             packed_length=packed_length,
+            max_split=max_split,
             training=training,
         )
         self._close = weakref.finalize(self, self._client.close)
@@ -204,6 +219,7 @@ class MicroBatchStream(Closing):
             packed_length=packed_length,
             delivery=delivery_to(target),
             memory=pool,
+            blocks=blocks,
         )
         self._check_packed_length()
         self._timing: Timing | None = None
@@ -219,6 +235,18 @@ class MicroBatchStream(Closing):
 
     def _check_packed_length(self) -> None:
         layout = self._config.collation
+        if self._config.blocks is not None and layout is not Collation.PACKED:
+            self.close()
+            raise ConfigError(
+                f"max_split is for packed micro-batches, and these are {layout}; leave it out, or "
+                "pass layout='packed'"
+            )
+        if self._config.blocks is not None and (self._config.packed_length or 0) % 2:
+            self.close()
+            raise ConfigError(
+                f"packed_length is {self._config.packed_length}, and with max_split micro-batches "
+                "have two pieces of one length; make it even"
+            )
         if self._config.packed_length is not None and layout is not Collation.PACKED:
             self.close()
             raise ConfigError(

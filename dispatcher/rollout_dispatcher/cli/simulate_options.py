@@ -75,6 +75,11 @@ class SimulateOptions(SelectionOptions, StepOptions):
     """strategies to choose and split steps, as many as you like; all but window take the oldest
     samples, so they are run once, at a window of 1"""
 
+    max_split: Positive = 1
+    """show also the row split N: up to N DP ranks, 2, 4, 8 ..., train a sample together (context
+    parallelism), and the oldest samples are taken; its excess has what splitting costs; 1: no such
+    row"""
+
     groups: Grouping = Grouping.IGNORE
     """unit that keeps a group whole: ignore (none; not all traces' groups are of one policy), step,
     rank, micro-batch"""
@@ -112,18 +117,22 @@ class SimulateOptions(SelectionOptions, StepOptions):
     """write every step to this file, as JSON lines, for anyone to check"""
 
     @property
-    def combinations(self) -> list[tuple[Strategy, float]]:
-        """Strategy and window of each row: those that do not choose once, then the windows."""
+    def combinations(self) -> list[tuple[Strategy, float, int]]:
+        """Strategy, window and `max_split` of each row: those that do not choose once, then the
+        windows, then what is split.
+        """
         asked = dict.fromkeys(self.strategy)
         windows = dict.fromkeys(self.window)
-        rows = [(each, 1.0) for each in asked if not looks_ahead(each)]
-        return rows + [(each, size) for each in asked if looks_ahead(each) for size in windows]
+        rows = [(each, 1.0, 1) for each in asked if not looks_ahead(each)]
+        rows += [(each, size, 1) for each in asked if looks_ahead(each) for size in windows]
+        return rows + ([(Strategy.WINDOW, 1.0, self.max_split)] if self.max_split > 1 else [])
 
-    def serve_config(self, strategy: Strategy, window: float) -> ServeConfig:
+    def serve_config(self, strategy: Strategy, window: float, max_split: int = 1) -> ServeConfig:
         """The config with which `serve` would do one row."""
         ours = self.model_dump(include=ServeConfig.model_fields.keys() & type(self).model_fields)
         limits = {"max_sample_tokens": 2**31 - 1, "group_timeout": float(2**40)}
-        return ServeConfig(**ours | limits | {"strategy": strategy, "window": window})
+        row = {"strategy": strategy, "window": window, "max_split": max_split}
+        return ServeConfig(**ours | limits | row)
 
     def written(self) -> dict[str, Any]:
         """Every option that shapes the figures, as JSON has it; by the names of 0.1 as well."""
@@ -132,8 +141,8 @@ class SimulateOptions(SelectionOptions, StepOptions):
 
     @model_validator(mode="after")
     def _servable(self) -> Self:
-        for strategy, window in self.combinations:
-            self.serve_config(strategy, window)
+        for row in self.combinations:
+            self.serve_config(*row)
         return self
 
 
@@ -180,14 +189,16 @@ def own_setting(recording: Recording) -> Setting:
     try:
         strategy = Strategy(recording.config["strategy"])
         options = SimulateOptions(**_options(recording), window=(window,))
-        return setting_of(options, strategy, window)
+        return setting_of(options, strategy, window, options.max_split)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{recording.name}: its options cannot be used ({error})") from None
 
 
-def setting_of(options: SimulateOptions, strategy: Strategy, window: float) -> Setting:
+def setting_of(
+    options: SimulateOptions, strategy: Strategy, window: float, max_split: int = 1
+) -> Setting:
     """What one row of a table is run with."""
-    config = options.serve_config(strategy, window)
+    config = options.serve_config(strategy, window, max_split)
     return Setting(strategy, window, config.plan_config(), core_config(config), options.cost_error)
 
 

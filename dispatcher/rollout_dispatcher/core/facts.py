@@ -125,7 +125,7 @@ class Planned(Fact):
     """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
 
     Of a step that is open already it is the new plan. Without a digest it is none: the step has
-    lost its plan, and has these tickets now. usual_loss: as in `OpenStep`.
+    lost its plan, and has these tickets now. usual_loss, cp_sizes: as in `OpenStep`.
     """
 
     step: int
@@ -135,6 +135,7 @@ class Planned(Fact):
     passed_over: tuple[int, ...]
     attempt: int = 0
     usual_loss: float = 0.0
+    cp_sizes: tuple[tuple[int, ...], ...] = ()
 
 
 @fact("withdrawn")
@@ -315,6 +316,7 @@ class RecoveredStep:
     rewound: bool = False
     attempt: int = 0
     usual_loss: float = 0.0
+    cp_sizes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

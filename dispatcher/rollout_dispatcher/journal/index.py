@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import chain, pairwise
 from pathlib import Path
@@ -226,7 +226,7 @@ class Index:
             yield _key(_KEPT, number), _encoded(rows) if rows else _GONE
         for number in changed.steps:
             step = state.steps.get(number)
-            yield _key(_STEP, number), _GONE if step is None else _encoded(astuple(step))
+            yield _key(_STEP, number), _GONE if step is None else _encoded(step.row())
         for name in changed.producers:  # names may be longer than keys
             digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             producer = state.producers.get(name)

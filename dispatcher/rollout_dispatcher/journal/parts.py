@@ -94,6 +94,7 @@ class StepRecord:
 
     The order of the fields is the index's. digest: empty of a step that has lost its plan.
     usual_loss: loss tokens of the mean arrival when it was planned, 0 where that is not known.
+    cp_sizes: ranks that train each micro-batch together; empty where each is one rank's own.
     """
 
     digest: str
@@ -102,6 +103,12 @@ class StepRecord:
     stage: str = Stage.OPEN
     attempt: int = 0
     usual_loss: float = 0.0
+    cp_sizes: Sequence[Sequence[int]] = ()
+
+    def row(self) -> Row:
+        """As the index stores it."""
+        row = list(astuple(self))
+        return row if self.cp_sizes else row[:-1]
 
     def tickets(self) -> Iterator[int]:
         """Every ticket in it."""

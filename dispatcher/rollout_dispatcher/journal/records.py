@@ -143,7 +143,9 @@ class Encoder:
         match fact:
             case Planned():
                 row[3] = self._to_wall(fact.planned_at)
-                return row if fact.attempt or fact.usual_loss else row[:6]
+                if fact.cp_sizes:
+                    return row
+                return row[:8] if fact.attempt or fact.usual_loss else row[:6]
             case CostFitted(version, cost, error, first_step):
                 return [fact.kind, [version, *astuple(cost), error, first_step]]
             case SpeedsMeasured(generation, slowness, first_step):

@@ -189,8 +189,9 @@ def _step(
     at = from_wall(step.planned_at)
     rewound = step.stage == Stage.REWOUND
     return RecoveredStep(
-        number, step.digest, at, micro_batches, rewound, step.attempt, step.usual_loss
-    )
+        number, step.digest, at, micro_batches, rewound, step.attempt, step.usual_loss,
+        tuple(map(tuple, step.cp_sizes)),
+    )  # fmt: skip
 
 
 def read_payload(reader: Reader, kept: LiveSample) -> bytes:

@@ -107,8 +107,12 @@ def micro_batch(
     group_numbers: Sequence[int] | None = None,
     *,
     attempt: int = 0,
+    block: tuple[int, int] = (1, 0),
 ) -> list[Buffer]:
-    """The frame of one micro-batch: header and payload as buffers to write in order."""
+    """The frame of one micro-batch: header and payload as buffers to write in order.
+
+    block: ranks that train it together, and the place of this one among them.
+    """
     held = SamplesByField.of(samples)
     header: dict[str, object] = {
         "step": step,
@@ -119,6 +123,8 @@ def micro_batch(
     }
     if attempt:
         header["attempt"] = attempt
+    if block[0] > 1:
+        header["cp_size"], header["cp_rank"] = block
     if any(held.group_ids):
         header["group_ids"] = held.group_ids
     if held.policy_versions.count(None) < len(samples):

@@ -419,6 +419,7 @@ class HelloRank(Hello, code=2):
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     packed_length: tokens that it pads every micro-batch to; null if it does not.
+    max_split: DP ranks that it can train a micro-batch together with, itself counted; null: 1.
     training: what shapes its gradients, such as how the loss is averaged, as text by name: the same
         on all DP ranks of a generation, or none of them trains.
     finished, discard: as in `Finish`, if it has said so; null otherwise.
@@ -440,6 +441,7 @@ class HelloRank(Hello, code=2):
     resume: CheckpointPosition | None = None
     saved: Watermark = -1
     packed_length: Extent | None = None
+    max_split: Extent | None = None
     training: dict[Name, Trait] = Declared(default_factory=dict, max_length=MAX_TRAINING_NAMES)
     finished: Watermark | None = None
     discard: bool = False
@@ -911,7 +913,7 @@ class StepHeader(HasFields, code=13, optional=("attempt", "num_referenced")):
     num_referenced: Count = 0
 
 
-class MicroBatch(HasSamples, code=14, optional=("attempt",)):
+class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
     """One micro-batch of one DP rank; payload: a block a field, as its samples' values.
 
     step: that it is of.
@@ -921,6 +923,9 @@ class MicroBatch(HasSamples, code=14, optional=("attempt",)):
     group_numbers: which entry of the step's `group_loss_tokens` is of each sample's group; left out
         where there are none, and of a filler.
     attempt: of the step, as in its header; left out if 0.
+    cp_size: DP ranks of the block that trains it together, a power of two, from a multiple of it
+        on, who all get it at the same index; left out where it is this rank's alone.
+    cp_rank: place of this rank in its block; the samples count for the first. Left out if 0.
     """
 
     each = (*HasSamples.each, "group_numbers")
@@ -929,6 +934,8 @@ class MicroBatch(HasSamples, code=14, optional=("attempt",)):
     is_filler: bool = False
     group_numbers: list[Count] | None = None
     attempt: Count = 0
+    cp_size: Extent | None = None
+    cp_rank: Count = 0
 
     def spans(self, nbytes: int) -> tuple[int]:
         """All in one piece: what it says of its fields is held against the step's header."""

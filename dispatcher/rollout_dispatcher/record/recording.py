@@ -43,7 +43,7 @@ class RecordedStep:
 
     cost: float64[R, M], as planned, and slowness, float64[R], of ranks in the plan; attempt: how
     often it was planned. eligible: samples that the plan could choose from. staleness: versions, of
-    the samples of which it is known.
+    the samples of which it is known. cp_sizes: ranks that train each micro-batch together; None: 1.
     taken, done: when each rank began to train, and committed; nan where that was not seen.
     measured: by pass.
     """
@@ -66,6 +66,7 @@ class RecordedStep:
     sync: Sync
     pipeline_stages: int
     window_multiple: float = 1.0
+    cp_sizes: list[list[int]] | None = None
     released: float | None = None
     committed: float | None = None
     taken: list[float] = field(default_factory=list)
@@ -287,6 +288,7 @@ def _planned(into: Recording, header: Header, event: Event) -> None:
         sync=Sync(header.config["sync"]),
         pipeline_stages=header.config.get("pipeline_stages", 1),
         window_multiple=float(into.config.get("window", 1.0)),
+        cp_sizes=event.get("cp_sizes"),
     )
     into.steps[key] = step
 

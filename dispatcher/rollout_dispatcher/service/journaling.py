@@ -42,6 +42,7 @@ def fit(config: ServeConfig, memory: RecoveredState) -> None:
     Raises ConfigError if there is something in it that they cannot train on.
     """
     _check_lengths(config, memory)
+    _check_blocks(config, memory)
     _check_fields(config, memory)
     _check_stores(config, memory)
     if config.groups is Grouping.IGNORE:
@@ -74,6 +75,18 @@ def _check_lengths(config: ServeConfig, memory: RecoveredState) -> None:
         f"tokens: start with --micro-batch-tokens {needed} or more until they are trained on, or "
         "with --on-oversize alone or drop"
     )
+
+
+def _check_blocks(config: ServeConfig, memory: RecoveredState) -> None:
+    """Open steps are delivered as they were planned, to ranks that make no larger blocks."""
+    steps = (*memory.steps, *memory.retained)
+    most = max((size for step in steps for rank in step.cp_sizes for size in rank), default=1)
+    if most > config.max_split:
+        raise ConfigError(
+            f"the journal has steps with samples that {most} DP ranks train together, and "
+            f"max-split is {config.max_split}: start with --set max-split={most} until they are "
+            "trained on"
+        )
 
 
 def _check_fields(config: ServeConfig, memory: RecoveredState) -> None:

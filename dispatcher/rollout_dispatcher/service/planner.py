@@ -18,6 +18,8 @@ from rollout_planner.types import Grouping, Oversize, Plan, PlanConfig, Window
 #: A window of up to so many samples is planned on the event loop: that takes a millisecond or two,
 #: less than a slice of deliveries.
 PLANNED_HERE_SAMPLES = 1024
+#: The same where samples may be split over ranks, which takes some ten times as long.
+SPLIT_HERE_SAMPLES = 128
 
 
 class Planner:
@@ -42,7 +44,8 @@ class Planner:
 
     def plans_here(self, wanted: PlanWanted | ReplanWanted) -> bool:
         """Whether the event loop has time for this plan."""
-        return len(wanted.window) <= PLANNED_HERE_SAMPLES
+        most = PLANNED_HERE_SAMPLES if self._config.max_split == 1 else SPLIT_HERE_SAMPLES
+        return len(wanted.window) <= most
 
     def plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
         """Plan now; raises what the planner raises, which is a bug of ours."""

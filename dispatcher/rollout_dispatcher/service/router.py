@@ -318,7 +318,7 @@ class Router:
 
     def _rank_joins(self, peer: Peer, message: m.HelloRank, now: float) -> None:
         check_padding(self.config, message.packed_length)
-        check_rank(self.config, opens_stores=peer.opens_stores)
+        check_rank(self.config, opens_stores=peer.opens_stores, max_split=message.max_split or 1)
         hello = RankHello(
             client_id=message.client_id,
             dp_rank=message.dp_rank,

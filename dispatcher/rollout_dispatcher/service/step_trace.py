@@ -251,6 +251,7 @@ class StepTrace:
             fifo_imbalance=round(plan.fifo_imbalance, _COST_DIGITS),
             lower_bound=float(f"{plan.lower_bound:.9g}"),
             **({} if plan.slowness is None else {"slowness": list(plan.slowness)}),
+            **({} if plan.cp_sizes is None else {"cp_sizes": plan.cp_sizes.tolist()}),
         )
 
     def withdrawn(self, step: int) -> None:

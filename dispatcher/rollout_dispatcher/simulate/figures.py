@@ -103,7 +103,7 @@ class Figures:
         ks, ks_fifo = selection_bias(self._kept, self._tokens, arrived, self._dispatched_before)
         mix, expected = step_mix(self._kept, self._tokens, work_of, np.array(self._usual))
         return Run(
-            strategy=str(setting.strategy),
+            strategy=setting.name,
             window=setting.window,
             steps=len(steps),
             warm_up_steps=self.warm_up_steps,
@@ -132,20 +132,24 @@ class Figures:
             plan_ms=1000 * float(np.median([step.seconds for step in steps])),
             timing=_timing(clockwork),
             long_weight_expected=expected,
-            cost_errors={f"{each:g}": self._excess_if(each) for each in setting.cost_errors},
+            cost_errors={f"{each:g}": self._excess_if(each) for each in setting.cost_errors}
+            if config.max_split == 1
+            else {},
         )
 
     def _times(self, at: int) -> _Times:
         made = self._counted[at].plan
         ranks = made.cost.sum(axis=1)
-        mean = float(ranks.mean())
         own = float(self._setting.plan.cost(self._tokens[at]).sum())
+        mean, even = float(ranks.mean()), made.even_time
+        if made.cp_sizes is not None:  # what splitting costs is lost as well as waiting is
+            mean = even = own / len(ranks)
         return _Times(
             step=made.time,
-            even=made.even_time,
+            even=even,
             mean=mean,
             largest=float(ranks.max()),
-            fifo=(1 + made.fifo_excess) * made.even_time,
+            fifo=(1 + made.fifo_excess) * even,
             fifo_largest=(1 + made.fifo_imbalance) * mean,
             bound=made.lower_bound,
             unpadded=own / made.cost.shape[0],

@@ -177,6 +177,7 @@ def _plan(step: RecordedStep, setting: Setting) -> Plan:
         fifo_excess=step.fifo_excess,
         lower_bound=step.lower_bound,
         pipeline_stages=setting.plan.pipeline_stages,
+        cp_sizes=None if step.cp_sizes is None else np.array(step.cp_sizes),
     )
 
 
@@ -400,7 +401,7 @@ def _timing(
     recording: Recording, step: RecordedStep, cost: CostInUse, slow: FloatArray | None
 ) -> Timing | None:
     compute = main_pass(step)
-    if compute is None:
+    if compute is None or step.cp_sizes is not None:
         return None
     tokens = [recording.samples[step.run, ticket].tokens for ticket in step.tickets]
     counts = [[len(part) for part in rank] for rank in step.micro_batches]

@@ -71,6 +71,11 @@ class Setting:
     core: DispatchConfig
     cost_errors: tuple[float, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """As its row is called: by the strategy, or that long samples are split."""
+        return f"split {most}" if (most := self.plan.max_split) > 1 else str(self.strategy)
+
 
 @dataclass(frozen=True, slots=True)
 class VirtualStep:

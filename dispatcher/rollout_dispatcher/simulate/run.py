@@ -115,7 +115,7 @@ def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
     line = {
         "step": step.number,
         "window": setting.window,
-        "strategy": str(setting.strategy),
+        "strategy": setting.name,
         "arrived": [sample.sample_id for sample in step.arrived],
         "ranks": step.plan.laid_out(ids),
         "skips": {each: count for each, count in skips if count},

@@ -80,6 +80,7 @@ _LEGEND = (
     "busy, no data, straggl.: share of rank time at work, waiting for samples, for other ranks",
     "wait: from a sample's arrival to the plan that took it",
     "delay: dispatches that passed a sample over",
+    "split: so many DP ranks may train a sample together, of a model with context parallelism",
     "long: weight under token-mean of a loss token of the longest 1 %, over the mean token's",
     "none: steps without any of the longest 1 %",
     "work: standard deviation of a step's work, over its mean",
@@ -94,7 +95,7 @@ def table(result: Result) -> str:
     rows += [[show(run) for _, _, show in columns] for run in rows_of(result)]
     lines = list(_aligned(rows))
     lines.insert(2, "-" * max(map(len, lines)))
-    shown = set(rows[0])
+    shown = {*rows[0], *(name.partition(" ")[0] for name, *_ in rows)}
     legend = [text for text in _LEGEND if text.split(":")[0].split(",")[0] in shown]
     return "\n".join([*headline(result), "", *lines, "", *legend, ""])
 
@@ -204,7 +205,23 @@ def recommend(runs: Sequence[Run]) -> Recommendation:
         raise ConfigError("--recommend needs --strategy window among the strategies")
     best = min(windows, key=_price)
     baseline = next((run for run in runs if run.strategy == Strategy.ROUND_ROBIN), None)
-    return Recommendation(best.window, f"{_gain(best, windows, baseline)} {_limit(best, windows)}")
+    why = f"{_gain(best, windows, baseline)} {_limit(best, windows)}"
+    split = next((run for run in runs if run.strategy.startswith("split")), None)
+    return Recommendation(best.window, why if split is None else f"{why} {_splitting(best, split)}")
+
+
+def _splitting(best: Run, split: Run) -> str:
+    """Whether it is worth it to split instead."""
+    saved = 1 - split.time / _price(best)
+    what = (
+        f"With --set max-{split.strategy.replace(' ', '=')} and --window 1 it is {_waiting(split)}"
+    )
+    if saved < DELAY_PRICE:
+        return f"{what}: not worth it here, as context parallelism has to be built into the model."
+    return (
+        f"{what}, with no delay: worth it for a model whose attention runs over the ranks of a "
+        "block (context parallelism), see docs/guide.md."
+    )
 
 
 def _price(run: Run) -> float:

@@ -20,14 +20,16 @@ Example, R = 4, cost = tokens, no overhead: 16 3 3 2 take a step of 16 on ranks 
 blocks 16 is on two ranks for 8, beside 3 2 and 3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import as_lists
 from rollout_planner.split.assign import Bins, Kind, levelled
-from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, round_up
+from rollout_planner.split.padded import begin_cost
+from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +161,16 @@ def in_blocks(
 ) -> list[list[list[int]]] | None:
     """Samples as [dp rank][micro-batch] of the shortest step; None: none takes less than `least`.
 
+    There is one where `least` is infinite: of enough micro-steps each sample has one to itself.
     begin: what it costs to begin a micro-step, which counts.
     """
     R, best = config.dp_size, None
     even, fewest = float(work.time[0].sum()) / R, -(-int(work.tokens[0].sum()) // (R * work.budget))
-    for more in range(tuning.MORE_TRIED + 1):
+    for more in count():
+        if more > tuning.MORE_TRIED:
+            if least < np.inf:
+                break
+            fewest += fewest // 8
         M, tried = config.micro_batches(fewest + more), work.all - 1
         for pace in even / M * tuning.PACES:  # the faster, the more work
             doublings = work.doublings(pace)
@@ -174,7 +181,9 @@ def in_blocks(
             if begin * M + level >= least:
                 break
             blocks = _dealt(work, doublings, config, M, level)
-            if blocks is None or (more and len(np.unique(blocks.step[blocks.of])) < M):
+            if blocks is None:
+                continue
+            if more and least < np.inf and len(np.unique(blocks.step[blocks.of])) < M:
                 continue
             time = begin * M + blocks.arrange(config.sync, M)
             if time < least:
@@ -185,6 +194,41 @@ def in_blocks(
     found = blocks.listed(R, M)
     blocks.level()
     return blocks.listed(R, M) if begin * M + blocks.arrange(config.sync, M) < least else found
+
+
+def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
+    """The plan of the same samples in blocks where that is shorter, or a sample has no other room.
+
+    tokens: of each sample of the window.
+    """
+    own = np.sort(plain.chosen)
+    work = BlockWork.of(tokens[own], config, config.max_split, config.split_overhead)
+    begin = begin_cost(work.time[0], work.tokens[0], work.budget, config.cost)
+    fits = work.tokens[0].max() <= work.budget
+    least = plain.time + begin * plain.num_micro_batches if fits else np.inf
+    found = in_blocks(work, config, begin, least)
+    if found is None:
+        return plain
+    # Ranks of a block have the same samples, and an idle one has what no other has.
+    firsts = [[part[0] if part else -1 - at for part in rank] for at, rank in enumerate(found)]
+    first = np.array(firsts, dtype=np.int64)
+    cp_sizes: IntArray = (first[:, None] == first[None]).sum(axis=1)
+    counts, cost, order = np.zeros_like(cp_sizes), np.zeros(cp_sizes.shape), list[int]()
+    for rank, parts in enumerate(found):
+        for m, part in enumerate(parts):
+            size = int(cp_sizes[rank, m])
+            cost[rank, m] = work.time[size.bit_length() - 1, part].sum()
+            if rank % size == 0:
+                counts[rank, m] = len(part)
+                order += part
+    return replace(
+        plain,
+        chosen=own[order],
+        counts=counts,
+        cost=cost,
+        lower_bound=float(work.time[0].sum()) / config.dp_size,
+        cp_sizes=cp_sizes if (cp_sizes > 1).any() else None,
+    )
 
 
 def _dealt(

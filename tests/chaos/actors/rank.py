@@ -1,6 +1,7 @@
 """One DP rank of the chaos run: trains nothing, and writes down what it takes and commits.
 
     python -m tests.chaos.actors.rank ENDPOINT DP_RANK DP_SIZE FOLDER [--resume N] [--behind N]
+        [--max-split N]
 
 DP rank 0 asks for a new generation and shares it through the folder of its process group, as
 torchrun's store would. `committing` is written before commit(), so a step without that line was
@@ -52,7 +53,7 @@ def learn(folder: Path) -> int:
 
 
 def samples_of(step: RankStep) -> list[str]:
-    """The names of this rank's samples, from their tensors; ids must say the same."""
+    """The names of the samples that count on this rank, from tensors; ids must say the same."""
     found = []
     for one in step:
         if one.header.is_filler:
@@ -64,7 +65,7 @@ def samples_of(step: RankStep) -> list[str]:
         for name, given in zip(names, one.header.sample_ids, strict=True):
             # Ids that the dispatcher gave hold a slash: client and number.
             assert name == given or "/" in given, f"sample {name} came under the id {given}"
-        found += names
+        found += names if one.header.cp_rank == 0 else []
     return found
 
 
@@ -116,6 +117,7 @@ def main(options: argparse.Namespace) -> int:
             dp_size=options.dp_size,
             generation=generation,
             reconnect_timeout=PATIENCE_S,
+            max_split=options.max_split,
         ) as client:
             history.write("began", client.generation)
             if dp_rank == 0:
@@ -155,6 +157,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--resume", type=int)
     parser.add_argument("--behind", type=int)
+    parser.add_argument("--max-split", type=int, default=1)
     return parser.parse_args()
 
 

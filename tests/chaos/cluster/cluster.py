@@ -177,7 +177,8 @@ class Cluster:
             if self._torchrun is None:
                 self._torchrun = start_torchrun(folder.parent, launch, endpoints)
             return torch_group(launch, folder, self._torchrun, size)
-        options = [] if resume is None else ["--resume", str(resume)]
+        options = ["--max-split", str(self.settings.max_split)]
+        options += [] if resume is None else ["--resume", str(resume)]
         if self.settings.retain:
             options += ["--behind", str(self.settings.max_open_steps)]
         return start_group(launch, folder, endpoints, options, self._env())

@@ -89,6 +89,20 @@ REWINDS: dict[str, Fault] = named(
     other_dp_size,
 )
 
+#: Faults while ranks train samples together.
+BLOCKS: dict[str, Fault] = named(
+    kill_rank,
+    kill_dispatcher,
+    rewind,
+    old_rank_returns,
+    kill_dispatcher_and_ranks,
+    cut_connections,
+    rewind_and_kill_dispatcher,
+    lose_messages,
+    other_dp_size,
+    rewind_to_other_dp_size,
+)
+
 #: Faults while most samples lie in a payload store.
 REFERENCES: dict[str, Fault] = named(
     delete_object,

@@ -51,7 +51,8 @@ def rewind_to_other_dp_size(cluster: Cluster, random: Random) -> None:
 
 
 def _other_size(cluster: Cluster, random: Random) -> int:
-    return random.choice([size for size in range(1, MOST_RANKS + 1) if size != cluster.size])
+    sizes = range(cluster.settings.max_split, MOST_RANKS + 1)
+    return random.choice([size for size in sizes if size != cluster.size])
 
 
 def _replace(cluster: Cluster, rank: int, *, restart: bool) -> None:

@@ -33,3 +33,20 @@ def test_the_digest_tells_steps_ranks_and_order_apart() -> None:
     digests = [step_digest(number, micro_batches) for number, micro_batches in plans]
     assert len(set(digests)) == len(plans)
     assert digests[0] == step_digest(*plans[0])
+    assert step_digest(*plans[3], cp_sizes=((2,), (2,))) not in digests
+
+
+def test_a_step_without_blocks_has_the_digest_of_releases_that_knew_none() -> None:
+    a, b = (Entry(make_sample(name), ticket, 0.0) for ticket, name in enumerate("ab"))
+    digest = step_digest(3, (((a,),), ((b,),)), 1, 2.5)
+    assert digest == "5691e0eedd70c9bd76cdbdb90192f44e"
+
+
+def test_the_samples_of_a_block_count_on_its_first_rank_and_are_trained_by_all() -> None:
+    a, b = (Entry(make_sample(name), ticket, 0.0) for ticket, name in enumerate("ab"))
+    step = OpenStep(
+        0, (((a,),), ((),), ((b,),), ((),)), "d", 0.0, cp_sizes=((2,), (2,), (1,), (1,))
+    )
+    assert step.num_samples == 2
+    assert [step.trained_by(dp_rank, 0) for dp_rank in range(4)] == [(a,), (a,), (b,), ()]
+    assert [step.block(dp_rank, 0) for dp_rank in range(4)] == [(2, 0), (2, 1), (1, 0), (1, 0)]

@@ -410,6 +410,27 @@ def _training_again() -> Iterator[Vector]:
     yield Vector(it, m.Swept(number=1), "nothing")
 
 
+def _training_together() -> Iterator[Vector]:
+    it, other = Side.RANK, Side.DISPATCHER
+    hello = m.HelloRank(client_id="r", dp_rank=1, dp_size=2, generation=1, max_split=2)
+    yield Vector(it, hello, "DP rank 1 may train a sample together with rank 0")
+    welcome = m.WelcomeRank(
+        run_id="run", generation=1, committed=-1, max_open_steps=4,
+        layout="packed", heartbeat_interval_s=5.0,
+    )  # fmt: skip
+    yield Vector(other, welcome, "so it is welcome where some are planned for two")
+    header = m.StepHeader(
+        step=0, digest="6d1f", num_micro_batches=1, num_samples=1, tokens=2, loss_tokens=1,
+        loss_samples=1, fields=m.field_headers(SCHEMA),
+    )  # fmt: skip
+    yield Vector(other, header, "step 0 has one sample in all")
+    both = m.MicroBatch(
+        step=0, index=0, tokens=[2], loss_tokens=[1], sample_ids=["p/0"], cp_size=2, cp_rank=1,
+    )  # fmt: skip
+    ids, mask = np.array([101, 9], np.int64).tobytes(), bytes([0, 1, 0, 0, 0, 0, 0, 0])
+    yield Vector(other, both, "which both ranks get; it counts on rank 0", ids + mask)
+
+
 CONVERSATIONS = {
     "A producer pushes": tuple(_pushing()),
     "A DP rank trains": tuple(_training()),
@@ -424,4 +445,5 @@ CONVERSATIONS = {
     "A DP rank trains on references": tuple(_training_on_references()),
     "A producer comes back": tuple(_pushing_again()),
     "A DP rank comes back": tuple(_training_again()),
+    "A DP rank trains together with another": tuple(_training_together()),
 }

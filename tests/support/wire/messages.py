@@ -180,6 +180,8 @@ def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
         index=_counts,
         is_filler=st.booleans(),
         group_numbers=st.none() | st.lists(_counts, min_size=size, max_size=size),
+        cp_size=st.none() | _extents,
+        cp_rank=_counts,
         **_columns(size),
     )
 
@@ -218,6 +220,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         resume=st.none() | st.builds(m.CheckpointPosition, run_id=_names, step=_watermarks),
         saved=_watermarks,
         packed_length=st.none() | _extents,
+        max_split=st.none() | _extents,
         training=st.dictionaries(_names, _names, max_size=3),
         finished=st.none() | _watermarks,
         discard=st.booleans(),

@@ -21,6 +21,15 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import CU_ROWS, DType
 from rollout_dispatcher.transport.memory import Memory, uninitialised
 from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.blocks import (
+    ALONE,
+    Blocks,
+    ContextBlock,
+    placed,
+    sliced,
+    tokens_in,
+    with_next,
+)
 from rollout_workers.micro_batch.delivery import Delivery
 from rollout_workers.micro_batch.layouts import Collation, Placement, bounds
 from rollout_workers.micro_batch.loss import (
@@ -47,6 +56,7 @@ class CollateConfig:
     memory: where copies of payloads go. delivery: where micro-batches go.
     sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
         the longest is. packed_length: then packed ones are padded to so many tokens in all.
+    blocks: those that this rank may be in; None: it trains all by itself.
     """
 
     loss: LossConfig
@@ -55,6 +65,7 @@ class CollateConfig:
     sample_length_multiple: int = 1
     packed_length: int | None = None
     delivery: Delivery = field(default_factory=Delivery)
+    blocks: Blocks | None = None
 
     @property
     def copies(self) -> bool:
@@ -69,12 +80,33 @@ class CollateConfig:
             case Collation.JAGGED:
                 return layouts.jagged(tokens)
         found = layouts.packed(tokens, self.sample_length_multiple, self.packed_length)
+        self._check_length(found)
+        return found
+
+    def block(self, header: m.MicroBatch) -> ContextBlock:
+        """Who trains a micro-batch. Raises ProtocolError for a block that was never asked for."""
+        size = header.cp_size or 1
+        if size > 1 and size not in (self.blocks.groups if self.blocks else {}):
+            raise ProtocolError(
+                f"a micro-batch of {size} DP ranks, of which this rank has no group"
+            )
+        return self.blocks.block(size, header.cp_rank) if self.blocks else ALONE
+
+    def placements(self, tokens: list[int], block: ContextBlock) -> tuple[Placement, Placement]:
+        """Where the samples of a block lie, and where this rank has its slices of them."""
+        if self.blocks is None:
+            found = self.placement(tokens)
+            return found, found
+        whole, own = placed(tokens, block, self.sample_length_multiple, self.packed_length)
+        self._check_length(own)
+        return whole, own
+
+    def _check_length(self, found: Placement) -> None:
         if self.packed_length is not None and found.rows > self.packed_length:
             raise StepContractError(
                 f"a micro-batch has {found.rows} tokens, padding of samples included, and the "
                 f"stream was made with packed_length={self.packed_length}; make it with more"
             )
-        return found
 
 
 def collate(
@@ -110,17 +142,21 @@ def collate(
     if "position_ids" not in per_token:
         per_token["position_ids"] = _positions(header.tokens)
     per_token |= weights
-    placement = config.placement(header.tokens)
+    if config.blocks is not None:
+        per_token = with_next(per_token, header.tokens)
+    block = config.block(header)
+    whole, placement = config.placements(header.tokens, block)
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
         others = {name: values.clone() for name, values in others.items()}
-    tensors = layouts.lay_out(per_token, placement) | others
+    tensors = layouts.lay_out(per_token, whole)
+    tensors = sliced(tensors, frozenset(per_token), whole, block) | others
     absent = [None] * len(header.tokens)
     return MicroBatch(
         tensors=tensors,
         text=text,
         step=header.step,
         index=header.index,
-        tokens=sum(header.tokens),
+        tokens=sum(header.tokens) if block.size == 1 else tokens_in(whole, block),
         loss_scale=losses.scales[MAIN],
         loss_scales=dict(losses.scales),
         is_last=header.index == step.num_micro_batches - 1,
@@ -130,6 +166,7 @@ def collate(
         policy_versions=tuple(header.policy_versions or absent),
         per_token=frozenset(per_token),
         placement=placement,
+        block=block,
     )
 
 

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import CU_ROWS
 from rollout_workers.micro_batch import layouts
+from rollout_workers.micro_batch.blocks import ALONE, ContextBlock
 from rollout_workers.micro_batch.layouts import (
     IGNORED,
     LABELS,
@@ -22,6 +24,7 @@ from rollout_workers.micro_batch.layouts import (
 )
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
     from tensordict import TensorDict
 
 
@@ -57,15 +60,23 @@ class MicroBatch(MutableMapping[str, Tensor]):
                                  TransformerEngine calls this cu_seqlens_q, and cu_seqlens
                                  cu_seqlens_q_padded
 
+    Of a stream with `max_split` there is `next_NAME` beside each per-token NAME but `position_ids`
+    and `labels`: of the token that the row predicts, 0 for the last of a sample. A micro-batch that
+    `cp_size` ranks train together has this rank's rows of each sample alone, of which each is
+    padded to a multiple of 2 * cp_size; cu_seqlens, cu_seqlens_unpadded and max_seqlen are of whole
+    samples, of whose padded rows each rank has 1 / cp_size. What is per sample is on all of its
+    ranks, and counts where `owns_samples` is.
+
     text: of each field of text the n texts: `micro_batch.text["env"]`.
     loss_scale: factor of the summed, weighted token losses, to apply exactly once; whether it was,
         nobody can see from here.
     loss_scales: the factor of every loss by its name, for the sum of its token losses weighted by
         `NAME_weights`; that of the main one, `loss`, is `loss_scale`.
-    tokens: real tokens, without padding.
+    tokens: real tokens, without padding, of this rank's rows.
     is_last: the step's last on this rank, where gradients are synchronised.
     is_filler: one token of no weight, so that this rank joins the others' backward pass.
     per_token: names of the per-token tensors. placement: where samples lie in them.
+    block: the ranks that train it together.
     """
 
     tensors: dict[str, Tensor] = field(repr=False)
@@ -82,6 +93,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
     per_token: frozenset[str] = field(repr=False)
     placement: Placement = field(repr=False)
     text: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    block: ContextBlock = field(default=ALONE, repr=False)
 
     # -- a mapping
 
@@ -144,7 +156,27 @@ class MicroBatch(MutableMapping[str, Tensor]):
     @property
     def max_seqlen(self) -> int:
         """Rows of the longest segment, padding included: what attention kernels have to know."""
-        return self.placement.longest
+        return self.placement.longest * self.block.size
+
+    @property
+    def cp_size(self) -> int:
+        """DP ranks that train it together, each on its slices of the samples."""
+        return self.block.size
+
+    @property
+    def cp_rank(self) -> int:
+        """This rank's place among them."""
+        return self.block.rank
+
+    @property
+    def cp_group(self) -> "dist.ProcessGroup | None":
+        """Their process group, in the order of their places; None where there is one."""
+        return self.block.group
+
+    @property
+    def owns_samples(self) -> bool:
+        """Whether what counts once a sample counts here: on one rank of those that train it."""
+        return self.block.rank == 0
 
     @property
     def layout(self) -> Collation:
@@ -161,6 +193,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
         """
         if LABELS in self.tensors:
             return self.tensors[LABELS]
+        self._need_whole("labels are of whole samples (`next_input_ids` are there instead)")
         if self.layout is Collation.JAGGED:
             return self._relaid(self.placement, labels=self.as_packed().labels)[LABELS]
         return labels_of(self["input_ids"], self.tensors.get("loss_mask"), self.placement)
@@ -227,7 +260,16 @@ class MicroBatch(MutableMapping[str, Tensor]):
         """Nested tensors; they may share memory with this one's."""
         return self._in(layouts.jagged(list(self.lengths)))
 
+    def _need_whole(self, what: str) -> None:
+        if self.block.size > 1:
+            raise ConfigError(
+                f"{what}, and this micro-batch has slices of its samples, which {self.block.size} "
+                "DP ranks train together; use its tensors as they are, or start the dispatcher "
+                "with --set max-split=1"
+            )
+
     def _in(self, placement: Placement) -> Self:
+        self._need_whole("layouts are of whole samples")
         if placement == self.placement and placement.layout is not Collation.PADDED:
             return copy(self)
         own = self._relaid(placement)

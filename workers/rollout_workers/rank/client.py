@@ -375,6 +375,7 @@ class RankClient(StepClient):
         every other failure, each call raises the error.
     credentials: what to show and trust; default: what the environment says.
     packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
+    max_split: DP ranks that it can train a micro-batch with together, itself counted.
     training: what shapes gradients, by name; the dispatcher refuses DP ranks that differ in it.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
 
@@ -393,6 +394,7 @@ class RankClient(StepClient):
         reconnect_timeout: float = 300.0,
         credentials: Credentials | None = None,
         packed_length: int | None = None,
+        max_split: int = 1,
         training: Mapping[str, str] | None = None,
         memory: Memory | None = None,
     ) -> None:
@@ -400,7 +402,7 @@ class RankClient(StepClient):
         shown = Credentials.from_environment() if credentials is None else credentials
         core = self._make_core(
             new_client_id(), dp_rank, dp_size, generation, prefetch_steps,
-            packed_length=packed_length, training=training,
+            packed_length=packed_length, max_split=max_split, training=training,
         )  # fmt: skip
         validated(core.hello)
         memory = memory or MemoryPool()

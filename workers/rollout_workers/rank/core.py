@@ -51,6 +51,7 @@ class RankCore:
         prefetch: int,
         *,
         packed_length: int | None = None,
+        max_split: int = 1,
         training: Mapping[str, str] | None = None,
     ) -> None:
         self._client_id = client_id
@@ -59,6 +60,7 @@ class RankCore:
         self.count_collectives: Callable[[], int] = lambda: 0
         self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         self._packed_length = packed_length
+        self._max_split = max_split if max_split > 1 else None
         self._training = dict(training or {})
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
@@ -116,6 +118,7 @@ class RankCore:
             resume=self._resume,
             saved=self._saved,
             packed_length=self._packed_length,
+            max_split=self._max_split,
             training=self._training,
             finished=self._finish.step if self._finish else None,
             discard=self._finish.discard if self._finish else False,

@@ -120,7 +120,8 @@ class Measuring:
 
     def _timed(self, step: OpenStep) -> TimedStep:
         planned = step.planned_cost
-        if planned is not None and len(planned) != self._dp_size:
+        # Nothing is learnt of a step with blocks, whose times say little of one rank's work.
+        if planned is not None and (len(planned) != self._dp_size or step.cp_sizes):
             planned = None
         tokens = [entry.sample.tokens for entry in step.entries()]
         counts = [[len(part) for part in rank] for rank in step.micro_batches]

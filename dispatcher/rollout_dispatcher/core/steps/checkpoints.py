@@ -276,5 +276,5 @@ class Checkpoints:
 def _restored(step: RecoveredStep, state: StepState) -> OpenStep:
     return OpenStep(
         step.number, step.micro_batches, step.digest, step.planned_at, state,
-        attempt=step.attempt, usual_loss=step.usual_loss,
+        attempt=step.attempt, usual_loss=step.usual_loss, cp_sizes=step.cp_sizes,
     )  # fmt: skip

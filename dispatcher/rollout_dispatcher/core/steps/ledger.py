@@ -38,6 +38,7 @@ from rollout_dispatcher.core.facts import AppendFact, DropReason, Withdrawn
 from rollout_dispatcher.core.steps.generation import Generation, SizeCheck
 from rollout_dispatcher.core.steps.rank_state import RankHello, RankState, Unresolved
 from rollout_dispatcher.core.steps.step import (
+    CpSizes,
     MicroBatches,
     OpenStep,
     OpenSteps,
@@ -246,7 +247,7 @@ class StepLedger:
         dp_size = self.generation.dp_size
         step = self.steps.add(
             _lay_out(plan, entries), dp_size, now, plan.cost,
-            usual_loss=usual_loss, slowness=plan.slowness,
+            usual_loss=usual_loss, slowness=plan.slowness, cp_sizes=_blocks(plan),
         )  # fmt: skip
         return self._deliver_after(step.number - 1)
 
@@ -255,7 +256,10 @@ class StepLedger:
         it.
         """
         dp_size = self.generation.dp_size
-        self.steps.replace(number, _lay_out(plan, entries), dp_size, plan.cost, plan.slowness)
+        self.steps.replace(
+            number, _lay_out(plan, entries), dp_size, plan.cost, plan.slowness,
+            cp_sizes=_blocks(plan),
+        )  # fmt: skip
         return self._deliver_after(number - 1)
 
     def open_waiting(self) -> list[Effect]:
@@ -311,6 +315,10 @@ class StepLedger:
 
 def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
     return plan.laid_out(tuple([entries[at] for at in plan.chosen.tolist()]))
+
+
+def _blocks(plan: Plan) -> CpSizes:
+    return () if plan.cp_sizes is None else tuple(map(tuple, plan.cp_sizes.tolist()))
 
 
 class Attempts:

@@ -101,6 +101,8 @@ T = TypeVar("T")
 Each = tuple[tuple[tuple[T, ...], ...], ...]
 #: Entries by DP rank and micro-batch; an empty one is delivered as a filler (a dummy micro-batch).
 MicroBatches = Each[Entry]
+#: See `OpenStep.cp_sizes`.
+CpSizes = tuple[tuple[int, ...], ...]
 
 
 def _each(micro_batches: MicroBatches, of: Callable[[Entry], T]) -> Each[T]:
@@ -121,6 +123,9 @@ class OpenStep:
     ranks in that plan; None: all are equally fast.
     usual_loss: loss tokens of a sample as they arrived when it was planned, the mean; it stays,
     whatever samples the step loses. 0 for a step that an earlier version of this software planned.
+    cp_sizes: by DP rank and micro-batch, ranks of the block that trains it together: 2^k of them,
+    from a multiple of 2^k on, of which the first has its samples in `micro_batches`. Empty: all are
+    1.
     """
 
     number: int
@@ -133,6 +138,7 @@ class OpenStep:
     slowness: tuple[float, ...] | None = None
     attempt: int = 0
     usual_loss: float = 0.0
+    cp_sizes: CpSizes = ()
 
     def __post_init__(self) -> None:
         self.dp_size = self.dp_size or len(self.micro_batches)
@@ -169,6 +175,16 @@ class OpenStep:
                 f"a DP rank says that it has {count} micro-batches of step {self.number}, which "
                 f"has {there_are}"
             )
+
+    def block(self, dp_rank: int, index: int) -> tuple[int, int]:
+        """Ranks that train a rank's micro-batch together, and its place among them."""
+        size = self.cp_sizes[dp_rank][index] if self.cp_sizes else 1
+        return size, dp_rank % size
+
+    def trained_by(self, dp_rank: int, index: int) -> tuple[Entry, ...]:
+        """The samples of a rank's micro-batch, whichever rank of its block they count for."""
+        _, place = self.block(dp_rank, index)
+        return self.micro_batches[dp_rank - place][index]
 
     def entries(self) -> Iterator[Entry]:
         """Every sample's entry, rank by rank."""
@@ -215,17 +231,22 @@ def planned(step: OpenStep, *passed_over: int) -> Planned:
     """The fact of a planned step. passed_over: tickets that its plan left in the buffer."""
     return Planned(
         step.number, step.digest, step.planned_at, step.tickets(), passed_over, step.attempt,
-        step.usual_loss,
+        step.usual_loss, step.cp_sizes,
     )  # fmt: skip
 
 
 def step_digest(
-    number: int, micro_batches: MicroBatches, attempt: int = 0, usual_loss: float = 0.0
+    number: int,
+    micro_batches: MicroBatches,
+    attempt: int = 0,
+    usual_loss: float = 0.0,
+    *,
+    cp_sizes: CpSizes = (),
 ) -> str:
-    """Digest of step number, attempt, sample ids by DP rank and micro-batch, and `usual_loss`."""
+    """Digest of step number, attempt, sample ids by DP rank and micro-batch, and what follows."""
     counts = [[len(part) for part in rank] for rank in micro_batches]
     names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
-    return digest_of(number, counts, names, attempt, usual_loss)
+    return digest_of(number, counts, names, attempt, usual_loss, cp_sizes=cp_sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +379,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         *,
         usual_loss: float = 0.0,
         slowness: tuple[float, ...] | None = None,
+        cp_sizes: CpSizes = (),
     ) -> OpenStep:
         """Add the next step; it is open at once unless others wait. cost: see
         `OpenStep.planned_cost`.
@@ -366,11 +388,11 @@ class OpenSteps(Mapping[int, OpenStep]):
         """
         number = self.next_number
         attempt = self.withdrawn.pop(number, -1) + 1
-        digest = step_digest(number, micro_batches, attempt, usual_loss)
+        digest = step_digest(number, micro_batches, attempt, usual_loss, cp_sizes=cp_sizes)
         step = OpenStep(
             number, micro_batches, digest, now,
             dp_size=dp_size, planned_cost=cost, slowness=slowness, attempt=attempt,
-            usual_loss=usual_loss,
+            usual_loss=usual_loss, cp_sizes=cp_sizes,
         )  # fmt: skip
         if self._waiting:  # it was being planned when the trainer rewound
             self._waiting.append(step)
@@ -386,13 +408,17 @@ class OpenSteps(Mapping[int, OpenStep]):
         dp_size: int,
         cost: FloatArray | None = None,
         slowness: tuple[float, ...] | None = None,
+        *,
+        cp_sizes: CpSizes = (),
     ) -> None:
         """Give an open step a new plan, for `dp_size` DP ranks."""
         before = self._open[number]
-        digest = step_digest(number, micro_batches, before.attempt, before.usual_loss)
+        digest = step_digest(
+            number, micro_batches, before.attempt, before.usual_loss, cp_sizes=cp_sizes
+        )
         self._open[number] = replace(
             before, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
-            dp_size=dp_size, planned_cost=cost, slowness=slowness,
+            dp_size=dp_size, planned_cost=cost, slowness=slowness, cp_sizes=cp_sizes,
         )  # fmt: skip
 
     def withhold(self, number: int) -> None:
@@ -439,7 +465,7 @@ class OpenSteps(Mapping[int, OpenStep]):
         """Give a step other samples, and no plan."""
         found = replace(
             step, micro_batches=micro_batches, digest="", planned_cost=None,
-            attempt=step.attempt + 1,
+            attempt=step.attempt + 1, cp_sizes=(),
         )  # fmt: skip
         if step.number in self._open:
             self._open[step.number] = found

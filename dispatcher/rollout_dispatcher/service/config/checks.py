@@ -47,8 +47,15 @@ def largest_micro_batch(config: "ServeConfig") -> tuple[int, str]:
     return budget, f"--micro-batch-tokens {budget}"
 
 
-def check_rank(config: "ServeConfig", *, opens_stores: bool) -> None:
-    """Raise RankRefused for a DP rank that would be given what it cannot fetch."""
+def check_rank(config: "ServeConfig", *, opens_stores: bool, max_split: int = 1) -> None:
+    """Raise RankRefused for a DP rank that would be given what it cannot fetch, or train."""
+    if max_split < config.max_split:
+        raise RankRefused(
+            f"samples are planned for up to {config.max_split} DP ranks together (--set "
+            f"max-split), and this rank takes part in up to {max_split}; make the stream with "
+            f"max_split={config.max_split}, for a model whose attention runs over "
+            f"micro_batch.cp_group, or start the dispatcher with --set max-split={max_split}"
+        )
     if config.payload_stores and not opens_stores:
         raise RankRefused(
             "samples may lie in payload stores, from which this rank does not fetch them "
@@ -97,8 +104,13 @@ def notes(config: "ServeConfig") -> Iterator[str]:
     """What is no mistake and of no use: a split or a window that cannot help."""
     single, padded = config.micro_batch_size == 1, config.layout is Layout.PADDED
     wide, ahead = config.window > 1, looks_ahead(config.strategy)
-    chooses = wide and ahead
-    if wide and not ahead:
+    chooses = wide and ahead and config.max_split == 1
+    if wide and config.max_split > 1:
+        yield (
+            f"--set max-split={config.max_split} takes the oldest samples and splits the long "
+            f"ones, so a window of {config.window:g} is not chosen from; set --window 1"
+        )
+    elif wide and not ahead:
         yield (
             f"--strategy {config.strategy} takes the oldest samples, so a window of "
             f"{config.window:g} is waited for and not chosen from; set "

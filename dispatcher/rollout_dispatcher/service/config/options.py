@@ -86,6 +86,10 @@ class StepOptions(Options):
     rank_tokens: Advanced[Positive | None] = None
     """tokens of a step on one DP rank, padding included; the step is smaller where need be, what
     exceeds it by itself has a rank to itself, and a step that is planned again goes whole"""
+    max_split: Advanced[Positive] = 1
+    """DP ranks, 2, 4, 8 ..., that may train a packed micro-batch together (context parallel), of as
+    many times the tokens, where a sample is longer than a rank's share; the oldest samples are
+    taken, so set --window 1; streams are made with the same number; 1: off"""
     pipeline_stages: Positive = 1
     """number of pipeline stages of a model replica; a rank's largest micro-batch counts once more
     for each stage beyond the first, as all wait for it at fill and drain"""

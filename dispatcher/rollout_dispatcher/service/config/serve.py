@@ -52,7 +52,7 @@ REFERENCED_TIMES = 16
 _PLANNED_AS_GIVEN = (
     "dp_size", "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy",
     "micro_batch_multiple", "min_micro_batches", "sample_length_multiple", "rank_tokens",
-    "pipeline_stages", "planning_budget",
+    "pipeline_stages", "planning_budget", "max_split",
 )  # fmt: skip
 #: What a config is validated with where some options are known to be wrong: their names.
 WRONG = "wrong"
@@ -157,7 +157,9 @@ class ServeConfig(ServeOptions):
     @property
     def longest_in_budget(self) -> int | None:
         """Tokens of the longest sample that fits the budget once padded; None without a budget."""
-        return longest_in_budget(self.micro_batch_tokens, self.sample_length_multiple)
+        return longest_in_budget(
+            self.micro_batch_tokens, self.sample_length_multiple, self.max_split
+        )
 
     @property
     def order_in_step(self) -> MicroBatchOrder:
@@ -230,7 +232,8 @@ def core_config(config: ServeConfig) -> DispatchConfig:
     """The part of the settings that the core needs."""
     batch = config.batch
     # Where nothing is chosen a larger window would be waiting for nothing.
-    window = config.window_samples if looks_ahead(config.strategy) else batch
+    ahead = looks_ahead(config.strategy, config.max_split)
+    window = config.window_samples if ahead else batch
     budget = config.longest_in_budget
     longest = config.max_sample_tokens
     if budget is not None and config.on_oversize is Oversize.ERROR:

@@ -29,12 +29,16 @@ class Frames:
 
         groups: None where no sample has one.
         """
-        entries, attempt = step.micro_batches[dp_rank][index], step.attempt
+        entries, attempt = step.trained_by(dp_rank, index), step.attempt
         if not entries:
             (sample,) = self._samples([_any_here(step)])
             return filler(step.number, index, sample, attempt=attempt)
-        numbers = None if groups is None else groups.numbers[dp_rank][index]
-        return micro_batch(step.number, index, self._samples(entries), numbers, attempt=attempt)
+        size, place = step.block(dp_rank, index)
+        numbers = None if groups is None else groups.numbers[dp_rank - place][index]
+        return micro_batch(
+            step.number, index, self._samples(entries), numbers, attempt=attempt,
+            block=(size, place),
+        )  # fmt: skip
 
     def unreadable(self, dp_rank: int, step: OpenStep, first: int) -> dict[str, str]:
         """Samples that the journal cannot read back for a rank from that micro-batch on, and why.
@@ -42,7 +46,8 @@ class Frames:
         What the journal alone has is read twice so, before the rank may be prepared and once more
         for its frame: a rank that waits inside a collective can be told of no error.
         """
-        parts = step.micro_batches[dp_rank][first:]
+        indices = range(first, len(step.micro_batches[dp_rank]))
+        parts = [step.trained_by(dp_rank, index) for index in indices]
         entries = [entry for part in parts for entry in part or (_any_here(step),)]
         found: dict[str, str] = {}
         for entry in entries:

@@ -289,6 +289,13 @@ class Metrics:
             rows[counts > 0] = np.maximum.reduceat(tokens, starts) * full
         else:
             rows[counts > 0] = np.add.reduceat(tokens, starts)
+        if (sizes := step.plan.cp_sizes) is not None:
+            # A block pads its samples to two pieces a rank, which has as many rows of them.
+            each = np.repeat(sizes[counts > 0], full)
+            pieces = np.where(each > 1, 2 * each * multiple, multiple)
+            rows[counts > 0] = np.add.reduceat(-(-step.tokens // pieces) * pieces, starts)
+            first = np.arange(len(rows))[:, None] // sizes * sizes
+            rows = np.take_along_axis(rows, first, axis=0) // sizes
         lengths = list(map(self.packed_lengths.get, range(len(rows)), repeat(0)))
         return int(np.maximum(rows.T, lengths).sum() - step.tokens.sum())
 
