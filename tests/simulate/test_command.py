@@ -87,7 +87,7 @@ def test_splitting_is_a_row_of_its_own_beside_windows_and_in_the_recommendation(
 ) -> None:
     budget = "--dp-size 4 --global-batch-size 8 --micro-batch-tokens 4096 --steps 3"
     argv = f"simulate trace.csv.gz {budget} --window 1 --max-split 4 --recommend"
-    found = Result.from_json(output_of(f"{argv} --json", capsys))
+    found = result_of(output_of(f"{argv} --json", capsys))
     assert [run.strategy for run in found.runs][-2:] == ["window", "split 4"]
     plain, split = found.runs[-2:]
     assert split.excess < plain.excess
