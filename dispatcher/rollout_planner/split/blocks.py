@@ -58,7 +58,7 @@ class BlockWork:
         doublings = min(most, config.dp_size).bit_length()
         pieces = [2 << e if e else 1 for e in range(doublings)]
         s = np.array([round_up(tokens, config.sample_length_multiple * each) for each in pieces])
-        share = ((1 + overhead) / 2) ** np.arange(doublings)
+        share: FloatArray = ((1 + overhead) / 2) ** np.arange(doublings, dtype=np.float64)
         time = np.array([config.cost(each) for each in s]) * share[:, None]
         budget, order = config.micro_batch_tokens or 1, np.argsort(-time[0], kind="stable")
         return cls(time, s, share, budget, budget if longest is None else longest, order)
@@ -126,8 +126,8 @@ class _Blocks:
             self.first[own] = ranks = ranks[clock[ranks].argsort(kind="stable")]
             clock[ranks] += load[own]
             for b in wide[self.step[wide] == step].tolist():
-                ranks = slice(self.first[b], self.first[b] + (1 << self.doublings[b]))
-                clock[ranks] = clock[ranks].max() + load[b]
+                block = slice(self.first[b], self.first[b] + (1 << self.doublings[b]))
+                clock[block] = clock[block].max() + load[b]
         return float(clock.max())
 
     def level(self) -> None:
@@ -208,7 +208,8 @@ def _dealt(
             blocks.append((step, taken[step], e))
             taken[step] += 1 << e
     blocks += [(step, rank, 0) for step, used in enumerate(taken) for rank in range(used, R)]
-    found = _Blocks(work, *np.array(blocks).T, of)
+    step_of, first_of, doublings_of = np.array(blocks).T
+    found = _Blocks(work, step_of, first_of, doublings_of, of)
     placed = np.flatnonzero(of >= 0)
     share, room = work.shares[found.doublings], work.budget << found.doublings
     start = np.zeros(len(blocks))
