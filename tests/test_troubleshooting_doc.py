@@ -20,7 +20,8 @@ TEXT = GUIDES[0].read_text().partition("\n## What goes wrong\n")[2]
 OTHER_FLAGS = {
     "--arrivals", "--config", "--interval", "--once", "--recommend", "--steps", "--strategy",
     "--trainer-load", "--cost-error", "--json", "--plans", "--run",
-    "--max-restarts", "--nodes", "--nproc-per-node", "--standalone", "--time",
+    "--max-restarts", "--max-split", "--nodes", "--nproc-per-node", "--pid", "--standalone",
+    "--time",
 }  # fmt: skip
 QUOTED = [each for each in re.findall(r"`([^`\n]+)`", TEXT) if "..." in each]
 
