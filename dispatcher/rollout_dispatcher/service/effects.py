@@ -269,13 +269,13 @@ class EffectRunner:
         """These ranks are heard no more, and do not wait for a step; they hear why."""
         for client_id in effect.client_ids:
             if (rank := self._connections.ranks.get(client_id)) is not None:
-                self._metrics.rank_waits.stops(rank.dp_rank)
+                self._metrics.waiting_since.pop(rank.dp_rank, None)
         detached = self._connections.detach(*effect.client_ids)
         self._barrier.after(partial(_fail, detached, effect.error))
 
     def _end(self, effect: e.EndRanks) -> None:
         for dp_rank in effect.dp_ranks:
-            self._metrics.rank_waits.stops(dp_rank)
+            self._metrics.waiting_since.pop(dp_rank, None)
         self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
 
     def _end_producers(self, effect: e.EndProducers) -> None:

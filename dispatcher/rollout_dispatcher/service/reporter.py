@@ -98,7 +98,7 @@ class Health:
         self._since: dict[Cause, float] = {}
         self._next_step = core.next_step
         self._look_at = clock()
-        self._spent = deque([(clock(), dict(core.rank_time))], LOOKS)
+        self._spent = deque([(clock(), dict(core.rank_time(clock())))], LOOKS)
 
     @property
     def failure(self) -> DispatcherError | None:
@@ -113,15 +113,13 @@ class Health:
         """See what has begun and what is over, if it is time again."""
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_SECONDS
-            self._core.charge(now)
-            self._spent.append((now, dict(self._core.rank_time)))
+            self._spent.append((now, dict(self._core.rank_time(now))))
             self.delays()
 
     def lost(self) -> LostTime:
         """Where the DP ranks' time went in the last minute."""
         now, (since, before) = self._clock(), self._spent[0]
-        self._core.charge(now)
-        spent = {cause: after - before[cause] for cause, after in self._core.rank_time.items()}
+        spent = {cause: after - before[cause] for cause, after in self._core.rank_time(now).items()}
         return LostTime(spent, now - since)
 
     def slow_ranks(self) -> str:

@@ -4,7 +4,7 @@ A client keeps its entry when it connects again. Invariant: of those that are go
 the last `MAX_GONE` are remembered, so that whoever looks after a fault finds who it was.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import exp
 from typing import Any
 
@@ -12,23 +12,6 @@ from typing import Any
 MAX_GONE = 100
 #: Samples count for a rate with a weight that falls to a third in so many seconds.
 RATE_SECONDS = 30.0
-
-
-@dataclass(slots=True)
-class Rate:
-    """Events a second, of late."""
-
-    _value: float = 0.0
-    _at: float = 0.0
-
-    def add(self, count: int, now: float) -> None:
-        """So many happened."""
-        self._value = self.at(now) + count / RATE_SECONDS
-        self._at = now
-
-    def at(self, now: float) -> float:
-        """A second."""
-        return self._value * exp((self._at - now) / RATE_SECONDS)
 
 
 @dataclass(slots=True)
@@ -43,8 +26,20 @@ class Client:
     dp_rank: int | None = None
     connection: object | None = None
     accepted: int = 0
-    rate: Rate = field(default_factory=Rate)
     last_error: str = ""
+    _rate: float = 0.0
+    _rate_at: float = 0.0
+
+    def samples_per_second(self, now: float) -> float:
+        """Accepted of late."""
+        return self._rate * exp((self._rate_at - now) / RATE_SECONDS)
+
+    def answered(self, accepted: int, error: str, now: float) -> None:
+        """Of a push so many samples were accepted. error: why one was refused, if one was."""
+        self.accepted += accepted
+        self._rate = self.samples_per_second(now) + accepted / RATE_SECONDS
+        self._rate_at = now
+        self.last_error = error or self.last_error
 
     def as_json(self, now: float) -> dict[str, Any]:
         """For `GET /v1/clients`."""
@@ -55,7 +50,7 @@ class Client:
             "host": self.host,
             "connected": self.connection is not None,
             "samples_accepted": self.accepted,
-            "samples_per_second": round(self.rate.at(now), 2),
+            "samples_per_second": round(self.samples_per_second(now), 2),
             "last_error": self.last_error,
         }
 
@@ -76,11 +71,9 @@ class Clients:
         self._gone.pop(client_id, None)
 
     def answered(self, client_id: str, accepted: int, error: str, now: float) -> None:
-        """Of a producer's push so many samples were accepted. error: why one was refused, if so."""
+        """A producer's push was, as `Client.answered` takes it."""
         if (known := self._clients.get(client_id)) is not None:
-            known.accepted += accepted
-            known.rate.add(accepted, now)
-            known.last_error = error or known.last_error
+            known.answered(accepted, error, now)
 
     def lost(self, client_id: str, connection: object, reason: str) -> Client | None:
         """A connection is over; returns the client that is gone by that without a goodbye."""
