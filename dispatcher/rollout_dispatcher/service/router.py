@@ -16,6 +16,7 @@ from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition
+from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.payload import count_references
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
@@ -453,8 +454,12 @@ class Router:
             if isinstance(who, Peer):
                 who.write(codec.encode(word))
 
+    def pushed_over_http(self, host: str, accepted: int, error: str) -> None:
+        """A request from that host was answered. error: why it, or a sample of it, was refused."""
+        self._connections.clients.pushed_over_http(host, accepted, harmless(error), self.clock())
+
     def clients(self) -> list[dict[str, Any]]:
-        """Clients of the sample plane, as JSON can hold them."""
+        """Clients of both planes, as JSON can hold them."""
         return self._connections.clients.as_json(self.clock())
 
     @property

@@ -104,8 +104,10 @@ class SamplePush:
             if not all_of_them and set(answer.outcomes) == {Outcome.FULL}:
                 return
 
-    def answer(self, router: Router) -> web.Response:
-        """What is said of them, and of where the trainer is."""
+    def answer(self, router: Router, host: str) -> web.Response:
+        """What is said of them to that host, and of where the trainer is."""
+        accepted = self._outcomes.count(Outcome.ACCEPTED)
+        router.pushed_over_http(host, accepted, next(iter(self._errors.values()), ""))
         worst = max((_STATUS.get(outcome, 200) for outcome in set(self._outcomes)), default=200)
         if errors.RunFinished.code in self._reasons.values():
             worst = 410
@@ -171,6 +173,15 @@ class Pushes:
 
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
+        host = request.remote or ""
+        try:
+            push = await self._push(request)
+        except Refused as refused:
+            self._router.pushed_over_http(host, 0, str(refused))
+            raise
+        return push.answer(self._router, host)
+
+    async def _push(self, request: web.Request) -> SamplePush:
         config = self._router.config
         wait = valid(PushQuery, dict(request.query)).wait
         with refusing(config.request_timeout):
@@ -183,7 +194,7 @@ class Pushes:
             if wait is not None and push.is_full:
                 await self._waiting.wait(request, push, min(wait, config.request_timeout))
         await self._router.barrier.settled()
-        return push.answer(self._router)
+        return push
 
     async def _take(
         self, request: web.Request, chunks: list[bytes], *, gzipped: bool
