@@ -256,11 +256,11 @@ class EffectRunner:
     def _advise(self, effect: e.Advised) -> None:
         advice, producer = m.Advice(text=effect.text), effect.producer
         if producer is None:
-            log.warning("%s", effect.text)
+            log.warning("%s", effect.text, extra={"event": "advice", "dp_rank": 0})
             self._tell_ranks((0,), advice)
             return
         who = f"producer {producer}" if producer else "an HTTP client"
-        log.warning("%s: %s", who, effect.text)
+        log.warning("%s: %s", who, effect.text, extra={"event": "advice", "producer": producer})
         peer = self._connections.producers.get(producer)
         if peer is not None and peer.hears_feedback:
             peer.send(advice)
@@ -344,7 +344,9 @@ class EffectRunner:
             self._step_trace.planned(wanted, decision.effects, now, generation)
             self.perform(decision)
             return
-        log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
+        number = wanted.step.number
+        fields = {"event": "step-replanned", "step": number}
+        log.info("step %d is planned again, dp_size %d", number, wanted.dp_size, extra=fields)
         decision = self._core.replanned(wanted, found, now)
         step = self._core.step(wanted.step.number)
         if step is not None and step is not wanted.step:
