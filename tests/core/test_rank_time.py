@@ -59,7 +59,7 @@ class Run(Bench):
             self.perform(self.core.step_times(rank, times))
 
     def look(self) -> dict[TimeCause, float]:
-        self.core.charge(self.now)
+        self.core.rank_time(self.now)
         return {cause: spent for cause, spent in self.core.statistics().rank_time.items() if spent}
 
     def gained(self, happens: Callable[[], object]) -> Mapping[TimeCause, object]:
@@ -77,7 +77,7 @@ def test_nothing_is_accounted_before_the_first_step_and_after_the_end() -> None:
     bench = Bench(window=BATCH)
     bench.join()
     bench.now += 100
-    bench.core.charge(bench.now)
+    bench.core.rank_time(bench.now)
     assert set(bench.core.statistics().rank_time.values()) == {0.0}
     run = Run()
     run.perform(run.core.end_stream(run.now, force=True))
@@ -235,7 +235,7 @@ def test_the_causes_add_up_to_the_ranks_time(
     for event, rank, seconds in events:
         happens(run, event, rank, client, slow)
         run.passes(seconds)
-        run.core.charge(run.now)
+        run.core.rank_time(run.now)
         found = run.core.statistics().rank_time
         assert all(found[cause] >= last[cause] for cause in TimeCause), "a counter fell"
         last = dict(found)

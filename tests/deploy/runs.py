@@ -108,8 +108,7 @@ class Run:
     _version: int = 0
     _pushed: int = 0
     _trained: int = 0
-    _paced: object = None
-    _pace: float = 0.0
+    _paces: dict[object, float] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _steps: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(4))
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -207,9 +206,8 @@ class Run:
 
     def _as_measured(self, work: FloatArray, rng: np.random.Generator) -> FloatArray:
         """Seconds: `step_s` in the first step of such lengths, and by the same pace in others."""
-        if self._paced != (kind := (self.now.lengths, self.now.step_s)):
-            self._paced, self._pace = kind, self.now.step_s / work.max(axis=0).sum()
-        compute = self._pace * work
+        pace = self.now.step_s / float(work.max(axis=0).sum())
+        compute = self._paces.setdefault((self.now.lengths, self.now.step_s), pace) * work
         if self.now.slow_rank is not None:
             compute[self.now.slow_rank] *= self.now.slow_factor
         return compute * np.exp(rng.normal(0, NOISE, compute.shape))

@@ -68,7 +68,7 @@ class DispatcherCore:
         for each scrape             `measured`, `ranks_seen`
         to find stragglers          `entries`, of which no snapshot has the payloads either
         several times a second      `hungry_since`, `waits_for`, `reasons`, `next_step`,
-                                    `stall`
+                                    `stall`, `rank_time`
         for each simulated group    `is_open`
 
     A few log texts have accessors too: `end_waits`, `shutdown_drops`, `name_unfinished`.
@@ -390,13 +390,6 @@ class DispatcherCore:
 
     # -- time and plans ---------------------------------------------------------------------
 
-    def charge(self, now: float) -> None:
-        """Account for the DP ranks' time until now, as `statistics` is to show it; see rank_time.
-
-        Every event does so too; where none comes, call it a few times a second.
-        """
-        self._rank_time.charge(now)
-
     def watch_journal(self, is_slow: Callable[[], bool]) -> None:
         """Ask this of the journal when ranks wait: whether it keeps others waiting for long."""
         self._rank_time.journal_is_slow = is_slow
@@ -620,9 +613,11 @@ class DispatcherCore:
         """The first of the samples that are in open steps or ready, oldest first, for the log."""
         return name_unfinished(self._ledger.steps, self._buffer)
 
-    @property
-    def rank_time(self) -> Mapping[TimeCause, float]:
-        """Where the DP ranks' time has gone, in rank-seconds, until `charge` was called last."""
+    def rank_time(self, now: float) -> Mapping[TimeCause, float]:
+        """Where the DP ranks' time has gone until now, in rank-seconds; `statistics` has it too, as
+        of the last event or call. Where no event comes, call it a few times a second.
+        """
+        self._rank_time.charge(now)
         return self._rank_time.seconds
 
     @property

@@ -381,6 +381,7 @@ def _name_unfinished(core: DispatcherCore) -> bool:
     log.error(
         "stopped with %d samples buffered and %d in open steps%s",
         at.buffered, at.in_flight, f", which are given up: {named}" if named else "",
+        extra={"event": "samples-given-up"},
     )  # fmt: skip
     return False
 

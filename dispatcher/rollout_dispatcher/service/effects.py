@@ -256,11 +256,11 @@ class EffectRunner:
     def _advise(self, effect: e.Advised) -> None:
         advice, producer = m.Advice(text=effect.text), effect.producer
         if producer is None:
-            log.warning("%s", effect.text)
+            log.warning("%s", effect.text, extra={"event": "advice", "dp_rank": 0})
             self._tell_ranks((0,), advice)
             return
         who = f"producer {producer}" if producer else "an HTTP client"
-        log.warning("%s: %s", who, effect.text)
+        log.warning("%s: %s", who, effect.text, extra={"event": "advice", "producer": producer})
         peer = self._connections.producers.get(producer)
         if peer is not None and peer.hears_feedback:
             peer.send(advice)
@@ -269,13 +269,13 @@ class EffectRunner:
         """These ranks are heard no more, and do not wait for a step; they hear why."""
         for client_id in effect.client_ids:
             if (rank := self._connections.ranks.get(client_id)) is not None:
-                self._metrics.rank_waits.stops(rank.dp_rank)
+                self._metrics.waiting_since.pop(rank.dp_rank, None)
         detached = self._connections.detach(*effect.client_ids)
         self._barrier.after(partial(_fail, detached, effect.error))
 
     def _end(self, effect: e.EndRanks) -> None:
         for dp_rank in effect.dp_ranks:
-            self._metrics.rank_waits.stops(dp_rank)
+            self._metrics.waiting_since.pop(dp_rank, None)
         self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
 
     def _end_producers(self, effect: e.EndProducers) -> None:
@@ -343,7 +343,9 @@ class EffectRunner:
             self._step_trace.planned(wanted, decision.effects, now, generation)
             self.perform(decision)
             return
-        log.info("step %d is planned again, dp_size %d", wanted.step.number, wanted.dp_size)
+        number = wanted.step.number
+        fields = {"event": "step-replanned", "step": number}
+        log.info("step %d is planned again, dp_size %d", number, wanted.dp_size, extra=fields)
         decision = self._core.replanned(wanted, found, now)
         step = self._core.step(wanted.step.number)
         if step is not None and step is not wanted.step:

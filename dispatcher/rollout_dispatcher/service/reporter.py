@@ -98,7 +98,7 @@ class Health:
         self._since: dict[Cause, float] = {}
         self._next_step = core.next_step
         self._look_at = clock()
-        self._spent = deque([(clock(), dict(core.rank_time))], LOOKS)
+        self._spent = deque([(clock(), dict(core.rank_time(clock())))], LOOKS)
 
     @property
     def failure(self) -> DispatcherError | None:
@@ -113,15 +113,13 @@ class Health:
         """See what has begun and what is over, if it is time again."""
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_SECONDS
-            self._core.charge(now)
-            self._spent.append((now, dict(self._core.rank_time)))
+            self._spent.append((now, dict(self._core.rank_time(now))))
             self.delays()
 
     def lost(self) -> LostTime:
         """Where the DP ranks' time went in the last minute."""
         now, (since, before) = self._clock(), self._spent[0]
-        self._core.charge(now)
-        spent = {cause: after - before[cause] for cause, after in self._core.rank_time.items()}
+        spent = {cause: after - before[cause] for cause, after in self._core.rank_time(now).items()}
         return LostTime(spent, now - since)
 
     def slow_ranks(self) -> str:
@@ -376,6 +374,7 @@ def accepted_unknown(effect: e.AcceptedUnknown) -> None:
         "Start the dispatcher with the journal that has them, or go on without",
         effect.producer, effect.accepted,
         f"none after sample {effect.newest}" if effect.newest >= 0 else "none of this producer",
+        extra={"event": "acknowledgement-unknown", "producer": effect.producer},
     )  # fmt: skip
 
 
@@ -395,6 +394,7 @@ def group_evicted(effect: e.GroupEvicted) -> None:
         "(%d of %d) and none could become complete; raise %s, or have fewer groups under way",
         effect.group_id, effect.num_samples, effect.cap.cap, effect.cap.held, effect.cap.capacity,
         "--set referenced-bytes" if in_stores else "--buffer-bytes, or use --journal-dir",
+        extra={"event": "group-evicted"},
     )  # fmt: skip
 
 
@@ -412,17 +412,18 @@ def unresolved(effect: e.SamplesUnresolved) -> None:
 
 def rewound(effect: e.Rewound) -> None:
     """An older checkpoint was loaded."""
+    fields = {"event": "rewound", "step": effect.after}
     if effect.missing:
         log.warning(
             "a checkpoint taken after step %d was loaded: the %d steps trained after it cannot "
             "be delivered again (with --journal-dir, and --set retain-bytes large enough, they "
             "could); training goes on with the next one",
-            effect.after, effect.missing,
+            effect.after, effect.missing, extra=fields,
         )  # fmt: skip
     else:
         log.info(
             "a checkpoint taken after step %d was loaded: %d steps of %d samples are rolled back",
-            effect.after, effect.steps, effect.samples,
+            effect.after, effect.steps, effect.samples, extra=fields,
         )  # fmt: skip
 
 
@@ -433,32 +434,35 @@ def evicted(effect: e.StepsEvicted) -> None:
         "covers: the steps up to %d were deleted (%d in all), and a checkpoint before that cannot "
         "be resumed from; call stream.checkpoint_saved, or raise --set retain-bytes",
         effect.limit / 2**20, effect.through, effect.steps,
+        extra={"event": "steps-evicted", "step": effect.through},
     )  # fmt: skip
 
 
 def ids_repeated(effect: e.IdsRepeated) -> None:
     """Samples come under ids that were accepted before, and are not trained on."""
     who = f"producer {effect.producer}" if effect.producer else "an HTTP client"
+    fields = {"event": "ids-repeated", "producer": effect.producer}
     if effect.conflicts:
         log.warning(
             "sample %s of %s has other content than the accepted sample of this id, which is kept; "
             "the new one is not trained on (counted in samples_received_total{outcome=conflict}): "
             "give each rollout an id of its own, with its epoch or step in it, or none",
-            effect.sample_id, who,
+            effect.sample_id, who, extra=fields,
         )  # fmt: skip
         return
     log.warning(
         "%d samples in a row of %s, up to %s, have ids of samples that were accepted before, and "
         "are not trained on: either it replays what it has pushed before a crash, which is right, "
         "or ids are used again (for each epoch, say): then put the epoch into them",
-        effect.in_a_row, who, effect.sample_id,
+        effect.in_a_row, who, effect.sample_id, extra=fields,
     )  # fmt: skip
 
 
 def schema_decided(effect: e.SchemaDecided) -> None:
     """Which fields samples have."""
     fields = ", ".join(f"{field.name} {field}" for field in effect.schema.fields)
-    log.info("samples have the fields %s (%s)", fields, effect.set_by)
+    text = "samples have the fields %s (%s)"
+    log.info(text, fields, effect.set_by, extra={"event": "schema-decided"})
 
 
 def cost_changed(effect: e.CostChanged) -> None:
@@ -468,6 +472,7 @@ def cost_changed(effect: e.CostChanged) -> None:
         "from step %d on plans are made with the cost %s, fitted to what micro-batches took (they "
         "deviate from it by %.1f %%); the one before has lost %.1f %% of the ranks' time",
         fitted.first_step, fitted.cost, 100 * fitted.error, 100 * effect.loss,
+        extra={"event": "cost-changed", "step": fitted.first_step},
     )  # fmt: skip
 
 
@@ -480,18 +485,23 @@ def speeds_changed(effect: e.SpeedsChanged) -> None:
         measured.first_step,
         f"rank {', '.join(slow[:8])}{', ...' * (len(slow) > 8)} times as long as the median one"
         if slow else "no rank is slower than the median one",
+        extra={"event": "speeds-changed", "step": measured.first_step},
     )  # fmt: skip
 
 
 def drained(effect: e.Drained, at: Statistics) -> None:
     """Nothing is left to train."""
+    fields = {"event": "drained", "step": at.steps_committed - 1}
     if effect.reason == "finished":
         log.info(
             "the DP ranks have finished the run after %d steps: %d samples that were not used are "
             "dropped, %d stay in the journal for the next start",
             at.steps_committed, at.dropped[DropReason.UNUSED], at.buffered + at.in_flight,
+            extra=fields,
         )  # fmt: skip
         return
     reasons = ", ".join(f"{reason} {count}" for reason, count in at.dropped.items() if count)
     dropped = f"; of {at.accepted} accepted samples some were dropped: {reasons}"
-    log.info("%s: every step is committed%s", effect.reason, dropped if reasons else "")
+    log.info(
+        "%s: every step is committed%s", effect.reason, dropped if reasons else "", extra=fields
+    )

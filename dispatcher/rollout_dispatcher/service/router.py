@@ -16,6 +16,7 @@ from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition
+from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
@@ -216,7 +217,7 @@ class Router:
             peer.send(m.Pong())
             return
         self.core.progressed(rank.dp_rank, message.handed_out, message.collectives, now)
-        waits = self.metrics.rank_waits.is_waiting(rank.dp_rank)
+        waits = rank.dp_rank in self.metrics.waiting_since
         waits = waits or self.core.waits_to_finish(rank.dp_rank)
         peer.send(m.Pong(waits_for=self._effect_runner.whom_it_waits_for() if waits else ""))
 
@@ -246,7 +247,7 @@ class Router:
             )
         if (rank := connections.rank_of(peer)) is not None:
             connections.detach(peer.client_id)
-            self.metrics.rank_waits.stops(rank.dp_rank)
+            self.metrics.waiting_since.pop(rank.dp_rank, None)
             reporter.rank_gone(rank.dp_rank, peer.client_id, peer.host, reason)
             self.perform(
                 self.core.leave(rank.dp_rank, peer.client_id, self.clock(), for_good=for_good)
@@ -341,7 +342,7 @@ class Router:
         self._store_workers.gone(peer)  # said again, it hears nothing else before its welcome
         decision = self.core.join(hello, now)
         if hello.generation is None:
-            self.metrics.rank_waits.all_stop()
+            self.metrics.waiting_since.clear()
             if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
                 self._connections.detach(peer.client_id)
         self._connections.said_hello(peer)
@@ -385,7 +386,7 @@ class Router:
                 version, first_step = message.policy_version, message.first_step
                 self.perform(self.core.set_policy_version(version, now, first_step))
             case m.Finish():
-                self.metrics.rank_waits.stops(dp_rank)
+                self.metrics.waiting_since.pop(dp_rank, None)
                 self.perform(self.core.finish(dp_rank, message.step, now, discard=message.discard))
             case m.CheckpointSaved():
                 self.perform(self.core.checkpoint_saved(dp_rank, message.step))
@@ -399,11 +400,12 @@ class Router:
             self.perform(decision)
 
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
-        waits = self.metrics.rank_waits
+        waiting_since = self.metrics.waiting_since
         if hungry:
-            waits.begins(dp_rank, now)
-        elif (seconds := waits.ends(dp_rank, now)) is not None:
-            self.step_trace.waited(dp_rank, now - seconds, seconds)
+            waiting_since.setdefault(dp_rank, now)  # said again, it is the same wait
+        elif (since := waiting_since.pop(dp_rank, None)) is not None:
+            self.metrics.rank_wait_duration.observe(now - since)
+            self.step_trace.waited(dp_rank, since, now - since)
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -448,8 +450,12 @@ class Router:
             if isinstance(who, Peer):
                 who.write(codec.encode(word))
 
+    def pushed_over_http(self, host: str, accepted: int, error: str) -> None:
+        """A request from that host was answered. error: why it, or a sample of it, was refused."""
+        self._connections.clients.pushed_over_http(host, accepted, harmless(error), self.clock())
+
     def clients(self) -> list[dict[str, Any]]:
-        """Clients of the sample plane, as JSON can hold them."""
+        """Clients of both planes, as JSON can hold them."""
         return self._connections.clients.as_json(self.clock())
 
     def fail(self, error: BaseException) -> None:

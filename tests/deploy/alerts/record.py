@@ -8,8 +8,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -82,11 +83,10 @@ def _series(name: str, labels: dict[str, str]) -> str:
     return f"{name}{{{every}}}"
 
 
-def record(name: str) -> str:
-    """Run one scenario to its end; returns its series."""
-    scenario = SCENARIOS[name]
+@contextmanager
+def serving(scenario: Scenario, folder: Path) -> Iterator[Process]:
+    """The dispatcher of a scenario, on its disk."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         options, module = OPTIONS | dict(scenario.options), "rollout_dispatcher.cli.main"
         if scenario.disk:
             disk = stack.enter_context(small_disk(folder / "disk", DISK_MB))
@@ -98,6 +98,15 @@ def record(name: str) -> str:
         server = Process(folder, options, module)
         stack.callback(server.kill)
         eventually(lambda: server.metrics(1) is not None, "it is up")
+        yield server
+
+
+def record(name: str) -> str:
+    """Run one scenario to its end; returns its series."""
+    scenario = SCENARIOS[name]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(serving(scenario, folder))
         recorder = Recorder()
         run = Run(server.endpoint, Conditions(**scenario.begins))
         try:

@@ -48,3 +48,18 @@ def test_a_refused_sample_is_the_last_error() -> None:
     clients.answered("p", 0, "too long", 0.0)
     clients.answered("p", 3, "", 0.0)
     assert clients.as_json(0.0)[0]["last_error"] == "too long"
+
+
+def test_producers_over_http_are_one_client_a_host_and_there_while_they_push() -> None:
+    clients = Clients()
+    clients.pushed_over_http("10.0.0.7", 4, "", 0.0)
+    clients.pushed_over_http("10.0.0.7", 2, "no field input_ids", 1.0)
+    (told,) = clients.as_json(1.0)
+    assert (told["client_id"], told["host"]) == ("http 10.0.0.7", "10.0.0.7")
+    assert (told["connected"], told["samples_accepted"]) == (True, 6)
+    assert told["last_error"] == "no field input_ids"
+    (told,) = clients.as_json(2.0 + RATE_SECONDS)
+    assert not told["connected"]
+    for number in range(MAX_GONE):
+        clients.pushed_over_http(f"h{number}", 1, "", 2.0)
+    assert [each["host"] for each in clients.as_json(2.0)] == [f"h{n}" for n in range(MAX_GONE)]

@@ -133,6 +133,18 @@ def test_a_refused_sample_is_422_and_the_others_are_unharmed(shared: ServeProces
     assert "no tokens" in answer.json["errors"]["2"]
 
 
+def test_who_pushes_over_http_is_a_client_with_what_was_refused_last(serve: Serve) -> None:
+    server = serve()
+    assert server.post("/v1/samples", body(SAMPLE, SAMPLE)).status == 200
+    (client,) = server.get("/v1/clients").json["clients"]
+    assert (client["client_id"], client["role"]) == ("http 127.0.0.1", "producer")
+    assert (client["connected"], client["samples_accepted"]) == (True, 2)
+    assert client["last_error"] == ""
+    refused = server.post("/v1/samples", b"{")
+    (client,) = server.get("/v1/clients").json["clients"]
+    assert client["last_error"] == refused.json["message"]
+
+
 def test_a_full_buffer_is_429_with_when_to_retry(serve: Serve) -> None:
     server = serve()
     answer = server.post("/v1/samples", body(*[SAMPLE] * 5))

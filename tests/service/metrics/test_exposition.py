@@ -37,7 +37,6 @@ def of_a_dispatcher() -> CollectorRegistry:
     for dp_rank in range(RANKS):
         generation = 1 if dp_rank else None
         core.join(RankHello(f"r{dp_rank}", dp_rank, RANKS, generation), 1.0)
-    metrics.rank_waits.begins(1, 4.0)
     metrics.plan_duration.observe(0.003)
     metrics.connection_errors.labels("rank", "eof").inc()
     return metrics.registry

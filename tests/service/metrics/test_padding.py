@@ -49,7 +49,7 @@ def padding(packed_lengths: dict[int, int], **changes: Any) -> float:
         ({"micro_batch_multiple": 4}, {}, 4),
         ({"min_micro_batches": 4, "sample_length_multiple": 4}, {}, 7 + 4 * 4),
         ({"micro_batch_multiple": 2}, {0: 16, 1: 16}, 4 * 16 - 25),
-        ({"micro_batch_tokens": 8, "max_split": 2}, {}, (12 + 4) + (8 + 8) - 25),
+        ({"micro_batch_tokens": 8, "max_split": 2}, {}, 12 + 7 + (5 + 3) - 25),
     ],
 )
 def test_padding_and_fillers_are_counted(

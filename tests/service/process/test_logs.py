@@ -1,17 +1,20 @@
 """Log lines: one JSON object each, whatever the message holds."""
 
+import ast
 import json
 import logging
 import re
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout_dispatcher.hints import MAX_CHARACTERS
 from rollout_dispatcher.service import process as logs
+from rollout_dispatcher.service import reporter
 from rollout_dispatcher.service.config.values import LogFormat, LogLevel
 
 
@@ -107,6 +110,18 @@ def test_fields_are_what_a_line_is_given_and_nothing_else() -> None:
         "event": "rank-gone", "run_id": "run", "dp_rank": 3, "step": 7, "producer": None,
         "peer": r"a\nb", "left_out": None,
     }  # fmt: skip
+
+
+def test_every_line_of_the_reporter_has_fields() -> None:
+    tree = ast.parse(Path(reporter.__file__).read_text())
+    calls = [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log.")
+        and ast.unparse(node.func) != "log.debug"
+    ]  # fmt: skip
+    assert calls
+    without = [ast.unparse(call) for call in calls if "extra" not in {k.arg for k in call.keywords}]
+    assert without == []
 
 
 @pytest.fixture(autouse=True)

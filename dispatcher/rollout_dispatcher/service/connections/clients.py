@@ -1,40 +1,25 @@
-"""Clients of the sample plane, for people: where each is, how fast it pushes, what went wrong last.
+"""Clients, for people: where each is, how fast it pushes, what went wrong last.
 
-A client keeps its entry when it connects again. Invariant: of those that are gone without a goodbye
-the last `MAX_GONE` are remembered, so that whoever looks after a fault finds who it was.
+A client keeps its entry when it connects again. Producers over HTTP have no connection that stands
+for them: those of one host are one client. Invariant: of these, and of clients that are gone
+without a goodbye, the last `MAX_GONE` are remembered, so that whoever looks after a fault finds who
+it was.
 """
 
-from dataclasses import dataclass, field
-from math import exp
+from dataclasses import dataclass
+from math import exp, inf
 from typing import Any
 
-#: Clients that are gone and remembered.
+#: Clients without a connection that are remembered.
 MAX_GONE = 100
 #: Samples count for a rate with a weight that falls to a third in so many seconds.
 RATE_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Rate:
-    """Events a second, of late."""
-
-    _value: float = 0.0
-    _at: float = 0.0
-
-    def add(self, count: int, now: float) -> None:
-        """So many happened."""
-        self._value = self.at(now) + count / RATE_SECONDS
-        self._at = now
-
-    def at(self, now: float) -> float:
-        """A second."""
-        return self._value * exp((self._at - now) / RATE_SECONDS)
-
-
-@dataclass(slots=True)
 class Client:
-    """One client. connection: that speaks for it; None once it is gone. host: empty of a Unix
-    socket. last_error: why its last connection ended, or its last sample was refused.
+    """One client. connection: that speaks for it; None once it is gone, and over HTTP. host: empty
+    of a Unix socket. last_error: why its last connection ended, or its last sample was refused.
     """
 
     client_id: str
@@ -43,8 +28,22 @@ class Client:
     dp_rank: int | None = None
     connection: object | None = None
     accepted: int = 0
-    rate: Rate = field(default_factory=Rate)
     last_error: str = ""
+    #: Over HTTP it counts as connected for a while after each request.
+    connected_until: float = -inf
+    _rate: float = 0.0
+    _rate_at: float = 0.0
+
+    def samples_per_second(self, now: float) -> float:
+        """Accepted of late."""
+        return self._rate * exp((self._rate_at - now) / RATE_SECONDS)
+
+    def answered(self, accepted: int, error: str, now: float) -> None:
+        """Of a push so many samples were accepted. error: why one was refused, if one was."""
+        self.accepted += accepted
+        self._rate = self.samples_per_second(now) + accepted / RATE_SECONDS
+        self._rate_at = now
+        self.last_error = error or self.last_error
 
     def as_json(self, now: float) -> dict[str, Any]:
         """For `GET /v1/clients`."""
@@ -53,9 +52,9 @@ class Client:
             "role": self.role,
             "dp_rank": self.dp_rank,
             "host": self.host,
-            "connected": self.connection is not None,
+            "connected": self.connection is not None or now < self.connected_until,
             "samples_accepted": self.accepted,
-            "samples_per_second": round(self.rate.at(now), 2),
+            "samples_per_second": round(self.samples_per_second(now), 2),
             "last_error": self.last_error,
         }
 
@@ -65,7 +64,7 @@ class Clients:
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
-        self._gone: dict[str, None] = {}
+        self._gone: dict[str, None] = {}  # the last one last
 
     def joined(
         self, client_id: str, role: str, host: str, connection: object, dp_rank: int | None = None
@@ -76,11 +75,9 @@ class Clients:
         self._gone.pop(client_id, None)
 
     def answered(self, client_id: str, accepted: int, error: str, now: float) -> None:
-        """Of a producer's push so many samples were accepted. error: why one was refused, if so."""
+        """A producer's push was, as `Client.answered` takes it."""
         if (known := self._clients.get(client_id)) is not None:
-            known.accepted += accepted
-            known.rate.add(accepted, now)
-            known.last_error = error or known.last_error
+            known.answered(accepted, error, now)
 
     def lost(self, client_id: str, connection: object, reason: str) -> Client | None:
         """A connection is over; returns the client that is gone by that without a goodbye."""
@@ -91,11 +88,23 @@ class Clients:
             del self._clients[client_id]
             return None
         known.connection, known.last_error = None, f"connection lost: {reason}"
+        self._remember(client_id)
+        return known
+
+    def pushed_over_http(self, host: str, accepted: int, error: str, now: float) -> None:
+        """A request from there was, as `Client.answered` takes it."""
+        client_id = f"http {host}".strip()
+        known = self._clients.setdefault(client_id, Client(client_id, "producer", host))
+        known.answered(accepted, error, now)
+        known.connected_until = now + RATE_SECONDS
+        self._gone.pop(client_id, None)
+        self._remember(client_id)
+
+    def _remember(self, client_id: str) -> None:
         self._gone[client_id] = None
         if len(self._gone) > MAX_GONE:
             oldest = next(iter(self._gone))
             del self._gone[oldest], self._clients[oldest]
-        return known
 
     def as_json(self, now: float) -> list[dict[str, Any]]:
         """All of them, in order of their first connection."""

@@ -423,7 +423,9 @@ class Peer(StreamProtocol):
         if self._transport.get_write_buffer_size() < unread:
             self._expect_reading()
             return
-        log.warning("%s has read nothing for %g s; closing its connection", self, timeout)
+        fields = {"event": "write-timeout", "peer": str(self)}
+        text = "%s has read nothing for %g s; closing its connection"
+        log.warning(text, self, timeout, extra=fields)
         self._ending = "write-timeout"
         self._transport.abort()
 

@@ -69,7 +69,9 @@ class StoreWorkers:
         """A worker has done what it was asked, or could not."""
         name = str(peer)
         if message.why:
-            log.warning("%s could not release objects, which is tried again: %s", name, message.why)
+            fields = {"event": "release-failed", "peer": name}
+            text = "%s could not release objects, which is tried again: %s"
+            log.warning(text, name, message.why, extra=fields)
         if isinstance(message, m.Freed):
             self._hear(said.Freed(name, message.number, tuple(message.left)))
         else:

@@ -70,11 +70,12 @@ class ControlAnswer(BaseModel):
 
 
 class ClientAnswer(BaseModel):
-    """One client of the sample plane."""
+    """One client."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     client_id: str
-    """by default the host's name, the process id and a random part"""
+    """by default the host's name, the process id and a random part; over HTTP `http` and the host,
+    whose producers are one client"""
     role: str
     """producer or rank"""
     dp_rank: int | None
@@ -82,7 +83,8 @@ class ClientAnswer(BaseModel):
     host: str
     """the address that it connects from; empty of a Unix socket"""
     connected: bool
-    """whether it is; others went without a goodbye"""
+    """whether it is, over HTTP: whether it has pushed within half a minute; others went without a
+    goodbye"""
     samples_accepted: int
     """since it has first connected to this process"""
     samples_per_second: float
@@ -157,7 +159,7 @@ class HttpPlane:
         return web.json_response(describe())
 
     async def clients(self, _: web.Request) -> web.Response:
-        """Producers and DP ranks of the sample plane, and those that went without a goodbye."""
+        """Producers and DP ranks, and those that went without a goodbye."""
         answer = ClientsAnswer.model_validate({"clients": self._router.clients()})
         return indented(answer.model_dump(mode="json"))
 

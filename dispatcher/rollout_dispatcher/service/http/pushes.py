@@ -73,8 +73,10 @@ class SamplePush:
             self._reasons |= {str(first + index): word for index, word in answer.reasons.items()}
         self._samples = []
 
-    def answer(self, router: Router) -> web.Response:
-        """What is said of them, and of where the trainer is."""
+    def answer(self, router: Router, host: str) -> web.Response:
+        """What is said of them to that host, and of where the trainer is."""
+        accepted = self._outcomes.count(Outcome.ACCEPTED)
+        router.pushed_over_http(host, accepted, next(iter(self._errors.values()), ""))
         worst = max((_STATUS.get(outcome, 200) for outcome in set(self._outcomes)), default=200)
         if errors.RunFinished.code in self._reasons.values():
             worst = 410
@@ -102,6 +104,15 @@ class Pushes:
 
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
+        host = request.remote or ""
+        try:
+            push = await self._push(request)
+        except Refused as refused:
+            self._router.pushed_over_http(host, 0, str(refused))
+            raise
+        return push.answer(self._router, host)
+
+    async def _push(self, request: web.Request) -> SamplePush:
         config = self._router.config
         valid(Query, dict(request.query))
         with refusing(config.request_timeout):
@@ -111,7 +122,7 @@ class Pushes:
                     chunks = await room.read(request, config.max_body_bytes)
                 push = await self._take(request, chunks)
         await self._router.barrier.settled()
-        return push.answer(self._router)
+        return push
 
     async def _take(self, request: web.Request, chunks: list[bytes]) -> SamplePush:
         """Read a body in its turn, and push what is in it. Raises ConnectionError, DispatcherError.

@@ -161,37 +161,6 @@ def of_record(writer: RecordWriter) -> Iterator[Metric]:
     yield family(COUNTER, "record_errors", text, writer.errors)
 
 
-class RankWaits:
-    """Waits of the current process group's ranks. observe: is told of each that ended in a step."""
-
-    def __init__(self, observe: Callable[[float], object]) -> None:
-        self._observe = observe
-        self._since: dict[int, float] = {}
-
-    def begins(self, dp_rank: int, now: float) -> None:
-        """It waits, if it did not already."""
-        self._since.setdefault(dp_rank, now)
-
-    def ends(self, dp_rank: int, now: float) -> float | None:
-        """It has its step; how long it waited for it, if it did."""
-        if (since := self._since.pop(dp_rank, None)) is None:
-            return None
-        self._observe(now - since)
-        return now - since
-
-    def is_waiting(self, dp_rank: int) -> bool:
-        """Whether it waits."""
-        return dp_rank in self._since
-
-    def stops(self, dp_rank: int) -> None:
-        """It waits no more and has no step: its connection is gone, or the stream has ended."""
-        self._since.pop(dp_rank, None)
-
-    def all_stop(self) -> None:
-        """Another process group takes the place of this one."""
-        self._since.clear()
-
-
 class PerRank:
     """Families with one series a DP rank of the current process group, present from the start.
 

@@ -25,7 +25,6 @@ from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics import collectors
 from rollout_dispatcher.service.metrics.collectors import (
     PerRank,
-    RankWaits,
     family,
 )
 from rollout_dispatcher.service.metrics.exposition import Histogram
@@ -108,6 +107,8 @@ class Metrics:
         self.is_ready: Callable[[Statistics], bool] = lambda at: at.run_state == "running"
         self.receiving: Receiving | None = None
         self.pending: dict[str, Pending] = {}
+        #: When each rank that waits for a step began to.
+        self.waiting_since: dict[int, float] = {}
         #: Tokens that ranks pad every micro-batch to, by rank.
         self.packed_lengths: dict[int, int] = {}
         self._sources: list[Callable[[], Iterable[Metric]]] = [self._now]
@@ -205,12 +206,11 @@ class Metrics:
             "From a step's plan to its last micro-batch being written to a rank.",
             _STEP_SECONDS,
         )
-        waits = histogram(
+        self.rank_wait_duration = histogram(
             "rank_wait_duration_seconds",
             "Time a rank's training loop was blocked waiting for a step, once it has it.",
             _STEP_SECONDS,
         )
-        self.rank_waits = RankWaits(waits.observe)
 
     def collect(self) -> Iterator[Metric]:
         """Every family, as it is now."""
@@ -221,7 +221,7 @@ class Metrics:
                     yield _renamed(found, former)
 
     def _now(self) -> Iterator[Metric]:
-        self._core.charge(self._clock())
+        self._core.rank_time(self._clock())
         at, receiving = self._core.statistics(), self.receiving
         text = "Version of the dispatcher."
         yield InfoMetricFamily("dispatcher_build", text, {"version": __version__})
