@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 TOKEN = "0123456789abcdef0123456789abcdef"
 ENDS_THE_RUN = "/v1/stream/end"
 SERVED: dict[str, Any] = {
-    "dp_size": 2, "global_batch_size": 8, "micro_batch_tokens": 4096, "max_body_bytes": "256KiB",
+    "dp_size": 2, "global_batch_size": 8, "micro_batch_tokens": 4096, "max_body_bytes": "4MiB",
 }  # fmt: skip
 
 

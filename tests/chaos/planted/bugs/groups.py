@@ -60,9 +60,11 @@ def lose_a_sample_for_another_size() -> None:
     """P1: an open step that is planned again for another number of ranks lacks a sample."""
     replaced = OpenSteps.replace
 
-    def lacking(steps: OpenSteps, number: int, micro_batches: MicroBatches, *others: Any) -> None:
+    def lacking(
+        steps: OpenSteps, number: int, micro_batches: MicroBatches, *others: Any, **named: Any
+    ) -> None:
         (first, *parts), *ranks = micro_batches
-        replaced(steps, number, ((first[1:], *parts), *ranks), *others)
+        replaced(steps, number, ((first[1:], *parts), *ranks), *others, **named)
 
     plant(OpenSteps, "replace", lacking)
 
