@@ -10,7 +10,7 @@ from tests.examples.run import example, finish, torchrun
 from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-PROMPTS, ANSWERS, BATCH = 96, 16, 32
+PROMPTS, ANSWERS, BATCH = 160, 16, 32
 
 
 def test_mini_batches_of_a_version_train_actor_and_critic(tmp_path: Path) -> None:
@@ -32,5 +32,5 @@ def test_mini_batches_of_a_version_train_actor_and_critic(tmp_path: Path) -> Non
     errors = [float(found) for found in re.findall(r"error ([\d.]+)", printed)]
     assert len(rewards) == len(errors) == steps
     assert mean(rewards[:4]) < 0.3
-    assert mean(rewards[-4:]) > 0.4  # chance is below 0.2; how fast it learns hangs on the machine
+    assert mean(rewards[-4:]) > 0.6
     assert mean(errors[-4:]) < 0.3  # one that says 0 is off by 1
