@@ -13,7 +13,7 @@ REFRESH_SECONDS = 5
 MAX_CLIENTS = 200
 #: A browser keeps to this whatever the page has in it.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-ELSEWHERE = ("/readyz", "/statusz", "/v1/clients", "/v1/config", "/debug/steps", "/metrics")
+ELSEWHERE = ("/readyz", "/statusz", "/v1/clients", "/metrics")
 
 PAGE = """<!doctype html>
 <html lang="en">

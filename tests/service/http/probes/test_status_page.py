@@ -102,6 +102,7 @@ def test_it_is_served_beside_times_of_day(serve: Serve) -> None:
         producer.push([3, 4, 5, 6])
         trainer.train()
         answer, status = server.get("/"), server.status()
+        assert [server.get(path).status for path in ELSEWHERE] == [200] * len(ELSEWHERE)
         producer.push([7])
         waiting = server.status()
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
