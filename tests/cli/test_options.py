@@ -261,7 +261,7 @@ def problems(argv: list[str], environ: dict[str, str] | None = None) -> tuple[st
 def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path) -> None:
     file = toml(tmp_path, 'layuot = "packed"\n\nmax_delay = -1\nsample_retention = "checkpoint"')
     environ = {"DISPATCHER_MAX_WAIT": "100", "DISPATCHER_MAX_WIAT": "2s"}
-    flags = ["--dp-size", "2", "--global-batch-size", "8", "--strategy", "windw", "--wat", "2"]
+    flags = ["--dp-size", "2", "--micro-batch-size", "8", "--strategy", "windw", "--wat", "2"]
     path = file[1]
     assert set(problems([*flags, *file], environ)) == {
         "unknown argument --wat (did you mean --max-wait?); see serve --help",
@@ -277,13 +277,18 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path)
             "--sample-retention checkpoint keeps the samples of committed steps in the journal; "
             f"set --journal-dir, or take --sample-retention commit [sample_retention in {path}:4]"
         ),
+        (
+            "a step has a number of samples or of groups, and neither is set; set exactly one of "
+            "--global-batch-size and --global-batch-groups"
+        ),
     }
 
 
 def test_nothing_at_all_names_all_that_a_run_needs() -> None:
-    required, batch = problems([])
+    required, batch, micro_batch = problems([])
     assert "--dp-size is required" in required
     assert "--global-batch-size" in batch
+    assert "--micro-batch-size" in micro_batch
 
 
 def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:

@@ -85,16 +85,25 @@ def check_push(push: m.Push, *, opens_stores: bool) -> None:
 OUR_SCHEMES = ("file", "mooncake", "ray", "transferqueue")
 Check = Callable[["ServeConfig"], Iterator[str]]
 
+#: What a step and a micro-batch are measured by: one of each two.
+_ONE_OF = {
+    ("global_batch_size", "global_batch_groups"): "a step has a number of samples or of groups",
+    ("micro_batch_size", "micro_batch_tokens"): "a micro-batch has a fixed size or a token budget",
+}
 _BATCH = frozenset({"global_batch_size", "global_batch_groups"})
 _PLAN = _BATCH | StepOptions.model_fields.keys() | SelectionOptions.model_fields.keys()
 
 
 def problems(config: "ServeConfig", wrong: frozenset[str] = frozenset()) -> Iterator[str]:
     """What is wrong with these settings together; wrong: options that are not to be relied on."""
-    if not wrong & _BATCH:
-        found = list(_batch(config))
-        yield from found
-        wrong |= _BATCH if found else frozenset()
+    for pair, meaning in _ONE_OF.items():
+        given = [name for name in pair if getattr(config, name) is not None]
+        if not wrong.isdisjoint(pair) or len(given) == 1:
+            continue
+        wrong |= set(pair)
+        one, other = (f"--{name.replace('_', '-')}" for name in pair)
+        found = "both are" if given else "neither is"
+        yield f"{meaning}, and {found} set; set exactly one of {one} and {other}"
     for options, check in CHECKS:
         if not wrong & options:
             yield from check(config)
@@ -127,16 +136,6 @@ def notes(config: "ServeConfig") -> Iterator[str]:
         )
     if padded and single:
         yield "micro-batches of one sample are not padded: --layout padded is as packed here"
-
-
-def _batch(config: "ServeConfig") -> Iterator[str]:
-    sizes = (config.global_batch_size, config.global_batch_groups)
-    if sizes.count(None) != 1:
-        found = "neither is" if sizes.count(None) == 2 else "both are"
-        yield (
-            f"a step has a number of samples or of groups, and {found} set; set exactly one "
-            "of --global-batch-size and --global-batch-groups"
-        )
 
 
 def _counted_groups(config: "ServeConfig") -> Iterator[str]:
