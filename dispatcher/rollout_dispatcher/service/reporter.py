@@ -82,7 +82,7 @@ class LostTime:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{float(f'{100 * share:.2g}'):g} %"  # 100 %, and not 1e+02 %
 
 
 class Health:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.service.reporter import Health, ProgressLog
+from rollout_dispatcher.core.rank_time import TimeCause
+from rollout_dispatcher.service.reporter import Health, LostTime, ProgressLog
 from tests.service.conftest import Serve
 from tests.support.client import Producer
 from tests.support.core.cores import Bench
@@ -53,6 +54,16 @@ def test_a_line_says_what_has_changed_and_then_there_is_none(
     watched.bench.push_plain(2)
     watched.passes(10)
     assert "3 steps (+0), samples/s: 0.2 accepted, 0 trained on; 2 ready" in caplog.messages[1]
+
+
+@pytest.mark.parametrize(
+    ("waited", "shown"),
+    [(60.0, "100 %"), (59.5, "99 %"), (6.0, "10 %"), (0.144, "0.24 %")],
+)
+def test_shares_are_written_as_people_write_them(waited: float, shown: str) -> None:
+    spent = dict.fromkeys(TimeCause, 0.0)
+    spent |= {TimeCause.NO_SAMPLES: waited, TimeCause.WORK: 60.0 - waited}
+    assert str(LostTime(spent, 60.0)).startswith(f"{shown} of the ranks' time in 60 s: {shown} no-")
 
 
 def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
