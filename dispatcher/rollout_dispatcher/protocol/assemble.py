@@ -8,12 +8,14 @@ lies in a payload store stays there: a micro-batch says where, and the rank fetc
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import compress, repeat
+from typing import Any
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import (
     InMemory,
     Payload,
     Reference,
+    StoredObject,
     are_in_memory,
     count_references,
 )
@@ -138,10 +140,26 @@ def micro_batch(
     if are_in_memory(held.payloads):
         payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
     else:
-        header |= m.places_of(held.payloads)
+        header |= places_of(held.payloads)
         here = [not isinstance(payload, Reference) for payload in held.payloads]
         payload, nbytes = _gather_some(schema, held, rows, here)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
+
+
+def places_of(payloads: Iterable[Payload | None]) -> dict[str, Any]:
+    """What a header says of samples with these payloads: `objects` and `places`.
+
+    All but references are taken to be in the frame's payload.
+    """
+    objects: dict[StoredObject, int] = {}
+    places = [
+        (objects.setdefault(payload.stored, len(objects)), payload.offset)
+        if isinstance(payload, Reference)
+        else None
+        for payload in payloads
+    ]
+    headers = [m.ObjectHeader(store=at.store, key=at.key, nbytes=at.nbytes) for at in objects]
+    return {"objects": headers, "places": places}
 
 
 def _gather_some(

@@ -14,7 +14,7 @@ from pydantic import Field as Declared
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.payload import Payload, Reference, StoredObject
+from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Outcome, Schema
 from rollout_dispatcher.spans import RowsByField
 from rollout_planner.types import UPDATE
@@ -270,22 +270,6 @@ class HasSamples(Message):
         """How many there are of each ragged field, for an error message."""
         found = ", ".join(f"{name} {sum(rows)}" for name, rows in (self.rows or {}).items())
         return f"; rows: {found}" if found else ""
-
-
-def places_of(payloads: Iterable[Payload | None]) -> dict[str, Any]:
-    """What a header says of samples with these payloads: `objects` and `places`.
-
-    All but references are taken to be in the frame's payload.
-    """
-    objects: dict[StoredObject, int] = {}
-    places = [
-        (objects.setdefault(payload.stored, len(objects)), payload.offset)
-        if isinstance(payload, Reference)
-        else None
-        for payload in payloads
-    ]
-    headers = [ObjectHeader(store=at.store, key=at.key, nbytes=at.nbytes) for at in objects]
-    return {"objects": headers, "places": places}
 
 
 def _listed(names: Iterable[str]) -> str:

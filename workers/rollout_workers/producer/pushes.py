@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from rollout_dispatcher.errors import SampleRefused, ShuttingDown
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.assemble import places_of
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
@@ -55,7 +56,7 @@ class Put:
     def placed(self, stored: StoredObject) -> dict[str, Any]:
         """Keys of the push, once the object is there."""
         lying = zip(accumulate(self.sizes, initial=0), self.sizes, strict=False)
-        return m.places_of(
+        return places_of(
             Reference(stored, *next(lying)) if is_large else None for is_large in self.large
         )
 
@@ -342,7 +343,7 @@ def _places(samples: Sequence[EncodedSample]) -> dict[str, Any]:
     """Where the samples lie, if it is in payload stores."""
     if samples[0].reference is None:
         return {}
-    return m.places_of(sample.reference for sample in samples)
+    return places_of(sample.reference for sample in samples)
 
 
 def _rows(samples: Sequence[EncodedSample]) -> dict[str, list[int]] | None:
