@@ -118,7 +118,8 @@ def test_every_line_of_the_dispatcher_names_its_event() -> None:
         node
         for path in sorted(Path(rollout_dispatcher.__file__).parent.rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and re.match(r"log\.(info|warning|error|exception|critical)$", ast.unparse(node.func))
+        if isinstance(node, ast.Call)
+        and re.match(r"log\.(info|warning|error|exception|critical)$", ast.unparse(node.func))
     ]
     assert len(calls) > 50
     extras = [{each.arg: each.value for each in call.keywords}.get("extra") for call in calls]
