@@ -162,9 +162,9 @@ def _cause_section(rank_time: Mapping[str, Mapping[str, float]]) -> str:
     return table(
         "Where did the ranks' time go?",
         "Each second of each DP rank since the first step, by its cause.",
-        [("cause", ""), ("share", "%"), ("rank time", "s"), ("a rank is", "")],
+        [("cause: a rank is", ""), ("rank time", "s"), ("share", "%")],
         [
-            (cause, f"{100 * seconds / whole:.1f}", f"{seconds:,.0f}", MEANS[cause])
+            (f"{cause}: {MEANS[cause]}", f"{seconds:,.0f}", f"{100 * seconds / whole:.1f}")
             for cause, seconds in spent.items()
             if seconds
         ],
@@ -273,7 +273,7 @@ section { margin: 24px 0 0; padding-top: 16px; border-top: 1px solid #8884; }
 .bar i { display: inline-block; height: 14px; background: var(--c); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; } small { display: block; font-weight: 400; }
+th:first-child, td:first-child { text-align: left; } footer { margin-top: 24px; } small { display: block; font-weight: 400; }
 """
 
 _DOCUMENT = """\

@@ -93,7 +93,7 @@ def test_a_report_has_the_ledger_and_names_what_it_cannot_tell_apart_by_both(
     write_record(tmp_path)
     recording = load_recording(tmp_path)
     text = report(recording, own_setting(recording))
-    assert re.findall(r"<tr><td>([a-z-]+)</td><td>11\.1</td>", text) == CAUSES
+    assert re.findall(r"<tr><td>([a-z-]+): [^<]+</td><td>\d+</td><td>11\.1</td>", text) == CAUSES
     of_ranks = re.search(r"<th>DP rank.*?<th>lost", text)
     assert of_ranks is not None
     words = re.findall(r"[a-z]+-[a-z]+|work|lengths", of_ranks[0])
