@@ -366,7 +366,9 @@ class StepTrace:
             "in_flight": at.in_flight,
             "held_pushes": at.pushes_held,
         }
-        spent = {cause: round(seconds, 1) for cause, seconds in at.rank_time.items() if seconds}
+        spent: dict[str, float] = {
+            cause: round(seconds, 1) for cause, seconds in at.rank_time.items() if seconds
+        }
         is_due = spent != self._spent and now >= self._state_at + SPENT_SECONDS
         if state != self._state or is_due:
             self._state, self._spent, self._state_at = state, spent, now

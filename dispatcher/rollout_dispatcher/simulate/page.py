@@ -273,7 +273,8 @@ section { margin: 24px 0 0; padding-top: 16px; border-top: 1px solid #8884; }
 .bar i { display: inline-block; height: 14px; background: var(--c); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; } footer { margin-top: 24px; } small { display: block; font-weight: 400; }
+th:first-child, td:first-child { text-align: left; } small { display: block; font-weight: 400; }
+footer { margin-top: 24px; }
 """
 
 _DOCUMENT = """\
