@@ -351,16 +351,16 @@ class Hello(Offering):
 class HelloProducer(Hello, code=1):
     """A producer introduces itself.
 
-    key: a secret of this client's own, the same on all its connections and told to nobody else.
-        Once one was shown with a `client_id`, nobody may use that name without it, whatever token
-        they have; null leaves the name to everybody.
-    incarnation: what the keys of all objects that it puts into payload stores begin with, followed
-        by a slash: its `client_id`, a dot, and a word that no other process has used, without dots
-        and slashes. What is there of it and was never pushed is freed when it has left, or another
-        one has followed.
+    key: a secret of this client, the same on all its connections. Once it was shown with a
+        `client_id`, a hello of that name without it is refused, whatever its token; null leaves the
+        name open to every client.
+    incarnation: the keys of all objects that it puts into payload stores begin with this and a
+        slash: its `client_id`, a dot, and a word that no other process has used, without dots and
+        slashes. Objects of it that were put and never pushed are released once it has left, or
+        another process has taken its place.
     accepted: largest sequence number of a sample that it was told is accepted, -1 for none.
-    feedback: whether it is told unasked where the trainer is, which samples were dropped, which
-        fields samples have, and what is likely a mistake of its own.
+    feedback: whether it wants to be sent the trainer's progress, dropped samples, the fields of
+        samples, and hints.
     """
 
     incarnation: Key | None = None
@@ -396,10 +396,10 @@ class CheckpointPosition(Part, extra="ignore"):
 
 
 class HelloRank(Hello, code=2):
-    """A DP rank introduces itself, or says after a reconnect where it stands.
+    """A DP rank introduces itself, or reports its position after a reconnect.
 
-    Said again on the same connection when it has loaded a checkpoint: it has let go of what it was
-    sent, and forgets what comes before the welcome.
+    Sent again on the same connection after it has loaded a checkpoint: it has discarded what it was
+    sent, and ignores what comes before the welcome.
 
     dp_rank: its place, from 0.
     dp_size: how many there are.
@@ -412,10 +412,11 @@ class HelloRank(Hello, code=2):
     hungry: whether its training loop waits for a step.
     received: open steps that it is prepared for, as pairs of step and number of micro-batches
         received.
-    attempts: at those, as pairs of step and attempt, where it is not 0.
-    released: last step that it was allowed to train, -1 for none; a dispatcher that was started
-        since plans none of these again.
-    policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
+    attempts: of these steps, pairs of step and attempt, where the attempt is not 0.
+    released: last step that it was allowed to train, -1 for none; a dispatcher that has restarted
+        since plans none of these steps again.
+    policy_version, policy_step: the version and first step that it has reported last, as in
+        `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     packed_length: tokens that it pads every micro-batch to; null if it does not.
