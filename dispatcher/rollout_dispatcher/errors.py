@@ -72,7 +72,7 @@ class FrameTooLarge(ProtocolError):
 
 
 class FrameTooSlow(ProtocolError):
-    """A frame held memory, that others waited for perhaps, and did not come."""
+    """A frame took memory that others may wait for, and did not arrive in time."""
 
     code = "too-slow"
     retriable = True
@@ -133,7 +133,7 @@ class SampleRefused(DispatcherError):
 
 
 class ShuttingDown(SampleRefused):
-    """A sample was not taken, as the dispatcher shuts down: a successor, or another one, may."""
+    """The dispatcher shuts down and accepts no samples; its successor, or another one, may."""
 
     code = "shutting-down"
     retriable = True
@@ -164,7 +164,7 @@ class BufferFull(DispatcherError):
 
 
 class ReceivingFull(DispatcherError):
-    """Frames and request bodies that are being received use up the memory there is for them."""
+    """Frames and request bodies that are being received use all memory that they may."""
 
     code = "receiving"
     retriable = True
@@ -177,7 +177,7 @@ class ReceivingFull(DispatcherError):
 
 
 class TooManyBodies(DispatcherError):
-    """As many request bodies wait to be read as may."""
+    """Too many request bodies wait to be read."""
 
     code = "busy"
     retriable = True
@@ -200,7 +200,7 @@ class ConnectionLimit(DispatcherError):
 
 
 class MadeRoom(DispatcherError):
-    """A connection that had not said who it is was ended, so that others may."""
+    """A connection without a hello or a request was closed to make room for others."""
 
     code = "made-room"
     retriable = True
@@ -219,7 +219,10 @@ class Unauthorized(DispatcherError):
 
 
 class Forbidden(Unauthorized):
-    """A producer's token is shown for what takes the token of trainers. what: in words."""
+    """A producer's token was shown where that of trainers is needed.
+
+    what: in words.
+    """
 
     code = "forbidden"
 
@@ -386,7 +389,7 @@ class ClientClosed(DispatcherError):
 
 
 class IllegalTransition(DispatcherError):
-    """A state machine was asked for a move that its table does not have: our own bug."""
+    """An illegal move of a state machine: a bug of the dispatcher or client."""
 
     code = "internal"
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_dispatcher.core.rank_time import TimeCause
 from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig
@@ -78,7 +79,8 @@ def write_record(
             "seconds": [0.12] * RANKS,
         })  # fmt: skip
         state = {"buffered": count, "ready": count, "in_flight": count, "held_pushes": 0}
-        writer.put({"event": "state", "at": now, **state})
+        spent = {cause: float(number + 1) for cause in TimeCause}
+        writer.put({"event": "state", "at": now, **state, "rank_time": spent})
         ticket, now = ticket + count, done
     writer.put({"event": "dropped", "at": now, "reason": "stale", "tickets": [ticket]})
     writer.close(10)

@@ -110,3 +110,12 @@ class ReplayBuffer:
         for row in sorted(rows, reverse=True):
             del self.meta_list[row], self.start_weight_list[row], self.ready_list[row]
         return len(rows)
+
+
+def shown(heading: str, language: str = "python") -> str:
+    """The first block of a section of docs/planner.md, in this language."""
+    _, found, section = (ROOT / "docs" / "planner.md").read_text().partition(f"### {heading}\n")
+    block = re.search(rf"```{language}\n(.*?)```", section.partition("\n##")[0], re.DOTALL)
+    assert found
+    assert block is not None
+    return block[1]

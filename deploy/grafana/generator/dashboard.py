@@ -13,6 +13,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
+from deploy.grafana.generator import marks
 from deploy.grafana.generator.panels import SOURCE, build
 from deploy.grafana.generator.rows import balance, buffer, flow, freshness, health, itself, ranks
 
@@ -68,7 +69,9 @@ def make() -> Dashboard:
         for panel in panels:
             number += 1
             made = made.with_panel(build(panel, number))
-    return made.build()
+    dashboard = made.build()
+    dashboard.annotations = marks.build()
+    return dashboard
 
 
 def _label_variable(label: str, of: str) -> builders.QueryVariable:

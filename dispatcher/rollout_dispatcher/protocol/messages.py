@@ -168,12 +168,12 @@ class HasFields(Message):
 
 
 class SchemaKnown(HasFields, code=25):
-    """It is decided which fields samples have: with others they are refused from now on.
+    """The fields of samples are decided: samples with others are refused from now on.
 
-    Said to producers with `feedback`. A client makes values of another type the one
-    that is told where they stay what they are: the dispatcher does not look at them.
+    Sent to producers with `feedback`. A client converts values of another type where that keeps
+    them as they are; the dispatcher does not look at values.
 
-    set_by: in words, who has decided.
+    set_by: in words, what decided them.
     """
 
     set_by: str
@@ -335,16 +335,16 @@ class Hello(Offering):
 class HelloProducer(Hello, code=1):
     """A producer introduces itself.
 
-    key: a secret of this client's own, the same on all its connections and told to nobody else.
-        Once one was shown with a `client_id`, nobody may use that name without it, whatever token
-        they have; null leaves the name to everybody.
-    incarnation: what the keys of all objects that it puts into payload stores begin with, followed
-        by a slash: its `client_id`, a dot, and a word that no other process has used, without dots
-        and slashes. What is there of it and was never pushed is freed when it has left, or another
-        one has followed.
+    key: a secret of this client, the same on all its connections. Once it was shown with a
+        `client_id`, a hello of that name without it is refused, whatever its token; null leaves the
+        name open to every client.
+    incarnation: the keys of all objects that it puts into payload stores begin with this and a
+        slash: its `client_id`, a dot, and a word that no other process has used, without dots and
+        slashes. Objects of it that were put and never pushed are released once it has left, or
+        another process has taken its place.
     accepted: largest sequence number of a sample that it was told is accepted, -1 for none.
-    feedback: whether it is told unasked where the trainer is, which samples were dropped, which
-        fields samples have, and what is likely a mistake of its own.
+    feedback: whether it wants to be sent the trainer's progress, dropped samples, the fields of
+        samples, and hints.
     """
 
     incarnation: Key | None = None
@@ -380,10 +380,10 @@ class CheckpointPosition(Part, extra="ignore"):
 
 
 class HelloRank(Hello, code=2):
-    """A DP rank introduces itself, or says after a reconnect where it stands.
+    """A DP rank introduces itself, or reports its position after a reconnect.
 
-    Said again on the same connection when it has loaded a checkpoint: it has let go of what it was
-    sent, and forgets what comes before the welcome.
+    Sent again on the same connection after it has loaded a checkpoint: it has discarded what it was
+    sent, and ignores what comes before the welcome.
 
     dp_rank: its place, from 0.
     dp_size: how many there are.
@@ -396,10 +396,11 @@ class HelloRank(Hello, code=2):
     hungry: whether its training loop waits for a step.
     received: open steps that it is prepared for, as pairs of step and number of micro-batches
         received.
-    attempts: at those, as pairs of step and attempt, where it is not 0.
-    released: last step that it was allowed to train, -1 for none; a dispatcher that was started
-        since plans none of these again.
-    policy_version, policy_step: what it has reported last, as in `PolicyVersion`.
+    attempts: of these steps, pairs of step and attempt, where the attempt is not 0.
+    released: last step that it was allowed to train, -1 for none; a dispatcher that has restarted
+        since plans none of these steps again.
+    policy_version, policy_step: the version and first step that it has reported last, as in
+        `PolicyVersion`.
     resume: the checkpoint that it has loaded in this generation.
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     packed_length: tokens that it pads every micro-batch to; null if it does not.
@@ -473,10 +474,10 @@ class WelcomeRank(Welcome, code=4):
     committed: last step that is committed as far as this rank is concerned, -1 for none.
     max_open_steps: uncommitted steps that it may hold before it must commit.
     layout: of micro-batches, packed or padded.
-    sample_length_multiple: of what the rank pads each sample's tokens to a multiple; null
-        for none.
-    prefetch_bytes: of what it fetches from payload stores for steps that its training loop has not
-        begun: it fetches ahead as far as they fit; null: any.
+    sample_length_multiple: the rank pads each sample to a multiple of so many tokens; null for no
+        padding.
+    prefetch_bytes: bytes that it may fetch from payload stores for steps that its training loop has
+        not begun; null for no limit.
     max_staleness: policy versions that a sample may be older than those that train on it, which DP
         rank 0 reports; null without a limit.
     """
@@ -520,10 +521,10 @@ class Ping(Message, code=20, optional=("handed_out", "collectives")):
 
 
 class Pong(Message, code=21, optional=("waits_for",)):
-    """So is the dispatcher, and it has heard what was said before the Ping.
+    """The dispatcher is alive, and has handled all that came before the Ping.
 
-    waits_for: to a DP rank whose training loop waits for a step: in words, what that waits for.
-        Left out otherwise.
+    waits_for: in words, what the next step waits for; to a DP rank whose training loop waits for
+        it. Left out otherwise.
     """
 
     waits_for: str = ""
@@ -532,15 +533,15 @@ class Pong(Message, code=21, optional=("waits_for",)):
 class Bye(Message, code=22):
     """A deliberate goodbye, so that a closed connection is not taken for a fault.
 
-    The client says nothing after it but `Freed` and `Swept`, where it is asked to. The dispatcher
-    answers with its own once everything that the client has said is safe.
+    The client sends nothing after it but `Freed` and `Swept`, if asked. The dispatcher answers with
+    a Bye of its own once all that the client has sent is durable.
     """
 
 
 class Advice(Message, code=37):
-    """What the client should know of itself, for its log; nothing follows.
+    """A hint for the client's log; it changes nothing else.
 
-    Said to DP rank 0 of the trainer, and to producers with `feedback`.
+    Sent to DP rank 0 of the trainer, and to producers with `feedback`.
 
     text: what, and what to do.
     """
@@ -571,7 +572,7 @@ class StoreRequest(Message):
 
 
 class Free(StoreRequest, code=30):
-    """Nobody needs these objects any more: release them; what is not there counts as released.
+    """No sample needs these objects any more: release them. A missing object counts as released.
 
     keys: of the objects, at most 1,024 at a time.
     """
@@ -580,11 +581,11 @@ class Free(StoreRequest, code=30):
 
 
 class Freed(Message, code=31):
-    """What became of a Free.
+    """The result of a Free.
 
     number: of the Free.
-    left: keys of objects that are still there, as their store could not release them.
-    why: what it has said, for people.
+    left: keys of objects that their store could not release.
+    why: error of the store, for people.
     """
 
     number: Count
@@ -593,21 +594,21 @@ class Freed(Message, code=31):
 
 
 class Sweep(StoreRequest, code=32):
-    """An incarnation of a producer has ended: which objects that it has put are there?
+    """A process of a producer has ended: which of the objects that it put are in the store?
 
-    prefix: that all its keys begin with.
+    prefix: with which all their keys begin.
     """
 
     prefix: Key
 
 
 class Swept(Message, code=33):
-    """What is there. The dispatcher says Free for those that it does not know.
+    """The result of a Sweep. The dispatcher sends Free for the objects that it does not know.
 
     number: of the Sweep.
     keys: of the objects, at most 1,024 at a time.
     more: whether there are others; the dispatcher sweeps again once these are freed.
-    why: what the store has said if it failed, for people.
+    why: error of the store, if it failed, for people.
     """
 
     number: Count
@@ -719,10 +720,9 @@ class Pushed(HasFeedback, code=6, optional=("reasons",)):
 
 
 class Feedback(HasFeedback, code=26):
-    """Where the trainer is has changed while nothing of this producer's was to be answered.
+    """The trainer's progress has changed, and no answer was due that would have carried it.
 
-    Said after the welcome too. Changes that follow each other within a tenth of a second are said
-    at once.
+    Sent after the welcome too. Changes within 0.1 s of each other are sent together.
     """
 
 
@@ -747,14 +747,14 @@ class Dropped(Message, code=27):
 
 
 class Blocked(Message, code=7):
-    """A push is held back by a cap of the buffer.
+    """A cap of the buffer blocks a push.
 
-    first_seq: of the push; null while frames of others are being received and what this producer
-        sends, which is not read yet, waits for them; said again with every heartbeat.
+    first_seq: of the push. Null if the dispatcher does not read from this producer yet, as frames
+        of others are being received; sent again with every heartbeat.
     cap: which.
-    held: how much is held, in the cap's unit.
-    capacity: how much may be.
-    waits_for: in words, whom the next step waits for.
+    held: what the buffer holds, in the cap's unit.
+    capacity: what it may hold.
+    waits_for: in words, what the next step waits for.
     """
 
     first_seq: Count | None = None
@@ -770,10 +770,10 @@ class CloseGroup(Message, code=8):
     group_id: which.
     size: members that it has then; null for those that came.
     keep: whether an incomplete group is trained on rather than dropped; null: as configured.
-    number: by which a producer knows this, so that it is heard once however often it is said.
-    withdrawn: if given, the group is not closed, but lacks these samples of its producer, by their
-        sequence numbers, at most 1,024 at a time; `size` is then what they have said of it, null
-        if that is told at close.
+    number: of this request at its producer; the dispatcher ignores repeats.
+    withdrawn: if given, the group is not closed: these samples of its producer, by their sequence
+        numbers, at most 1,024 at a time, will not come. `size` is then the group's size as they
+        had it, null if it is known only at close.
     """
 
     group_id: Name
@@ -808,7 +808,7 @@ class EndStream(Message, code=10):
 
 
 class Resend(Message, code=24):
-    """A push that is held back can come in now, and its payload was let go: send it again.
+    """There is room for a blocked push whose payload was discarded: send it again.
 
     first_seq: of the push.
     """
@@ -868,7 +868,7 @@ class StepHeader(HasFields, code=13, optional=("attempt", "num_referenced")):
 
     fields: of the samples of all its micro-batches.
     step: its number, from 0.
-    digest: of its plan: who holds another one, holds another step.
+    digest: of its plan; a rank with another digest has another step.
     num_micro_batches: of every rank.
     num_samples: of all ranks.
     tokens: of all samples.
@@ -878,8 +878,8 @@ class StepHeader(HasFields, code=13, optional=("attempt", "num_referenced")):
         a sample without a group is one of its own. Left out where no sample has one.
     expected_loss_tokens: loss tokens that `num_samples` mean arrivals have, fixed when the step was
         planned.
-    attempt: how often the step was planned anew because samples could not be resolved; what was
-        said of an earlier attempt is void. Left out if 0.
+    attempt: how often the step was planned anew because samples could not be resolved; messages of
+        an earlier attempt are void. Left out if 0.
     num_referenced: samples of all ranks that lie in payload stores; left out if 0. If there are
         any, a rank is prepared once it holds all of its micro-batches, those samples fetched.
     """
@@ -902,13 +902,13 @@ class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
 
     step: that it is of.
     index: its place, from 0; a rank gets them in order.
-    is_filler: whether it is there for the number's sake: it carries the first token of some sample
-        of the step, with no loss tokens.
-    group_numbers: which entry of the step's `group_loss_tokens` is of each sample's group; left out
-        where there are none, and of a filler.
+    is_filler: whether it is a dummy, so that ranks have equal numbers: the first token of some
+        sample of the step, with no loss tokens.
+    group_numbers: index of each sample's group in the step's `group_loss_tokens`; left out where
+        there are no groups, and of a dummy.
     attempt: of the step, as in its header; left out if 0.
-    cp_size: DP ranks of the block that trains it together, a power of two, from a multiple of it
-        on, who all get it at the same index; left out where it is this rank's alone.
+    cp_size: DP ranks of the block that trains it together: a power of two, and the first of them is
+        a multiple of it. All get it at the same index. Left out where the rank trains it alone.
     cp_rank: place of this rank in its block; the samples count for the first. Left out if 0.
     """
 
@@ -946,8 +946,8 @@ class Unresolved(Message, code=29):
 
     step: which.
     attempt: of the step, as in its header; of an earlier one it is void.
-    sample_ids: of those that cannot be had, at most 1,024 at a time.
-    why: what their store has said, for people.
+    sample_ids: of these samples, at most 1,024 at a time.
+    why: error of their store, for people.
     """
 
     step: Count
@@ -957,9 +957,9 @@ class Unresolved(Message, code=29):
 
 
 class StepWithdrawn(Message, code=34):
-    """Nothing is left of a step that is not released.
+    """No sample is left in a step that is not released.
 
-    The rank lets go of it, if it holds it. One of the same number may follow, as a later attempt.
+    The rank drops the step, if it has it. A later attempt of the same number may follow.
 
     step: which; none after it is announced.
     """
@@ -981,7 +981,7 @@ class LastStep(Message, code=35):
 
     A rank whose training loop asks for a later one says so in `Demand`, and gets an `Error`.
 
-    step: the last one, -1 for none at all; null: it was found again, and there is no such limit.
+    step: the last one, -1 for none at all; null: the rank is back, and there is no such limit.
     """
 
     step: Watermark | None = None
@@ -1042,10 +1042,10 @@ class End(Message, code=18):
 
 
 class Finish(Message, code=36):
-    """The training loop has had enough: it takes no further step.
+    """The training loop takes no further step.
 
-    Once every DP rank has said so, after the same step and with the same words, the run is
-    finished, which `End` says. Where they differ, or one goes on, all get an `Error`.
+    Once every DP rank has sent it, with the same content, the run is finished, and all get an
+    `End`. Where they differ, or one rank goes on, all get an `Error`.
 
     step: the last one that the rank has committed, -1 for none.
     discard: samples that are not used are dropped, though a journal could keep them.

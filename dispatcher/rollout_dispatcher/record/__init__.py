@@ -26,7 +26,8 @@ measured     step, cost_key (the pass), ranks; busy, collective: seconds of each
 redelivered  step, reason
 waited       ranks, since, seconds: one each for a wait for a step that is over
 version      the trainer reported another policy version
-state        each second: buffered, ready, in_flight in samples; held_pushes: blocked pushes
+state        each second: buffered, ready, in_flight in samples; held_pushes: blocked pushes;
+             rank_time: seconds of DP ranks since the first step, by cause
 settings     config: the options that change while serving, as they are from now on
 lost         events: how many could not be written before
 """

@@ -132,7 +132,8 @@ class Accepted(NamedTuple):
 class Recording:
     """All of it. config: the options of the last process; dropped: samples by reason.
 
-    settings: by process, those options that changed while it served.
+    settings: by process, those options that changed while it served. rank_time: by process, seconds
+    of DP ranks by cause.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Recording:
     redelivered: Counter[str] = field(default_factory=Counter)
     processes: dict[str, Header] = field(default_factory=dict)
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    rank_time: dict[str, Mapping[str, float]] = field(default_factory=dict)
     runs: dict[str, None] = field(default_factory=dict)
     lost: int = 0
     notes: list[str] = field(default_factory=list)
@@ -346,6 +348,10 @@ def _settings(into: Recording, header: Header, event: Event) -> None:
     into.settings[header.process] = renamed(event["config"])
 
 
+def _state(into: Recording, header: Header, event: Event) -> None:
+    into.rank_time[header.process] = event.get("rank_time", {})
+
+
 def _lost(into: Recording, _: Header, event: Event) -> None:
     into.lost += event["events"]
 
@@ -361,5 +367,6 @@ _HANDLERS: Mapping[str, Callable[[Recording, Header, Event], None]] = {
     "waited": _waited,
     "redelivered": _redelivered,
     "settings": _settings,
+    "state": _state,
     "lost": _lost,
 }

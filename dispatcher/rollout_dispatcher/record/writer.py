@@ -106,7 +106,8 @@ class RecordWriter:
                 self._end_segment()
             if self._is_failing:
                 self._is_failing = False
-                log.info("the run is recorded again in %s", self._directory)
+                text = "the run is recorded again in %s"
+                log.info(text, self._directory, extra={"event": "record-recovered"})
 
     def _portion(self, events: list[Event]) -> tuple[int, bytes]:
         """How many of the first events go together, and their lines."""
@@ -170,4 +171,5 @@ class RecordWriter:
             log.error(
                 "the run cannot be recorded in %s (%s); it goes on without, and is recorded again "
                 "when that is possible", self._directory, getattr(error, "strerror", None) or error,
+                extra={"event": "record-failing"},
             )  # fmt: skip

@@ -42,7 +42,8 @@ class Failure:
         """Something of ours broke; the first such error is what the service ends with."""
         if not self.future.done():
             unexpected = None if isinstance(error, DispatcherError) else error
-            log.critical("the dispatcher has failed: %s", error, exc_info=unexpected)
+            text = "the dispatcher has failed: %s"
+            log.critical(text, error, exc_info=unexpected, extra={"event": "failed"})
             self.future.set_exception(error)
 
     def guard(self, what: Callable[[*_T], object], *values: *_T) -> None:
@@ -105,7 +106,8 @@ class Completion:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout, self._give_up)
             most = self._timeout
-            log.info("waiting %g s at most (--set drain-timeout) for %s", most, self._awaited)
+            text = "waiting %g s at most (--set drain-timeout) for %s"
+            log.info(text, most, self._awaited, extra={"event": "clients-awaited"})
 
     @property
     def _is_over(self) -> bool:
@@ -138,7 +140,11 @@ class Completion:
                     "%d objects or more are left in payload stores, and nobody is there to release "
                     "them: the journal remembers that for the next start on it",
                     self._core.pending_store_work,
+                    extra={"event": "objects-left"},
                 )
             else:
-                log.warning("a client left without a goodbye and did not come back")
+                log.warning(
+                    "a client left without a goodbye and did not come back",
+                    extra={"event": "client-lost"},
+                )
             self._over.set()

@@ -161,7 +161,8 @@ class Dispatcher:
                 router.perform(router.core.finish_carried_out())
         losses = router.core.shutdown_drops
         if losses.samples and not self._is_over:
-            log.error("%s; with --journal-dir they would wait for the next start", losses)
+            text = "%s; with --journal-dir they would wait for the next start"
+            log.error(text, losses, extra={"event": "samples-lost"})
         self._is_over = True
         return not losses.samples
 
@@ -178,7 +179,8 @@ class Dispatcher:
             async with asyncio.timeout(self.config.drain_timeout):
                 return await self.drained()
         except TimeoutError:
-            log.error("not drained within %g s (--set drain-timeout)", self.config.drain_timeout)
+            text = "not drained within %g s (--set drain-timeout)"
+            log.error(text, self.config.drain_timeout, extra={"event": "not-drained"})
             return False
 
     async def stop(self) -> bool:
@@ -247,7 +249,8 @@ class Dispatcher:
             failure = journal.failure or JournalError(
                 f"the journal was not closed within {patience:g} s: its disk does not answer"
             )
-            log.critical("the journal was not closed in order: %s", failure)
+            text = "the journal was not closed in order: %s"
+            log.critical(text, failure, extra={"event": "journal-failing"})
             raise failure
 
     def _record(
@@ -309,7 +312,9 @@ class Dispatcher:
         except BaseException as error:  # what does not come in this time is not waited for again
             self._journal_patience = 0.0
             why = router.barrier.failure or "its disk does not answer"
-            log.error("the journal could not be written: %s", why)
+            log.error(
+                "the journal could not be written: %s", why, extra={"event": "journal-failing"}
+            )
             if not isinstance(error, TimeoutError):
                 raise
             return False

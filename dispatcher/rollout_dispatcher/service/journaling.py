@@ -342,13 +342,16 @@ def _log_begin(opened: Opened, config: ServeConfig, run_id: str) -> None:
     memory, where = opened.memory, config.journal_dir.absolute()
     if not memory.run_id:
         how = "created, as it was not there" if opened.created else "empty"
-        log.info("journal %s: %s; run %s begins", where, how, run_id)
+        fields = {"event": "journal-empty", "run_id": run_id}
+        log.info("journal %s: %s; run %s begins", where, how, run_id, extra=fields)
         return
     log.info(
         "journal %s: run %s goes on at step %d: %d samples buffered, %d open steps, %d retained",
         where, run_id, memory.next_step, len(memory.entries), len(memory.steps),
         len(memory.retained),
+        extra={"event": "journal-restored", "run_id": run_id, "step": memory.next_step},
     )  # fmt: skip
     if memory.finished or memory.was_finished or memory.ended:
         how = HAS_ENDED if memory.ended else WAS_FINISHED
-        log.warning(OVER, where, IS_FINISHED if memory.finished else how)
+        fields = {"event": "run-over", "run_id": run_id}
+        log.warning(OVER, where, IS_FINISHED if memory.finished else how, extra=fields)

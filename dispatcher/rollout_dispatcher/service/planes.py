@@ -150,6 +150,8 @@ def _warn_if_open(config: ServeConfig, router: Router) -> None:
     if not named:
         return
     if router.access.token is None and not router.access.certificate:
-        log.warning("--insecure: whoever reaches %s may push samples and take steps", named)
+        text = "--insecure: whoever reaches %s may push samples and take steps"
+        log.warning(text, named, extra={"event": "no-token"})
     if router.access.tls is None:
-        log.warning("no TLS: samples, and a token, travel unencrypted to and from %s", named)
+        text = "no TLS: samples, and a token, travel unencrypted to and from %s"
+        log.warning(text, named, extra={"event": "no-tls"})

@@ -304,6 +304,7 @@ class ServiceManager:
 
 def _address(given: str) -> str:
     if given[:1] not in {"", "/", "@"}:
-        log.warning("NOTIFY_SOCKET is %r, which is no Unix socket: systemd is not notified", given)
+        text = "NOTIFY_SOCKET is %r, which is no Unix socket: systemd is not notified"
+        log.warning(text, given, extra={"event": "not-notified"})
         return ""
     return "\0" + given[1:] if given[:1] == "@" else given

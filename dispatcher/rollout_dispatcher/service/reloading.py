@@ -62,18 +62,27 @@ class Reloads:
         changes = [f"{name} {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
         if not changes:
             self._count(UNCHANGED)
-            log.info("SIGHUP: nothing changes; flags win over the environment, that over the file")
+            log.info(
+                "SIGHUP: nothing changes; flags win over the environment, that over the file",
+                extra={"event": "settings-unchanged"},
+            )
             return
         self.config = config
         self.generation += 1
         self._count(CHANGED)
-        log.info("SIGHUP: %s, from the next plan on", ", ".join(changes))
+        log.info(
+            "SIGHUP: %s, from the next plan on", ", ".join(changes),
+            extra={"event": "settings-changed"},
+        )  # fmt: skip
         self._apply(config)
 
     def refuse(self, error: ConfigError) -> None:
         """What was read cannot be: say so."""
         self._count(REFUSED)
-        log.warning("SIGHUP: nothing changes: %s", "; ".join(error.problems))
+        log.warning(
+            "SIGHUP: nothing changes: %s", "; ".join(error.problems),
+            extra={"event": "settings-refused"},
+        )  # fmt: skip
 
 
 class Read(Protocol):
@@ -128,7 +137,10 @@ class Rereading:
     async def _once(self) -> None:
         reloads = self._reloads()
         if reloads is None:
-            log.info("SIGHUP: nothing changes; the journal is still being read")
+            log.info(
+                "SIGHUP: nothing changes; the journal is still being read",
+                extra={"event": "settings-unchanged"},
+            )
             return
         with self._within():
             try:
@@ -139,7 +151,7 @@ class Rereading:
             with suppress(ConfigError):  # it was logged and counted
                 reloads.reread(found.config, found.sources)
                 for change in self._renew(access):
-                    log.info("SIGHUP: %s", change)
+                    log.info("SIGHUP: %s", change, extra={"event": "access-renewed"})
 
     def _read_all(self) -> tuple[Read, Access]:
         found = self._read()

@@ -46,7 +46,7 @@ def run(found: Read, read: Callable[[], Read]) -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
     for note in found.notes:
-        log.warning("%s", note)
+        log.warning("%s", note, extra={"event": "former-name"})
     raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -65,12 +65,16 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
         {
             signal.SIGHUP: rereading.ask,
             signal.SIGUSR1: lambda: _say_state(dispatcher),
-            signal.SIGUSR2: lambda: log.info("SIGUSR2: nothing changes; SIGUSR1 logs the state"),
+            signal.SIGUSR2: lambda: log.info(
+                "SIGUSR2: nothing changes; SIGUSR1 logs the state",
+                extra={"event": "signal-ignored"},
+            ),
         }
     )
     asked = await signals.unless_asked(dispatcher.start())
     if asked is not None:
-        log.info("%s: stopped before anything was accepted", asked.name)
+        text = "%s: stopped before anything was accepted"
+        log.info(text, asked.name, extra={"event": "stopping"})
         return True
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(manager.watched())
@@ -90,24 +94,25 @@ async def _end(dispatcher: Dispatcher, signals: Signals, manager: ServiceManager
         log.info(
             "%s: %d samples buffered and %d in open steps stay in the journal for the next "
             "start; a second signal quits at once", ended.name, at.buffered, at.in_flight,
+            extra={"event": "stopping", "step": at.steps_committed - 1},
         )  # fmt: skip
         return await signals.unless_asked(dispatcher.stop()) is True
     log.info(
         "%s: draining for %g s at most (--set drain-timeout), until what is here is trained on and "
         "DP ranks have said goodbye; a second signal quits at once",
-        ended.name, dispatcher.config.drain_timeout,
+        ended.name, dispatcher.config.drain_timeout, extra={"event": "draining"},
     )  # fmt: skip
     return await signals.unless_asked(dispatcher.drain()) is True
 
 
 def _say_state(dispatcher: Dispatcher) -> None:
     if not dispatcher.endpoints:
-        log.info("SIGUSR1: the journal is still being read")
+        log.info("SIGUSR1: the journal is still being read", extra={"event": "state"})
         return
     at = dispatcher.statistics()
     log.info(
         "SIGUSR1: run %s is %s: %d samples buffered, %d open steps with %d samples, %d steps "
         "committed, %d of %d DP ranks connected",
         at.run_id, at.run_state, at.buffered, at.open_steps, at.in_flight, at.steps_committed,
-        at.ranks_connected, at.dp_size,
+        at.ranks_connected, at.dp_size, extra={"event": "state", "step": at.steps_committed - 1},
     )  # fmt: skip

@@ -12,6 +12,7 @@ commit, a second.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from math import inf
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -27,6 +28,8 @@ from rollout_dispatcher.sample import Sample
 from rollout_planner.types import FloatArray, Plan
 
 MAX_STEPS = 64
+#: Where the ranks' time went is written so often though nothing else changes.
+SPENT_SECONDS = 10.0
 #: Passes over a step of which a rank's times are remembered.
 MAX_COST_KEYS = 8
 #: Digits after the point: microseconds of times, and of costs and ratios as many as are meant.
@@ -121,6 +124,8 @@ class StepTrace:
         self._accepted: _Accepted | None = None
         self._waits: list[tuple[int, float, float]] = []
         self._state: dict[str, int] = {}
+        self._spent: dict[str, float] = {}
+        self._state_at = -inf
 
     # -- samples ----------------------------------------------------------------------------
 
@@ -348,7 +353,9 @@ class StepTrace:
     # -- once a second ----------------------------------------------------------------------
 
     def look(self, statistics: Callable[[], Statistics]) -> None:
-        """Record what is held, if it is not what was held before; and who came and waited since."""
+        """Record what is held, if it is not what was held before, and where the ranks' time went by
+        now; and who came and waited since.
+        """
         if self._writer is None:
             return
         self._put_accepted()
@@ -359,9 +366,13 @@ class StepTrace:
             "in_flight": at.in_flight,
             "held_pushes": at.pushes_held,
         }
-        if state != self._state:
-            self._state = state
-            self._put("state", now, **state)
+        spent: dict[str, float] = {
+            cause: round(seconds, 1) for cause, seconds in at.rank_time.items() if seconds
+        }
+        is_due = spent != self._spent and now >= self._state_at + SPENT_SECONDS
+        if state != self._state or is_due:
+            self._state, self._spent, self._state_at = state, spent, now
+            self._put("state", now, **state, rank_time=spent)
         if self._waits:
             ranks, since, seconds = zip(*self._waits, strict=True)
             self._put("waited", now, 3 * len(ranks), ranks=ranks, since=since, seconds=seconds)

@@ -6,7 +6,7 @@ says where something was planned, not measured. Colours come from CSS classes on
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from rollout_dispatcher.core.rank_time import MEANS, TimeCause
 from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.simulate.recorded import (
     Course,
@@ -28,7 +29,7 @@ from rollout_dispatcher.simulate.table import signed
 from rollout_planner.types import FloatArray
 
 #: What becomes of rank time.
-RANK_TIME = ("at work", "waiting for other ranks", "waiting for data")
+RANK_TIME = ("work", "slow-rank, lengths", "waiting for a step")
 #: A rank that takes this many times the median rank's time for its cost is worth a word.
 SLOW = 1.1
 #: Rows of a table over time; more steps than that are averaged.
@@ -53,6 +54,7 @@ def page(recording: Recording, setting: Setting) -> str:
     sections = [
         _recorded_tiles(recording, steps, course),
         _over_time(course),
+        *([_cause_section(recording.rank_time)] if any(recording.rank_time.values()) else []),
         *([_rank_section(ranks)] if ranks else []),
         _counts(recording, steps, course),
     ]
@@ -153,6 +155,22 @@ def _mean(values: FloatArray) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
+def _cause_section(rank_time: Mapping[str, Mapping[str, float]]) -> str:
+    """The ledger of time, over all processes that wrote."""
+    spent = {cause: sum(each.get(cause, 0.0) for each in rank_time.values()) for cause in TimeCause}
+    whole = sum(spent.values())
+    return table(
+        "Where did the ranks' time go?",
+        "Each second of each DP rank since the first step, by its cause.",
+        [("cause: a rank is", ""), ("rank time", "s"), ("share", "%")],
+        [
+            (f"{cause}: {MEANS[cause]}", f"{seconds:,.0f}", f"{100 * seconds / whole:.1f}")
+            for cause, seconds in spent.items()
+            if seconds
+        ],
+    )
+
+
 def _rank_section(ranks: list[RankShare]) -> str:
     rows = [
         (
@@ -167,7 +185,7 @@ def _rank_section(ranks: list[RankShare]) -> str:
         "rank that waits least is the one that the others wait for. What is left blank is neither: "
         "the optimizer, a weight sync, evaluation, or unreported time.",
         [
-            ("DP rank", ""), ("at work", "s"), ("for ranks", "s"), ("for data", "s"),
+            ("DP rank", ""), *((name, "s") for name in RANK_TIME),
             ("lost", "%"), ("share of its time", ""),
         ],
         rows, RANK_TIME,
@@ -256,6 +274,7 @@ section { margin: 24px 0 0; padding-top: 16px; border-top: 1px solid #8884; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th, td { text-align: right; padding: 4px 8px; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; } small { display: block; font-weight: 400; }
+footer { margin-top: 24px; }
 """
 
 _DOCUMENT = """\

@@ -265,8 +265,8 @@ class Listener:
                 return
 
     def _ended_at_once(self, error: OSError) -> None:
-        ended = "a connection to %s ended at once: %s"
-        log.info(ended, self.endpoint, error, extra={"kind": "ended-at-once"})
+        ended, fields = "a connection to %s ended at once: %s", {"event": "connection-ended"}
+        log.info(ended, self.endpoint, error, extra=fields | {"kind": "ended-at-once"})
 
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno in _NOT_LISTENING:
@@ -279,6 +279,7 @@ class Listener:
                 "connections to %s could not be accepted (%d times so far): %s; they wait, and "
                 "accepting is tried again every %g s",
                 self.endpoint, self._failures, error, ACCEPT_RETRY_SECONDS,
+                extra={"event": "accept-failed"},
             )  # fmt: skip
         self._loop.remove_reader(self._sock)
         self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, self._accept_again)

@@ -56,10 +56,11 @@ class TlsListener(Listener):
         except TimeoutError:
             reason = "handshake-timeout"
         except OSError as error:
-            log.info("a TLS handshake failed: %s", error, extra={"kind": "tls"})
+            fields = {"event": "handshake-failed", "kind": "tls"}
+            log.info("a TLS handshake failed: %s", error, extra=fields)
             reason = "tls"
         except Exception:  # whatever it was, it is this connection's alone
-            log.exception("a TLS handshake failed")
+            log.exception("a TLS handshake failed", extra={"event": "bug"})
             reason = "tls"
         if reason is not None:
             self._handler.refused(reason)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+import rollout_dispatcher
 from rollout_dispatcher.hints import MAX_CHARACTERS
 from rollout_dispatcher.service import process as logs
-from rollout_dispatcher.service import reporter
 from rollout_dispatcher.service.config.values import LogFormat, LogLevel
 
 
@@ -112,15 +112,22 @@ def test_fields_are_what_a_line_is_given_and_nothing_else() -> None:
     }  # fmt: skip
 
 
-def test_every_line_of_the_reporter_has_fields() -> None:
-    tree = ast.parse(Path(reporter.__file__).read_text())
+def test_every_line_of_the_dispatcher_names_its_event() -> None:
+    """But those that only --log-level debug has."""
     calls = [
-        node for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("log.")
-        and ast.unparse(node.func) != "log.debug"
-    ]  # fmt: skip
-    assert calls
-    without = [ast.unparse(call) for call in calls if "extra" not in {k.arg for k in call.keywords}]
+        node
+        for path in sorted(Path(rollout_dispatcher.__file__).parent.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and re.match(r"log\.(info|warning|error|exception|critical)$", ast.unparse(node.func))
+    ]
+    assert len(calls) > 50
+    extras = [{each.arg: each.value for each in call.keywords}.get("extra") for call in calls]
+    without = [
+        ast.unparse(call)
+        for call, extra in zip(calls, extras, strict=True)
+        if extra is None or (isinstance(extra, ast.Dict) and "'event'" not in ast.unparse(extra))
+    ]
     assert without == []
 
 

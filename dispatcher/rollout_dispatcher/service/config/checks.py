@@ -72,6 +72,7 @@ def warn_if_unknown(config: "ServeConfig") -> None:
                 "are %s): it has to be where producers and DP ranks run, or samples go through the "
                 "dispatcher, and references into it are resolved by nobody",
                 address, scheme, ", ".join(OUR_SCHEMES),
+                extra={"event": "store-unknown"},
             )  # fmt: skip
 
 

@@ -70,26 +70,27 @@ class StepOptions(Options):
     """token budget of a micro-batch; with --layout padded its samples times the longest stay within
     it"""
     micro_batch_multiple: Positive = 1
-    """multiple to which a rank's number of micro-batches is rounded up (virtual pipeline stages) by
-    splitting them; empty ones are made only where samples are fewer"""
+    """a rank's number of micro-batches is rounded up to a multiple of this (virtual pipeline
+    stages) by splitting some; empty ones are made only where there are too few samples"""
     min_micro_batches: Advanced[Positive] = 1
     """least number of micro-batches of a rank, as pipelines need; larger ones are split, and empty
-    ones are made only where samples are fewer"""
+    ones are made only where there are too few samples"""
     sample_length_multiple: Positive = 1
-    """tokens to a multiple of which ranks pad each sample (context parallelism, FP8), in padded
-    micro-batches the longest one; counted in costs and in --micro-batch-tokens"""
+    """ranks pad each sample, in padded micro-batches the longest one, to a multiple of so many
+    tokens (context parallelism, FP8); padding counts in costs and in --micro-batch-tokens"""
     layout: Layout = Layout.PACKED
     """layout of a micro-batch: packed (samples end to end, cu_seqlens) or padded (to its
     longest)"""
     sync: Sync = Sync.MICRO_STEP
     """barrier at which DP ranks meet: micro-step (FSDP, ZeRO-3) or step (DDP with no_sync)"""
     rank_tokens: Advanced[Positive | None] = None
-    """tokens of a step on one DP rank, padding included; the step is smaller where need be, what
-    exceeds it by itself has a rank to itself, and a step that is planned again goes whole"""
+    """most tokens of a step on one DP rank, padding included; a step is made smaller to keep it, a
+    sample or group above it gets a rank of its own, and a step that is planned again keeps all its
+    samples"""
     max_split: Advanced[Positive] = 1
-    """DP ranks, 2, 4, 8 ..., that may train a packed micro-batch together (context parallel), of as
-    many times the tokens, where a sample is longer than a rank's share; the oldest samples are
-    taken, so set --window 1; streams are made with the same number; 1: off"""
+    """most DP ranks (2, 4, 8 ...) that train a packed micro-batch together (context parallel), with
+    as many times the tokens, where a sample is longer than a rank's share; the oldest samples are
+    taken, so set --window 1; make streams with the same number; 1: off"""
     pipeline_stages: Positive = 1
     """number of pipeline stages of a model replica; a rank's largest micro-batch counts once more
     for each stage beyond the first, as all wait for it at fill and drain"""
@@ -112,9 +113,9 @@ class SelectionOptions(Options):
     """dispatches that may pass over a sample that costs more than the mean rank's share; unset:
     --max-delay"""
     max_step_variation: Variation = 0.25
-    """largest deviation of a step's loss tokens from the mean step's, as a share of that, so that
-    under token-mean a sample's weight hardly depends on its neighbours; more where arrivals vary as
-    much; off: no bound"""
+    """largest deviation of a step's loss tokens from the mean step's, as a share of that (or the
+    standard deviation of arrivals, if it is more); keeps a sample's weight under token-mean nearly
+    the same in every step; off: no bound"""
     planning_budget: Advanced[DurationOrNothing] = 0.005
     """time that a split may take on one core to shorten the ranks' waiting: trades between
     micro-batches, further ways to share whole groups out, padded runs cut anew; counted in
@@ -147,8 +148,8 @@ class _StepsAndWindow(StepOptions):
     """payload bytes of blocked pushes; payloads beyond it are discarded, and resent by their
     producers in turn; unset: a sixteenth of the memory"""
     receive_bytes: Advanced[Size | None] = None
-    """bytes of frames and request bodies that are being received, over all connections; beyond it
-    producers wait in turn, HTTP is answered 503, and a transfer of less than 1 MiB/s over a
+    """bytes of frames and request bodies that are being received, over all connections; at the
+    limit producers wait in turn, HTTP is answered 503, and a transfer slower than 1 MiB/s over one
     request-timeout is ended; unset: a sixteenth of the memory, at least max-frame-bytes and
     max-body-bytes"""
     fields: Annotated[tuple[DeclaredField, ...], BeforeValidator(split_commas)] = ()
@@ -268,8 +269,8 @@ class ServeOptions(SelectionOptions, _StepsAndWindow):  # pydantic has the last 
     handshake_timeout: Fixed[Duration] = 10.0
     """time in which a connection has to send its hello, or first request"""
     request_timeout: Advanced[Duration] = 60.0
-    """time in which an HTTP request has to arrive whole, and a frame that others wait for has to
-    gain, see receive-bytes"""
+    """time in which an HTTP request has to arrive whole; also the time over which the least rate of
+    receive-bytes is measured"""
     write_timeout: Fixed[Duration] = 60.0
     """time after which a connection is closed whose peer does not read"""
     idle_timeout: Advanced[Duration] = 300.0

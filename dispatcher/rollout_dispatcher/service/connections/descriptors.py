@@ -85,5 +85,5 @@ def warn_if_lowered(asked: ConnectionLimits, given: ConnectionLimits, limit: int
             "(%d asked for); for all of them raise the limit (ulimit -n, "
             "LimitNOFILE=) to %d",
             limit, given.sample, asked.sample, given.http, given.pending, asked.pending,
-            asked.descriptors,
+            asked.descriptors, extra={"event": "connections-limited"},
         )  # fmt: skip

@@ -405,6 +405,7 @@ class Peer(StreamProtocol):
             "bug: a message to %s was out of protocol order; the connection is closed: %s",
             self,
             bug,
+            extra={"event": "bug", "peer": str(self)},
         )
         self.fail(bug)
 

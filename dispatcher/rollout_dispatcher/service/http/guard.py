@@ -352,7 +352,10 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except web.HTTPException as error:
         return _said(request, error)
     except Exception as error:
-        log.error("%s %s was not answered", request.method, request.path, exc_info=error)
+        log.error(
+            "%s %s was not answered", request.method, request.path,
+            exc_info=error, extra={"event": "bug"},
+        )  # fmt: skip
         return failed()
 
 

@@ -27,9 +27,10 @@ PAGE = """<!doctype html>
 body {{ margin: 1.5rem auto; max-width: 72rem; padding: 0 1rem }}
 h1 {{ font-size: 1.3rem }} h2 {{ font-size: 1.05rem; margin: 1.6rem 0 .3rem }}
 pre {{ white-space: pre-wrap; border-left: 3px solid #888; padding-left: .8rem }}
-table {{ border-collapse: collapse }}
+div {{ overflow-x: auto }} table {{ border-collapse: collapse }}
 th, td {{ text-align: left; padding: .15rem 1.2rem .15rem 0; border-bottom: 1px solid #8884 }}
-td {{ font-variant-numeric: tabular-nums; overflow-wrap: anywhere }}
+td {{ font-variant-numeric: tabular-nums; white-space: nowrap }}
+td:last-child {{ white-space: normal; min-width: 6rem; overflow-wrap: break-word }}
 </style>
 </head>
 <body>
@@ -100,7 +101,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]])
         return f"<h2>{title}</h2>\n<p>none</p>"
     head = "".join(f"<th>{column}</th>" for column in columns)
     lines = "\n".join(f"<tr>{row}</tr>" for row in (head, *body))
-    return f"<h2>{title}</h2>\n<table>\n{lines}\n</table>"
+    return f"<h2>{title}</h2>\n<div><table>\n{lines}\n</table></div>"
 
 
 def _time(status: Mapping[str, Any]) -> Iterator[Sequence[str]]:
