@@ -85,7 +85,7 @@ $(UNPACKED): $(STAMP) tests/peers/versions.txt
 		--upgrade --target build/bench/peers -r tests/peers/versions.txt
 	touch $@
 
-bench: $(UNPACKED)
+bench: $(STAMP)
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
 
 # Peers that the package index lacks run if they are cloned into build/bench/sources: slime, miles,
