@@ -1,6 +1,6 @@
 """What the journal's tests share: samples, and an open journal that is listened to.
 
-`plain` makes what was remembered comparable, with what a model (`model.py`) adds up as well.
+`plain` makes what was remembered comparable.
 """
 
 import shutil

@@ -21,7 +21,6 @@ from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.sample import Schema
-from tests.journal.model import Model
 from tests.journal.support import (
     BATCH,
     OBJECTS,
@@ -34,6 +33,7 @@ from tests.journal.support import (
     plain,
     recovered,
 )
+from tests.support.core.memory import Memory
 from tests.support.samples import span_of
 
 
@@ -62,11 +62,11 @@ def test_which_ranks_train_a_sample_together_comes_back(tmp_path: Path, *, again
     batches: list[list[Fact]] = [[accepted(0), accepted(1), step]]
     if again:
         batches.append([replace(step, digest="b", attempt=1, cp_sizes=())])
-    model = Model(id_horizon=3)
+    model = Memory(id_horizon=3)
     for facts in batches:
-        model.apply(facts, {"n": 1})
+        model.note(facts, {"n": 1})
     found = after(tmp_path / "j", *batches, id_horizon=3)
-    assert plain(found) == model.plain()
+    assert plain(found) == plain(model.remembered())
     assert found.steps[0].cp_sizes == (() if again else ((2,), (2,)))
 
 
