@@ -35,7 +35,7 @@ class Memory:
         self.version: int | None = None
         self.version_step: int | None = None
         self.group_size: int | None = None
-        self.ended = self.finished = False
+        self.ended = self.finished = self.was_finished = False
         self.phases: set[int] = set()
         self._floors: dict[str, int] = {}
         self._seqs: dict[str, set[int]] = {}
@@ -103,6 +103,7 @@ class Memory:
             speeds=self._speeds,
             ended=self.ended,
             finished=self.finished,
+            was_finished=self.was_finished,
             producers={
                 name: (floor, frozenset(seq for seq in self._seqs[name] if seq >= floor))
                 for name, floor in self._floors.items()
@@ -224,6 +225,7 @@ class Memory:
                 self.run_id = run_id
             case f.GenerationBegan(generation, dp_size):
                 self.generation, self.dp_size, self.resumed = generation, dp_size, None
+                self.was_finished = False
             case f.VersionReported(version, first_step):
                 self.version, self.version_step = version, first_step
             case f.PhaseEnded(version):
@@ -235,7 +237,7 @@ class Memory:
             case f.StreamEnded():
                 self.ended = True
             case f.Finished(pending):
-                self.finished = pending
+                self.finished, self.was_finished = pending, not pending
             case f.SpeedsMeasured():
                 self._speeds = fact
             case f.CostFitted():
