@@ -657,7 +657,7 @@ class DispatchMachine(RuleBasedStateMachine):
         steps = self.core._ledger.steps.uncommitted()
         for entry in (entry for step in steps for entry in step.entries()):
             if isinstance(entry.sample.payload, InJournal):
-                assert self.memory.entries[entry.ticket].sample.is_in_memory
+                assert self.memory.payload(entry.ticket)
         assert len(self.core._ledger.steps) <= self.core.config.max_open_steps
 
     @invariant()

@@ -74,8 +74,12 @@ class Memory:
 
     def payloads(self) -> dict[int, bytes]:
         """Every payload of the log that is neither dropped nor done with, by ticket."""
-        here = {at: one for at, one in self.entries.items() if one.sample.is_in_memory}
-        return {at: span_of(entry.sample).tobytes() for at, entry in here.items()}
+        here = [at for at, entry in self.entries.items() if entry.sample.is_in_memory]
+        return {ticket: self.payload(ticket) for ticket in here}
+
+    def payload(self, ticket: int) -> bytes:
+        """What the journal would read back."""
+        return span_of(self.entries[ticket].sample).tobytes()
 
     def remembered(self) -> f.RecoveredState:
         """Everything, in objects of its own where a core would change them."""
