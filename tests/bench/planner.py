@@ -9,21 +9,16 @@ steps, and each strategy has its own stream of the same lengths.
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
-
-import numpy as np
 
 from rollout_planner.planner import plan
-from rollout_planner.types import IntArray, Plan, Strategy, Window
+from rollout_planner.types import Plan, Strategy, Window
 from tests.bench.cells import CELLS, Cell, stream, those_here
-
-#: What is decided on a window.
-T = TypeVar("T")
+from tests.support.windows import refilled
 
 #: Steps before the window has aged: more than max_skips.
 WARM_UP = 12
@@ -62,42 +57,9 @@ class Totals:
 def steady(
     cell: Cell, strategy: Strategy, seed: int, samples: int | None = None
 ) -> Iterator[tuple[Window, Plan]]:
-    """Windows of the steady state and their plans, see `refilled`."""
+    """Windows of the steady state and their plans, of so many samples or without end."""
     size = cell.window if strategy is Strategy.WINDOW else cell.batch
-    config = cell.config(strategy)
-
-    def decide(window: Window) -> Plan:
-        return plan(window, config)
-
-    return refilled(cell, size, seed, decide, lambda made: made.chosen, samples=samples)
-
-
-def refilled(
-    cell: Cell,
-    size: int,
-    seed: int,
-    decide: Callable[[Window], T],
-    chosen: Callable[[T], IntArray],
-    *,
-    samples: int | None = None,
-) -> Iterator[tuple[Window, T]]:
-    """Windows of `size` samples and what is decided on each; `chosen` leave.
-
-    Without end, or until the last of so many samples has left.
-    """
-    lengths = islice(stream(cell, seed), samples)
-    tokens, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    while True:
-        fresh = np.fromiter(islice(lengths, size - len(tokens)), np.int64)
-        tokens = np.concatenate([tokens, fresh])
-        skips = np.concatenate([skips, np.zeros(len(fresh), np.int64)])
-        if not (held := len(tokens)):
-            return
-        window = Window(tokens, skips, np.full(held, -1), np.zeros(held, np.bool_))
-        answer = decide(window)
-        yield window, answer
-        left = np.delete(np.arange(held), chosen(answer))
-        tokens, skips = tokens[left], skips[left] + 1
+    return refilled(islice(stream(cell, seed), samples), size, cell.config(strategy))
 
 
 def measure(cell: Cell, steps: int, runs: int) -> Row:
