@@ -143,13 +143,18 @@ class Bench:
         for rank in self.ranks:
             self.perform(self.core.commit(rank, step, self.now))
 
-    def hold(self, step: int) -> None:
-        """All ranks prepare a step."""
-        for rank in self.ranks:
+    def hold(self, step: int, *ranks: int) -> None:
+        """These ranks, or all, prepare a step."""
+        for rank in ranks or self.ranks:
             held = self.core._ledger.steps[step]
             self.perform(
                 self.core.prepared(rank, step, held.digest, self.now, attempt=held.attempt)
             )
+
+    def restart(self) -> None:
+        """The process dies, and another goes on from what was noted; ranks are still to come."""
+        self.core = DispatcherCore(self.core.config)
+        self.perform(self.core.restore(self.memory.remembered(), self.now))
 
     def pass_time(self, seconds: float) -> None:
         """Let the clock run, with the ticks that the core asks for on the way."""
