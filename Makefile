@@ -17,10 +17,10 @@ help:
 	@echo "make histories  record anew what comes of 300 runs"
 	@echo "make mutants  plant bugs, and see that tests find each; ONLY says which"
 	@echo "make smoke  install the wheels without torch, the client's alone too, and use them"
-	@echo "make bench  how long planning takes, how good the plans are, and what the journal costs"
+	@echo "make bench  how long planning takes and how good the plans are"
 	@echo "make bench-peers  our plans beside those of other projects, on the same lengths (10 minutes)"
 	@echo "make bench-plane  how fast samples move, beside raw sockets and peers (5 minutes)"
-	@echo "make bench-references  payloads by reference beside inline, in each engine that is here (15 minutes)"
+	@echo "make bench-references  payloads by reference beside inline (10 minutes)"
 	@echo "make bench-training  train with each way to balance, packed alike, and compare (10 minutes)"
 	@echo "make convergence  whether training through a window comes out as in order of arrival (15 minutes)"
 	@echo "make results  measure what docs/ shows, and write it there (55 minutes of an idle machine)"
@@ -85,10 +85,8 @@ $(UNPACKED): $(STAMP) tests/peers/versions.txt
 		--upgrade --target build/bench/peers -r tests/peers/versions.txt
 	touch $@
 
-bench: $(UNPACKED)
+bench: $(STAMP)
 	$(BIN)/python -m tests.bench.planner --json build/bench/planner.json
-	$(BIN)/python -m tests.bench.journal
-	$(BIN)/python -m tests.bench.journal_service
 
 # Peers that the package index lacks run if they are cloned into build/bench/sources: slime, miles,
 # AReaL, RL, SkyRL, OpenRLHF, prime-rl.
@@ -108,11 +106,8 @@ $(PEERS)/.installed: constraints.txt
 bench-plane: $(STAMP) $(PEERS)/.installed
 	$(BIN)/python -m tests.bench.plane --json build/bench/plane.json
 
-# Each engine in its environment: `make test-frameworks ONLY="ray mooncake"` makes them.
 bench-references: $(STAMP)
 	$(BIN)/python -m tests.bench.inline_limit --json build/bench/inline-limit.json
-	$(BIN)/python -m tests.bench.inline_limit --stores mooncake ray --sockets tcp --pushes 8 \
-		--kib 256 1024 4096 --json build/bench/inline-limit-engines.json
 
 bench-training: $(STAMP) $(UNPACKED)
 	$(BIN)/python -m tests.bench.training --json build/bench/training.json

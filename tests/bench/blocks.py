@@ -8,10 +8,8 @@ budget by itself in the smallest block that has room; and the dearest sample in 
 Figures are means over steps; the largest is of one step.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
 from time import process_time
 
@@ -21,7 +19,7 @@ from rollout_planner import plan_step
 from rollout_planner.split.blocks import BlockWork
 from rollout_planner.types import IntArray, PlanConfig
 from tests.bench.cells import TRACES, read_trace
-from tests.bench.rows import report
+from tests.bench.rows import command
 from tests.support.blocks import COST, OVERHEAD, step_time
 
 MOST, AMPLE = 8, 1 << 30
@@ -107,14 +105,5 @@ def _line(row: Row) -> str:
     )
 
 
-def main() -> None:
-    """Print the rows, and write them."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.blocks")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    report(rows(options.steps), _line, options.json)
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, rows, _line, steps=5)

@@ -8,7 +8,6 @@ them the noise of the machine: samples of one length, so that both ranks compute
 are of processor seconds of the steps after the first twenty, medians of the rounds.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from rollout_dispatcher.cli.demo.command import (
     train,
 )
 from rollout_planner.types import Strategy
-from tests.bench.rows import report
+from tests.bench.rows import command
 
 DEFAULT = "quadratic:1,24576,0"
 #: Steps that are left out: until then a fit is found.
@@ -83,16 +82,6 @@ def _imbalance(load: Load, folder: Path, environ: dict[str, str]) -> tuple[float
     return fmean(each[:LEARNT]), fmean(each[LEARNT:])
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    given = parser.parse_args()
-    report(measure(given.steps, given.rounds), line, given.json)
-
-
 def line(row: Row) -> str:
     """As it is printed."""
     rounds = " ".join(f"{each:.2f}" for each in row.rounds)
@@ -100,4 +89,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, line, steps=60, rounds=2)

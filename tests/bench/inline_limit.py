@@ -1,24 +1,20 @@
 """From which size on a payload had better go by reference: `inline_limit`, and its default.
 
-    python -m tests.bench.inline_limit [--stores file ray mooncake] [--kib 64 1024 ...]
-                                       [--sockets tcp unix] [--pushes 1 8] [--pairs 5]
+    python -m tests.bench.inline_limit [--kib 64 1024 ...] [--pushes 1 8] [--pairs 5]
                                        [--folder /dev/shm] [--json FILE]
 
 One producer and two ranks, with a journal, as references need one: each size goes inline and by
-reference in turn, by one and by eight samples a push, over TCP or a Unix socket. All is in memory,
-the journal and a store of files too: no disk is measured. Compared is the CPU time that a sample
-takes each process, and an engine's own processes with them; by reference over inline, below 1 where
-a reference is cheaper. A run has ended when the store is empty again. Each engine is run by an
-interpreter that has it. Linux only.
+reference in turn, by one and by eight samples a push. All is in memory, the journal and a store of
+files too: no disk is measured. Compared is the CPU time that a sample takes each process; by
+reference over inline, below 1 where a reference is cheaper. A run has ended when the store is empty
+again. Linux only.
 """
 
 import argparse
 import json
-import os
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -30,14 +26,12 @@ from rollout_dispatcher.cli.demo.processes import signals_unwind
 from rollout_workers.stores.interface import PayloadStore
 from rollout_workers.stores.registry import open_store
 from tests.bench.pairs import in_turn, in_words, spread
-from tests.bench.plane.children.whole import WARM_UP, cpu_seconds, spent
+from tests.bench.plane.children.whole import WARM_UP, spent
 from tests.bench.plane.load.loads import LOADS, PUSHES, SIZES_KIB, Load
 from tests.bench.plane.measure.end_to_end import RANK
 from tests.bench.plane.planes.plane import Plane, plane
-from tests.bench.stores import STORES, figures_of, python_of
 from tests.support.server import eventually
 
-SOCKETS = ("tcp",)
 DEFAULT_KIB = (64, 256, 1024, 4096)
 INLINE, REFERENCE = "1TiB", "1B"
 
@@ -51,43 +45,27 @@ class Run:
 
 
 class Way:
-    """A plane that is ready, of one of both ways.
+    """A plane that is ready, of one of both ways. store: of its payloads, None for inline."""
 
-    store: where its payloads lie, None for inline. engine: the processes that this consists of.
-    """
-
-    def __init__(self, moving: Plane, store: PayloadStore | None, engine: Sequence[int]) -> None:
-        self._moving, self._store, self._engine = moving, store, engine
+    def __init__(self, moving: Plane, store: PayloadStore | None) -> None:
+        self._moving, self._store = moving, store
         moving.join()
         for _ in range(WARM_UP):
             self.run()
 
     def run(self) -> Run:
         """One more of the load."""
-        before, seconds = self._spent(), self._moving.run()
-        if self._store is not None:
-            eventually(self._is_empty, "every object is released")
-        after = self._spent()
-        return Run({name: after[name] - used for name, used in before.items()}, seconds)
-
-    def _is_empty(self) -> bool:
-        assert self._store is not None
-        return not self._store.list("")
-
-    def _spent(self) -> dict[str, float]:
-        each = spent(self._moving)
-        if self._engine:
-            each["store"] = cpu_seconds([*self._engine, *descendants(self._engine)])
-        return {"all": sum(each.values()), **each}
+        before, seconds = spent(self._moving), self._moving.run()
+        if (store := self._store) is not None:
+            eventually(lambda: not store.list(""), "every object is released")
+        used = {name: after - before[name] for name, after in spent(self._moving).items()}
+        return Run({"all": sum(used.values()), **used}, seconds)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--stores", nargs="+", choices=sorted(STORES), default=["file"])
-    parser.add_argument("--here", action="store_true", help="run stores by this interpreter")
     parser.add_argument("--kib", type=int, nargs="+", choices=SIZES_KIB, default=DEFAULT_KIB)
-    parser.add_argument("--sockets", nargs="+", choices=SOCKETS, default=SOCKETS)
     parser.add_argument(
         "--pushes", type=int, nargs="+", choices=PUSHES, default=PUSHES, help="samples of a push"
     )
@@ -99,63 +77,45 @@ def main() -> None:
     tempfile.tempdir = args.folder
     rows = []
     with signals_unwind():
-        for store in args.stores:
-            for found in of_store(store, args):
-                rows.append(found)
-                print(line(found), flush=True)
-                if args.json is not None:
-                    args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        for found in measure(args):
+            rows.append(found)
+            print(line(found), flush=True)
+            if args.json is not None:
+                args.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def of_store(store: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The rows of one, by the interpreter that has its engine."""
-    python = Path(sys.executable) if args.here else python_of(store)
-    if python == Path(sys.executable):
-        yield from rows_of(store, args)
-    elif python.exists():
-        words = ["--here", "--stores", store, "--pairs", str(args.pairs), "--folder", args.folder]
-        for name in ("kib", "sockets", "pushes"):
-            words += [f"--{name}", *map(str, getattr(args, name))]
-        words += ["--quick"] if args.quick else []
-        yield from figures_of(python, "tests.bench.inline_limit", words)
-    else:
-        print(f"SKIPPED: {store}, as there is no {python}; make it with tests.frameworks.run")
-
-
-def rows_of(store: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row a socket, a size of a push, and a size."""
-    with TemporaryDirectory() as folder, STORES[store](Path(folder)) as address:
-        engine = children(os.getpid())
-        for socket, push, kib in product(args.sockets, args.pushes, args.kib):
-            load = LOADS[f"{kib}k-by-{push}"]
-            load = load.quick if args.quick else load
-            with ways(load, socket, address, engine) as (inline, reference):
-                pairs = list(in_turn(inline, reference, lambda way, _: way.run(), args.pairs))
-            said = {"store": store, "socket": socket, "push": push, "kib": kib}
-            yield said | figures(load, pairs)
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row a size of a push, and a size."""
+    for push, kib in product(args.pushes, args.kib):
+        load = LOADS[f"{kib}k-by-{push}"]
+        load = load.quick if args.quick else load
+        with ways(load) as (inline, reference):
+            pairs = list(in_turn(inline, reference, lambda way, _: way.run(), args.pairs))
+        yield {"push": push, "kib": kib} | figures(load, pairs)
 
 
 @contextmanager
-def ways(load: Load, socket: str, address: str, engine: Sequence[int]) -> Iterator[tuple[Way, Way]]:
+def ways(load: Load) -> Iterator[tuple[Way, Way]]:
     """All inline, and all by reference."""
     with TemporaryDirectory() as folder:
+        store_folder = Path(folder, "store")
+        store_folder.mkdir()
+        address = f"file://{store_folder}"
 
-        def options(name: str, limit: str) -> dict[str, str]:
-            own = Path(folder, name)
-            own.mkdir()
-            listen = "127.0.0.1:0" if socket == "tcp" else f"unix:{own}/socket"
+        def options(limit: str) -> dict[str, str]:
             return {
-                "payload_stores": address, "journal_dir": f"{own}/journal",
+                "payload_stores": address,
+                "journal_dir": f"{folder}/{limit}",
                 "sample_retention": "commit",
-                "inline_limit": limit, "listen": listen,
-            }  # fmt: skip
+                "inline_limit": limit,
+            }
 
         with (
-            plane(load, rank=RANK, **options("inline", INLINE)) as inline,
-            plane(load, rank=RANK, **options("reference", REFERENCE)) as reference,
+            plane(load, rank=RANK, **options(INLINE)) as inline,
+            plane(load, rank=RANK, **options(REFERENCE)) as reference,
         ):
             store = open_store(address)
-            yield Way(inline, None, ()), Way(reference, store, engine)
+            yield Way(inline, None), Way(reference, store)
             store.close()
             inline.finish()
             reference.finish()
@@ -186,26 +146,9 @@ def line(of: dict[str, Any]) -> str:
     )
     words = {name: in_words(at, 2) for name, at in of["ratios"].items()}
     return (
-        f"{of['store']:8} {of['kib']:5} KiB by {of['push']} {of['socket']:4} {words['all']}, "
+        f"{of['kib']:5} KiB by {of['push']} {words['all']}, "
         f"dispatcher {words['dispatcher']}, rate {in_words(of['rate'], 2)}; us/sample: {used}"
     )
-
-
-def children(pid: int) -> list[int]:
-    """Processes that one has started, and that are there."""
-    found = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread ended meanwhile
-            found += [int(word) for word in file.read_text().split()]
-    return found
-
-
-def descendants(pids: Iterable[int]) -> Iterator[int]:
-    """Processes that these have started, and those that they have."""
-    for pid in pids:
-        started = children(pid)
-        yield from started
-        yield from descendants(started)
 
 
 def _each(load: Load, runs: Sequence[Run]) -> dict[str, float]:

@@ -6,7 +6,6 @@
 --max-step-variation, and for several windows at its default. Figures are means over seeds.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import nan
@@ -16,7 +15,7 @@ from statistics import fmean
 from rollout_dispatcher.simulate.result import Run
 from rollout_planner.types import Sync
 from tests.bench.cells import TRACES
-from tests.bench.rows import report
+from tests.bench.rows import command
 from tests.bench.windows import MAX_SKIPS, simulated
 
 #: Trace, dispatch batch, DP ranks, tokens of a micro-batch's budget.
@@ -103,16 +102,6 @@ def _row(lengths: str, window: float, bound: str, runs: list[Run]) -> Row:
     )
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    given = parser.parse_args()
-    report(measure(given.steps, given.seeds), line, given.json)
-
-
 def line(row: Row) -> str:
     """As it is printed."""
     return (
@@ -124,4 +113,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, line, steps=100, seeds=3)

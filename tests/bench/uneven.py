@@ -10,7 +10,6 @@ time by clocks round their work, of the last ten steps before the change and of 
 "known" is what plans of the same lengths wait that are told the speeds.
 """
 
-import argparse
 import os
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ import numpy as np
 
 from rollout_planner import Quadratic, plan
 from rollout_planner.types import Grouping, PlanConfig, Sync
-from tests.bench.rows import report
+from tests.bench.rows import command
 from tests.support.uneven import BATCH, BUDGET, CHANGE, RANKS, SLOW, STEPS, lost, run, samples
 from tests.support.windows import window_of
 
@@ -88,15 +87,6 @@ def _known(model: str) -> float:
     return 100 * mean / (1 + mean)
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    given = parser.parse_args()
-    report(measure(given.rounds), line, given.json)
-
-
 def line(row: Row) -> str:
     """As it is printed."""
     return (
@@ -107,4 +97,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, line, rounds=3)

@@ -9,18 +9,16 @@ seeds: straggler excess, and the Kolmogorov-Smirnov distance of the lengths of 2
 what left and of what arrived (`ks`, `ks_fifo`).
 """
 
-import argparse
 import contextlib
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from rollout_dispatcher.cli.main import main as dispatcher
 from rollout_dispatcher.simulate.result import Result
 from tests.bench.cells import TRACES
-from tests.bench.rows import report
+from tests.bench.rows import command
 from tests.support.simulated import result_of
 
 MAX_SKIPS = 8
@@ -106,16 +104,6 @@ def measure_all(steps: int, seeds: int) -> Iterator[Row]:
             yield from measure(trace, batch, ranks, seeds, steps * LONGER.get(trace, 1))
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=100, help="twice as many for reasoning_gym")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    given = parser.parse_args()
-    report(measure_all(given.steps, given.seeds), line, given.json)
-
-
 def line(row: Row) -> str:
     """A row as it is printed."""
     return (
@@ -125,4 +113,4 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure_all, line, steps=100, seeds=3)

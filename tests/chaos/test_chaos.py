@@ -10,8 +10,7 @@ import pytest
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.cluster.processes import mount
 from tests.chaos.faults.decks import BLOCKS, FAULTS, REFERENCES, REWINDS, TORCHRUN_FAULTS, deck
-from tests.chaos.faults.forced import kill_after_the_end
-from tests.chaos.planted.dispatcher import BUGS
+from tests.chaos.planted.bugs import BUGS
 from tests.chaos.planted.selftest import SLOW, TRIALS, try_out
 from tests.chaos.run import live, run
 from tests.chaos.settings import LARGE_BUFFER, Settings
@@ -94,11 +93,10 @@ def test_a_planted_bug_is_caught(bug: str, tmp_path: Path) -> None:
 
 
 def test_what_brings_bugs_out_breaks_no_promise_without_them(tmp_path: Path) -> None:
-    """One after the other in one run, and last the one that is its end."""
+    """One after the other in one run."""
     faults = dict.fromkeys(
         trial.fault for trial in TRIALS.values() if not trial.settings.references
     )
-    del faults[kill_after_the_end]
 
     def disturb(cluster: Cluster) -> None:
         for fault in faults:
@@ -107,7 +105,6 @@ def test_what_brings_bugs_out_breaks_no_promise_without_them(tmp_path: Path) -> 
             cluster.disturb()
             cluster.await_recovery()
             cluster.look()
-        kill_after_the_end(cluster)
 
     settings = Settings(dp_size=2, retain=True, rank_timeout_s=30.0)
     result = live(tmp_path / "run", settings, disturb)

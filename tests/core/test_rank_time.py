@@ -39,10 +39,7 @@ class Run(Bench):
             self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     def take(self, step: int) -> None:
-        opened = self.core.step(step)
-        assert opened is not None
-        for rank in range(RANKS):
-            self.perform(self.core.prepared(rank, step, opened.digest, self.now))
+        self.hold(step)
         for rank in range(RANKS):
             self.perform(self.core.demand(rank, step, self.now, hungry=False))
 

@@ -10,13 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_dispatcher.cli.main import main
-from rollout_dispatcher.core.admission.ends import Ends
-from rollout_dispatcher.core.admission.producers import DuplicateMemory
-from rollout_dispatcher.core.buffer.buffer import SampleBuffer
-from rollout_dispatcher.core.buffer.open_groups import OpenGroups
 from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.errors import DispatcherError, Stopping
-from rollout_dispatcher.protocol import codec, sessions
+from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import Frame, FrameReader
 from rollout_dispatcher.service.barrier import DurabilityBarrier
@@ -37,18 +33,6 @@ def believe_every_size(plant: Plant) -> None:
             raise MemoryError
 
     plant(FrameReader, "_check", believe)
-
-
-def let_everybody_say_anything(plant: Plant) -> None:
-    """A peer may say what only the other role may."""
-    both = {
-        (state, kind): state
-        for state in (sessions.SessionState.PRODUCER, sessions.SessionState.RANK)
-        for kind in (m.Push, m.CloseGroup, m.Demand, m.Prepared, m.Commit, m.Ping)
-    }
-    dispatcher = sessions.Side.DISPATCHER
-    heard = sessions.HEARS[dispatcher] | both
-    plant(sessions, "HEARS", {**sessions.HEARS, dispatcher: heard})
 
 
 def believe_the_header(plant: Plant) -> None:
@@ -93,11 +77,6 @@ def blame_everybody(plant: Plant) -> None:
     plant(Peer, "fail", fail_all)
 
 
-def release_early(plant: Plant) -> None:
-    """A step is let into training before every rank holds it."""
-    plant(Generation, "has_prepared", lambda generation, _: bool(generation.ranks))
-
-
 def commit_on_one_word(plant: Plant) -> None:
     """A step is committed when one rank has said so."""
 
@@ -117,11 +96,6 @@ def answer_at_once(plant: Plant) -> None:
     plant(DurabilityBarrier, "after", lambda _, then: then())
 
 
-def forget_what_was_pushed(plant: Plant) -> None:
-    """A push that comes again is taken for a new one."""
-    plant(DuplicateMemory, "seen", lambda *_: False)
-
-
 def mix_up_samples(plant: Plant) -> None:
     """The samples of a micro-batch go out in another order than planned."""
     samples = Frames._samples
@@ -132,21 +106,9 @@ def mix_up_samples(plant: Plant) -> None:
     plant(Frames, "_samples", reversed_samples)
 
 
-def overfill_groups(plant: Plant) -> None:
-    """Samples of a group are counted by what one of them says."""
-    plant(SampleBuffer, "check_group", lambda *_: None)
-
-
-def wait_for_whoever_left(plant: Plant) -> None:
-    """A group that nobody is left to complete is waited for, and the end with it."""
-    plant(OpenGroups, "overdue", lambda *_: [])
-    plant(Ends, "end_agreed", lambda *_: None)
-
-
 #: Those that the session shows by itself.
 IN_SESSION = {
     "believe-every-size": believe_every_size,
-    "let-everybody-say-anything": let_everybody_say_anything,
     "believe-the-header": believe_the_header,
     "trip-over-json": trip_over_json,
 }
@@ -154,14 +116,10 @@ IN_SESSION = {
 IN_SERVICE = {"keep-what-came": keep_what_came, "blame-everybody": blame_everybody}
 #: Those that the order of words shows, between generations.
 IN_ORDER = {
-    "release-early": release_early,
     "commit-on-one-word": commit_on_one_word,
     "heed-the-past": heed_the_past,
     "answer-at-once": answer_at_once,
-    "forget-what-was-pushed": forget_what_was_pushed,
     "mix-up-samples": mix_up_samples,
-    "overfill-groups": overfill_groups,
-    "wait-for-whoever-left": wait_for_whoever_left,
 }
 
 

@@ -34,8 +34,8 @@ from rollout_dispatcher.core.facts import (
     Withdrawn,
 )
 from rollout_dispatcher.payload import StoredObject
-from tests.journal.model import Model, without
 from tests.journal.support import OBJECTS, SCHEMAS, accepted
+from tests.support.core.memory import Memory, without
 
 
 class Player:
@@ -43,14 +43,14 @@ class Player:
 
     def __init__(self, random: Random, id_horizon: int = 100) -> None:
         self.random = random
-        self.model = Model(id_horizon)
+        self.model = Memory(id_horizon)
 
     def batch(self) -> tuple[list[Fact], dict[str, object]]:
         """The next facts and totals; the model has them already."""
         facts: list[Fact] = []
         for _ in range(self.random.randrange(4)):
             more = self._facts()
-            self.model.apply(more, self.model.totals)
+            self.model.note(more, self.model.totals)
             facts += more
         totals: dict[str, object] = {"accepted": self.model.next_ticket, "dropped": {"stale": 1}}
         self.model.totals = totals

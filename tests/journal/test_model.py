@@ -26,7 +26,7 @@ def test_what_is_remembered_is_what_the_facts_add_up_to(
         for number, (batches, killed) in enumerate([*stretches, (0, False)]):
             with opened(directory, OFF, id_horizon=horizon) as (journal, listener, remembered):
                 if number:
-                    assert plain(remembered) == player.model.plain()
+                    assert plain(remembered) == plain(player.model.remembered())
                 for _ in range(batches):
                     listener.wait(journal.append(*player.batch()))
                 for ticket, payload in player.model.payloads().items():

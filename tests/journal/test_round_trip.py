@@ -16,12 +16,14 @@ from rollout_dispatcher.core.facts import (
     Planned,
     ProducerSaid,
     RecoveredState,
+    Resumed,
+    VersionReported,
+    Withdrawn,
 )
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.records import Encoder
 from rollout_dispatcher.sample import Schema
-from tests.journal.model import Model
 from tests.journal.support import (
     BATCH,
     OBJECTS,
@@ -34,6 +36,7 @@ from tests.journal.support import (
     plain,
     recovered,
 )
+from tests.support.core.memory import Memory
 from tests.support.samples import span_of
 
 
@@ -55,19 +58,27 @@ def test_what_has_no_ragged_fields_is_written_as_by_releases_that_knew_of_none()
     assert ragged[-1] == facts[1].entry.sample.rows == (1, 2)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_which_ranks_train_a_sample_together_comes_back(tmp_path: Path, *, again: bool) -> None:
-    """again: the step was planned anew, without blocks."""
-    step = Planned(0, "a", 0.0, (((0, 1),), ((),)), (), 0, 0.0, ((2,), (2,)))
-    batches: list[list[Fact]] = [[accepted(0), accepted(1), step]]
-    if again:
-        batches.append([replace(step, digest="b", attempt=1, cp_sizes=())])
-    model = Model(id_horizon=3)
-    for facts in batches:
-        model.apply(facts, {"n": 1})
-    found = after(tmp_path / "j", *batches, id_horizon=3)
-    assert plain(found) == model.plain()
-    assert found.steps[0].cp_sizes == (() if again else ((2,), (2,)))
+PLAN = Planned(0, "a", 0.0, (((0,),),), ())
+BLOCKS = replace(PLAN, micro_batches=(((0,),), ((),)), cp_sizes=((2,), (2,)))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [BLOCKS],
+        [BLOCKS, replace(PLAN, digest="b", attempt=1)],
+        [
+            PLAN, Dropped((0,), DropReason.UNRESOLVED),
+            replace(PLAN, digest="", micro_batches=(((),),), attempt=1), Withdrawn(0, 1),
+        ],
+        [VersionReported(3, 0), PLAN, Committed(0, retained=True), Resumed(-1)],
+    ],
+    ids=["blocks", "blocks no more", "withdrawn", "rewound"],
+)  # fmt: skip
+def test_what_is_rare_comes_back_too(tmp_path: Path, facts: list[Fact]) -> None:
+    model = Memory()
+    model.note([accepted(0), *facts], {"n": 1})
+    assert plain(after(tmp_path / "j", [accepted(0), *facts])) == plain(model.remembered())
 
 
 def test_a_run_that_was_finished_goes_on_with_its_next_generation(tmp_path: Path) -> None:

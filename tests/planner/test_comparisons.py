@@ -22,7 +22,7 @@ from rollout_planner.types import (
     Window,
 )
 from tests.bench.cells import TRACES, read_trace
-from tests.support.windows import window_of
+from tests.support.windows import refilled, window_of
 
 PLAIN = (Strategy.ROUND_ROBIN, Strategy.GREEDY, Strategy.KK)
 LIMITS: tuple[dict[str, object], ...] = (
@@ -117,15 +117,8 @@ def test_a_window_waits_less_than_none_where_samples_exceed_the_budget(seed: int
 def excess_of_run(lengths: IntArray, size: int, config: PlanConfig) -> float:
     """Straggler excess of all steps together, until the last sample has left."""
     time = work = 0.0
-    tokens, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    while len(lengths) or len(tokens):
-        fresh, lengths = np.split(lengths, [size - len(tokens)])
-        tokens = np.concatenate([tokens, fresh])
-        skips = np.concatenate([skips, np.zeros(len(fresh), np.int64)])
-        step = plan(window_of(tokens, skips=skips), config)
+    for _, step in refilled(lengths.tolist(), size, config):
         time, work = time + step.time, work + float(step.cost.sum()) / config.dp_size
-        left = np.delete(np.arange(len(tokens)), step.chosen)
-        tokens, skips = tokens[left], skips[left] + 1
     return time / work - 1
 
 

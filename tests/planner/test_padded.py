@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ from rollout_planner.types import (
     round_up,
 )
 from tests.support.examples import examples
+from tests.support.windows import refilled
 
 LENGTHS = st.one_of(
     st.lists(st.integers(1, 300), min_size=1, max_size=60),
@@ -318,18 +319,11 @@ def test_a_window_makes_padded_micro_batches_shorter(sync: Sync) -> None:
     """The same stream of samples, from the oldest batch and from a window of 1.5."""
 
     def time(window: int) -> float:
-        held, skips = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        stream, spent, work = iter(lognormal(4096, 5)), 0.0, 0.0
-        for _ in range(24):
-            fresh = np.array([next(stream) for _ in range(window - len(held))])
-            held = np.concatenate((held, fresh))
-            skips = np.concatenate((skips, np.zeros(len(fresh), np.int64)))
-            none = np.full(window, -1)
-            step = plan(Window(held, skips, none, none > 0), replace(PADDED, sync=sync))
+        spent = work = 0.0
+        config = replace(PADDED, sync=sync)
+        for held, step in islice(refilled(lognormal(4096, 5), window, config), 24):
             spent += time_of(step.cost, sync is Sync.STEP)
-            work += float(Quadratic()(held[step.chosen]).sum()) / 4
-            left = np.delete(np.arange(window), step.chosen)
-            held, skips = held[left], skips[left] + 1
+            work += float(Quadratic()(held.tokens[step.chosen]).sum()) / 4
         return spent / work
 
     assert time(96) < time(64)

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import PlanError, SampleTooLong
 from rollout_planner import Quadratic, plan, plan_digest, tokens
-from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -26,7 +25,6 @@ from rollout_planner.types import (
     Strategy,
     Sync,
     Window,
-    round_up,
 )
 from tests.support.examples import examples
 from tests.support.windows import window_of
@@ -229,74 +227,6 @@ def test_the_same_window_gives_the_same_plan(window: Window, config: PlanConfig)
         return
     assert plan_digest(first) == plan_digest(second)
     assert (first.cost == second.cost).all()
-
-
-@examples(400)
-@given(LENGTHS, configs())
-@example(  # no rank may idle at two micro-batches, which takes longer than three
-    [1, 1, 1, 3, 3],
-    PlanConfig(
-        dp_size=3,
-        dispatch_batch_size=5,
-        cost=tokens,
-        micro_batch_tokens=2,
-        sync=Sync.STEP,
-        oversize=Oversize.ALONE,
-    ),
-)
-def test_window_never_waits_longer_than_greedy_for_the_same_samples(
-    lengths: list[int], config: PlanConfig
-) -> None:
-    config = replace(config, grouping=Grouping.IGNORE, dispatch_batch_size=len(lengths))
-    no_longer_than_greedy(window_of(lengths), config)
-
-
-@examples(300)
-@given(windows(), configs())
-@example(
-    window_of([1, 1, 1, 1, 1, 1, 2, 5, 5, 6], group=[0] * 10),
-    PlanConfig(
-        dp_size=1,
-        dispatch_batch_size=3,
-        cost=tokens,
-        micro_batch_size=3,
-        layout=Layout.PADDED,
-        sync=Sync.STEP,
-        min_micro_batches=5,
-    ),
-)
-def test_nor_where_groups_stay_on_one_rank(window: Window, config: PlanConfig) -> None:
-    config = replace(config, grouping=Grouping.RANK, dispatch_batch_size=len(window))
-    no_longer_than_greedy(window, config)
-
-
-def no_longer_than_greedy(window: Window, config: PlanConfig) -> None:
-    ours = plan(window, replace(config, strategy=Strategy.WINDOW))
-    greedy = plan(window, replace(config, strategy=Strategy.GREEDY))
-    if config.layout is Layout.PADDED and config.micro_batch_tokens is not None:
-        # Its number of micro-batches is chosen, and ranks with samples enough get no fillers.
-        fillers = len([part for rank in greedy.micro_batches for part in rank if not len(part)])
-        if fillers and len(window) >= greedy.cost.size:
-            return
-    elif config.micro_batch_tokens is None or config.grouping is not Grouping.IGNORE:
-        assert ours.num_micro_batches <= greedy.num_micro_batches
-    elif ours.num_micro_batches > greedy.num_micro_batches:  # they pay what it costs to begin them
-        assert priced(ours, window, config) <= priced(greedy, window, config) * (1 + 1e-9)
-    if ours.num_micro_batches == greedy.num_micro_batches:
-        enough = (1 + config.compared_above) * ours.even_time  # nothing is compared with that
-        assert time_of(ours) <= max(time_of(greedy), enough) * (1 + 1e-9)
-
-
-def priced(step: Plan, window: Window, config: PlanConfig) -> float:
-    computed = round_up(window.tokens, config.sample_length_multiple)
-    begun = begin_cost(config.cost(computed), computed, config.micro_batch_tokens or 1)
-    return time_of(step) + begun * step.num_micro_batches
-
-
-def time_of(step: Plan) -> float:
-    if step.sync is Sync.STEP:
-        return float(step.cost.sum(axis=1).max())
-    return float(step.cost.max(axis=0).sum())
 
 
 @given(windows(), configs())

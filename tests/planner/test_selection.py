@@ -2,7 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, cycle, islice
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from rollout_planner.types import (
     Window,
 )
 from tests.bench.constants import set_to
+from tests.support.windows import refilled
 
 
 def test_due_counts_the_steps_that_remain() -> None:
@@ -174,23 +175,12 @@ def steady(
     tokens: IntArray, config: PlanConfig, window: int, steps: int
 ) -> tuple[list[int], list[IntArray]]:
     """Excess per step in basis points, and skips of what left, with a window refilled each step."""
-    held, skips = np.arange(window), np.zeros(window, dtype=np.int64)
     excess, left = [], []
-    upcoming = window
-    for _ in range(steps):
-        none = np.full(len(held), -1)
-        columns = Window(tokens[held % len(tokens)], skips, none, np.zeros(len(held), dtype=bool))
-        step = plan(columns, config)
+    for held, step in islice(refilled(cycle(tokens.tolist()), window, config), steps):
         assert len(step.chosen) == config.dispatch_batch_size
+        assert len(held) == window
         excess.append(round(step.excess * 1e4))
-        left.append(skips[step.chosen])
-        keep = np.ones(len(held), dtype=bool)
-        keep[step.chosen] = False
-        fresh = np.arange(upcoming, upcoming + len(step.chosen))
-        upcoming += len(fresh)
-        held = np.concatenate((held[keep], fresh))
-        skips = np.concatenate((skips[keep] + 1, np.zeros(len(fresh), dtype=np.int64)))
-        assert len(set(held.tolist())) == window
+        left.append(held.skips[step.chosen])
     return excess, left
 
 
@@ -200,44 +190,27 @@ def heavy_tail(n: int) -> IntArray:
     return lengths
 
 
+STEP = PlanConfig(
+    dp_size=8, dispatch_batch_size=32, cost=Quadratic(), micro_batch_size=1, sync=Sync.STEP
+)
+
+
 @pytest.mark.parametrize("sync", list(Sync))
 @pytest.mark.parametrize(("window", "max_skips"), [(40, 1), (40, 3), (64, 4), (128, 3)])
 def test_nobody_is_skipped_beyond_the_bound(sync: Sync, window: int, max_skips: int) -> None:
-    config = PlanConfig(
-        dp_size=4,
-        dispatch_batch_size=32,
-        cost=Quadratic(),
-        micro_batch_size=1,
-        sync=sync,
-        max_skips=max_skips,
-    )
+    config = replace(STEP, dp_size=4, sync=sync, max_skips=max_skips)
     _, left = steady(heavy_tail(1000), config, window, steps=40)
     assert max(int(skips.max()) for skips in left) <= max_skips
 
 
 def test_outliers_may_have_a_bound_of_their_own() -> None:
-    config = PlanConfig(
-        dp_size=8,
-        dispatch_batch_size=32,
-        cost=Quadratic(),
-        micro_batch_size=1,
-        sync=Sync.STEP,
-        max_skips=2,
-        outlier_max_skips=9,
-    )
+    config = replace(STEP, max_skips=2, outlier_max_skips=9)
     _, left = steady(heavy_tail(1000), config, 48, steps=60)
     assert 2 < max(int(skips.max()) for skips in left) <= 9
 
 
 def test_the_lane_makes_outliers_leave_together() -> None:
-    config = PlanConfig(
-        dp_size=8,
-        dispatch_batch_size=64,
-        cost=Quadratic(),
-        micro_batch_size=1,
-        sync=Sync.STEP,
-        max_skips=8,
-    )
+    config = replace(STEP, dispatch_batch_size=64, max_skips=8)
     alone, _ = steady(heavy_tail(1000), config, 64, steps=60)
     together, left = steady(heavy_tail(1000), config, 96, steps=60)
     assert sum(together) < sum(alone) / 4

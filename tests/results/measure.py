@@ -33,7 +33,6 @@ COMMANDS = {
     "inline-limit": "python -m tests.bench.inline_limit --kib 256 1024 4096 --pairs 7 --json FILE",
     "training": "python -m tests.bench.training --json FILE",
     "convergence": "python -m tests.convergence --json FILE",
-    "journal-service": "python -m tests.bench.journal_service --json FILE",
 }
 #: Of these every run of a row is in what the command writes.
 PLANES = ("plane",)

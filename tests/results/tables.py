@@ -225,13 +225,13 @@ def plane_table() -> str:
             "" if row["against"] is None else f"{row['ratio']:.3g} of `{row['against']}`",
         )
         for row in found.figures
-        if row["name"].startswith(PLANE) and "loop-lag" not in row["name"]
+        if row["name"].startswith(PLANE)
     ]
     return _table("row | value | lowest to highest, runs | beside", rows, found)
 
 
 def inline_limit_table() -> str:
-    """docs/evidence.md: what a reference costs each process, by size, over TCP."""
+    """docs/evidence.md: what a reference costs each process, by size."""
     found = load("inline-limit")
 
     def each(used: dict[str, float]) -> str:
@@ -246,7 +246,6 @@ def inline_limit_table() -> str:
             *(_spread(at["ratios"][name]) for name in ("all", "dispatcher")),
         )
         for at in found.figures
-        if at["socket"] == "tcp"
     ]
     return _table(
         "samples a push | a sample | inline: producer, dispatcher, ranks | by reference | "
@@ -254,20 +253,6 @@ def inline_limit_table() -> str:
         rows,
         found,
     )
-
-
-def journal_service_table() -> str:
-    """docs/evidence.md: from push to commit, with the journal and without."""
-    found = load("journal-service")
-    rows = [
-        (
-            name,
-            f"{one['samples_per_second']} samples/s ({one['lowest']} to {one['highest']})",
-            f"{one['share_of_no_journal']:.2f}",
-        )
-        for name, one in found.figures["push_to_commit"].items()
-    ]
-    return _table("push to commit, samples of 26 kB | rate | of no journal", rows, found)
 
 
 def integrations_table() -> str:
@@ -318,7 +303,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "fitted": fitted_table,
         "uneven": uneven_table,
         "plane": plane_table,
-        "journal-service": journal_service_table,
         "inline-limit": inline_limit_table,
         **chaos.TABLES,
     },

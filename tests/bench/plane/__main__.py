@@ -16,7 +16,7 @@ from tests.bench.plane.measure.against import RAY, TRANSFERQUEUE, against
 from tests.bench.plane.measure.crowd import dispatch_to_a_crowd
 from tests.bench.plane.measure.dispatch import dispatch_latency
 from tests.bench.plane.measure.end_to_end import beside_journal, end_to_end
-from tests.bench.plane.measure.hops import hop_latency, one_hop, push_to_loop
+from tests.bench.plane.measure.hops import one_hop, push_to_loop
 from tests.bench.plane.measure.memory import memory_held
 from tests.bench.plane.rows import Row, write
 
@@ -29,7 +29,6 @@ MEASUREMENTS: dict[str, tuple[Measurement, Load]] = {
     "end-to-end-1m": (end_to_end, LOADS["1m"]),
     "end-to-end-50m": (end_to_end, LOADS["50m"]),
     "dispatcher-to-rank-1m": (one_hop, LOADS["1m"]),
-    "hop-latency-50mbps": (hop_latency, LOADS["hop"]),
     "push-to-loop-50mbps": (push_to_loop, LOADS["hop"]),
     "end-to-end-26k-journal": (beside_journal, LOADS["26k"]),
     "dispatch-latency-512x8": (dispatch_latency, LOADS["512x8"]),

@@ -66,7 +66,7 @@ class Cluster:
         #: Objects that were left in the payload store when everything had come to its end.
         self.left: Mapping[str, Sequence[str]] = {}
         #: Whether the stream was ended already, by a fault.
-        self.stream_ended = False
+        self._stream_ended = False
         (folder / "groups").mkdir(parents=True)
         self.disk.mkdir()
         self._store: Store | None = None
@@ -202,9 +202,9 @@ class Cluster:
             sleep(POLL_S)
 
     def await_ready(self) -> None:
-        """Wait until the dispatcher answers on both planes; after the end it is not ready again."""
-        path = "/livez" if self.stream_ended else "/readyz"
-        self.wait_for(lambda: self.ask("GET", path) is not None, "the dispatcher is ready", START_S)
+        """Wait until the dispatcher answers on both planes."""
+        ready = "the dispatcher is ready"
+        self.wait_for(lambda: self.ask("GET", "/readyz") is not None, ready, START_S)
 
     def await_group(self) -> None:
         """Wait until every rank of the newest process group belongs to its generation."""
@@ -279,8 +279,7 @@ class Cluster:
     def finish(self) -> None:
         """End the stream, wait until all is committed, note the last status, let all leave."""
         patience = self.settings.patience_s
-        if not self.stream_ended:
-            self.end_stream()
+        self._end_stream()
         self.wait_for(self._drained, "everything is committed")
         for rank in self.group.ranks:
             rank.release()
@@ -288,7 +287,7 @@ class Cluster:
             if process.wait(patience) != 0:
                 raise Stalled("a process ended with an error")
 
-    def end_stream(self) -> None:
+    def _end_stream(self) -> None:
         """Let producers finish, then say for all of them that nothing comes any more."""
         for producer in self.producers:
             producer.signal(signal.SIGTERM)
@@ -298,7 +297,7 @@ class Cluster:
             if code not in (0, -signal.SIGTERM):
                 raise Stalled(f"a producer ended with {code}")
         self.wait_for(lambda: self.ask("POST", "/v1/stream/end") is not None, "the stream is ended")
-        self.stream_ended = True
+        self._stream_ended = True
 
     def _drained(self) -> bool:
         self.group.look()
@@ -330,7 +329,7 @@ class Cluster:
             looks=self.looks,
             final=self.final,
             stuck=self.stuck,
-            ended=self.stream_ended,
+            ended=self._stream_ended,
             deleted=self._store.deleted if self._store else frozenset(),
             left=self.left,
         )

@@ -9,17 +9,13 @@ from contextlib import ExitStack, contextmanager
 from time import monotonic, sleep
 
 from rollout_dispatcher.protocol import messages as m
-from tests.chaos.cluster.cluster import POLL_S, START_S, Cluster
+from tests.chaos.cluster.cluster import POLL_S, Cluster
 from tests.chaos.faults.hands import paused
-from tests.chaos.faults.strangers import impersonate
 
 #: Within these seconds what a rank said before it was stopped is heard, or the moment is not it.
 SOON_S = 1.5
 #: The rank that is disturbed, where it may not be DP rank 0; and the producer.
 RANK = PRODUCER = 1
-#: While the buffer is full, so many of the samples that came last are in no step: the next one is
-#: chosen from those that came first.
-LATEST = 20
 
 Forced = Callable[[Cluster], None]
 
@@ -38,41 +34,10 @@ def lose(client: str, kind: type[m.Message]) -> Forced:
     return fault
 
 
-def lose_all(client: str, kind: type[m.Message]) -> Forced:
-    """Lose all that the client says of this kind, until more steps went by than may be open.
-
-    That they do it has to say otherwise, in its hellos.
-    """
-
-    def fault(cluster: Cluster) -> None:
-        cluster.proxies[client].lose(kind, times=1000)
-        cluster.await_steps(cluster.settings.max_open_steps + 2)
-        cluster.proxies[client].lose(kind, times=0)
-
-    return fault
-
-
 def lose_answers(cluster: Cluster) -> None:
     """Every producer has to push again what was accepted."""
     for at in range(cluster.settings.producers):
         lose(f"producer-{at}", m.Pushed)(cluster)
-
-
-def lose_an_answer_and_its_producer(cluster: Cluster) -> None:
-    """A producer dies before it hears that its push was accepted; the next pushes it again."""
-    proxy = cluster.proxies["producer-0"]
-    with proxy.withheld(m.Pushed):
-        cluster.wait_for(proxy.lost.is_set, "an answer is withheld")
-        cluster.restart_producer(0)
-    before = _acknowledged(cluster, 0)
-    cluster.wait_for(lambda: _acknowledged(cluster, 0) > before, "it was pushed again", START_S)
-
-
-def lose_every_checkpoint(cluster: Cluster) -> None:
-    """From now on no word of a checkpoint arrives but in hellos."""
-    proxy = cluster.proxies["rank-0"]
-    proxy.lose(m.CheckpointSaved, times=1000)
-    cluster.wait_for(proxy.lost.is_set, "the word of a checkpoint is lost")
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -87,28 +52,10 @@ def kill_after_an_answer(cluster: Cluster) -> None:
     cluster.restart_dispatcher()
 
 
-def kill_after_commits(cluster: Cluster) -> None:
-    """The dispatcher and its ranks die when more is committed than may be open."""
-    steps(cluster.settings.max_open_steps + 3)(cluster)
-    cluster.dispatcher.kill()
-    cluster.restart_group()
-    cluster.restart_dispatcher()
-
-
-def kill_after_the_end(cluster: Cluster) -> None:
-    """The dispatcher dies when everybody has said that the stream has ended."""
-    cluster.end_stream()
-    cluster.restart_dispatcher()
-
-
-def kill_with_a_rank_behind(size: int | None = None) -> Forced:
-    """Ranks die, one before it has trained what another has committed; `size` come back."""
-
-    def fault(cluster: Cluster) -> None:
-        with _behind(cluster):
-            cluster.restart_group(size=size)
-
-    return fault
+def kill_with_a_rank_behind(cluster: Cluster) -> None:
+    """Ranks die, one before it has trained what another has committed."""
+    with _behind(cluster):
+        cluster.restart_group()
 
 
 def rewind_committed_steps(cluster: Cluster) -> None:
@@ -131,21 +78,6 @@ def fill_the_buffer(cluster: Cluster) -> None:
             lambda: (at := cluster.look()) and (at["pushes_held"] or at["buffered"] > most),
             "producers are held back",
         )
-
-
-def hold_everybody_back(cluster: Cluster) -> None:
-    """No rank trains until every producer waits for room; then until they must have found it."""
-    producers = cluster.settings.producers
-    with _ranks_stopped(cluster):
-        cluster.wait_for(
-            lambda: cluster.look().get("pushes_held", 0) >= producers, "every producer is held back"
-        )
-    cluster.await_steps(cluster.settings.longest_wait)
-
-
-def claim_a_place(cluster: Cluster) -> None:
-    """A stranger says that it is a rank which is there."""
-    impersonate(cluster, RANK)
 
 
 def steps(number: int) -> Forced:
@@ -172,44 +104,6 @@ def _has_put(cluster: Cluster) -> bool:
     one = cluster.history().producers[PRODUCER]
     unheard = one.pushed.keys() - one.acknowledged.keys()
     return any(unheard.intersection(names) for names in cluster.store.everything().values())
-
-
-def delete_an_object(cluster: Cluster) -> None:
-    """An object goes whose samples are in no step yet."""
-    _delete_when(cluster, lambda _: True)
-
-
-def delete_part_of_a_group(cluster: Cluster) -> None:
-    """The same, of a group that has other members elsewhere."""
-
-    def is_part(names: set[str]) -> bool:
-        return any(
-            names < set(group) for one in cluster.history().producers for group in one.groups
-        )
-
-    _delete_when(cluster, is_part)
-
-
-def _delete_when(cluster: Cluster, chosen: Callable[[set[str]], bool]) -> None:
-    """Delete an object with such samples, of the latest there are, while no rank fetches any."""
-    store, deleted = cluster.store, False
-    while not deleted:
-        cluster.await_steps(1)
-        with _ranks_stopped(cluster):
-            cluster.wait_for(lambda: cluster.look().get("pushes_held"), "the buffer is full")
-            latest = _latest(cluster)
-            deleted = any(chosen(names) and store.delete(key) for key, names in latest)
-
-
-def _latest(cluster: Cluster) -> Iterator[tuple[str, set[str]]]:
-    """The objects that came last, as far as they hold no other samples, and what each holds."""
-    seen = 0
-    for key in reversed(cluster.store.keys()):
-        names = set(cluster.store.names(key))
-        seen += len(names)
-        if seen > LATEST:
-            return
-        yield key, names
 
 
 # -- the moments ----------------------------------------------------------------------------------
@@ -270,7 +164,5 @@ def _soon(true: Callable[[], bool]) -> bool:
     return found
 
 
-def _acknowledged(cluster: Cluster, *producers: int) -> int:
-    """Samples of these producers, of all if none is named."""
-    found = cluster.history().producers
-    return sum(len(found[at].acknowledged) for at in producers or range(len(found)))
+def _acknowledged(cluster: Cluster) -> int:
+    return sum(len(producer.acknowledged) for producer in cluster.history().producers)

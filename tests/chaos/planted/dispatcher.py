@@ -14,15 +14,10 @@ from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.journal.journal import Journal
 from rollout_workers.demo.data import leave_with_starter
 from tests.chaos.actors.clock import follow_jumps
-from tests.chaos.planted.bugs import groups, pushes, references, samples, words
-from tests.chaos.planted.plant import BUGS
+from tests.chaos.planted.bugs import BUGS
 
 SEGMENT_BYTES = 1 << 20
 INDEX_BYTES = 32 << 20
-#: Each makes its bugs known.
-_KNOWN = groups, pushes, references, samples, words
-
-__all__ = ["BUGS", "shrink_journal"]
 
 
 def shrink_journal() -> None:

@@ -81,6 +81,25 @@ def test_what_the_journal_has_no_room_for_waits_whatever_is_free_in_memory() -> 
     assert outcomes(admission.retry(0.0)) == [("p", 0, (A, A, A))]
 
 
+def test_a_push_that_comes_in_at_once_counts_as_what_the_journal_is_still_to_get() -> None:
+    lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100), batch=9, note=lambda _: None)
+    admission = lobby.admission
+    admission.capacity.journal_takes = lambda _, nbytes: nbytes <= 100
+    whole = admission.push(plain("p", 0, 3), 0.0, may_wait=True)  # of 32 bytes each
+    assert outcomes(whole) == [("p", 0, (A, A, A))]
+    assert isinstance(admission.push(plain("p", 3), 0.0, may_wait=True)[0], PushBlocked)
+    admission.capacity.journaled()
+    assert outcomes(admission.retry(0.0)) == [("p", 3, (A,))]
+
+
+def test_who_would_fit_waits_behind_who_does_not_while_a_step_could_be_planned() -> None:
+    admission = Lobby(BufferLimits(9, 9, None, 100, 100)).admission
+    assert outcomes(admission.push(plain("p", 0), 0.0, may_wait=True)) == [("p", 0, (A,))]
+    large = push("p", 1, make_sample("large", 10))
+    for one in (large, plain("p", 2)):
+        assert isinstance(admission.push(one, 0.0, may_wait=True)[0], PushBlocked)
+
+
 # -- references -------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.sample import SIZE_AT_CLOSE, Outcome, Sample
 from tests.support.core.cores import Bench
@@ -15,12 +14,6 @@ INCOMPLETE, SUPERSEDED = DropReason.INCOMPLETE_GROUP, DropReason.SUPERSEDED
 
 def of_group(*names: str, size: int = 4, group: str = "g") -> list[Sample]:
     return [make_sample(name, group_id=group, group_size=size) for name in names]
-
-
-def restarted(bench: Bench) -> None:
-    """The dispatcher is killed, and goes on from its journal."""
-    bench.core = DispatcherCore(bench.core.config)
-    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
 
 
 def buffered(bench: Bench) -> list[str]:
@@ -39,7 +32,7 @@ def test_a_member_after_group_timeout_is_refused_however_late(keep: bool, restar
     bench.pass_time(100)
     assert bench.dropped(INCOMPLETE) == (0 if keep else 2)
     if restart:
-        restarted(bench)
+        bench.restart()
     for _ in range(3):  # as often as it is tried
         assert bench.push(*of_group("2", "3"), by="q") == (R, R)
     assert (
@@ -65,7 +58,7 @@ def test_a_member_beyond_a_complete_group_is_refused(until: str, size: int, rest
     if until == "committed":
         bench.train(0)
     if restart:
-        restarted(bench)
+        bench.restart()
     assert bench.push(*of_group("2", size=size), by="q") == (R,)
     assert "group g is complete: all of its members have come; a group_id" in bench.errors()[-1]
     assert bench.core.statistics().open_groups == 0
@@ -105,7 +98,7 @@ def test_a_prompt_that_is_pushed_again_has_no_members_of_the_worker_that_died(
     bench = Bench(durable=True)
     bench.push(*of_group("old0", "old1"))
     if restart:
-        restarted(bench)
+        bench.restart()
         bench.pass_time(61)
     else:
         died(bench, "p")
@@ -115,7 +108,7 @@ def test_a_prompt_that_is_pushed_again_has_no_members_of_the_worker_that_died(
     assert buffered(bench) == ["new0", "new1", "new2", "new3"]
     assert bench.core.statistics().ready == 4
     assert bench.core.statistics().balanced
-    restarted(bench)
+    bench.restart()
     assert buffered(bench) == ["new0", "new1", "new2", "new3"]
 
 

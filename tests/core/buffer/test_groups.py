@@ -2,7 +2,6 @@
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Advised,
     GroupEvicted,
@@ -107,8 +106,7 @@ def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> No
     bench.push(member("g2", size, tokens=2000))  # lacking from now on
     bench.push(*members("h:0,1,2", SIZE_AT_CLOSE))
     bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than was told
-    bench.core = DispatcherCore(bench.core.config)
-    bench.perform(bench.core.restore(bench.memory.remembered(), bench.now))
+    bench.restart()
     assert bench.core.statistics().ready == 3
     assert bench.push(member("g3", size)) == (A,)
     if size == SIZE_AT_CLOSE:

@@ -120,9 +120,7 @@ def test_a_rank_may_report_before_others_have_committed() -> None:
     bench.hungry()
     bench.pass_time(2.0)
     bench.step = 0
-    digest = bench.core._ledger.steps[0].digest
-    for rank in (0, 1):
-        bench.perform(bench.core.prepared(rank, 0, digest, bench.now))
+    bench.hold(0)
     bench.perform(bench.core.commit(0, 0, bench.now))
     assert bench.say(0, 1.0, 0.0) is None
     bench.perform(bench.core.commit(1, 0, bench.now))

@@ -40,6 +40,8 @@ def test_a_phase_waits_for_nobody_who_is_done_with_the_run(leaves: str) -> None:
     assert bench.core.end_waits(2) == ["q"]
     if leaves == "ends its stream":
         bench.perform(bench.core.end_stream(bench.now, "q"))
+        assert push(bench, "q", "late", version=2) == (R,)
+        assert bench.errors()[-1] == "this producer has ended its stream"
     else:
         gone = bench.core.producer_disconnected("q", bench.now, for_good=leaves == "says goodbye")
         bench.perform(gone)

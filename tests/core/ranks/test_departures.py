@@ -24,11 +24,6 @@ class Trainer(Bench):
     def take(self, rank: int, step: int) -> None:
         self.perform(self.core.demand(rank, step, self.now, hungry=False))
 
-    def prepare(self, step: int) -> None:
-        for rank in (0, 1):
-            digest = self.core._ledger.steps[step].digest
-            self.perform(self.core.prepared(rank, step, digest, self.now))
-
     def heard(self, kind: type[Effect]) -> list[Effect]:
         found = [effect for effect in self.log if isinstance(effect, kind)]
         self.log.clear()
@@ -50,7 +45,7 @@ def trainer(**options: Any) -> Trainer:
     bench.join()
     bench.push_plain(12)
     bench.train(0)
-    bench.prepare(1)
+    bench.hold(1)
     bench.log.clear()
     return bench
 

@@ -48,7 +48,7 @@ def trainer(**options: Any) -> Finisher:
     bench.push_plain(4)
     bench.train(0)
     bench.push_plain(4)
-    bench.prepare(1)
+    bench.hold(1)
     bench.push(make_sample("beginning", group_id="g", group_size=3))
     bench.push_plain(4)
     assert bench.push(make_sample("late")) is None

@@ -25,9 +25,7 @@ class Training(Bench):
         self.step = steps
 
     def take(self, step: int, *ranks: int) -> None:
-        held = self.core._ledger.steps[step]
-        for rank in (0, 1):
-            self.perform(self.core.prepared(rank, step, held.digest, self.now))
+        self.hold(step)
         for rank in ranks:
             self.perform(self.core.demand(rank, step, self.now, hungry=False))
 

@@ -5,7 +5,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Deliver,
     Effect,
@@ -51,11 +50,7 @@ class Ranks(Bench):
         self.perform(self.core.unresolved(rank, said, self.now))
 
     def prepare(self, *ranks: int, step: int = 0) -> None:
-        held = self.core._ledger.steps[step]
-        for rank in ranks:
-            self.perform(
-                self.core.prepared(rank, step, held.digest, self.now, attempt=held.attempt)
-            )
+        self.hold(step, *ranks)
 
     def heard(self, *kinds: type[E_]) -> list[E_]:
         """What was decided since something was lost, of these kinds."""
@@ -70,10 +65,10 @@ class Ranks(Bench):
 
     def restart(self) -> None:
         """The process dies, and another goes on; ranks are still to come."""
-        before, self.core = self.core, DispatcherCore(self.core.config)
+        accepted = self.core.statistics().accepted
         self.log.clear()
-        self.perform(self.core.restore(self.memory.remembered(), self.now))
-        assert self.core.statistics().accepted == before.statistics().accepted
+        super().restart()
+        assert self.core.statistics().accepted == accepted
 
     def check_books(self) -> None:
         assert self.core.statistics().balanced

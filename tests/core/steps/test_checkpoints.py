@@ -193,9 +193,8 @@ def test_after_a_restart_with_a_lower_limit_no_more_steps_are_open_than_ranks_ho
     for step in range(3):  # taken by both ranks, and not committed
         run.hungry()
         run.pass_time(3.0)
-        digest = run.core._ledger.steps[step].digest
+        run.hold(step)
         for rank in (0, 1):
-            run.perform(run.core.prepared(rank, step, digest, run.now))
             run.perform(run.core.demand(rank, step, run.now, hungry=False))
     config = replace(run.core.config, max_open_steps=1)
     run.core = DispatcherCore(config, "another")

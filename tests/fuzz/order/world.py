@@ -81,7 +81,7 @@ class MemoryLog:
 
     def fetch(self, ticket: int) -> bytes:
         """What was durable."""
-        return bytes(self._memory.payload(ticket))
+        return self._memory.payload(ticket)
 
     def sync(self, batches: int, *, tell: bool = True) -> None:
         """So many more batches are durable, and the barrier hears of it unless the process died."""

@@ -42,9 +42,9 @@ class Victim:
                     lsn = journal.append(*player.batch())
                 listener.wait(lsn)
             end = journal._store._index._records._end
-        remembered = player.model.plain()
+        remembered = plain(player.model.remembered())
         following = [player.batch() for _ in range(60)]
-        return cls(folder / "intact", end, remembered, following, player.model.plain())
+        return cls(folder / "intact", end, remembered, following, plain(player.model.remembered()))
 
 
 def main(count: int, seed: int) -> None:

@@ -30,7 +30,6 @@ class Lobby:
     credits_: int = 2
     id_horizon: int = 100
     note: AppendFact | None = None
-    kind: type[Admission] = Admission
 
     def __post_init__(self) -> None:
         config = DispatchConfig(
@@ -41,4 +40,4 @@ class Lobby:
         parts = Parts(config, self.note or _ignore)
         self.buffer, self.capacity, self.totals = parts.buffer, parts.capacity, parts.totals
         self.producers, self.closed_groups = parts.producers, parts.closed_groups
-        self.admission = self.kind(parts, config)
+        self.admission = Admission(parts, config)

@@ -1,4 +1,4 @@
-"""A core with its planner run inline, two ranks, and a clock that moves when told to."""
+"""A core with its planner run inline, its ranks, and a clock that moves when told to."""
 
 from dataclasses import replace
 
@@ -42,9 +42,12 @@ class Bench:
         capacity: int = 6,
         nbytes: int = 1 << 20,
         held_bytes: int = 1 << 20,
+        max_wait: float = 2.0,
+        dp_size: int = 2,
         **options: object,
     ) -> None:
         self.now = 100.0
+        self.ranks = range(dp_size)
         self.planned: list[StepPlanned] = []
         self.log: list[Effect] = []
         #: What was to be made durable, and what it adds up to; nothing unless `durable`.
@@ -53,17 +56,19 @@ class Bench:
         self._next_seq = 0
         #: Whether the journal, if there is one, makes durable what it is given.
         self.syncs = True
+        #: Whether the planner answers.
+        self.plans = True
         config = DispatchConfig(
-            dp_size=2,
+            dp_size=dp_size,
             limits=BufferLimits(
                 capacity, batch, None, nbytes, 1000, held_bytes, stores=self.stores
             ),
-            trigger=TriggerConfig(batch, window, max_wait=2.0),
+            trigger=TriggerConfig(batch, window, max_wait),
             **options,  # type: ignore[arg-type]
         )
         self.core = DispatcherCore(config)
         self.plan_config = PlanConfig(
-            dp_size=2,
+            dp_size=dp_size,
             dispatch_batch_size=batch,
             cost=parse_cost("tokens", lambda _: ""),
             micro_batch_tokens=1000,
@@ -80,7 +85,7 @@ class Bench:
                 self.planned.append(effect)
             if isinstance(effect, PayloadsToJournal) and self.syncs:
                 self.perform(self.core.payloads_durable(effect.entries, self.now))
-            if isinstance(effect, PlanWanted):
+            if isinstance(effect, PlanWanted) and self.plans:
                 answer = plan(effect.window, self._config(effect), effect.take)
                 self.perform(self.core.planned(effect, answer, self.now))
             if isinstance(effect, ReplanWanted):
@@ -92,9 +97,11 @@ class Bench:
         return config if wanted.cost is None else replace(config, cost=wanted.cost)
 
     def join(self) -> None:
-        self.perform(self.core.join(RankHello("r0", 0, 2, None), self.now))
-        generation = self.core._ledger.generation.number
-        self.perform(self.core.join(RankHello("r1", 1, 2, generation), self.now))
+        """All ranks of a new process group."""
+        for rank in self.ranks:
+            generation = self.core._ledger.generation.number if rank else None
+            hello = RankHello(f"r{rank}", rank, len(self.ranks), generation)
+            self.perform(self.core.join(hello, self.now))
 
     def push(self, *samples: Sample, by: str = "p") -> tuple[Outcome, ...] | None:
         """Outcomes, or None while the push is held."""
@@ -124,21 +131,30 @@ class Bench:
         self.push(*[make_sample(f"p/{name}", tokens) for name in names])
 
     def hungry(self) -> None:
-        for rank in (0, 1):
+        for rank in self.ranks:
             taken = self.core._ledger.ranks[rank].taken
             self.perform(self.core.demand(rank, taken, self.now, hungry=True))
 
     def train(self, step: int) -> None:
-        """Both ranks prepare, take and commit a step."""
-        for rank in (0, 1):
+        """All ranks prepare, take and commit a step."""
+        self.hold(step)
+        for rank in self.ranks:
+            self.perform(self.core.demand(rank, step, self.now, hungry=False))
+        for rank in self.ranks:
+            self.perform(self.core.commit(rank, step, self.now))
+
+    def hold(self, step: int, *ranks: int) -> None:
+        """These ranks, or all, prepare a step."""
+        for rank in ranks or self.ranks:
             held = self.core._ledger.steps[step]
             self.perform(
                 self.core.prepared(rank, step, held.digest, self.now, attempt=held.attempt)
             )
-        for rank in (0, 1):
-            self.perform(self.core.demand(rank, step, self.now, hungry=False))
-        for rank in (0, 1):
-            self.perform(self.core.commit(rank, step, self.now))
+
+    def restart(self) -> None:
+        """The process dies, and another goes on from what was noted; ranks are still to come."""
+        self.core = DispatcherCore(self.core.config)
+        self.perform(self.core.restore(self.memory.remembered(), self.now))
 
     def pass_time(self, seconds: float) -> None:
         """Let the clock run, with the ticks that the core asks for on the way."""

@@ -33,7 +33,7 @@ def hello_of_a_known_producer(world: World, at: int) -> Happens:
 
 def producer_lost(world: World, at: int) -> Happens:
     world.perform(world.core.producer_connected(f"brief{at}"))
-    world.perform(world.push(f"brief{at}", _sample(at))())
+    world.perform(world.to_push(f"brief{at}", _sample(at))())
     return lambda: world.core.producer_disconnected(f"brief{at}", world.now)
 
 
@@ -43,15 +43,15 @@ def bye_of_a_producer(world: World, at: int) -> Happens:
 
 
 def push_of_one(world: World, at: int) -> Happens:
-    return world.push("p0", _sample(at))
+    return world.to_push("p0", _sample(at))
 
 
 def push_of_64(world: World, at: int) -> Happens:
-    return world.push("p0", *[_sample(64 * at + index) for index in range(64)])
+    return world.to_push("p0", *[_sample(64 * at + index) for index in range(64)])
 
 
 def push_of_64_references(world: World, at: int) -> Happens:
-    return world.push("p0", *[_sample(64 * at + index, store=STORE) for index in range(64)])
+    return world.to_push("p0", *[_sample(64 * at + index, store=STORE) for index in range(64)])
 
 
 def push_over_http(world: World, at: int) -> Happens:
@@ -60,22 +60,22 @@ def push_over_http(world: World, at: int) -> Happens:
 
 
 def duplicate_push(world: World, at: int) -> Happens:
-    first = world.push("p0", _sample(at))
+    first = world.to_push("p0", _sample(at))
     world.perform(first())
     again = Push("p0", world.next_seq["p0"] - 1, (_sample(at),))
     return lambda: world.core.push(again, world.now)
 
 
 def refused_push(world: World, at: int) -> Happens:
-    return world.push("p0", make_sample(f"long/{at}", 1001))
+    return world.to_push("p0", make_sample(f"long/{at}", 1001))
 
 
 def push_of_a_member(world: World, at: int) -> Happens:
-    return world.push("p0", _sample(at, group_id=f"new{at}", group_size=3))
+    return world.to_push("p0", _sample(at, group_id=f"new{at}", group_size=3))
 
 
 def close_of_an_open_group(world: World, at: int) -> Happens:
-    world.perform(world.push("p0", _sample(at, group_id=f"n{at}", group_size=SIZE_AT_CLOSE))())
+    world.perform(world.to_push("p0", _sample(at, group_id=f"n{at}", group_size=SIZE_AT_CLOSE))())
     return lambda: world.core.close_group(f"n{at}", world.now, size=3, request=("p0", at))
 
 
@@ -84,7 +84,7 @@ def close_of_an_unknown_group(world: World, at: int) -> Happens:
 
 
 def withdrawn_member(world: World, at: int) -> Happens:
-    world.perform(world.push("p0", _sample(at, group_id=f"w{at}", group_size=3))())
+    world.perform(world.to_push("p0", _sample(at, group_id=f"w{at}", group_size=3))())
     return lambda: world.core.withdraw(f"w{at}", 3, "p0", [ENDLESS + at], world.now)
 
 
@@ -99,7 +99,7 @@ def end_of_the_stream(world: World, at: int) -> Happens:
 
 
 def demand(world: World, at: int) -> Happens:
-    rank = at % world.dp_size
+    rank = at % len(world.ranks)
     known = world.core.statistics().ranks.get(rank)
     if known is None:
         return None
@@ -111,12 +111,12 @@ def prepared(world: World, at: int) -> Happens:
     if not steps:
         return None
     number = steps[-1].number
-    digest = world.digest(number)
+    digest = world.core._ledger.steps[number].digest
     return lambda: world.core.prepared(0, number, digest, world.now)
 
 
 def commit(world: World, at: int) -> Happens:
-    rank = at % world.dp_size
+    rank = at % len(world.ranks)
     known = world.core.statistics().ranks.get(rank)
     if known is None:
         return None
@@ -124,7 +124,7 @@ def commit(world: World, at: int) -> Happens:
 
 
 def step_times(world: World, at: int) -> Happens:
-    rank = at % world.dp_size
+    rank = at % len(world.ranks)
     steps = world.core.statistics().steps
     if rank not in world.core.statistics().ranks or not steps:
         return None
@@ -146,7 +146,7 @@ def rank_lost_and_back(world: World, at: int) -> Happens:
     if known is None:
         return None
     hello = RankHello(
-        "r1", 1, world.dp_size, world.core.generation,
+        "r1", 1, len(world.ranks), world.core.generation,
         taken=known.taken, committed=known.committed, hungry=True,
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
-from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import Decision, FreeWanted, PushAnswered, SweepWanted
 from rollout_dispatcher.core.references import Freed, Swept, WorkerEvent, WorkerGone, WorkerThere
 from rollout_dispatcher.payload import Reference, StoredObject
@@ -55,8 +54,8 @@ class StoreBench(Bench):
 
     def crash(self) -> None:
         """The process dies, and another goes on from what was noted."""
-        self.core, self.asked = DispatcherCore(self.core.config), {}
-        self.perform(self.core.restore(self.memory.remembered(), self.now))
+        self.asked = {}
+        self.restart()
         self.pass_time(0.0)
 
     # -- producers ----------------------------------------------------------------------------

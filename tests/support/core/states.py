@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
-from rollout_dispatcher.core.effects import PayloadsToJournal
 from tests.support.core.worlds import NBYTES, TOKENS, World
 from tests.support.samples import make_sample
 
@@ -52,12 +51,8 @@ def open_groups_at_the_cap(size: int) -> World:
     world.join()
     for group in names("g", size):
         world.pushes("p", group_id=group, group_size=3)
-        decision = world.core.push(
-            Push("q", world.next_seq["q"], (make_sample("q/x", TOKENS),)), world.now, may_wait=False
-        )
-        for effect in decision.effects:
-            if isinstance(effect, PayloadsToJournal):
-                world.perform(world.core.payloads_durable(effect.entries, world.now))
+        push = Push("q", world.next_seq["q"], (make_sample("q/x", TOKENS),))
+        world.perform(world.core.push(push, world.now, may_wait=False))
     return world
 
 
@@ -129,7 +124,8 @@ def retained_steps(size: int) -> World:
     world.plans = True
     for step in range(size):
         world.pushes("p", 2)
-        world.train([step])
+        world.train(step)
+        world.hungry()
     return world
 
 
@@ -139,8 +135,9 @@ def ranks(size: int) -> World:
     world.join()
     world.plans = True
     world.pushes("p", size)
-    world.prepare(0)
-    world.demand(taken=0)
+    world.hold(0)
+    for rank in world.ranks:
+        world.perform(world.core.demand(rank, 0, world.now, hungry=True))
     return world
 
 

@@ -1,12 +1,17 @@
 """One example of every message of the sample plane, and a strategy for all there are.
 
-The strategies draw every value that a message may carry, to the edge of its range; that each is
-legal is what the round-trip test says.
+The strategies draw every value that a message may carry, to the edge of its range, as its fields
+declare it; that each is legal is what the round-trip test says.
 """
 
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.protocol import messages as m
@@ -67,263 +72,108 @@ EXAMPLES: dict[type[m.Message], m.Message] = {
     )
 }  # fmt: skip
 
-_text = st.text(st.characters(codec="utf-8"), max_size=20)
-_names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=128)
-_counts = st.integers(0, 2**53 - 1)
-_extents = st.integers(1, 2**31 - 1)
-_totals = st.integers(1, 2**53 - 1)
-_watermarks = st.integers(-1, 2**53 - 1)
-_keys = st.lists(_names, max_size=3)
-_seconds = st.floats(0, 1e6)
-_fields = st.lists(
-    st.builds(
-        m.FieldHeader,
-        name=_names,
-        dtype=st.sampled_from(DType),
-        per_token=st.booleans(),
-        shape=st.lists(_extents, max_size=8),
-        ragged=st.sampled_from([None, True]),
-    ),
-    min_size=1,
-    max_size=5,
-    unique_by=lambda field: field.name,
-)
+Values = st.SearchStrategy[Any]
+
+#: Lists, and longer texts, are no longer than this here, whatever they may be.
+MOST, LETTERS = 4, 128
+#: Fields of a kind whose lists have one entry for each of the same things.
+ALIKE: dict[type[m.Part], tuple[str, ...]] = {
+    m.Push: ("tokens", "rows", *m.Push.each),
+    m.MicroBatch: ("tokens", "rows", *m.MicroBatch.each),
+    m.PassTimes: ("busy_s", "collective_s"),
+    m.Dropped: ("sample_ids", "group_ids"),
+}
 
 
-_known = st.builds(m.SchemaKnown, fields=_fields, set_by=_text)
-_feedback = dict.fromkeys(("policy_version", "expected_version", "remaining"), st.none() | _counts)
+def every(kind: type[m.Part]) -> Values:
+    """All that it may say."""
+    alike = next((names for base, names in ALIKE.items() if issubclass(kind, base)), ())
+    least = 0 if issubclass(kind, m.HasSamples) else 1
+
+    def sized(size: int) -> Values:
+        fields = {
+            name: _values(
+                field.annotation, _limits(field.metadata), size if name in alike else None
+            )
+            for name, field in kind.model_fields.items()
+        }
+        if "fields" in fields:
+            headers = every(m.FieldHeader)
+            fields["fields"] = st.lists(
+                headers, min_size=1, max_size=MOST, unique_by=lambda header: header.name
+            )
+        if issubclass(kind, m.HasSamples):
+            fields = {name: fields[name] for name in fields if name not in {"objects", "places"}}
+            given = st.fixed_dictionaries(fields)
+            return st.builds(lambda some, where: kind(**some, **where), given, _places(size))
+        if kind is m.HelloProducer:
+            words = st.none() | st.text("0123456789abcdef", min_size=1, max_size=8)
+            fields["incarnation"] = st.none()
+            return st.builds(_with_incarnation, st.builds(kind, **fields), words)
+        return st.builds(kind, **fields)
+
+    return st.integers(least, MOST).flatmap(sized)
 
 
-def _times(size: int) -> st.SearchStrategy[m.StepTimes]:
-    return st.builds(m.StepTimes, step=_counts, **_of_pass(size))
+def _places(size: int) -> Values:
+    """Where samples lie: some of them in two objects, or all in the payload."""
+    place = st.none() | st.tuples(st.integers(0, 1), st.integers(0, 2**53 - 1))
+    objects = st.lists(every(m.ObjectHeader), min_size=2, max_size=2)
+    places = st.lists(place, min_size=size, max_size=size)
+    return st.just({}) | st.fixed_dictionaries({"objects": objects, "places": places})
 
 
-def _pass_times(size: int) -> st.SearchStrategy[m.PassTimes]:
-    return st.builds(m.PassTimes, **_of_pass(size))
+def _with_incarnation(hello: m.HelloProducer, word: str | None) -> m.HelloProducer:
+    name = None if word is None else f"{hello.client_id}.{word}"
+    return hello.model_copy(update={"incarnation": name})
 
 
-def _of_pass(size: int) -> dict[str, st.SearchStrategy[Any]]:
-    times = st.lists(st.floats(0, 1e9), min_size=size, max_size=size)
-    return {
-        "cost_key": _names,
-        "busy_s": times,
-        "collective_s": st.none() | times,
-        "why": _text,
-    }
+def _limits(metadata: Iterable[Any]) -> dict[str, Any]:
+    """The bounds that a field declares, by the names that they have there."""
+    found: dict[str, Any] = {}
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            found |= _limits(item.metadata)
+        elif is_dataclass(item) and not isinstance(item, type):
+            found |= asdict(item)
+    return found
 
 
-def _dropped(size: int) -> st.SearchStrategy[m.Dropped]:
-    ids = st.lists(_names, min_size=size, max_size=size)
-    groups = st.none() | st.lists(st.none() | _names, min_size=size, max_size=size)
-    return st.builds(m.Dropped, reason=_names, sample_ids=ids, group_ids=groups)
+def _values(kind: Any, limits: dict[str, Any], size: int | None = None) -> Values:
+    """Of a type within limits; lists of this size, if one is given."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _values(parts[0], limits | _limits(parts[1:]), size)
+    if origin in {Union, UnionType}:
+        return st.one_of(*(_values(part, limits, size) for part in parts))
+    if origin is list:
+        least, most = limits.get("min_length", 0), min(limits.get("max_length", MOST), MOST)
+        least, most = (least, most) if size is None else (size, size)
+        return st.lists(_values(parts[0], {}), min_size=least, max_size=most)
+    if origin is tuple:
+        return st.tuples(*(_values(part, {}) for part in parts))
+    if origin is dict:
+        return st.dictionaries(_values(parts[0], {}), _values(parts[1], {}, size), max_size=3)
+    if origin is Literal:
+        return st.sampled_from(parts)
+    return _plain(kind, limits)
 
 
-def _columns(size: int) -> dict[str, st.SearchStrategy[object]]:
-    def column(values: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
-        return st.lists(values, min_size=size, max_size=size)
-
-    return {
-        "tokens": column(st.integers(0, 2**31 - 1)),
-        "loss_tokens": column(_counts),
-        "sample_ids": column(_names),
-        "group_ids": st.none() | column(st.none() | _names),
-        "policy_versions": st.none() | column(st.none() | _counts),
-        "rows": st.none() | st.dictionaries(_names, column(st.integers(0, 2**31 - 1)), max_size=3),
-    }
-
-
-def _places(size: int) -> st.SearchStrategy[dict[str, object]]:
-    """Where samples lie, as all kinds of messages that have samples say it."""
-    stored = st.builds(m.ObjectHeader, store=_names, key=_names, nbytes=_totals)
-    place = st.none() | st.tuples(st.integers(0, 1), _counts)
-    found = {
-        "objects": st.lists(stored, min_size=2, max_size=2),
-        "places": st.lists(place, min_size=size, max_size=size),
-    }
-    return st.just({}) | st.fixed_dictionaries(found)
-
-
-def _placed(
-    kind: type[m.Message],
-    places: st.SearchStrategy[dict[str, object]],
-    **values: st.SearchStrategy[object],
-) -> st.SearchStrategy[Any]:
-    """Of a kind that has samples, at such places."""
-    given = st.fixed_dictionaries(values)
-    return st.builds(lambda some, where: kind(**some, **where), given, places)
-
-
-def _pushes(size: int) -> st.SearchStrategy[m.Push]:
-    sizes = st.none() | st.lists(_extents, min_size=size, max_size=size)
-    exempt = st.none() | st.lists(st.booleans(), min_size=size, max_size=size)
-    sums = st.none() | st.lists(st.integers(0, 2**32 - 1), min_size=size, max_size=size)
-    return _placed(
-        m.Push,
-        _places(size),
-        first_seq=_counts,
-        floor=_counts,
-        named=st.booleans(),
-        group_sizes=sizes,
-        staleness_exempt=exempt,
-        checksums=sums,
-        fields=_fields,
-        **_columns(size),
-    )
-
-
-def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
-    return _placed(
-        m.MicroBatch,
-        _places(size),
-        attempt=_counts,
-        step=_counts,
-        index=_counts,
-        is_filler=st.booleans(),
-        group_numbers=st.none() | st.lists(_counts, min_size=size, max_size=size),
-        cp_size=st.none() | _extents,
-        cp_rank=_counts,
-        **_columns(size),
-    )
-
-
-def _hello_of(client_id: str) -> st.SearchStrategy[m.Message]:
-    words = st.text("0123456789abcdef", min_size=1, max_size=8)
-    return st.builds(
-        m.HelloProducer,
-        client_id=st.just(client_id),
-        version=_extents,
-        opens_stores=st.booleans(),
-        feedback=st.booleans(),
-        key=st.none() | st.text("0123456789abcdef", min_size=16, max_size=128),
-        incarnation=st.none() | words.map(lambda word: f"{client_id}.{word}"),
-    )
+def _plain(kind: type, limits: dict[str, Any]) -> Values:
+    if issubclass(kind, m.Part):
+        return every(kind)
+    if issubclass(kind, Enum):
+        return st.sampled_from(kind)
+    if kind is int:
+        return st.integers(limits["ge"], limits["lt"] - 1)
+    if kind is float:
+        return st.floats(limits.get("ge", 0), limits.get("le", 1e9))
+    if kind is str:
+        least, most = limits.get("min_length", 0), min(limits.get("max_length", LETTERS), LETTERS)
+        return st.text(st.characters(codec="utf-8"), min_size=least, max_size=most)
+    return {bool: st.booleans(), NoneType: st.none()}[kind]
 
 
 STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
-    m.HelloProducer: _names.flatmap(_hello_of),
-    m.HelloRank: st.builds(
-        m.HelloRank,
-        client_id=_names,
-        version=_extents,
-        opens_stores=st.booleans(),
-        run_id=st.none() | _names,
-        dp_rank=_counts,
-        dp_size=_extents,
-        generation=st.none() | _extents,
-        prefetch_steps=_counts,
-        taken=_watermarks,
-        committed=_watermarks,
-        hungry=st.booleans(),
-        received=st.lists(st.tuples(_counts, _counts), max_size=4),
-        policy_version=st.none() | _counts,
-        policy_step=st.none() | _counts,
-        resume=st.none() | st.builds(m.CheckpointPosition, run_id=_names, step=_watermarks),
-        saved=_watermarks,
-        packed_length=st.none() | _extents,
-        max_split=st.none() | _extents,
-        training=st.dictionaries(_names, _names, max_size=3),
-        finished=st.none() | _watermarks,
-        discard=st.booleans(),
-    ),
-    m.WelcomeProducer: st.builds(
-        m.WelcomeProducer,
-        run_id=_names,
-        credits=_extents,
-        max_payload_bytes=_totals,
-        schema_known=st.none() | _known,
-        max_staleness=st.none() | _counts,
-        heartbeat_interval_s=_seconds,
-        payload_stores=st.lists(_names, max_size=3),
-        inline_limit=st.none() | _counts,
-    ),
-    m.WelcomeRank: st.builds(
-        m.WelcomeRank,
-        run_id=_names,
-        generation=_extents,
-        committed=_watermarks,
-        max_open_steps=_extents,
-        layout=_text,
-        sample_length_multiple=st.none() | _extents,
-        heartbeat_interval_s=_seconds,
-        payload_stores=st.lists(_names, max_size=3),
-        prefetch_bytes=st.none() | _totals,
-        max_staleness=st.none() | _counts,
-    ),
-    m.Push: st.integers(0, 4).flatmap(_pushes),
-    m.Pushed: st.builds(
-        m.Pushed,
-        first_seq=_counts,
-        outcomes=st.lists(st.sampled_from(Outcome), max_size=4),
-        errors=st.dictionaries(_text, _text, max_size=4),
-        reasons=st.dictionaries(_text, _text, max_size=4),
-        staleness=st.none() | _counts,
-        **_feedback,
-    ),
-    m.Feedback: st.builds(m.Feedback, **_feedback),
-    m.Dropped: st.integers(1, 4).flatmap(_dropped),
-    m.Blocked: st.builds(
-        m.Blocked,
-        first_seq=st.none() | _counts,
-        cap=_text,
-        held=_counts,
-        capacity=_counts,
-        waits_for=_text,
-    ),
-    m.CloseGroup: st.builds(
-        m.CloseGroup,
-        group_id=_names,
-        size=st.none() | _extents,
-        keep=st.none() | st.booleans(),
-    ),
-    m.EndPhase: st.builds(m.EndPhase, policy_version=_counts, force=st.booleans()),
-    m.EndStream: st.builds(m.EndStream, force=st.booleans()),
-    m.Demand: st.builds(m.Demand, taken=_watermarks, hungry=st.booleans()),
-    m.PolicyVersion: st.builds(m.PolicyVersion, policy_version=_counts, first_step=_counts),
-    m.StepHeader: st.builds(
-        m.StepHeader,
-        step=_counts,
-        digest=_names,
-        num_micro_batches=_extents,
-        num_samples=_extents,
-        tokens=_totals,
-        loss_tokens=_counts,
-        loss_samples=_counts,
-        group_loss_tokens=st.none() | st.lists(_counts, max_size=3),
-        attempt=_counts,
-        num_referenced=_counts,
-        fields=_fields,
-    ),
-    m.MicroBatch: st.integers(0, 4).flatmap(_micro_batches),
-    m.Prepared: st.builds(m.Prepared, step=_counts, digest=_names, attempt=_counts),
-    m.StepWithdrawn: st.builds(m.StepWithdrawn, step=_counts),
-    m.Advice: st.builds(m.Advice, text=_names),
-    m.Release: st.builds(m.Release, step=_counts),
-    m.Finish: st.builds(m.Finish, step=_watermarks, discard=st.booleans()),
-    m.LastStep: st.builds(m.LastStep, step=st.none() | _watermarks),
-    m.Commit: st.builds(
-        m.Commit,
-        step=_counts,
-        times=st.none()
-        | st.lists(st.integers(1, 4).flatmap(_pass_times), min_size=1, max_size=m.MAX_PASSES),
-    ),
-    m.End: st.builds(m.End, reason=st.sampled_from(EndReason)),
-    m.Error: st.builds(m.Error, code=_text, message=_text, retriable=st.booleans()),
-    m.Ping: st.builds(m.Ping, handed_out=_counts, collectives=_counts),
-    m.Pong: st.builds(m.Pong, waits_for=_text),
-    m.Bye: st.builds(m.Bye),
-    m.Resend: st.builds(m.Resend, first_seq=_counts),
-    m.SchemaKnown: _known,
-    m.CheckpointSaved: st.builds(m.CheckpointSaved, step=_watermarks),
-    m.StepTimes: st.integers(1, 4).flatmap(_times),
-    m.Unresolved: st.builds(
-        m.Unresolved,
-        step=_counts,
-        attempt=_counts,
-        sample_ids=st.lists(_names, min_size=1, max_size=4),
-        why=_text,
-    ),
-    m.Free: st.builds(m.Free, number=_counts, store=_names, keys=_keys),
-    m.Freed: st.builds(m.Freed, number=_counts, left=_keys, why=_text),
-    m.Sweep: st.builds(m.Sweep, number=_counts, store=_names, prefix=_names),
-    m.Swept: st.builds(m.Swept, number=_counts, keys=_keys, more=st.booleans(), why=_text),
+    kind: every(kind) for kind in m.MESSAGES.values()
 }

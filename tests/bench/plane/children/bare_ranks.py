@@ -44,18 +44,7 @@ def main() -> None:
         train(ranks, order["step"])
         return {}
 
-    def follow(order: Answer) -> Answer:
-        """One rank takes steps by itself; tells when each was here whole."""
-        [rank], arrived = ranks, []
-        for step in range(rank.committed + 1, rank.committed + 1 + order["steps"]):
-            rank.demand(taken=step - 1)
-            rank.hold(step)
-            arrived.append(time.monotonic())
-            prepare(ranks, step)
-            train(ranks, step)
-        return {"arrived": arrived}
-
-    obey({"join": join, "demand": demand, "commit": commit, "follow": follow})
+    obey({"join": join, "demand": demand, "commit": commit})
 
 
 if __name__ == "__main__":

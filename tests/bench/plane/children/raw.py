@@ -48,18 +48,8 @@ def serve_sender(load: Load, ports: list[int]) -> None:
             peers[at % len(peers)].sendall(pool[at % period])
         return {"began": began}
 
-    def pace(order: Answer) -> Answer:
-        due, sent = time.monotonic(), []
-        for first in range(0, len(sizes), RECEIVERS):
-            time.sleep(max(0.0, due - time.monotonic()))
-            for at in range(first, first + RECEIVERS):
-                sent.append(time.monotonic())
-                peers[at % len(peers)].sendall(pool[at % period])
-                due += sizes[at] / order["rate"]
-        return {"sent": sent}
-
     answer(ready=True)
-    obey({"run": run, "pace": pace})
+    obey({"run": run})
 
 
 def serve_relay(load: Load, ports: list[int]) -> None:
@@ -96,15 +86,7 @@ def serve_receiver(load: Load, place: int) -> None:
             left -= got
         return {"ended": time.monotonic()}
 
-    def stamp(order: Answer) -> Answer:
-        arrived = []
-        for size in sizes:
-            if source.recv_into(buffer, size, socket.MSG_WAITALL) < size:
-                raise EOFError("the sender is gone")
-            arrived.append(time.monotonic())
-        return {"arrived": arrived}
-
-    obey({"run": run, "stamp": stamp})
+    obey({"run": run})
 
 
 def main() -> None:

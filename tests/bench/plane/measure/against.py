@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from tests.bench.plane.children.children import Child
 from tests.bench.plane.load.loads import Load
 from tests.bench.plane.measure.end_to_end import RANK
-from tests.bench.plane.planes.floor import floor, raw_relay
+from tests.bench.plane.planes.floor import floor
 from tests.bench.plane.planes.plane import Plane, plane
 from tests.bench.plane.rows import Row, row
 from tests.support.source import ROOT
@@ -57,7 +57,7 @@ def against(name: str, peer: Peer, load: Load, rounds: int) -> Iterator[Row]:
     with (
         _environ() as environ,
         Child(module, {}, str(PYTHON), environ) as theirs,
-        floor(load, raw_relay) as bare,
+        floor(load, relay=True) as bare,
         _planes(loads) as ours,
     ):
         theirs.hear()

@@ -1,29 +1,22 @@
-"""`dispatcher-to-rank-1m` and `hop-latency-50mbps`: the dispatcher's hops one by one.
+"""`dispatcher-to-rank-1m` and `push-to-loop-50mbps`: one hop alone, and the way of one push.
 
 **dispatcher-to-rank-1m**: a whole run of samples of 1 MB is in the dispatcher before the ranks
 join. The clock runs from when the last rank begins to connect to the last commit, so the handshake
 and the first plan count; nothing is received meanwhile. Ranks prefetch two steps. Beside it,
 blocking TCP from one sender to two receivers.
 
-**hop-latency-50mbps**: how long a micro-batch's bytes are under way where nothing has to be waited
-for. Each push holds exactly one step (16 samples of 26 kB in the mean, a micro-batch of 8 for
-either rank), the window is that one step, and both ranks wait for it: so no sample waits for others
-to fill a batch. Both ends are bare blocking sockets with frames made beforehand, so that the
-dispatcher alone is measured: receiving, admitting, planning and sending. Taken from just before the
-first byte is sent to the last byte at the rank, for each micro-batch, at 50 MB/s, whether earlier
-ones have come or not. Beside it the raw relay with the same buffers at the same pace.
-
-**push-to-loop-50mbps**: the same with the clients that users have, from the call of push to the
-tensors in the training loop. Encoding is in it, and the agreement of all ranks that they hold the
-step.
+**push-to-loop-50mbps**: from the call of push to the tensors in the training loop, for each
+micro-batch, where nothing has to be waited for: each push holds exactly one step (16 samples of 26
+kB in the mean, a micro-batch of 8 for either rank), the window is that one step, and both ranks
+wait for it. Pushed at 50 MB/s, whether earlier ones have come or not. Encoding is in it, and the
+agreement of all ranks that they hold the step.
 """
 
 from collections.abc import Iterator
 
 from tests.bench.plane.load.loads import Load
 from tests.bench.plane.measure.end_to_end import MEGA, RANK
-from tests.bench.plane.planes.bare_plane import bare_plane
-from tests.bench.plane.planes.floor import floor, held_relay, raw_relay
+from tests.bench.plane.planes.floor import floor
 from tests.bench.plane.planes.plane import plane
 from tests.bench.plane.rows import Row, latency_rows, row
 
@@ -43,26 +36,6 @@ def one_hop(load: Load, rounds: int) -> Iterator[Row]:
         moving.finish()
     yield (tcp := row("raw-tcp-1m", "MB/s", raw[1:]))
     yield row("dispatcher-to-rank-1m", "MB/s", ours[1:], tcp)
-
-
-def hop_latency(load: Load, rounds: int) -> Iterator[Row]:
-    """The floor's rows, then ours."""
-    ours: list[list[float]] = []
-    raw: list[list[float]] = []
-    held: list[list[float]] = []
-    with (
-        bare_plane(load) as bare,
-        floor(load, raw_relay) as relay,
-        floor(load, held_relay(0)) as holding,
-    ):
-        for _ in range(rounds + 1):
-            raw.append(relay.pace(PACE))
-            held.append(holding.pace(PACE))
-            ours.append(bare.pace(PACE))
-    floors = list(latency_rows("raw-relay-latency-50mbps", raw[1:]))
-    yield from floors
-    yield from latency_rows("held-relay-latency-50mbps", held[1:], floors)
-    yield from latency_rows("hop-latency-50mbps", ours[1:], floors)
 
 
 def push_to_loop(load: Load, rounds: int) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """Runs of the floors; see `raw`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from tests.bench.plane.children.children import Child
@@ -24,52 +24,19 @@ class Floor:
         ended = max(receiver.hear()["ended"] for receiver in self._receivers)
         return self._load.run_bytes / float(ended - began)
 
-    def pace(self, rate: float) -> list[float]:
-        """Seconds that each buffer took to a receiver, sent at `rate` bytes a second."""
-        for receiver in self._receivers:
-            receiver.tell(do="stamp")
-        sent = self._sender.ask(do="pace", rate=rate)["sent"]
-        arrived = [receiver.hear()["arrived"] for receiver in self._receivers]
-        took = []
-        for at, began in enumerate(sent):
-            turn, place = divmod(at, RECEIVERS)
-            took.append(arrived[place][turn] - began)
-        return took
-
-
-#: Starts what stands between a sender and the receivers at these ports.
-Middle = Callable[[Load, list[int]], Child]
-
-
-def raw_relay(load: Load, ports: list[int]) -> Child:
-    """Blocking sockets and one buffer; see `raw`."""
-    return Child(MODULE, {"role": "relay", "ports": ports, **load.order()})
-
-
-def held_relay(hold: int) -> Middle:
-    """The dispatcher's sockets and memory, and nothing that it decides; see `held`."""
-
-    def start(load: Load, ports: list[int]) -> Child:
-        return Child(
-            "tests.bench.plane.children.held", {"hold": hold, "ports": ports, **load.order()}
-        )
-
-    return start
-
 
 @contextmanager
-def floor(load: Load, through: Middle | None = None) -> Iterator[Floor]:
-    """A sender and two receivers, with something between them or not."""
+def floor(load: Load, *, relay: bool = False) -> Iterator[Floor]:
+    """A sender and two receivers, with a relay between them or not."""
     with ExitStack() as stack:
-        receivers = [
-            stack.enter_context(Child(MODULE, {"role": "receiver", "place": at, **load.order()}))
-            for at in range(RECEIVERS)
-        ]
+
+        def start(role: str, **given: object) -> Child:
+            return stack.enter_context(Child(MODULE, {"role": role, **given, **load.order()}))
+
+        receivers = [start("receiver", place=at) for at in range(RECEIVERS)]
         ports = [child.hear()["port"] for child in receivers]
-        if through is not None:
-            middle = stack.enter_context(through(load, ports))
-            ports = [middle.hear()["port"]]
-        given = {"role": "sender", "ports": ports, **load.order()}
-        sender = stack.enter_context(Child(MODULE, given))
+        if relay:
+            ports = [start("relay", ports=ports).hear()["port"]]
+        sender = start("sender", ports=ports)
         sender.hear()
         yield Floor(load, sender, receivers)
