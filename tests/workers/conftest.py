@@ -1,4 +1,4 @@
-"""A scripted dispatcher, a payload store and helping threads; and no thread of ours left behind."""
+"""A scripted dispatcher and a payload store; and no thread of ours left behind."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def dispatcher(tmp_path: Path) -> Iterator[ScriptedDispatcher]:
     scripted = ScriptedDispatcher(tmp_path / "sample.sock")
     yield scripted
-    scripted.hang_up()
+    scripted.end()
 
 
 @pytest.fixture

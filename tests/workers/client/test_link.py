@@ -194,15 +194,6 @@ async def test_a_goodbye_comes_after_all_that_was_said_and_needs_an_answer(ends:
         await leaving
 
 
-async def test_an_end_instead_of_an_answer_to_the_goodbye_is_a_loss(ends: Ends) -> None:
-    link, _, other = ends
-    leaving = asyncio.create_task(link.acknowledge_bye())
-    assert await other.next() == m.Bye()
-    other.hang_up()
-    with pytest.raises(ConnectionError, match="closed the connection"):
-        await leaving
-
-
 async def test_what_came_before_a_refusal_is_heard(ends: Ends) -> None:
     link, core, other = ends
     refusal = m.Error(code=RankRefused.code, message="taken")

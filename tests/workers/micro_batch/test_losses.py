@@ -28,10 +28,9 @@ from rollout_workers.micro_batch.loss import (
     normaliser,
 )
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.held_steps import Received
-from rollout_workers.rank.payload import cut
 from tests.support.source import ROOT
 from tests.support.wire.frames import feed
+from tests.workers.micro_batch.batches import received
 
 SCHEMA = Schema(
     (
@@ -60,13 +59,6 @@ def sample(weights: Sequence[float], group: str | None = None, name: str = "s") 
     return Sample(name, size, int(mask[1:].sum()), SCHEMA, span, group)
 
 
-def received(frame: bytes) -> Received:
-    (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
-    message = codec.decode(found)
-    assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload, cut(SCHEMA, message, found.payload))
-
-
 class Dispatched:
     """Samples as a step of micro-batches; groups are told of where a sample has one."""
 
@@ -92,7 +84,9 @@ class Dispatched:
         assert isinstance(header, m.StepHeader)
         self.header = header
         self.received = [
-            received(b"".join(assemble.micro_batch(0, i, part, number if grouped else None)))
+            received(
+                b"".join(assemble.micro_batch(0, i, part, number if grouped else None)), SCHEMA
+            )
             for i, (part, number) in enumerate(zip(parts, numbers, strict=True))
         ]
 
@@ -163,26 +157,11 @@ def test_however_a_step_is_cut_every_loss_is_that_of_one_batch(
         assert found == pytest.approx(expected(name, alone), rel=1e-12, abs=1e-12), name
 
 
-@pytest.mark.parametrize("word", ["sequence-mean", "group-mean"])
-def test_without_groups_a_group_mean_is_a_sequence_mean(word: str) -> None:
-    step = Dispatched([[sample([1, 1, 0]), sample([1], name="t")]])
-    (one,) = step.collated(config({}, word))
-    assert (one.loss_scale, one.loss_weights.tolist()) == (0.5, [0, 0.5, 0.5, 0, 0, 1])
-
-
 def test_what_is_expected_of_a_step_divides_its_loss_whatever_it_has() -> None:
     for parts in ([[sample([1])], [sample([1, 1], name="t")]], [[sample([1] * 7)]]):
         for one in Dispatched(parts).collated(config({}, "token-mean-expected")):
             assert one.loss_scale == 1 / EXPECTED
             assert one.loss_weights.sum() == one.loss_mask.sum()
-
-
-def test_a_group_mean_counts_members_on_other_ranks() -> None:
-    step = Dispatched([[sample([1, 1], "g")], [sample([1, 1], "g", "t"), sample([1], None, "u")]])
-    first, second = step.collated(config({}, "group-mean"))
-    assert first.loss_weights.tolist() == [0, 0.25, 0.25]
-    assert second.loss_weights.tolist() == [0, 0.25, 0.25, 0, 1.0]
-    assert first.loss_scale == second.loss_scale == first.loss_scales["loss"] == 0.5
 
 
 @pytest.mark.parametrize("layout", list(Collation))
@@ -198,7 +177,7 @@ def test_weights_have_the_layout_and_the_type_of_the_others(layout: Collation) -
 
 def test_a_filler_weighs_nothing_in_any_loss() -> None:
     step = Dispatched([[sample([1.0, 1.0])]])
-    step.received.append(received(b"".join(assemble.filler(0, 1, sample([1.0])))))
+    step.received.append(received(b"".join(assemble.filler(0, 1, sample([1.0]))), SCHEMA))
     whole, filler = step.collated(config({"kl": "token-mean"}))
     assert filler.kl_weights.tolist() == filler.loss_mask.tolist() == [0]
     assert whole.loss_scales["kl"] == 1 / 2
@@ -223,24 +202,22 @@ def test_what_the_trainer_averages_and_divides_by_is_made_good() -> None:
 # -- what is refused
 
 
+UNKNOWN = f"choose from {', '.join(WORDS)}"
+NAMELESS = "choose a name like a variable's"
+
+
 @pytest.mark.parametrize(
-    "word", ["constant", "constant:", "constant:0", "constant:x", "constant:inf"]
-)
-def test_a_constant_is_a_positive_number(word: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{word}'; write a positive number after the colon"):
-        normaliser("losses['kl']", word)
-
-
-@pytest.mark.parametrize("word", ["mean", "token-mean:3", "", None])
-def test_an_unknown_word_names_those_there_are(word: object) -> None:
-    with pytest.raises(ConfigError, match=f"choose from {', '.join(WORDS)}"):
-        named_losses({"kl": word})  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize("name", ["loss", "k l", "", 3])
-def test_a_name_that_no_tensor_can_have_is_refused(name: object) -> None:
-    with pytest.raises(ConfigError, match="choose a name like a variable's"):
-        named_losses({name: "token-mean"})  # type: ignore[dict-item]
+    ("name", "word", "complaint"),
+    [
+        *(("kl", f"constant{number}", "write a positive number after the colon")
+          for number in ("", ":", ":0", ":x", ":inf")),
+        *(("kl", word, UNKNOWN) for word in ("mean", "token-mean:3", "", None)),
+        *((name, "token-mean", NAMELESS) for name in ("loss", "k l", "", 3)),
+    ],
+)  # fmt: skip
+def test_what_is_no_loss_is_refused(name: object, word: object, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        named_losses({name: word})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("given_", ["steps", 0, -1, 1.5, True, None])

@@ -68,30 +68,6 @@ def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
     assert spoken(core) == [m.Demand(taken=4, hungry=False)]
 
 
-def test_there_is_news_once_a_training_loop_may_go_on() -> None:
-    """A loop that waits is not woken for what of a step comes before its release."""
-    core = connected()
-    assert core.take_news()
-    hear(core, step(4, 2), m.Pong())
-    deliver(core, 4, 0)
-    assert not core.take_news()
-    hear(core, m.Release(step=4))
-    assert core.take_news()
-    deliver(core, 4, 1)
-    assert core.take_news()
-    assert not core.take_news()
-
-
-def test_hunger_is_said_once_and_ends_with_the_step() -> None:
-    core = connected()
-    core.demand(hungry=True)
-    core.demand(hungry=True)
-    assert spoken(core) == [m.Demand(taken=-1, hungry=True)]
-    hear(core, step(0), m.Release(step=0))
-    take(core)
-    assert spoken(core) == [m.Demand(taken=0, hungry=False)]
-
-
 def test_what_happened_is_said_in_that_order_and_only_the_newest_of_a_kind() -> None:
     core = connected()
     hear(core, step(0), m.Release(step=0))
@@ -304,15 +280,6 @@ def test_what_passes_took_is_in_the_commit_where_the_dispatcher_hears_it_there()
         m.Commit(step=0, times=passes("log-prob", "update")),
         m.Commit(step=1, times=passes("update")),
     ]
-
-
-def test_a_commit_that_tells_times_is_not_replaced_by_a_later_one() -> None:
-    core = telling()
-    core.commit(0)
-    core.tell_times(times(0))
-    core.commit(1)
-    expected = [m.Commit(step=0, times=passes("update")), m.Commit(step=1)]
-    assert as_heard(spoken(core)) == expected
 
 
 def test_what_is_known_after_the_commit_has_a_message_of_its_own() -> None:

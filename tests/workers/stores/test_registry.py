@@ -1,7 +1,6 @@
 """Stores are found by the scheme of their address; third parties name theirs in an entry point."""
 
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
 
@@ -34,10 +33,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert registry.ENTRY_POINTS == "rollout_dispatcher.payload_stores"
     monkeypatch.setattr(registry, "entry_points", entry_points)
-
-
-def test_ours(tmp_path: Path) -> None:
-    assert type(registry.open_store(f"file://{tmp_path}")) is FileStore
 
 
 def test_a_third_partys(installed: None) -> None:

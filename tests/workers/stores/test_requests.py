@@ -5,7 +5,7 @@ import pytest
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.stores.file import FileStore
 from rollout_workers.stores.registry import OpenedStores
-from rollout_workers.stores.requests import Request, StoreRequests, perform
+from rollout_workers.stores.requests import Request, perform
 
 
 @pytest.fixture
@@ -51,19 +51,3 @@ def test_as_many_keys_are_told_as_a_message_takes(
     assert perform(stores, sweep) == m.Swept(number=1, keys=keys)  # no message has the longest
     found.append("p.1/y")
     assert perform(stores, sweep) == m.Swept(number=1, keys=keys, more=True)
-
-
-def test_an_answer_is_not_said_on_another_connection() -> None:
-    requests, free = StoreRequests(), m.Free(number=1, store="s", keys=["k"])
-    requests.heard(free)
-    (taken,) = requests.take()
-    assert requests.take() == []
-    requests.lost()
-    requests.answered(taken, m.Freed(number=1))
-    assert list(requests.take_answers()) == []
-    again = free.model_copy()
-    requests.heard(again)
-    (taken,) = requests.take()
-    requests.answered(taken, m.Freed(number=1))
-    assert list(requests.take_answers()) == [m.Freed(number=1)]
-    assert list(requests.take_answers()) == []

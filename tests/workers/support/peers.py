@@ -5,9 +5,12 @@ conversation.
 """
 
 import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +20,22 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
 from rollout_dispatcher.spans import join
+from rollout_workers import MicroBatchStream, RankClient, RolloutProducer
 
 LIMITS = FrameLimits(1 << 20, 1 << 30)
 PATIENCE_S = 10.0
 
+
+class Closes(Protocol):
+    """A client that is made in the caller's thread, and closed in it."""
+
+    def close(self) -> None: ...
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 M = TypeVar("M", bound=m.Message)
+C = TypeVar("C", bound=Closes)
 
 SCHEMA = Schema(
     (
@@ -121,6 +135,12 @@ class Peer:
 
     # -- both roles say hello
 
+    def welcome(self, **options: Any) -> m.Message:
+        """Whoever it is."""
+        self._arrived.insert(0, self._next(monotonic() + PATIENCE_S))
+        is_rank = isinstance(self._arrived[0][0], m.HelloRank)
+        return self.welcome_rank(**options) if is_rank else self.welcome_producer(**options)
+
     def welcome_rank(self, generation: int = 1, **options: object) -> m.HelloRank:
         hello = self.expect(m.HelloRank)
         self.say_welcome_to_rank(generation, **options)
@@ -167,10 +187,12 @@ class Peer:
 
 
 class ScriptedDispatcher:
-    """Listens where a client under test connects to."""
+    """Listens where clients under test connect to, and ends with them."""
 
     def __init__(self, path: Path) -> None:
         self.endpoint = f"unix:{path}"
+        self._clients: list[Closes] = []
+        self._threads = ThreadPoolExecutor()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -182,11 +204,44 @@ class ScriptedDispatcher:
         self._peers.append(Peer(self._listener.accept()[0]))
         return self._peers[-1]
 
+    def meanwhile(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call it in a thread, while the test answers."""
+        return self._threads.submit(call, *args, **kwargs)
+
+    def join(self, make: Callable[[str], C], **welcome: Any) -> tuple[C, Peer]:
+        """A client that is welcomed, and its peer. make: of the endpoint."""
+        making = self.meanwhile(make, self.endpoint)
+        peer = self.accept()
+        peer.welcome(**welcome)
+        self._clients.append(client := making.result(PATIENCE_S))
+        return client, peer
+
+    def rank(self, **welcome: Any) -> tuple[RankClient, Peer]:
+        """DP rank 0 of two."""
+        return self.join(partial(RankClient, dp_rank=0, dp_size=2), **welcome)
+
+    def producer(self, **welcome: Any) -> tuple[RolloutProducer, Peer]:
+        return self.join(RolloutProducer, **welcome)
+
+    def stream(
+        self, welcome: dict[str, Any] | None = None, **options: Any
+    ) -> tuple[MicroBatchStream, Peer]:
+        """The only DP rank's, unless options say otherwise."""
+        where = {"dp_rank": 0, "dp_size": 1} | options
+        return self.join(partial(MicroBatchStream, **where), **(welcome or {}))
+
     def hang_up(self) -> None:
         """Close every connection; nobody is listening any more."""
         self._listener.close()
         for peer in self._peers:
             peer.close()
+
+    def end(self) -> None:
+        """Hang up, and close the clients, who have nobody to wait for."""
+        self.hang_up()
+        for client in self._clients:
+            client.close()
+        self._threads.shutdown()
 
 
 def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sample:

@@ -127,17 +127,6 @@ def test_after_a_loss_the_same_push_is_said_and_nothing_is_put_again() -> None:
     assert answer(core, 0, "accepted") == [Settled(0, (Outcome.ACCEPTED,) * 2)]
 
 
-def test_what_no_store_takes_is_sent() -> None:
-    core = connected()
-    core.submit(encoded(LARGE, SMALL))
-    (put,) = core.objects.pop_puts()
-    core.was_not_put(put, "no room")
-    ((push, payload),) = said(core)
-    assert isinstance(push, m.Push)
-    assert push.objects is None
-    assert payload == [0] * LARGE + [1] * SMALL
-
-
 def test_what_no_store_takes_and_no_frame_is_refused() -> None:
     core = connected(max_payload_bytes=8 * SMALL)
     core.submit(encoded(LARGE, SMALL))
@@ -193,28 +182,3 @@ def test_a_push_that_may_have_arrived_keeps_its_object() -> None:
     core.hello()
     core.heard(welcome(), NOTHING, 0.0)
     assert len(pushed(core)) == 1
-
-
-def test_members_that_were_withdrawn_are_known_again_by_what_they_consist_of() -> None:
-    core = connected()
-    for tokens in (LARGE, LARGE + 1):
-        core.submit(encoded(tokens, group_id="g", group_size=2))
-    puts = core.objects.pop_puts()
-    core.was_put(puts[0], stored(puts[0]))
-    core.abandon(0, 0.0)
-    core.abandon(1, 0.0)
-    core.submit(encoded(LARGE + 1, group_id="g", group_size=2))
-    (put,) = core.objects.pop_puts()
-    core.was_put(put, stored(put))
-    pushed(core)
-    answer(core, 2, "accepted")
-    late = [message for message, _ in core.take_messages(100.0)]
-    assert [one.withdrawn for one in late if isinstance(one, m.CloseGroup)] == [[0]]
-
-
-def test_the_dispatchers_requests_are_answered() -> None:
-    core = connected()
-    core.heard(m.Free(number=3, store=STORE, keys=["k"]), NOTHING, 0.0)
-    (asked,) = core.objects.requests.take()
-    core.objects.requests.answered(asked, m.Freed(number=3))
-    assert [message for message, _ in said(core)] == [m.Freed(number=3)]
