@@ -123,9 +123,7 @@ def test_a_step_may_be_given_up_on_purpose(pair: Pair) -> None:
     assert peer.wait_for_commit() == 0
 
 
-def test_a_step_is_committed_once_and_not_read_afterwards(
-    pair: Pair,
-) -> None:
+def test_a_step_is_committed_once_and_not_read_afterwards(pair: Pair) -> None:
     stream, peer = pair
     give(peer, 0, [1], [2])
     taken = next(stream)

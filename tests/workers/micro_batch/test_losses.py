@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import assemble
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_dispatcher.spans import join
 from rollout_workers.micro_batch.collate import CollateConfig, collate
@@ -29,8 +28,8 @@ from rollout_workers.micro_batch.loss import (
 )
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from tests.support.source import ROOT
-from tests.support.wire.frames import feed
 from tests.workers.micro_batch.batches import received
+from tests.workers.support.peers import arrived
 
 SCHEMA = Schema(
     (
@@ -79,8 +78,7 @@ class Dispatched:
             0, "d", len(parts), samples,
             group_loss_tokens=totals if grouped else None, expected_loss_tokens=EXPECTED,
         )  # fmt: skip
-        (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
-        header = codec.decode(found)
+        header, _ = arrived(frame)
         assert isinstance(header, m.StepHeader)
         self.header = header
         self.received = [

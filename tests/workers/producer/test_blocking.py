@@ -94,7 +94,7 @@ def test_what_is_no_sample_is_refused_and_nothing_is_sent(
 
 
 def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(dispatcher: ScriptedDispatcher) -> None:
-    producer, peer = dispatcher.producer(credits_=1)
+    producer, peer = dispatcher.producer(credits=1)
     pushing = dispatcher.meanwhile(producer.push, FIELDS, timeout=0.3)
     push = peer.expect(m.Push)
     peer.send(m.Blocked(first_seq=push.first_seq, cap="tokens", held=10, capacity=12))
@@ -114,7 +114,7 @@ def test_a_push_that_stays_blocked_is_logged_with_the_cause(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("rollout_workers.producer.client.BLOCKED_LOG_S", 0.2)
-    producer, peer = dispatcher.producer(credits_=1)
+    producer, peer = dispatcher.producer(credits=1)
 
     def is_logged(seconds: float) -> bool:
         return f"blocked for {seconds} s: the sample buffer is at its samples cap" in caplog.text
@@ -205,7 +205,7 @@ def test_a_forgotten_producer_says_goodbye(dispatcher: ScriptedDispatcher) -> No
 
 
 def test_threads_may_share_a_producer(dispatcher: ScriptedDispatcher) -> None:
-    producer, peer = dispatcher.producer(credits_=3)
+    producer, peer = dispatcher.producer(credits=3)
     pushing = [dispatcher.meanwhile(producer.push, FIELDS) for _ in range(20)]
     seen = set()
     for _ in range(20):

@@ -48,9 +48,7 @@ def producer(dispatcher: ScriptedDispatcher) -> Joined:
     return dispatcher.producer(**WELCOME)
 
 
-def test_after_a_timeout_what_is_on_its_way_stays_as_it_was(
-    producer: Joined,
-) -> None:
+def test_after_a_timeout_what_is_on_its_way_stays_as_it_was(producer: Joined) -> None:
     made, peer = producer
     pushed = fields()
     with pytest.raises(TimeoutError, match="may still be accepted"):
@@ -70,9 +68,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(
-    producer: Joined,
-) -> None:
+def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(producer: Joined) -> None:
     made, peer = producer
     main = threading.main_thread().ident
     assert main is not None

@@ -16,7 +16,14 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
-from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+from tests.workers.support.peers import (
+    Peer,
+    ScriptedDispatcher,
+    micro_batch,
+    rank_welcome,
+    sample,
+    step,
+)
 
 
 def give(peer: Peer, number: int, *batches: list[int], count: int | None = None) -> None:
@@ -150,7 +157,7 @@ def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(
     client.set_policy_version(7)
     waiting = dispatcher.meanwhile(client.next_step)
     assert again.hears_nothing(), "before the welcome"
-    again.say_welcome_to_rank()
+    again.send(rank_welcome())
     assert again.expect(m.Commit).step == 0
     assert again.expect(m.PolicyVersion).policy_version == 7
     assert again.expect(m.Demand) == m.Demand(taken=0, hungry=True)
@@ -168,13 +175,13 @@ def test_a_checkpoint_that_is_loaded_while_a_hello_is_on_its_way_is_told_in_anot
     loaded = m.CheckpointPosition(run_id="run", step=3)
     loading = dispatcher.meanwhile(client.resume, loaded)
     assert again.hears_nothing()
-    again.say_welcome_to_rank()
+    again.send(rank_welcome())
     assert again.expect(m.HelloRank).resume == loaded
     again.send(step(0))
     client.checkpoint_saved(2)
     assert again.hears_nothing(), "between the second hello and its welcome"
     assert not loading.done()
-    again.say_welcome_to_rank(committed=3)
+    again.send(rank_welcome(committed=3))
     assert again.expect(m.CheckpointSaved).step == 2
     loading.result(10)
     assert client.position == 3

@@ -5,7 +5,7 @@ conversation.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
 from rollout_dispatcher.spans import join
 from rollout_workers import MicroBatchStream, RankClient, RolloutProducer
+from tests.support.wire.frames import feed
 
 LIMITS = FrameLimits(1 << 20, 1 << 30)
 PATIENCE_S = 10.0
@@ -46,6 +48,30 @@ SCHEMA = Schema(
 )
 #: Of samples without a mask.
 UNMASKED = Schema((Field("input_ids", DType.INT64),))
+
+
+def rank_welcome(**facts: Any) -> m.WelcomeRank:
+    """To a run of packed micro-batches, in its first generation unless the facts say otherwise."""
+    usual = {
+        "run_id": "run", "generation": 1, "committed": -1, "max_open_steps": 2,
+        "layout": "packed", "heartbeat_interval_s": 5.0,
+    }  # fmt: skip
+    return m.WelcomeRank.model_validate(usual | facts)
+
+
+def producer_welcome(**facts: Any) -> m.WelcomeProducer:
+    """To the same run."""
+    usual = {
+        "run_id": "run", "credits": 8, "max_payload_bytes": 1 << 20, "heartbeat_interval_s": 5.0,
+    }  # fmt: skip
+    return m.WelcomeProducer.model_validate(usual | facts)
+
+
+def arrived(frame: Buffer | Iterable[Buffer]) -> tuple[m.Message, memoryview]:
+    """The message that arrives with these bytes, and its payload."""
+    data = frame if isinstance(frame, bytes) else b"".join(frame)  # type: ignore[arg-type]
+    (found,) = feed(FrameReader(LIMITS), data)
+    return codec.decode(found), found.payload
 
 
 class Peer:
@@ -141,26 +167,14 @@ class Peer:
         is_rank = isinstance(self._arrived[0][0], m.HelloRank)
         return self.welcome_rank(**options) if is_rank else self.welcome_producer(**options)
 
-    def welcome_rank(self, generation: int = 1, **options: object) -> m.HelloRank:
+    def welcome_rank(self, **facts: Any) -> m.HelloRank:
         hello = self.expect(m.HelloRank)
-        self.say_welcome_to_rank(generation, **options)
+        self.send(rank_welcome(**facts))
         return hello
 
-    def say_welcome_to_rank(self, generation: int = 1, **options: object) -> None:
-        facts = {
-            "run_id": "run",
-            "committed": -1,
-            "max_open_steps": 2,
-            "layout": "packed",
-            "heartbeat_interval_s": 5.0,
-        } | options
-        self.send(m.WelcomeRank.model_validate({"generation": generation, **facts}))
-
-    def welcome_producer(self, credits_: int = 8, **options: object) -> m.HelloProducer:
+    def welcome_producer(self, **facts: Any) -> m.HelloProducer:
         hello = self.expect(m.HelloProducer)
-        facts = {"run_id": "run", "max_payload_bytes": 1 << 20, "heartbeat_interval_s": 5.0}
-        facts |= options
-        self.send(m.WelcomeProducer.model_validate({"credits": credits_, **facts}))
+        self.send(producer_welcome(**facts))
         return hello
 
     def answer(self, push: m.Push, *outcomes: str, **errors: str) -> None:
@@ -268,9 +282,10 @@ def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Ste
     )
 
 
-def micro_batch(number: int, index: int, *samples: Sample) -> bytes:
+def micro_batch(number: int, index: int, *samples: Sample, attempt: int = 0) -> bytes:
     """The frame of a micro-batch, as the dispatcher gathers it."""
-    return b"".join(assemble.micro_batch(number, index, samples or (sample([1, 2, 3]),)))
+    given = samples or (sample([1, 2, 3]),)
+    return b"".join(assemble.micro_batch(number, index, given, attempt=attempt))
 
 
 def filler(number: int, index: int, of: Sample) -> bytes:
