@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,6 @@ import pytest
 from rollout_workers.stores.file import FileStore
 from tests.workers.support.peers import ScriptedDispatcher
 from tests.workers.support.stored import make_store
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
 
 
 @pytest.fixture

@@ -76,18 +76,6 @@ def test_a_stream_made_in_a_loaders_worker_is_refused_before_it_connects(
     assert "num_workers=0" in told["loader"]
 
 
-def test_a_loader_without_workers_hands_micro_batches_on(
-    dispatcher: ScriptedDispatcher, start: Callable[[str], Future[Any]]
-) -> None:
-    running = start("no-workers")
-    peer = dispatcher.accept(PATIENCE_S)
-    peer.welcome_rank()
-    give_one_step(peer)
-    peer.wait_for(m.Commit, PATIENCE_S)
-    let_go(peer)
-    assert running.result(PATIENCE_S)["loader"] == [[5, 6]]
-
-
 def test_a_forked_child_is_refused_by_a_ranks_client_and_the_parent_goes_on(
     dispatcher: ScriptedDispatcher, start: Callable[[str], Future[Any]]
 ) -> None:
