@@ -6,46 +6,23 @@ with that bound and a generous margin: for what the allocator keeps, not for wha
 
 import json
 import socket
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 
+from rollout_dispatcher.core.admission.ends import MAX_ENDS
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import encode_frame
 from tests.resources.measured import MIB, grew, no_stall, settled
-from tests.service.conftest import SMALL
+from tests.service.conftest import Serve
 from tests.support.client import Producer, Rank, WireClient, make_push
 from tests.support.server import ServeProcess, eventually
 
 MARGIN = 12 * MIB
 
-Start = Callable[..., ServeProcess]
-
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """A dispatcher without Python's own checks, which take memory themselves."""
-    with ExitStack() as stack:
-
-        def begin(**options: Any) -> ServeProcess:
-            server = stack.enter_context(
-                ServeProcess(tmp_path, checked=False, **{**SMALL, **options})
-            )
-            with Producer(server.endpoint, "first") as first:  # what is loaded and made once
-                first.push([3, 3])
-                first.bye()
-            server.scrape()
-            server.status()
-            return server
-
-        yield begin
 
 
 def connect(server: ServeProcess, address: str) -> socket.socket:
@@ -63,7 +40,7 @@ def each(kilobytes: float, number: int) -> int:
 
 
 @pytest.mark.parametrize("said", [b"", codec.encode(m.HelloProducer(client_id="x"))[:-3]])
-def test_connections_that_say_nothing_or_half_a_hello(start: Start, said: bytes) -> None:
+def test_connections_that_say_nothing_or_half_a_hello(start: Serve, said: bytes) -> None:
     server, number = start(), 400
     before = settled(server)
     with ExitStack() as stack:
@@ -74,7 +51,7 @@ def test_connections_that_say_nothing_or_half_a_hello(start: Start, said: bytes)
     no_stall(server)
 
 
-def test_http_connections_that_say_nothing_or_half_a_request(start: Start) -> None:
+def test_http_connections_that_say_nothing_or_half_a_request(start: Serve) -> None:
     server, number = start(), 300
     before = settled(server)
     with ExitStack() as stack:
@@ -88,7 +65,7 @@ def test_http_connections_that_say_nothing_or_half_a_request(start: Start) -> No
 # -- what is being received
 
 
-def test_large_frames_that_are_announced_and_do_not_come(start: Start) -> None:
+def test_large_frames_that_are_announced_and_do_not_come(start: Serve) -> None:
     server, number, size = start(receive_bytes="16MiB", max_frame_bytes="8MiB"), 40, 8 * MIB
     before = settled(server)
     tokens = (size - 64) // 9
@@ -104,7 +81,7 @@ def test_large_frames_that_are_announced_and_do_not_come(start: Start) -> None:
     no_stall(server)
 
 
-def test_http_bodies_that_do_not_end(start: Start) -> None:
+def test_http_bodies_that_do_not_end(start: Serve) -> None:
     server, number, size = start(receive_bytes="16MiB", max_frame_bytes="4MiB"), 60, 4 * MIB
     before = settled(server)
     head = f"POST /v1/samples HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
@@ -124,7 +101,7 @@ def test_http_bodies_that_do_not_end(start: Start) -> None:
 # -- what is held
 
 
-def test_pushes_that_are_held_back(start: Start) -> None:
+def test_pushes_that_are_held_back(start: Serve) -> None:
     server = start(
         buffer_capacity=4, buffer_bytes="4MiB", blocked_push_bytes="8MiB", receive_bytes="16MiB",
         micro_batch_tokens=200_000,
@@ -143,7 +120,7 @@ def test_pushes_that_are_held_back(start: Start) -> None:
 # -- names that are remembered
 
 
-def test_many_producers_come_and_go(start: Start) -> None:
+def test_many_producers_come_and_go(start: Serve) -> None:
     server, number = start(buffer_capacity=100_000), 3000
     before = settled(server)
     for at in range(number):
@@ -156,7 +133,7 @@ def test_many_producers_come_and_go(start: Start) -> None:
     no_stall(server)
 
 
-def test_many_groups_are_begun_and_none_is_whole(start: Start) -> None:
+def test_many_groups_are_begun_and_none_is_whole(start: Serve) -> None:
     server, number = start(buffer_capacity=100_000), 10_000
     before = settled(server)
     with Producer(server.endpoint, "beginner") as producer:
@@ -169,7 +146,7 @@ def test_many_groups_are_begun_and_none_is_whole(start: Start) -> None:
     no_stall(server)
 
 
-def test_many_groups_are_closed_that_never_began(start: Start) -> None:
+def test_many_groups_are_closed_that_never_began(start: Serve) -> None:
     server, number = start(), 50_000
     before = settled(server)
     with Producer(server.endpoint, "closer") as producer:
@@ -180,7 +157,7 @@ def test_many_groups_are_closed_that_never_began(start: Start) -> None:
     no_stall(server)
 
 
-def test_a_producer_leaves_gaps_between_its_numbers(start: Start) -> None:
+def test_a_producer_leaves_gaps_between_its_numbers(start: Serve) -> None:
     """Numbers with gaps between them, and a floor that is never raised."""
     server, number = start(buffer_capacity=100_000), 5000
     before = settled(server)
@@ -196,7 +173,7 @@ def test_a_producer_leaves_gaps_between_its_numbers(start: Start) -> None:
 # -- many of one thing in one message
 
 
-def test_a_rank_that_claims_to_have_received_a_great_deal(start: Start) -> None:
+def test_a_rank_that_claims_to_have_received_a_great_deal(start: Serve) -> None:
     server = start()
     before = settled(server)
     hello = m.HelloRank(client_id="r", dp_rank=0, dp_size=2).model_dump(mode="json")
@@ -210,7 +187,7 @@ def test_a_rank_that_claims_to_have_received_a_great_deal(start: Start) -> None:
     no_stall(server)
 
 
-def test_ranks_that_come_and_go(start: Start) -> None:
+def test_ranks_that_come_and_go(start: Serve) -> None:
     server, number = start(), 500
     before = settled(server)
     for at in range(number):
@@ -219,7 +196,7 @@ def test_ranks_that_come_and_go(start: Start) -> None:
     no_stall(server)
 
 
-def test_one_body_with_a_great_many_samples(start: Start) -> None:
+def test_one_body_with_a_great_many_samples(start: Serve) -> None:
     server = start(buffer_capacity=100_000, max_frame_bytes="8MiB")
     before = settled(server)
     sample = {"fields": {"input_ids": [1, 2], "loss_mask": [False, True], "reward": 0.5}}
@@ -228,4 +205,57 @@ def test_one_body_with_a_great_many_samples(start: Start) -> None:
         assert server.post("/v1/samples", body).status in {200, 400, 413, 422, 429}
     # 60,000 samples may be buffered, of some kilobytes each.
     grew(server, before, each(4, 60_000))
+    no_stall(server)
+
+
+# -- a great deal of small words
+
+
+def test_many_phases_end(start: Serve) -> None:
+    server, number = start(), 50_000
+    before = settled(server)
+    with Producer(server.endpoint, "controller") as producer:
+        words = [m.EndPhase(policy_version=at, force=True) for at in range(1, number)]
+        producer.send_bytes(b"".join(map(codec.encode, words)))
+        producer.ping()
+        grew(server, before, MARGIN)
+    no_stall(server)
+
+
+def test_many_phases_are_said_to_end_by_one_of_two(start: Serve) -> None:
+    server, number = start(buffer_capacity=1000), 20_000
+    with Producer(server.endpoint, "silent") as other, Producer(server.endpoint, "talks") as talks:
+        other.push([3], policy_versions=[0])
+        talks.push([3], policy_versions=[0])
+        before = settled(server)
+        words = [m.EndPhase(policy_version=at) for at in range(1, number)]
+        talks.send_bytes(b"".join(map(codec.encode, words)))
+        told = talks.expect(m.Error)
+        assert f"the ends of {MAX_ENDS} phases were asked for" in told.message
+        grew(server, before, MARGIN)
+    no_stall(server)
+
+
+def test_pushes_of_as_many_samples_as_there_may_be(start: Serve) -> None:
+    server, pushes, many = start(buffer_capacity=1_000_000), 50, m.MAX_SAMPLES
+    before = settled(server)
+    with Producer(server.endpoint, "many") as producer:
+        for at in range(pushes):
+            names = [f"{at}/{number}" for number in range(many)]
+            producer.send(*make_push("m", at * many, [1] * many, sample_ids=names))
+        for _ in range(pushes):
+            producer.expect(m.Pushed)
+        grew(server, before, pushes * many * 4096 + MARGIN)
+    no_stall(server)
+
+
+def test_a_push_of_more_samples_than_there_may_be(start: Serve) -> None:
+    server, number = start(buffer_capacity=1_000_000), 50_000
+    before = settled(server)
+    push, payload = make_push("m", 0, [1])
+    header = push.model_dump_json().replace('"tokens":[1]', f'"tokens":{[1] * number}')
+    with Producer(server.endpoint, "many") as producer:
+        producer.send_bytes(encode_frame(m.Push.type_code, header.encode(), len(payload)) + payload)
+        producer.expect_error("protocol")
+        grew(server, before, MARGIN)
     no_stall(server)
