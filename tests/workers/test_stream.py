@@ -19,18 +19,10 @@ def pair(dispatcher: ScriptedDispatcher, request: pytest.FixtureRequest) -> Pair
     return dispatcher.stream(epochs=getattr(request, "param", None))
 
 
-def give(peer: Peer, number: int, *batches: list[int]) -> None:
-    tokens = sum(map(len, batches))
-    peer.send(step(number, len(batches), tokens=tokens, loss_tokens=tokens, num_samples=9))
-    peer.send(m.Release(step=number))
-    for index, ids in enumerate(batches):
-        peer.send_bytes(micro_batch(number, index, sample(ids)))
-
-
 def test_a_loop_trains_every_step_and_ends(pair: Pair) -> None:
     stream, peer = pair
-    give(peer, 0, [1, 2], [3])
-    give(peer, 1, [4])
+    peer.give(0, [1, 2], [3])
+    peer.give(1, [4])
     peer.send(m.End(reason=EndReason.ENDED))
     seen = []
     for taken in stream:
@@ -64,7 +56,7 @@ def test_the_last_of_so_many_epochs_gets_what_was_received_and_no_further_one_co
 ) -> None:
     epochs = request.node.callspec.params["pair"]
     stream, peer = pair
-    give(peer, 0, [1, 2], [3])
+    peer.give(0, [1, 2], [3])
     taken, received = next(stream), list[int]()
     for _ in range(epochs):
         batches = list(taken)
@@ -83,7 +75,7 @@ def test_tensors_that_are_kept_stay_as_they_were(pair: Pair) -> None:
     stream, peer = pair
     kept = []
     for number in range(24):
-        give(peer, number, [number] * 20_000)
+        peer.give(number, [number] * 20_000)
         taken = next(stream)
         (batch,) = taken
         assert torch.all(batch.input_ids == number)
@@ -103,7 +95,7 @@ def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
 ) -> None:
     """As by a commit() that is indented too far; what was left out would never come again."""
     stream, peer = pair
-    give(peer, 0, [1], [2], [3])
+    peer.give(0, [1], [2], [3])
     taken = next(stream)
     for _ in zip(range(handed_out), taken, strict=False):
         pass
@@ -116,7 +108,7 @@ def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
 
 def test_a_step_may_be_given_up_on_purpose(pair: Pair) -> None:
     stream, peer = pair
-    give(peer, 0, [1], [2])
+    peer.give(0, [1], [2])
     taken = next(stream)
     next(iter(taken))
     taken.commit(partial=True)
@@ -125,7 +117,7 @@ def test_a_step_may_be_given_up_on_purpose(pair: Pair) -> None:
 
 def test_a_step_is_committed_once_and_not_read_afterwards(pair: Pair) -> None:
     stream, peer = pair
-    give(peer, 0, [1], [2])
+    peer.give(0, [1], [2])
     taken = next(stream)
     reading = iter(taken)
     list(taken)

@@ -16,7 +16,7 @@ from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from tests.support.source import PYTHONPATH
-from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+from tests.workers.support.peers import Peer, ScriptedDispatcher
 
 #: Importing torch twice, the second time in a spawned worker, is most of it.
 PATIENCE_S = 60.0
@@ -39,10 +39,7 @@ def start(dispatcher: ScriptedDispatcher) -> Callable[[str], Future[Any]]:
 
 
 def give_one_step(peer: Peer) -> None:
-    peer.send(step(0))
-    peer.wait_for(m.Prepared)
-    peer.send(m.Release(step=0))
-    peer.send_bytes(micro_batch(0, 0, sample([5, 6])))
+    peer.give(0, [5, 6])
     peer.send(m.End(reason=EndReason.ENDED))
 
 

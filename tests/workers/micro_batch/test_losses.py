@@ -29,6 +29,7 @@ from rollout_workers.micro_batch.loss import (
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from tests.support.source import ROOT
 from tests.workers.micro_batch.batches import received
+from tests.workers.normalisers.losses import FORMULAS
 from tests.workers.support.peers import arrived
 
 SCHEMA = Schema(
@@ -103,34 +104,19 @@ def config(losses: dict[str, str], main: str = "token-mean", **options: object) 
 # -- what they add up to
 
 
-def value(weights: Sequence[float]) -> float:
-    """The weighted sum of one sample, whose token losses are 1, 2, 3, ..., of its second on."""
-    return sum(w * (at + 2) for at, w in enumerate(weights))
-
-
 def expected(name: str, found: Sequence[tuple[object, list[float]]]) -> float:
-    """The formula of a loss, of samples' groups and weights; 0 where there is no weight."""
-    weighty = [w for _, w in found if sum(w)]
-    if not weighty:
+    """The formula of a loss, of samples' groups and weights; 0 where there is no weight.
+
+    The token losses of each are 1, 2, 3, ..., of its second on.
+    """
+    if not any(sum(weights) for _, weights in found):
         return 0.0
-    match name:
-        case "token_mean":
-            return sum(map(value, weighty)) / sum(map(sum, weighty))
-        case "sequence_mean":
-            return sum(value(w) / sum(w) for w in weighty) / len(weighty)
-        case "sequence_mean_token_sum":
-            return sum(map(value, weighty)) / len(weighty)
-        case "constant":
-            return sum(map(value, weighty)) / (4 * len(found))
-    groups: dict[object, list[list[float]]] = {}
-    for group, w in found:
-        groups.setdefault(group, []).append(w)
-    means = [
-        sum(map(value, members)) / sum(map(sum, members))
-        for members in groups.values()
-        if sum(map(sum, members))
+    word, _, number = NAMED[name].partition(":")
+    counted = [
+        (f"{group}", torch.arange(2, len(weights) + 2).double(), torch.tensor(weights).double())
+        for group, weights in found
     ]
-    return sum(means) / len(means)
+    return float(FORMULAS[word](counted, float(number or 0)))
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=5)

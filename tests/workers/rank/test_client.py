@@ -17,22 +17,12 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
 from tests.workers.support.peers import (
-    Peer,
     ScriptedDispatcher,
     micro_batch,
     rank_welcome,
     sample,
     step,
 )
-
-
-def give(peer: Peer, number: int, *batches: list[int], count: int | None = None) -> None:
-    """Announce and release a step and deliver these micro-batches of it."""
-    peer.send(step(number, count or len(batches)))
-    peer.expect(m.Prepared)
-    peer.send(m.Release(step=number))
-    for index, ids in enumerate(batches):
-        peer.send_bytes(micro_batch(number, index, sample(ids)))
 
 
 def rank_threads() -> set[threading.Thread]:
@@ -78,7 +68,7 @@ def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
 
 def test_close_delivers_the_last_commit_before_the_goodbye(dispatcher: ScriptedDispatcher) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1])
+    peer.give(0, [1])
     taken_from(client).commit()
     closing = dispatcher.meanwhile(client.close)
     assert peer.wait_for(m.Commit).step == 0
@@ -92,7 +82,7 @@ def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
     dispatcher: ScriptedDispatcher,
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1])
+    peer.give(0, [1])
     taken_from(client).commit()
     closing = dispatcher.meanwhile(client.close)
     peer.wait_for(m.Commit)
@@ -108,7 +98,7 @@ def test_a_close_without_a_dispatcher_warns_of_what_it_may_not_know(
     dispatcher: ScriptedDispatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1])
+    peer.give(0, [1])
     taken = taken_from(client)
     dispatcher.hang_up()
     taken.commit()
@@ -122,7 +112,7 @@ def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1], [2], count=3)
+    peer.give(0, [1], [2], count=3)
     taken = taken_from(client)
     batches = iter(taken)
     next(batches), next(batches)
@@ -133,7 +123,7 @@ def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
         again = dispatcher.accept()
         hello = again.welcome_rank()
     assert (hello.generation, hello.taken, hello.received) == (1, 0, [(0, 2)])
-    give(again, 0, count=3)
+    again.give(0, count=3)
     again.send_bytes(micro_batch(0, 2, sample([3])))
     reading.result(10)
     assert ids_of(taken) == [[1], [2], [3]]
@@ -148,7 +138,7 @@ def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(
     dispatcher: ScriptedDispatcher,
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1])
+    peer.give(0, [1])
     taken = taken_from(client)
     peer.close()
     again = dispatcher.accept()
@@ -185,7 +175,7 @@ def test_a_checkpoint_that_is_loaded_while_a_hello_is_on_its_way_is_told_in_anot
     assert again.expect(m.CheckpointSaved).step == 2
     loading.result(10)
     assert client.position == 3
-    give(again, 4, [5])
+    again.give(4, [5])
     assert taken_from(client).header.step == 4
 
 
@@ -193,8 +183,8 @@ def test_training_goes_on_with_what_is_held_while_the_dispatcher_is_away(
     dispatcher: ScriptedDispatcher,
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1], [2])
-    give(peer, 1, [3])
+    peer.give(0, [1], [2])
+    peer.give(1, [3])
     first = taken_from(client)
     assert ids_of(first) == [[1], [2]]
     peer.close()
@@ -210,7 +200,7 @@ def test_a_fence_reaches_the_loop_in_next_and_between_micro_batches(
     dispatcher: ScriptedDispatcher,
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1], count=2)
+    peer.give(0, [1], count=2)
     batches = iter(taken_from(client))
     next(batches)
     reading = dispatcher.meanwhile(next, batches)
@@ -245,7 +235,7 @@ def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
     dispatcher: ScriptedDispatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1])
+    peer.give(0, [1])
     peer.send(m.End(reason=EndReason.DRAINED))
     taken = taken_from(client)
     taken.commit()
@@ -262,7 +252,7 @@ def test_a_last_commit_that_was_lost_with_its_connection_after_the_end_is_told_a
     dispatcher: ScriptedDispatcher,
 ) -> None:
     client, peer = dispatcher.rank()
-    give(peer, 0, [1])
+    peer.give(0, [1])
     peer.send(m.End(reason=EndReason.DRAINED))
     taken = taken_from(client)
     assert client.next_step(0.1) is None
@@ -284,7 +274,7 @@ def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
     peer = dispatcher.accept()
     peer.welcome_rank()
     with joining.result(10) as client:
-        give(peer, 0, [1])
+        peer.give(0, [1])
         peer.send(m.End(reason=EndReason.DRAINED))
         taken_from(client).commit()
         assert client.next_step() is None

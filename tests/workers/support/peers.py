@@ -121,12 +121,12 @@ class Peer:
         """The step of the next Commit, whatever the rank has to say before it."""
         return self._skip_to(m.Commit).step
 
-    def _skip_to(self, kind: type[M]) -> M:
+    def _skip_to(self, kind: type[M], *others: type[m.Message]) -> M:
         while True:
             message, _ = self._next(monotonic() + PATIENCE_S)
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, (m.Demand, m.Prepared)), f"unexpected {message!r}"
+            assert isinstance(message, (m.Demand, m.Prepared, *others)), f"unexpected {message!r}"
 
     def hears_nothing(self, for_s: float = 0.15) -> bool:
         """Whether no message but pings comes for a while."""
@@ -146,6 +146,17 @@ class Peer:
 
     def send(self, message: m.Message, payload: bytes = b"") -> None:
         self._sock.sendall(codec.encode(message, len(payload)) + payload)
+
+    def give(self, number: int, *batches: list[int], count: int | None = None) -> None:
+        """Announce and release a step, and deliver these micro-batches of it.
+
+        count: of all that it has, if there are others.
+        """
+        self.send(step(number, count or len(batches)))
+        self._skip_to(m.Prepared, m.Commit)
+        self.send(m.Release(step=number))
+        for index, ids in enumerate(batches):
+            self.send_bytes(micro_batch(number, index, sample(ids)))
 
     def send_bytes(self, data: bytes) -> None:
         self._sock.sendall(data)

@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from rollout_workers.timing.timing import StepTimer, Timing
+
 BLOCKS, WIDTH = 3, 64
 
 
@@ -69,6 +71,17 @@ class Net(nn.Module):
             )
             hidden = layer(done).relu()
         return hidden
+
+
+def computed(timing: Timing, step: int, count: int, work: Callable[[int], object]) -> StepTimer:
+    """A loop over a step's micro-batches, which are worked on by their index."""
+    timer = timing.begin(step, count)
+    assert timer is not None
+    for index in range(count):
+        timer.hand_out(index)
+        work(index)
+        timer.asked(index)
+    return timer
 
 
 def shard(net: Net) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
-from tests.workers.support.peers import ScriptedDispatcher, micro_batch, sample, step
+from tests.workers.support.peers import ScriptedDispatcher
 
 TAKES_S = 0.05
 
@@ -21,10 +21,7 @@ class Joined:
 
     def train(self, number: int) -> None:
         """The loop of a trainer, on a step of two micro-batches."""
-        self.peer.send(step(number, 2))
-        self.peer.send(m.Release(step=number))
-        for index in range(2):
-            self.peer.send_bytes(micro_batch(number, index, sample([1, 2])))
+        self.peer.give(number, [1, 2], [1, 2])
         taken = next(self.stream)
         for _ in taken:
             time.sleep(TAKES_S)
