@@ -13,19 +13,24 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 GROUPS = 176
 
 
-def test_the_reward_rises_and_each_sample_is_trained_on_once(tmp_path: Path) -> None:
-    weights = tmp_path / "weights.pt"
+def trained(folder: Path, *options: object) -> str:
+    """What ranks print that train on what a worker writes, until all of it is over."""
     with ServeProcess(
-        tmp_path, dp_size=2, global_batch_groups=8, group_size=8, micro_batch_tokens=512
+        folder, dp_size=2, global_batch_groups=8, group_size=8, micro_batch_tokens=512
     ) as server:
-        where = ("--endpoint", server.endpoint, "--weights", weights)
+        where = ("--endpoint", server.endpoint, "--weights", folder / "weights.pt")
         with (
-            torchrun(tmp_path, 2, "ddp_grpo.py", "train", *where) as trainers,
+            torchrun(folder, 2, "ddp_grpo.py", "train", *where, *options) as trainers,
             example("ddp_grpo.py", "rollout", *where, "--groups", GROUPS) as rollouts,
         ):
-            finish(rollouts)
             printed = finish(trainers)
+            finish(rollouts)
         assert server.wait() == 0
+    return printed
+
+
+def test_the_reward_rises_and_each_sample_is_trained_on_once(tmp_path: Path) -> None:
+    printed = trained(tmp_path)
     assert f"trained on {8 * GROUPS} samples" in printed
     rewards = [float(found) for found in re.findall(r"mean reward ([\d.]+)", printed)]
     assert len(rewards) == GROUPS // 8
@@ -34,15 +39,4 @@ def test_the_reward_rises_and_each_sample_is_trained_on_once(tmp_path: Path) -> 
 
 
 def test_a_number_of_steps_ends_rollouts_and_the_dispatcher(tmp_path: Path) -> None:
-    weights = tmp_path / "weights.pt"
-    with ServeProcess(
-        tmp_path, dp_size=2, global_batch_groups=8, group_size=8, micro_batch_tokens=512
-    ) as server:
-        where = ("--endpoint", server.endpoint, "--weights", weights)
-        with (
-            torchrun(tmp_path, 2, "ddp_grpo.py", "train", *where, "--steps", 2) as trainers,
-            example("ddp_grpo.py", "rollout", *where, "--groups", GROUPS) as rollouts,
-        ):
-            assert f"trained on {2 * 64} samples" in finish(trainers)
-            finish(rollouts)
-        assert server.wait() == 0
+    assert f"trained on {2 * 64} samples" in trained(tmp_path, "--steps", 2)

@@ -9,9 +9,6 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-#: What running leaves in a source tree.
-CACHES = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".venv"}
-
 
 @dataclass(frozen=True, slots=True)
 class Distributions:

@@ -1,5 +1,7 @@
 """What a running dispatcher holds: memory, descriptors; and whether its loop stood still."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.server import ServeProcess
@@ -26,11 +28,14 @@ def settled(server: ServeProcess) -> int:
     return anonymous(server)
 
 
-def grew(server: ServeProcess, before: int, allowed: int) -> int:
-    """By how much it has grown; fails for more than `allowed`."""
+@contextmanager
+def bounded(server: ServeProcess, allowed: int) -> Iterator[None]:
+    """It grows by so many bytes at the most, and no turn of its event loop takes seconds."""
+    before = settled(server)
+    yield
     growth = settled(server) - before
     assert growth <= allowed, f"{growth / MIB:.1f} MiB more, of {allowed / MIB:.1f} allowed"
-    return growth
+    no_stall(server)
 
 
 def no_stall(server: ServeProcess) -> None:

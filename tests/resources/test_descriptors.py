@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from rollout_dispatcher.service.connections.descriptors import RESERVE
-from tests.resources.conftest import Serve, open_files
+from tests.resources.measured import descriptors
 from tests.resources.strangers import strangers
+from tests.service.conftest import Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import eventually
 
@@ -32,7 +33,7 @@ def test_a_run_with_a_journal_goes_on_while_strangers_hold_all_they_can(
         assert [server.get(path).status for path in ("/livez", "/readyz", "/metrics")] == [200] * 3
         shown = server.scrape()
         assert all(shown[f"pending_connections{{plane={plane}}}"] > 0 for plane in PLANES)
-        assert open_files(server) <= limit - RESERVE // 2
+        assert descriptors(server) <= limit - RESERVE // 2
     server.await_status(steps_committed=3, balanced=True, ranks_connected=2)
     connections = server.scrape()
     assert connections["connections_total{role=producer}"] == 2, "those who were there stayed"

@@ -4,7 +4,7 @@ import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX
-from tests.resources.conftest import Serve
+from tests.service.conftest import Serve
 from tests.support.client import Producer, Rank, WireClient
 from tests.support.server import eventually
 

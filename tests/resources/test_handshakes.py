@@ -3,8 +3,9 @@
 import ssl
 from pathlib import Path
 
-from tests.resources.conftest import Serve, open_files, resident
+from tests.resources.measured import anonymous, descriptors
 from tests.resources.strangers import strangers
+from tests.service.conftest import Serve
 from tests.support.certificates import Authority
 from tests.support.client import WireClient
 from tests.support.server import eventually
@@ -29,12 +30,12 @@ def test_half_handshakes_take_little_memory(serve: Serve, tmp_path: Path) -> Non
     server = serve(**authority.issue("127.0.0.1").options(), handshake_timeout="120s")
     context = authority.client()
     WireClient(server.endpoint, tls=context).close()
-    before = resident(server)
+    before = anonymous(server)
     with strangers(server.endpoint, CROWD, client_hello(context)) as crowd:
         eventually(lambda: crowd.heard >= CROWD, "each was answered")
-        assert open_files(server) > CROWD
-        assert resident(server) - before < CROWD * MIB // 8, "a third of what asyncio's would take"
-    eventually(lambda: open_files(server) < CROWD // 10, "they are gone")
+        assert descriptors(server) > CROWD
+        assert anonymous(server) - before < CROWD * MIB // 8, "a third of what asyncio's would take"
+    eventually(lambda: descriptors(server) < CROWD // 10, "they are gone")
     WireClient(server.endpoint, tls=context).close()
 
 
@@ -44,5 +45,5 @@ def test_handshakes_beyond_the_bound_wait_to_be_accepted(serve: Serve, tmp_path:
     context = authority.client()
     with strangers(server.endpoint, CROWD, client_hello(context)) as crowd:
         eventually(lambda: crowd.came > 2 * CROWD, "they come again")
-        assert open_files(server) < 64 + 32
+        assert descriptors(server) < 64 + 32
         WireClient(server.endpoint, tls=context).close()

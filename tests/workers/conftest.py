@@ -1,8 +1,7 @@
-"""A scripted dispatcher, a payload store and helping threads; and no thread of ours left behind."""
+"""A scripted dispatcher and a payload store; and no thread of ours left behind."""
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,10 @@ from tests.workers.support.stored import make_store
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
-@pytest.fixture
 def dispatcher(tmp_path: Path) -> Iterator[ScriptedDispatcher]:
     scripted = ScriptedDispatcher(tmp_path / "sample.sock")
     yield scripted
-    scripted.hang_up()
+    scripted.end()
 
 
 @pytest.fixture

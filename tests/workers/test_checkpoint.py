@@ -6,8 +6,8 @@ from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, StepContractError
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.stream import position_of
-from tests.workers.rank.test_core import connected, hear, spoken, welcome
-from tests.workers.support.peers import step
+from tests.workers.rank.cores import connected, hear, spoken
+from tests.workers.support.peers import rank_welcome, step
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_rank_that_has_loaded_a_checkpoint_forgets_what_it_was_sent_and_says_h
         hear(core, step(8), m.Release(step=8), m.End(reason=EndReason.ENDED)) == []
     )  # before it was heard
     assert core.end_reason is None
-    hear(core, welcome(committed=4))
+    hear(core, rank_welcome(committed=4))
     assert not core.resuming
     assert core.position == 4
     assert [type(word) for word in hear(core, step(5))] == [m.Prepared]
@@ -53,7 +53,7 @@ def test_a_reconnect_repeats_what_was_loaded_and_what_was_saved() -> None:
     core.resume(POSITION)
     core.lost()
     assert core.hello().resume == POSITION
-    hear(core, welcome(committed=4))
+    hear(core, rank_welcome(committed=4))
     core.checkpoint_saved(4)
     core.checkpoint_saved(3)
     assert spoken(core) == [m.CheckpointSaved(step=4)]

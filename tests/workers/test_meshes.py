@@ -22,34 +22,25 @@ RANKS = 4
 
 
 @pytest.mark.parametrize(
-    ("names", "sizes"),
+    ("names", "sizes", "plain"),
     [
-        (("dp",), (4,)),
-        (("0",), (4,)),
-        (("pp", "dp", "tp"), (1, 4, 1)),
-        (("world",), (2,)),
-        (("pp", "tp"), (1, 1)),
+        (("dp",), (4,), True),
+        (("0",), (4,), True),
+        (("pp", "dp", "tp"), (1, 4, 1), True),
+        (("world",), (2,), True),
+        (("pp", "tp"), (1, 1), True),
+        (("dp", "tp"), (2, 2), False),
+        (("0", "1"), (2, 2), False),
+        (("dp_replicate", "dp_shard"), (2, 2), False),
+        (("dp", "tp"), (1, 4), False),
+        (("tp",), (4,), False),
+        (("pp",), (2,), False),
     ],
 )
 def test_a_mesh_of_one_real_dimension_says_nothing_against_the_default_group(
-    names: tuple[str, ...], sizes: tuple[int, ...]
+    names: tuple[str, ...], sizes: tuple[int, ...], plain: bool
 ) -> None:
-    assert Mesh(names, sizes).is_plain(4)
-
-
-@pytest.mark.parametrize(
-    ("names", "sizes"),
-    [
-        (("dp", "tp"), (2, 2)),
-        (("0", "1"), (2, 2)),
-        (("dp_replicate", "dp_shard"), (2, 2)),
-        (("dp", "tp"), (1, 4)),
-        (("tp",), (4,)),
-        (("pp",), (2,)),
-    ],
-)
-def test_any_other_mesh_does(names: tuple[str, ...], sizes: tuple[int, ...]) -> None:
-    assert not Mesh(names, sizes).is_plain(4)
+    assert Mesh(names, sizes).is_plain(4) is plain
 
 
 @pytest.mark.parametrize(

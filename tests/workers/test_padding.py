@@ -1,6 +1,5 @@
 """Padding from the dispatcher's flag to the tensors, between real processes."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 
 from rollout_dispatcher.errors import ConfigError, RankRefused
 from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer
-from rollout_workers.rank.client import RankClient
 from tests.support.server import ServeProcess
 from tests.workers.support.tiny_model import TinyModel
 
@@ -41,38 +39,44 @@ def gradient(batches: list[MicroBatch]) -> torch.Tensor:
     return torch.cat([grad.flatten() for grad in grads])
 
 
-@pytest.mark.parametrize("packed_length", [None, BUDGET, 100])
-def test_samples_are_planned_and_padded_to_the_same_multiple(
-    tmp_path: Path, packed_length: int | None
+@pytest.mark.parametrize(
+    ("layout", "packed_length"),
+    [("packed", None), ("packed", BUDGET), ("packed", 100), ("padded", None)],
+)
+def test_samples_are_planned_and_padded_to_the_same_multiple_within_the_budget(
+    tmp_path: Path, layout: str, packed_length: int | None
 ) -> None:
     options = STEPS | {"micro_batch_tokens": BUDGET, "sample_length_multiple": MULTIPLE}
-    with ServeProcess(tmp_path, **options) as server:
+    with ServeProcess(tmp_path, layout=layout, **options) as server:
         ids = push(server.endpoint)
-        stream = MicroBatchStream(
+        with MicroBatchStream(
             server.endpoint, packed_length=packed_length, weights_dtype=torch.float64
-        )
-        with stream:
+        ) as stream:
             step = next(stream)
             batches = list(step)
             step.commit()
         metrics = server.scrape()
-    rows = [len(batch.input_ids) for batch in batches]
+    rows = [batch.input_ids.numel() for batch in batches]
     assert max(rows) <= (packed_length or BUDGET)
-    if packed_length is not None:
-        assert set(rows) == {packed_length}
-    found = {}
+    assert packed_length is None or set(rows) == {packed_length}
     for batch in batches:
-        starts = batch.cu_seqlens.tolist()
-        assert not any(start % MULTIPLE for start in starts[:-1])
-        for name, start, size in zip(batch.sample_ids, starts, batch.lengths, strict=False):
-            found[name] = batch.input_ids[start : start + size].tolist()
+        starts = batch.placement.starts.tolist()
+        assert not any(start % MULTIPLE for start in starts)
+    plain = [batch.as_packed() for batch in batches]
+    found = {
+        name: sample.tolist()
+        for batch in plain
+        for name, sample in zip(
+            batch.sample_ids, batch.input_ids.split(list(batch.lengths)), strict=True
+        )
+    }
     assert found == ids
     assert sum(batch.tokens for batch in batches) == step.tokens == sum(LENGTHS)
     assert sum(float(batch.loss_weights.sum()) for batch in batches) == step.loss_tokens
     assert metrics["padding_tokens_total"] == sum(rows) - sum(LENGTHS)
     assert metrics["dispatched_tokens_total"] == sum(LENGTHS)
-    plain = [batch.as_packed() for batch in batches]
-    torch.testing.assert_close(gradient(batches), gradient(plain), rtol=0, atol=1e-12)
+    if layout == "packed":
+        torch.testing.assert_close(gradient(batches), gradient(plain), rtol=0, atol=1e-12)
 
 
 def test_a_packed_length_below_the_budget_is_refused_at_the_start(tmp_path: Path) -> None:
@@ -84,58 +88,3 @@ def test_a_packed_length_below_the_budget_is_refused_at_the_start(tmp_path: Path
         with pytest.raises(ConfigError, match="for packed micro-batches, and these are jagged"):
             MicroBatchStream(server.endpoint, packed_length=BUDGET, layout="jagged")
         MicroBatchStream(server.endpoint, packed_length=BUDGET).close()
-
-
-@pytest.mark.parametrize("multiple", [1, MULTIPLE])
-def test_padded_micro_batches_of_any_number_stay_within_the_budget(
-    tmp_path: Path, multiple: int
-) -> None:
-    """Two ranks, each with a stream of its own: rows of every micro-batch, and the gradient."""
-    options = STEPS | {
-        "dp_size": 2,
-        "micro_batch_tokens": BUDGET,
-        "layout": "padded",
-        "sample_length_multiple": multiple,
-    }
-    with ServeProcess(tmp_path, **options) as server:
-        ids = push(server.endpoint)
-        with RankClient(server.endpoint, dp_rank=0, dp_size=2) as asking:
-            generation = asking.generation
-        ranks = [
-            MicroBatchStream(
-                server.endpoint,
-                dp_rank=rank,
-                dp_size=2,
-                generation=generation,
-                weights_dtype=torch.float64,
-            )
-            for rank in range(2)
-        ]
-        with ThreadPoolExecutor(2) as pool:
-            steps = list(pool.map(next, ranks))
-            batches = [batch for step in steps for batch in step]
-            for step in steps:
-                step.commit()
-        metrics = server.scrape()
-        for stream in ranks:
-            stream.close()
-    shapes = [tuple(batch.input_ids.shape) for batch in batches]
-    assert len(steps[0]) == len(steps[1])
-    assert all(len(batch.lengths) == rows for batch, (rows, _) in zip(batches, shapes, strict=True))
-    assert all(rows * width <= BUDGET and not width % multiple for rows, width in shapes)
-    assert len({rows for rows, _ in shapes}) > 1
-    found = {
-        name: batch.input_ids[row, :size].tolist()
-        for batch in batches
-        for row, (name, size) in enumerate(zip(batch.sample_ids, batch.lengths, strict=True))
-    }
-    assert found == ids
-    computed = sum(rows * width for rows, width in shapes)
-    assert metrics["padding_tokens_total"] == computed - sum(LENGTHS)
-    assert computed < 2 * sum(LENGTHS)
-    again = [batch.as_packed().as_padded() for batch in batches]
-    assert all(
-        torch.equal(one.input_ids, other.input_ids[:, : one.input_ids.shape[1]])
-        for one, other in zip(again, batches, strict=True)
-    )
-    assert sum(float(batch.loss_weights.sum()) for batch in batches) == steps[0].loss_tokens

@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
-from rollout_dispatcher.errors import ConfigError, RankRefused
-from rollout_workers.process_group import Place, find_place, share_failure, share_generation
+from rollout_dispatcher.errors import ConfigError
+from rollout_workers.process_group import Place, find_place, instances
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +36,6 @@ def test_a_broken_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         find_place(None, None, None)
 
 
-@pytest.fixture
-def lonely_group(tmp_path: Path) -> Iterator[None]:
-    """A process group of one: what rank 0 broadcasts it also keeps."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_sharing_is_a_collective_of_the_group(lonely_group: None) -> None:
-    share_generation(17, None)
-    share_failure(RankRefused("x" * 10_000), None)  # cut, and so of the size the others expect
-
-
 TWO_RANKS = """
 import sys
 import torch.distributed as dist
@@ -60,13 +46,13 @@ rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 if rank == 0:
     share_generation(17, None)
-    share_failure(RankRefused("of the wrong size"), None)
+    share_failure(RankRefused("of the wrong size" + "x" * 10_000), None)
 else:
     assert hear_generation(None) == 17
     try:
         hear_generation(None)
     except RankRefused as error:
-        assert str(error) == "DP rank 0 could not join: of the wrong size", error
+        assert str(error).startswith("DP rank 0 could not join: of the wrong sizexxx"), error
     else:
         raise AssertionError("the failure of rank 0 was not heard")
 dist.destroy_process_group()
@@ -83,3 +69,52 @@ def test_a_generation_and_a_failure_reach_the_other_rank(tmp_path: Path) -> None
     finally:
         for rank in ranks:
             rank.kill()
+
+
+# -- objects of a class are found, and finding them harms no other thread
+
+
+class Kind:
+    """What is looked for."""
+
+
+class Below(Kind):
+    """And what is one of them."""
+
+
+class Proxy:
+    """Says that it is one, and does not like to be asked."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Never to be read."""
+        raise AssertionError("asked")
+
+
+def test_objects_of_a_class_and_of_those_below_are_found() -> None:
+    mine = [Kind(), Below(), Proxy()]
+    found = instances([Kind])
+    assert sorted(map(id, found)) == sorted(map(id, mine[:2]))
+
+
+def test_another_thread_may_fill_tuples_meanwhile() -> None:
+    many = [[number] for number in range(100_000)]  # so that it takes longer than a thread's turn
+    done, filled = threading.Event(), list[BaseException | int]()
+
+    def fill() -> None:
+        while not done.is_set():
+            try:
+                filled.append(len(tuple(number for number in range(50))))
+            except SystemError as error:
+                filled.append(error)
+
+    filler = threading.Thread(target=fill)
+    filler.start()
+    try:
+        for _ in range(50):
+            instances([Kind])
+    finally:
+        done.set()
+        filler.join()
+    assert set(filled) == {50}
+    assert len(many) == 100_000

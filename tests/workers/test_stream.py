@@ -1,11 +1,5 @@
 """The training loop's view: steps, micro-batches and clear errors, in a plain process."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 
@@ -16,36 +10,19 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_workers import MicroBatchStream
 from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
 
+Pair = tuple[MicroBatchStream, Peer]
+
 
 @pytest.fixture
-def pair(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, request: pytest.FixtureRequest
-) -> Iterator[tuple[MicroBatchStream, Peer]]:
+def pair(dispatcher: ScriptedDispatcher, request: pytest.FixtureRequest) -> Pair:
     """A stream with the number of epochs that the test asks for, any by default."""
-    epochs = getattr(request, "param", None)
-    joining = threads.submit(
-        MicroBatchStream, dispatcher.endpoint, dp_rank=0, dp_size=1, epochs=epochs
-    )
-    peer = dispatcher.accept()
-    peer.welcome_rank(generation=5)
-    stream = joining.result(10)
-    yield stream, peer
-    dispatcher.hang_up()
-    stream.close()
+    return dispatcher.stream(epochs=getattr(request, "param", None))
 
 
-def give(peer: Peer, number: int, *batches: list[int]) -> None:
-    tokens = sum(map(len, batches))
-    peer.send(step(number, len(batches), tokens=tokens, loss_tokens=tokens, num_samples=9))
-    peer.send(m.Release(step=number))
-    for index, ids in enumerate(batches):
-        peer.send_bytes(micro_batch(number, index, sample(ids)))
-
-
-def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) -> None:
+def test_a_loop_trains_every_step_and_ends(pair: Pair) -> None:
     stream, peer = pair
-    give(peer, 0, [1, 2], [3])
-    give(peer, 1, [4])
+    peer.give(0, [1, 2], [3])
+    peer.give(1, [4])
     peer.send(m.End(reason=EndReason.ENDED))
     seen = []
     for taken in stream:
@@ -58,7 +35,7 @@ def test_a_loop_trains_every_step_and_ends(pair: tuple[MicroBatchStream, Peer]) 
 
 
 def test_a_step_without_a_loss_token_is_told_once(
-    pair: tuple[MicroBatchStream, Peer], caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Masks of zeros alone, as a mistake makes them: the run would learn nothing."""
     stream, peer = pair
@@ -75,11 +52,11 @@ def test_a_step_without_a_loss_token_is_told_once(
 
 @pytest.mark.parametrize("pair", [1, 2, 3], indirect=True)
 def test_the_last_of_so_many_epochs_gets_what_was_received_and_no_further_one_comes(
-    pair: tuple[MicroBatchStream, Peer], request: pytest.FixtureRequest
+    pair: Pair, request: pytest.FixtureRequest
 ) -> None:
     epochs = request.node.callspec.params["pair"]
     stream, peer = pair
-    give(peer, 0, [1, 2], [3])
+    peer.give(0, [1, 2], [3])
     taken, received = next(stream), list[int]()
     for _ in range(epochs):
         batches = list(taken)
@@ -93,12 +70,12 @@ def test_the_last_of_so_many_epochs_gets_what_was_received_and_no_further_one_co
 
 
 @pytest.mark.parametrize("pair", [None, 1], indirect=True)
-def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, Peer]) -> None:
+def test_tensors_that_are_kept_stay_as_they_were(pair: Pair) -> None:
     """However many steps of large micro-batches come after them."""
     stream, peer = pair
     kept = []
     for number in range(24):
-        give(peer, number, [number] * 20_000)
+        peer.give(number, [number] * 20_000)
         taken = next(stream)
         (batch,) = taken
         assert torch.all(batch.input_ids == number)
@@ -112,45 +89,13 @@ def test_tensors_that_are_kept_stay_as_they_were(pair: tuple[MicroBatchStream, P
         assert reward.item() == 20_000 * number
 
 
-def test_a_loop_that_never_commits_is_told_what_to_call_and_what_to_raise(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
-    stream, peer = pair
-    for number in range(2):
-        give(peer, number, [1])
-        next(stream)
-    with pytest.raises(StepContractError, match=r"2 steps .*step\.commit\(\).*--max-open-steps"):
-        next(stream)
-
-
-def test_several_losses_have_weights_and_scales_of_their_own(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(
-        MicroBatchStream,
-        dispatcher.endpoint,
-        losses={"kl": "sequence-mean"},
-        trainer_divides_by="micro-batches",
-    )
-    peer = dispatcher.accept()
-    peer.welcome_rank()
-    stream = joining.result(10)
-    give(peer, 0, [7, 1, 2], [7, 5])
-    taken = next(stream)
-    assert {tuple(one.loss_scales) for one in taken} == {("loss", "kl")}
-    assert [one.kl_weights.tolist() for one in taken] == [[0, 0.5, 0.5], [0, 1]]
-    assert taken.scale_for(8) == 2 / 8
-    dispatcher.hang_up()
-    stream.close()
-
-
 @pytest.mark.parametrize("handed_out", [0, 1, 2])
 def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
-    pair: tuple[MicroBatchStream, Peer], handed_out: int
+    pair: Pair, handed_out: int
 ) -> None:
     """As by a commit() that is indented too far; what was left out would never come again."""
     stream, peer = pair
-    give(peer, 0, [1], [2], [3])
+    peer.give(0, [1], [2], [3])
     taken = next(stream)
     for _ in zip(range(handed_out), taken, strict=False):
         pass
@@ -161,20 +106,18 @@ def test_a_step_is_not_committed_before_all_of_it_was_handed_out(
     assert peer.wait_for_commit() == 0
 
 
-def test_a_step_may_be_given_up_on_purpose(pair: tuple[MicroBatchStream, Peer]) -> None:
+def test_a_step_may_be_given_up_on_purpose(pair: Pair) -> None:
     stream, peer = pair
-    give(peer, 0, [1], [2])
+    peer.give(0, [1], [2])
     taken = next(stream)
     next(iter(taken))
     taken.commit(partial=True)
     assert peer.wait_for_commit() == 0
 
 
-def test_a_step_is_committed_once_and_not_read_afterwards(
-    pair: tuple[MicroBatchStream, Peer],
-) -> None:
+def test_a_step_is_committed_once_and_not_read_afterwards(pair: Pair) -> None:
     stream, peer = pair
-    give(peer, 0, [1], [2])
+    peer.give(0, [1], [2])
     taken = next(stream)
     reading = iter(taken)
     list(taken)
@@ -188,19 +131,10 @@ def test_a_step_is_committed_once_and_not_read_afterwards(
         list(taken)
 
 
-def test_only_rank_0_reports_the_policy_version(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(
-        MicroBatchStream, dispatcher.endpoint, dp_rank=1, dp_size=2, generation=5
-    )
-    peer = dispatcher.accept()
-    assert peer.welcome_rank(generation=5).generation == 5
-    stream = joining.result(10)
+def test_only_rank_0_reports_the_policy_version(dispatcher: ScriptedDispatcher) -> None:
+    stream, peer = dispatcher.stream({"generation": 5}, dp_rank=1, dp_size=2, generation=5)
     stream.set_policy_version(3)
     assert peer.hears_nothing()
-    dispatcher.hang_up()
-    stream.close()
 
 
 @pytest.mark.parametrize(
@@ -224,29 +158,6 @@ def test_a_mistake_is_named_before_anything_is_connected(
     arguments = {"endpoint": "127.0.0.1:1", "dp_rank": 0, "dp_size": 1} | options
     with pytest.raises(ConfigError, match=complaint):
         MicroBatchStream(**arguments)  # type: ignore[arg-type]
-
-
-def test_the_producer_needs_no_torch() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; import rollout_workers as w; "
-        "w.RolloutProducer; w.AsyncRolloutProducer; w.RankClient; "
-        "from rollout_workers.producer.encode import *; "
-        "Encoder().encode(RolloutSample({'input_ids': [1]}))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
-
-
-def test_without_torch_a_stream_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "try:\n    from rollout_workers import MicroBatchStream\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={**os.environ}
-    )
-    assert "MicroBatchStream needs torch" in done.stdout
-    assert "pip install 'rollout-dispatcher[workers]'" in done.stdout
 
 
 def test_the_public_names_are_those_that_are_announced() -> None:

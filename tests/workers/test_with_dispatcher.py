@@ -1,5 +1,6 @@
 """Both clients against a real dispatcher: what its answers mean to a user."""
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -86,17 +87,25 @@ def test_ranks_that_do_not_train_alike_are_told_what_differs_and_none_of_them_tr
         found.close()
 
 
-def test_a_push_behind_the_producers_end_is_refused(tmp_path: Path) -> None:
-    with (
-        serve(tmp_path, dp_size=1, global_batch_size=2, micro_batch_size=1) as address,
-        RolloutProducer(address) as other,
-        RolloutProducer(address) as producer,
-    ):
-        other.push(FIELDS)
-        producer.end_stream()
-        with pytest.raises(SampleRefused, match="this producer has ended its stream") as told:
-            producer.push(FIELDS)
-    assert told.value.reason == "closed"
+@pytest.mark.parametrize("layout", ["packed", "padded", "jagged"])
+def test_a_mask_of_all_ones_marks_all_but_the_first_token_whichever_way_it_comes(
+    layout: str, tmp_path: Path
+) -> None:
+    sample: dict[str, Any] = {"input_ids": [5, 6, 7], "loss_mask": [True] * 3}
+    with ServeProcess(tmp_path, dp_size=1, global_batch_size=4, micro_batch_size=4) as server:
+        for shifted in (False, True):
+            with RolloutProducer(server.endpoint, loss_mask_shifted=shifted) as producer:
+                producer.push(sample)
+            body = {"fields": sample, "loss_mask_shifted": shifted}
+            assert server.post("/v1/samples", json.dumps(body).encode()).status == 200
+        assert server.scrape()["loss_positions_left_out_total"] == 4
+        with MicroBatchStream(server.endpoint, layout=layout) as stream:
+            step = next(stream)
+            (batch,) = (one.as_packed() for one in step)
+            step.commit()
+    assert step.loss_tokens == 8
+    assert batch.loss_weights.tolist() == [0, 1, 1] * 4
+    assert batch.labels.tolist() == [-100, 6, 7] * 4
 
 
 def test_who_pushes_samples_of_weights_to_come_is_told(

@@ -50,12 +50,3 @@ def test_a_state_of_an_epoch_s_end_goes_on_with_the_next(workers: int, batch: in
     rest = flat(again) or flat(again)  # torchdata's loader may end the loaded epoch once more
     assert rest == epochs()[1]
     assert flat(again) == epochs()[2]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_was_broken_off_comes_again_whole(workers: int) -> None:
-    loader = loader_of(workers)
-    for _ in loader:
-        break
-    assert flat(loader) == epochs()[0]
-    assert flat(loader) == epochs()[1]

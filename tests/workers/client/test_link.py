@@ -6,7 +6,6 @@ import socket
 import ssl
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from rollout_dispatcher import errors
 from rollout_dispatcher.errors import (
+    DispatcherError,
     DispatcherUnreachable,
     ProtocolError,
     RankRefused,
@@ -28,18 +29,18 @@ from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Side
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.transport.sockets import connect
-from rollout_workers.client.link import Link
+from rollout_workers.client.link import Link, restored, told
 from rollout_workers.client.role import Outgoing, Role
 from rollout_workers.producer.producer import RolloutProducer
 from rollout_workers.rank.client import RankClient
 from tests.support.certificates import Authority
 from tests.support.server import eventually
 from tests.support.wire.frames import feed
-from tests.workers.support.peers import Peer, step
+from tests.workers.support.peers import ScriptedDispatcher, producer_welcome, step
 
 LIMITS = FrameLimits(1 << 20, 1 << 26)
 PATIENCE_S = 20.0
-WELCOME = m.WelcomeProducer(run_id="run", credits=1, max_payload_bytes=1, heartbeat_interval_s=5.0)
+WELCOME = producer_welcome()
 #: The beginning of a micro-batch.
 LARGE_FRAME = codec.encode(
     m.MicroBatch(step=0, index=0, tokens=[1], loss_tokens=[1], sample_ids=["a"]), 1 << 24
@@ -194,15 +195,6 @@ async def test_a_goodbye_comes_after_all_that_was_said_and_needs_an_answer(ends:
         await leaving
 
 
-async def test_an_end_instead_of_an_answer_to_the_goodbye_is_a_loss(ends: Ends) -> None:
-    link, _, other = ends
-    leaving = asyncio.create_task(link.acknowledge_bye())
-    assert await other.next() == m.Bye()
-    other.hang_up()
-    with pytest.raises(ConnectionError, match="closed the connection"):
-        await leaving
-
-
 async def test_what_came_before_a_refusal_is_heard(ends: Ends) -> None:
     link, core, other = ends
     refusal = m.Error(code=RankRefused.code, message="taken")
@@ -261,9 +253,7 @@ async def test_what_is_due_sooner_does_not_wait_for_what_is_due_later(ends: Ends
     assert await other.next() == m.EndStream()
 
 
-def test_what_a_lost_connection_had_of_a_frame_goes_at_once(
-    tmp_path: Path, threads: ThreadPoolExecutor
-) -> None:
+def test_what_a_lost_connection_had_of_a_frame_goes_at_once(dispatcher: ScriptedDispatcher) -> None:
     made: list[weakref.ref[NDArray[np.uint8]]] = []
 
     def memory(nbytes: int) -> memoryview:
@@ -274,25 +264,14 @@ def test_what_a_lost_connection_had_of_a_frame_goes_at_once(
     gc.collect()
     gc.disable()  # as trainers do
     try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"{tmp_path}/s")
-            listener.listen()
-            listener.settimeout(PATIENCE_S)
-            joining = threads.submit(
-                RankClient, f"unix:{tmp_path}/s", dp_rank=0, dp_size=2, memory=memory
-            )
-            sock, _ = listener.accept()
-            peer = Peer(sock)
-            peer.welcome_rank()
-            client = joining.result(PATIENCE_S)
-            peer.send(step(0))
-            sock.sendall(LARGE_FRAME)
-            eventually(lambda: made, "it begins to come")
-            peer.close()
-            again, _ = listener.accept()
-            eventually(lambda: made[0]() is None, "the payload is freed")
-            again.close()
-        client.close()
+        make = partial(RankClient, dp_rank=0, dp_size=2, memory=memory)
+        _, peer = dispatcher.join(make)
+        peer.send(step(0))
+        peer.send_bytes(LARGE_FRAME)
+        eventually(lambda: made, "it begins to come")
+        peer.close()
+        dispatcher.accept()
+        eventually(lambda: made[0]() is None, "the payload is freed")
     finally:
         gc.enable()
 
@@ -304,3 +283,33 @@ def test_who_is_never_answered_gives_up_when_it_was_told_to(begin: Callable[...,
         with pytest.raises(DispatcherUnreachable, match="did not answer the HELLO"):
             begin("{}:{}".format(*mute.getsockname()), reconnect_timeout=0.5)
         assert monotonic() - began < 5
+
+
+# -- errors, as another process tells them
+
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, DispatcherError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_comes_back_with_its_class_and_text(kind: type[DispatcherError]) -> None:
+    error = kind.__new__(kind, "what was found")
+    Exception.__init__(error, "what was found")
+    again = restored(told(error))
+    assert type(again) is kind
+    assert str(again) == "what was found"
+
+
+def test_what_is_none_of_ours_goes_by_its_name() -> None:
+    again = restored(told(OSError("no room")))
+    assert type(again) is DispatcherError
+    assert str(again) == "OSError: no room"
+
+
+def test_a_code_that_is_not_known_is_an_error_all_the_same() -> None:
+    message = told(DispatcherError("x")).model_copy(update={"code": "of a newer release"})
+    assert type(restored(message)) is DispatcherError

@@ -5,9 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,15 @@ import pytest
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
-from rollout_workers import MicroBatchStream, RankClient, RolloutProducer
 from tests.support.source import PYTHONPATH
-from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
+from tests.workers.support.peers import Peer, ScriptedDispatcher
 
 #: Importing torch twice, the second time in a spawned worker, is most of it.
 PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def start(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> Callable[[str], Future[Any]]:
+def start(dispatcher: ScriptedDispatcher) -> Callable[[str], Future[Any]]:
     """Starts a case of `processes.py`; the future is what it printed."""
 
     def run(case: str) -> Any:
@@ -39,14 +35,11 @@ def start(
         )
         return json.loads(done.stdout)
 
-    return lambda case: threads.submit(run, case)
+    return lambda case: dispatcher.meanwhile(run, case)
 
 
 def give_one_step(peer: Peer) -> None:
-    peer.send(step(0))
-    peer.wait_for(m.Prepared)
-    peer.send(m.Release(step=0))
-    peer.send_bytes(micro_batch(0, 0, sample([5, 6])))
+    peer.give(0, [5, 6])
     peer.send(m.End(reason=EndReason.ENDED))
 
 
@@ -78,18 +71,6 @@ def test_a_stream_made_in_a_loaders_worker_is_refused_before_it_connects(
     told = start(f"inside-{context}").result(PATIENCE_S)
     assert "ConfigError" in told["loader"]
     assert "num_workers=0" in told["loader"]
-
-
-def test_a_loader_without_workers_hands_micro_batches_on(
-    dispatcher: ScriptedDispatcher, start: Callable[[str], Future[Any]]
-) -> None:
-    running = start("no-workers")
-    peer = dispatcher.accept(PATIENCE_S)
-    peer.welcome_rank()
-    give_one_step(peer)
-    peer.wait_for(m.Commit, PATIENCE_S)
-    let_go(peer)
-    assert running.result(PATIENCE_S)["loader"] == [[5, 6]]
 
 
 def test_a_forked_child_is_refused_by_a_ranks_client_and_the_parent_goes_on(
@@ -126,27 +107,6 @@ def test_a_forked_child_is_refused_by_a_producer_and_the_parent_goes_on(
     assert told["own"] == "accepted"
 
 
-@contextmanager
-def made(
-    kind: str, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> Iterator[MicroBatchStream | RankClient | RolloutProducer]:
-    """A client of this kind, welcomed."""
-    makers: dict[str, Callable[[], MicroBatchStream | RankClient | RolloutProducer]] = {
-        "stream": lambda: MicroBatchStream(dispatcher.endpoint, dp_rank=0, dp_size=1),
-        "rank": lambda: RankClient(dispatcher.endpoint, dp_rank=0, dp_size=1),
-        "producer": lambda: RolloutProducer(dispatcher.endpoint),
-    }
-    making = threads.submit(makers[kind])
-    peer = dispatcher.accept()
-    peer.welcome_producer() if kind == "producer" else peer.welcome_rank()
-    client = making.result(10)
-    try:
-        yield client
-    finally:
-        dispatcher.hang_up()
-        client.close()
-
-
 @pytest.mark.parametrize(
     ("kind", "remedy"),
     [
@@ -156,10 +116,25 @@ def made(
     ],
 )
 def test_a_client_cannot_be_sent_to_another_process(
-    kind: str, remedy: str, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    kind: str, remedy: str, dispatcher: ScriptedDispatcher
 ) -> None:
-    with (
-        made(kind, dispatcher, threads) as client,
-        pytest.raises(ConfigError, match=rf"another process.*{remedy}"),
-    ):
+    client, _ = getattr(dispatcher, kind)()
+    with pytest.raises(ConfigError, match=rf"another process.*{remedy}"):
         pickle.dumps(client)
+
+
+@pytest.mark.parametrize("client", ["RolloutProducer(at)", "RankClient(at, dp_rank=0, dp_size=1)"])
+def test_an_interpreter_exits_with_a_client_left_open_and_without_torch(
+    client: str, dispatcher: ScriptedDispatcher
+) -> None:
+    code = (
+        "import sys; from rollout_workers import RankClient, RolloutProducer; "
+        f"at = sys.argv[1]; kept = {client}; assert 'torch' not in sys.modules"
+    )
+    running = dispatcher.meanwhile(
+        subprocess.run, [sys.executable, "-c", code, dispatcher.endpoint], timeout=20, check=True
+    )
+    peer = dispatcher.accept()
+    peer.welcome()
+    peer.acknowledge_bye()
+    running.result(20)

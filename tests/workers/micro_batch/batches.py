@@ -1,25 +1,21 @@
 """Micro-batches of given samples, as a rank makes them of what arrives."""
 
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
-from tests.support.wire.frames import feed
-from tests.workers.support.peers import SCHEMA, micro_batch, sample, step
+from tests.workers.support.peers import SCHEMA, arrived, micro_batch, sample, step
 
 HEADER = step(3, 2, num_samples=2, tokens=5, loss_tokens=3, loss_samples=2)
 
 
 def received(frame: bytes, schema: Schema = SCHEMA) -> Received:
-    (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
-    message = codec.decode(found)
+    message, payload = arrived(frame)
     assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload, cut(schema, message, found.payload))
+    return Received(message, payload, cut(schema, message, payload))
 
 
 def batch(

@@ -1,6 +1,5 @@
 """Micro-batches on their way to where they are computed, the next one ahead of the loop."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from rollout_workers.micro_batch.delivery import Coming, Delivery, delivery_to, 
 from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.client import RankClient
 from rollout_workers.step import Step
 from tests.workers.micro_batch.batches import TWO, batch
 from tests.workers.support.peers import ScriptedDispatcher, micro_batch, sample, step
@@ -51,12 +49,6 @@ class Numbers:
         return index
 
 
-def test_the_next_is_sent_before_the_loop_gets_the_present_one() -> None:
-    sent = Numbers()
-    seen = [(index, list(sent.numbers)) for index in look_ahead(3, lambda _: True, sent)]
-    assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2])]
-
-
 @given(st.lists(st.booleans(), max_size=8))
 def test_each_is_sent_once_and_in_order_and_what_is_not_here_is_not_waited_for(
     here: list[bool],
@@ -68,37 +60,31 @@ def test_each_is_sent_once_and_in_order_and_what_is_not_here_is_not_waited_for(
     assert sent.numbers == list(range(len(here)))
 
 
-def test_a_step_looks_ahead_at_what_has_come_and_no_further(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=1)
-    peer = dispatcher.accept()
-    peer.welcome_rank()
-    with joining.result(10) as client:
-        peer.send(step(0, 3, tokens=3, loss_tokens=3, num_samples=3))
-        for index in range(2):
-            peer.send_bytes(micro_batch(0, index, sample([index])))
-        peer.send(m.Release(step=0))
-        taken = client.next_step(10)
-        assert taken is not None
-        assert (taken.has(1), taken.has(2)) == (True, False)
-        delivery = Ahead()
-        config = CollateConfig(LossConfig(1), delivery=delivery)
-        loop = Step(taken, config, epochs=2)
-        batches = iter(loop)
-        assert next(batches).input_ids.tolist() == [0]
-        assert delivery.events == ["send 0", "send 1"]
-        with pytest.raises(StepContractError, match="1 of its 3 micro-batches were handed out"):
-            loop.commit()  # what was sent ahead was not handed out
-        assert next(batches).input_ids.tolist() == [1]
-        peer.send_bytes(micro_batch(0, 2, sample([2])))
-        assert next(batches).input_ids.tolist() == [2]
-        assert [each.index for each in loop] == [0, 1, 2]
-        assert delivery.events == [f"send {index}" for index in (0, 1, 2, 0, 1, 2)]
-        with pytest.raises(StepContractError, match="epochs=2"):
-            next(iter(loop))
-        loop.commit()
-        dispatcher.hang_up()
+def test_a_step_looks_ahead_at_what_has_come_and_no_further(dispatcher: ScriptedDispatcher) -> None:
+    client, peer = dispatcher.rank()
+    peer.send(step(0, 3, tokens=3, loss_tokens=3, num_samples=3))
+    for index in range(2):
+        peer.send_bytes(micro_batch(0, index, sample([index])))
+    peer.send(m.Release(step=0))
+    taken = client.next_step(10)
+    assert taken is not None
+    assert (taken.has(1), taken.has(2)) == (True, False)
+    delivery = Ahead()
+    config = CollateConfig(LossConfig(1), delivery=delivery)
+    loop = Step(taken, config, epochs=2)
+    batches = iter(loop)
+    assert next(batches).input_ids.tolist() == [0]
+    assert delivery.events == ["send 0", "send 1"]
+    with pytest.raises(StepContractError, match="1 of its 3 micro-batches were handed out"):
+        loop.commit()  # what was sent ahead was not handed out
+    assert next(batches).input_ids.tolist() == [1]
+    peer.send_bytes(micro_batch(0, 2, sample([2])))
+    assert next(batches).input_ids.tolist() == [2]
+    assert [each.index for each in loop] == [0, 1, 2]
+    assert delivery.events == [f"send {index}" for index in (0, 1, 2, 0, 1, 2)]
+    with pytest.raises(StepContractError, match="epochs=2"):
+        next(iter(loop))
+    loop.commit()
 
 
 def test_micro_batches_go_where_the_stream_was_told() -> None:

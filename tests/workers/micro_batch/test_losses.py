@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import assemble
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_dispatcher.spans import join
 from rollout_workers.micro_batch.collate import CollateConfig, collate
@@ -28,10 +27,10 @@ from rollout_workers.micro_batch.loss import (
     normaliser,
 )
 from rollout_workers.micro_batch.micro_batch import MicroBatch
-from rollout_workers.rank.held_steps import Received
-from rollout_workers.rank.payload import cut
 from tests.support.source import ROOT
-from tests.support.wire.frames import feed
+from tests.workers.micro_batch.batches import received
+from tests.workers.normalisers.losses import FORMULAS
+from tests.workers.support.peers import arrived
 
 SCHEMA = Schema(
     (
@@ -60,13 +59,6 @@ def sample(weights: Sequence[float], group: str | None = None, name: str = "s") 
     return Sample(name, size, int(mask[1:].sum()), SCHEMA, span, group)
 
 
-def received(frame: bytes) -> Received:
-    (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
-    message = codec.decode(found)
-    assert isinstance(message, m.MicroBatch)
-    return Received(message, found.payload, cut(SCHEMA, message, found.payload))
-
-
 class Dispatched:
     """Samples as a step of micro-batches; groups are told of where a sample has one."""
 
@@ -87,12 +79,13 @@ class Dispatched:
             0, "d", len(parts), samples,
             group_loss_tokens=totals if grouped else None, expected_loss_tokens=EXPECTED,
         )  # fmt: skip
-        (found,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frame)
-        header = codec.decode(found)
+        header, _ = arrived(frame)
         assert isinstance(header, m.StepHeader)
         self.header = header
         self.received = [
-            received(b"".join(assemble.micro_batch(0, i, part, number if grouped else None)))
+            received(
+                b"".join(assemble.micro_batch(0, i, part, number if grouped else None)), SCHEMA
+            )
             for i, (part, number) in enumerate(zip(parts, numbers, strict=True))
         ]
 
@@ -111,34 +104,19 @@ def config(losses: dict[str, str], main: str = "token-mean", **options: object) 
 # -- what they add up to
 
 
-def value(weights: Sequence[float]) -> float:
-    """The weighted sum of one sample, whose token losses are 1, 2, 3, ..., of its second on."""
-    return sum(w * (at + 2) for at, w in enumerate(weights))
-
-
 def expected(name: str, found: Sequence[tuple[object, list[float]]]) -> float:
-    """The formula of a loss, of samples' groups and weights; 0 where there is no weight."""
-    weighty = [w for _, w in found if sum(w)]
-    if not weighty:
+    """The formula of a loss, of samples' groups and weights; 0 where there is no weight.
+
+    The token losses of each are 1, 2, 3, ..., of its second on.
+    """
+    if not any(sum(weights) for _, weights in found):
         return 0.0
-    match name:
-        case "token_mean":
-            return sum(map(value, weighty)) / sum(map(sum, weighty))
-        case "sequence_mean":
-            return sum(value(w) / sum(w) for w in weighty) / len(weighty)
-        case "sequence_mean_token_sum":
-            return sum(map(value, weighty)) / len(weighty)
-        case "constant":
-            return sum(map(value, weighty)) / (4 * len(found))
-    groups: dict[object, list[list[float]]] = {}
-    for group, w in found:
-        groups.setdefault(group, []).append(w)
-    means = [
-        sum(map(value, members)) / sum(map(sum, members))
-        for members in groups.values()
-        if sum(map(sum, members))
+    word, _, number = NAMED[name].partition(":")
+    counted = [
+        (f"{group}", torch.arange(2, len(weights) + 2).double(), torch.tensor(weights).double())
+        for group, weights in found
     ]
-    return sum(means) / len(means)
+    return float(FORMULAS[word](counted, float(number or 0)))
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=5)
@@ -163,26 +141,11 @@ def test_however_a_step_is_cut_every_loss_is_that_of_one_batch(
         assert found == pytest.approx(expected(name, alone), rel=1e-12, abs=1e-12), name
 
 
-@pytest.mark.parametrize("word", ["sequence-mean", "group-mean"])
-def test_without_groups_a_group_mean_is_a_sequence_mean(word: str) -> None:
-    step = Dispatched([[sample([1, 1, 0]), sample([1], name="t")]])
-    (one,) = step.collated(config({}, word))
-    assert (one.loss_scale, one.loss_weights.tolist()) == (0.5, [0, 0.5, 0.5, 0, 0, 1])
-
-
 def test_what_is_expected_of_a_step_divides_its_loss_whatever_it_has() -> None:
     for parts in ([[sample([1])], [sample([1, 1], name="t")]], [[sample([1] * 7)]]):
         for one in Dispatched(parts).collated(config({}, "token-mean-expected")):
             assert one.loss_scale == 1 / EXPECTED
             assert one.loss_weights.sum() == one.loss_mask.sum()
-
-
-def test_a_group_mean_counts_members_on_other_ranks() -> None:
-    step = Dispatched([[sample([1, 1], "g")], [sample([1, 1], "g", "t"), sample([1], None, "u")]])
-    first, second = step.collated(config({}, "group-mean"))
-    assert first.loss_weights.tolist() == [0, 0.25, 0.25]
-    assert second.loss_weights.tolist() == [0, 0.25, 0.25, 0, 1.0]
-    assert first.loss_scale == second.loss_scale == first.loss_scales["loss"] == 0.5
 
 
 @pytest.mark.parametrize("layout", list(Collation))
@@ -198,7 +161,7 @@ def test_weights_have_the_layout_and_the_type_of_the_others(layout: Collation) -
 
 def test_a_filler_weighs_nothing_in_any_loss() -> None:
     step = Dispatched([[sample([1.0, 1.0])]])
-    step.received.append(received(b"".join(assemble.filler(0, 1, sample([1.0])))))
+    step.received.append(received(b"".join(assemble.filler(0, 1, sample([1.0]))), SCHEMA))
     whole, filler = step.collated(config({"kl": "token-mean"}))
     assert filler.kl_weights.tolist() == filler.loss_mask.tolist() == [0]
     assert whole.loss_scales["kl"] == 1 / 2
@@ -223,24 +186,22 @@ def test_what_the_trainer_averages_and_divides_by_is_made_good() -> None:
 # -- what is refused
 
 
+UNKNOWN = f"choose from {', '.join(WORDS)}"
+NAMELESS = "choose a name like a variable's"
+
+
 @pytest.mark.parametrize(
-    "word", ["constant", "constant:", "constant:0", "constant:x", "constant:inf"]
-)
-def test_a_constant_is_a_positive_number(word: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{word}'; write a positive number after the colon"):
-        normaliser("losses['kl']", word)
-
-
-@pytest.mark.parametrize("word", ["mean", "token-mean:3", "", None])
-def test_an_unknown_word_names_those_there_are(word: object) -> None:
-    with pytest.raises(ConfigError, match=f"choose from {', '.join(WORDS)}"):
-        named_losses({"kl": word})  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize("name", ["loss", "k l", "", 3])
-def test_a_name_that_no_tensor_can_have_is_refused(name: object) -> None:
-    with pytest.raises(ConfigError, match="choose a name like a variable's"):
-        named_losses({name: "token-mean"})  # type: ignore[dict-item]
+    ("name", "word", "complaint"),
+    [
+        *(("kl", f"constant{number}", "write a positive number after the colon")
+          for number in ("", ":", ":0", ":x", ":inf")),
+        *(("kl", word, UNKNOWN) for word in ("mean", "token-mean:3", "", None)),
+        *((name, "token-mean", NAMELESS) for name in ("loss", "k l", "", 3)),
+    ],
+)  # fmt: skip
+def test_what_is_no_loss_is_refused(name: object, word: object, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        named_losses({name: word})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("given_", ["steps", 0, -1, 1.5, True, None])

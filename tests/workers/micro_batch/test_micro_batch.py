@@ -156,25 +156,6 @@ def test_a_type_is_given_to_floating_point_tensors_but_not_to_weights(
 # -- labels and padding
 
 
-@pytest.mark.parametrize("layout", list(Collation))
-def test_labels_are_the_ids_that_the_loss_counts_and_never_a_samples_first(
-    layout: Collation,
-) -> None:
-    found = batch(*TWO, config=replace(PLAIN, collation=layout))
-    labels = found.labels
-    if layout is Collation.JAGGED:
-        assert [row.tolist() for row in labels.unbind()] == [[-100, 6, 7], [-100, 9]]
-    elif layout is Collation.PADDED:
-        assert labels.tolist() == [[-100, 6, 7], [-100, 9, -100]]
-    else:
-        assert labels.tolist() == [-100, 6, 7, -100, 9]
-    assert labels is found.labels, "what is written into them stays"
-
-
-def test_labels_without_a_mask_and_of_a_filler() -> None:
-    assert batch(unmasked([5, 6]), unmasked([7])).labels.tolist() == [-100, 6, -100]
-
-
 @given(LISTS, CONFIGS, st.booleans())
 def test_padding_weighs_nothing_and_the_samples_are_all_there(
     lists: list[list[int]], config: CollateConfig, masked: bool
@@ -190,14 +171,15 @@ def test_padding_weighs_nothing_and_the_samples_are_all_there(
         for ids in lists
     ]
     assert samples_of(found, "loss_weights") == counts
-    if found.layout is Collation.JAGGED:
-        return
-    for name in ("input_ids", "loss_weights"):
-        assert not padding_of(found, name).any(), name
-    assert found.labels.shape == found.input_ids.shape
-    labelled = found.labels.flatten() != -100
-    assert labelled.sum() == sum(map(sum, counts))
-    assert torch.equal(found.labels.flatten()[labelled], found.input_ids.flatten()[labelled])
+    assert found.labels is found.labels, "what is written into them stays"
+    found["labels"] = found.labels
+    assert samples_of(found, "labels") == [
+        [token if counted else -100 for token, counted in zip(*pair, strict=True)]
+        for pair in zip(lists, counts, strict=True)
+    ]
+    if found.layout is not Collation.JAGGED:
+        for name, nothing in (("input_ids", 0), ("loss_weights", 0), ("labels", -100)):
+            assert (padding_of(found, name) == nothing).all(), name
 
 
 @given(LISTS, st.integers(1, 8), st.one_of(st.none(), st.integers(96, 130)))

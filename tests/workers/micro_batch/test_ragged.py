@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import DType, Field, Sample, Schema
 from rollout_workers.micro_batch.collate import CollateConfig, collate
@@ -23,17 +22,10 @@ from rollout_workers.producer.pushes import batches, header, payload
 from rollout_workers.rank.held_steps import Received
 from rollout_workers.rank.payload import cut
 from tests.support.schemas import schemas
-from tests.support.wire.frames import feed
-from tests.workers.support.peers import step
+from tests.workers.support.peers import arrived, step
 
-LIMITS = FrameLimits(1 << 24, 1 << 24)
 HEADER = step(0, 1, num_samples=1, tokens=1, loss_tokens=1, loss_samples=1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=9)
-
-
-def heard(buffers: Sequence[Buffer]) -> tuple[m.Message, memoryview]:
-    (frame,) = feed(FrameReader(LIMITS), b"".join(buffers))
-    return codec.decode(frame), frame.payload
 
 
 def pushed(
@@ -45,7 +37,7 @@ def pushed(
         message = header(group, "p", len(found))
         parts = payload(group)
         nbytes = sum(memoryview(part).nbytes for part in parts)
-        push, received = heard([codec.encode(message, nbytes), *parts])
+        push, received = arrived([codec.encode(message, nbytes), *parts])
         assert isinstance(push, m.Push)
         spans, at = [], 0
         for size in push.spans(len(received)):
@@ -59,7 +51,7 @@ def trained(
     buffers: Sequence[Buffer], schema: Schema, layout: Collation = Collation.PACKED
 ) -> MicroBatch:
     """The micro-batch that a training loop gets of this frame."""
-    message, received = heard(buffers)
+    message, received = arrived(buffers)
     assert isinstance(message, m.MicroBatch)
     blocks = cut(schema, message, received)
     config = CollateConfig(LossConfig(1), layout)
@@ -144,7 +136,7 @@ def test_what_is_no_utf8_does_not_end_a_run() -> None:
 def test_a_ragged_tensor_may_be_written_into() -> None:
     (sample,) = pushed([{"input_ids": [7, 8], "pixels": np.ones((4, 2))}], ("pixels",))
     for layout in Collation:
-        message, received = heard(assemble.micro_batch(0, 0, [sample]))
+        message, received = arrived(assemble.micro_batch(0, 0, [sample]))
         assert isinstance(message, m.MicroBatch)
         whole = Received(message, received, cut(sample.schema, message, received))
         config = CollateConfig(LossConfig(1), layout)

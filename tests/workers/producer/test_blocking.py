@@ -1,13 +1,10 @@
 """A producer over a real socket, against a dispatcher that says what the test says."""
 
 import gc
-import subprocess
-import sys
 from collections import UserDict
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,37 +18,14 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers import AsyncRolloutProducer, Outcome, RolloutProducer, RolloutSample
 from tests.support.server import eventually
-from tests.workers.support.peers import Peer, ScriptedDispatcher
+from tests.workers.support.peers import ScriptedDispatcher
 
 FIELDS = {"input_ids": [1, 2, 3]}
 
 
-class Join(Protocol):
-    """Makes a welcomed producer and its peer; both are closed after the test."""
-
-    def __call__(self, credits_: int = 8, **welcome: object) -> tuple[RolloutProducer, Peer]: ...
-
-
-@pytest.fixture
-def join(dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor) -> Iterator[Join]:
-    producers = []
-
-    def make(credits_: int = 8, **welcome: object) -> tuple[RolloutProducer, Peer]:
-        making = threads.submit(RolloutProducer, dispatcher.endpoint)
-        peer = dispatcher.accept()
-        peer.welcome_producer(credits_, **welcome)
-        producers.append(making.result(10))
-        return producers[-1], peer
-
-    yield make
-    dispatcher.hang_up()
-    for producer in producers:
-        producer.close()
-
-
-def test_a_push_returns_when_it_is_answered(join: Join, threads: ThreadPoolExecutor) -> None:
-    producer, peer = join()
-    pushing = threads.submit(
+def test_a_push_returns_when_it_is_answered(dispatcher: ScriptedDispatcher) -> None:
+    producer, peer = dispatcher.producer()
+    pushing = dispatcher.meanwhile(
         producer.push, {**FIELDS, "reward": 1.5}, group_id="g", group_size=4, policy_version=7
     )
     push = peer.expect(m.Push)
@@ -65,17 +39,17 @@ def test_a_push_returns_when_it_is_answered(join: Join, threads: ThreadPoolExecu
     assert not pushing.done()
     peer.answer(push)
     assert pushing.result(10) is Outcome.ACCEPTED
-    closing = threads.submit(producer.close)
+    closing = dispatcher.meanwhile(producer.close)
     peer.expect(m.Bye)
     peer.close()
     closing.result(10)
 
 
 def test_many_samples_share_a_frame_and_refusals_name_the_culprit(
-    join: Join, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    producer, peer = join()
-    pushing = threads.submit(producer.push_many, [RolloutSample(FIELDS)] * 3)
+    producer, peer = dispatcher.producer()
+    pushing = dispatcher.meanwhile(producer.push_many, [RolloutSample(FIELDS)] * 3)
     push = peer.expect(m.Push)
     errors = {"1": "too long", "2": "too long as well"}
     peer.answer(push, "accepted", "refused", "refused", **errors)
@@ -84,12 +58,10 @@ def test_many_samples_share_a_frame_and_refusals_name_the_culprit(
     assert len(push.tokens) == 3
 
 
-def test_mappings_of_fields_are_samples_without_metadata(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join()
+def test_mappings_of_fields_are_samples_without_metadata(dispatcher: ScriptedDispatcher) -> None:
+    producer, peer = dispatcher.producer()
     plain: list[Any] = [FIELDS, RolloutSample(FIELDS, policy_version=4), UserDict(FIELDS)]
-    pushing = threads.submit(producer.push_many, plain)
+    pushing = dispatcher.meanwhile(producer.push_many, plain)
     push = peer.expect(m.Push)
     assert (push.tokens, push.group_ids, push.policy_versions) == ([3] * 3, None, [None, 4, None])
     peer.answer(push)
@@ -111,9 +83,9 @@ def test_mappings_of_fields_are_samples_without_metadata(
     ],
 )
 def test_what_is_no_sample_is_refused_and_nothing_is_sent(
-    join: Join, samples: Any, complaint: str
+    dispatcher: ScriptedDispatcher, samples: Any, complaint: str
 ) -> None:
-    producer, peer = join()
+    producer, peer = dispatcher.producer()
     with pytest.raises(SampleRefused, match=complaint):
         producer.push_many(samples)
     with pytest.raises(SampleRefused, match=complaint):
@@ -121,11 +93,9 @@ def test_what_is_no_sample_is_refused_and_nothing_is_sent(
     assert peer.hears_nothing()
 
 
-def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join(credits_=1)
-    pushing = threads.submit(producer.push, FIELDS, timeout=0.3)
+def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(dispatcher: ScriptedDispatcher) -> None:
+    producer, peer = dispatcher.producer(credits=1)
+    pushing = dispatcher.meanwhile(producer.push, FIELDS, timeout=0.3)
     push = peer.expect(m.Push)
     peer.send(m.Blocked(first_seq=push.first_seq, cap="tokens", held=10, capacity=12))
     with pytest.raises(BufferFull, match="tokens cap \\(10 of 12\\)") as blocked:
@@ -139,19 +109,18 @@ def test_a_timeout_while_a_cap_holds_the_push_names_the_cap(
 
 
 def test_a_push_that_stays_blocked_is_logged_with_the_cause(
-    join: Join,
-    threads: ThreadPoolExecutor,
+    dispatcher: ScriptedDispatcher,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("rollout_workers.producer.client.BLOCKED_LOG_S", 0.2)
-    producer, peer = join(credits_=1)
+    producer, peer = dispatcher.producer(credits=1)
 
     def is_logged(seconds: float) -> bool:
         return f"blocked for {seconds} s: the sample buffer is at its samples cap" in caplog.text
 
     for seconds in (0.2, 0.4):
-        pushing = threads.submit(producer.push, FIELDS)
+        pushing = dispatcher.meanwhile(producer.push, FIELDS)
         push = peer.expect(m.Push)
         cause = "DP rank 0 not joined yet"
         peer.send(
@@ -164,20 +133,18 @@ def test_a_push_that_stays_blocked_is_logged_with_the_cause(
 
 
 def test_a_dispatcher_that_reads_slowly_is_not_taken_for_dead(
-    join: Join, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    producer, peer = join(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
-    pushing = threads.submit(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
+    producer, peer = dispatcher.producer(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
+    pushing = dispatcher.meanwhile(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
     push = peer.expect_slowly(m.Push, 2**25, seconds=1.0)
     peer.answer(push)
     assert pushing.result(10) is Outcome.ACCEPTED
 
 
-def test_a_dispatcher_that_reads_nothing_is_taken_for_dead(
-    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    producer, _ = join(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
-    pushing = threads.submit(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
+def test_a_dispatcher_that_reads_nothing_is_taken_for_dead(dispatcher: ScriptedDispatcher) -> None:
+    producer, _ = dispatcher.producer(heartbeat_interval_s=0.1, max_payload_bytes=2**30)
+    pushing = dispatcher.meanwhile(producer.push, {"input_ids": np.zeros(2**22, np.int64)})
     again = dispatcher.accept()
     again.welcome_producer(max_payload_bytes=2**30)
     again.answer(again.expect(m.Push))
@@ -186,55 +153,36 @@ def test_a_dispatcher_that_reads_nothing_is_taken_for_dead(
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
 def test_a_push_that_may_not_wait_is_refused_before_anything_is_sent(
-    timeout: float, join: Join, threads: ThreadPoolExecutor
+    timeout: float, dispatcher: ScriptedDispatcher
 ) -> None:
-    producer, peer = join()
+    producer, peer = dispatcher.producer()
     with pytest.raises(ConfigError, match=rf"timeout is {timeout}.* above 0, or None"):
         producer.push(FIELDS, timeout=timeout)
-    pushing = threads.submit(producer.push, FIELDS)
+    pushing = dispatcher.meanwhile(producer.push, FIELDS)
     push = peer.expect(m.Push)
     assert push.first_seq == 0
     peer.answer(push)
     assert pushing.result(10) is Outcome.ACCEPTED
 
 
-def test_end_stream_comes_after_every_push_and_returns_when_it_was_handled(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join()
-    pushing = threads.submit(producer.push, FIELDS)
-    push = peer.expect(m.Push)
-    ending = threads.submit(producer.end_stream)
-    assert peer.hears_nothing()
-    peer.answer(push)
-    pushing.result(10)
-    peer.mute = True
-    peer.expect(m.EndStream)
-    assert not ending.done()
-    peer.send(m.Pong())
-    ending.result(10)
-
-
-def test_a_silent_dispatcher_is_left_and_found_again(
-    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    producer, peer = join(heartbeat_interval_s=0.05)
+def test_a_silent_dispatcher_is_left_and_found_again(dispatcher: ScriptedDispatcher) -> None:
+    producer, peer = dispatcher.producer(heartbeat_interval_s=0.05)
     peer.mute = True
     peer.expect_end()
     again = dispatcher.accept()
     again.welcome_producer()
-    pushing = threads.submit(producer.push, FIELDS)
+    pushing = dispatcher.meanwhile(producer.push, FIELDS)
     again.answer(again.expect(m.Push))
     pushing.result(10)
 
 
 def test_a_closed_producer_says_so_also_to_a_call_that_waits(
-    join: Join, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    producer, peer = join()
-    pushing: Future[Outcome] = threads.submit(producer.push, FIELDS)
+    producer, peer = dispatcher.producer()
+    pushing: Future[Outcome] = dispatcher.meanwhile(producer.push, FIELDS)
     peer.expect(m.Push)
-    closing = threads.submit(producer.close)
+    closing = dispatcher.meanwhile(producer.close)
     peer.expect(m.Bye)
     peer.close()
     closing.result(10)
@@ -245,28 +193,20 @@ def test_a_closed_producer_says_so_also_to_a_call_that_waits(
     producer.close()
 
 
-def test_a_forgotten_producer_says_goodbye(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    making = threads.submit(RolloutProducer, dispatcher.endpoint)
+def test_a_forgotten_producer_says_goodbye(dispatcher: ScriptedDispatcher) -> None:
+    making = dispatcher.meanwhile(RolloutProducer, dispatcher.endpoint)
     peer = dispatcher.accept()
-    peer.welcome_producer()
-    producer = making.result(10)
+    peer.welcome()
+    making.result(10)
+    parting = dispatcher.meanwhile(peer.acknowledge_bye)
     del making
-
-    def part() -> None:
-        peer.expect(m.Bye)
-        peer.close()
-
-    parting = threads.submit(part)
-    del producer
     gc.collect()
     parting.result(10)
 
 
-def test_threads_may_share_a_producer(join: Join, threads: ThreadPoolExecutor) -> None:
-    producer, peer = join(credits_=3)
-    pushing = [threads.submit(producer.push, FIELDS) for _ in range(20)]
+def test_threads_may_share_a_producer(dispatcher: ScriptedDispatcher) -> None:
+    producer, peer = dispatcher.producer(credits=3)
+    pushing = [dispatcher.meanwhile(producer.push, FIELDS) for _ in range(20)]
     seen = set()
     for _ in range(20):
         push = peer.expect(m.Push)
@@ -289,21 +229,3 @@ async def test_a_bad_argument_is_named_before_anything_is_sent() -> None:
 async def test_a_producer_that_was_not_started_says_how_to() -> None:
     with pytest.raises(ClientClosed, match="async with"):
         await AsyncRolloutProducer("127.0.0.1:1").push(FIELDS)
-
-
-def test_an_interpreter_exits_with_a_producer_left_open(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    code = (
-        "import sys; from rollout_workers import RolloutProducer; "
-        "kept = RolloutProducer(sys.argv[1]); "
-        "assert 'torch' not in sys.modules"
-    )
-    running = threads.submit(
-        subprocess.run, [sys.executable, "-c", code, dispatcher.endpoint], timeout=20, check=True
-    )
-    peer = dispatcher.accept()
-    peer.welcome_producer()
-    peer.expect(m.Bye)
-    peer.close()
-    running.result(20)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from rollout_dispatcher.errors import ClientClosed
 from rollout_workers import AsyncRolloutProducer, Outcome, RolloutSample
 from tests.support.server import ServeProcess
-from tests.workers.support.peers import ScriptedDispatcher
 
 pytestmark = pytest.mark.e2e
 
@@ -151,20 +149,6 @@ async def test_a_close_cancelled_at_any_await_closes_nevertheless(tmp_path: Path
         server.await_scrape(
             lambda found: found["connections_total{role=producer}"] == at + 1, "all were counted"
         )
-
-
-async def test_a_close_that_is_cancelled_while_nobody_answers_closes_nevertheless(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    producer = AsyncRolloutProducer(dispatcher.endpoint)
-    welcoming = threads.submit(lambda: dispatcher.accept().welcome_producer())
-    await producer.start()
-    await asyncio.wrap_future(welcoming)
-    _, whole = await cancelled_at(producer.close(), 0)
-    assert not whole
-    with pytest.raises(ClientClosed):
-        await producer.push({"input_ids": [1]})
-    await no_task_is_left()
 
 
 async def no_task_is_left() -> None:

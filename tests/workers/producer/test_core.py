@@ -16,56 +16,26 @@ from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 from rollout_workers.producer.pushes import batches
 from tests.support.examples import scaled
+from tests.workers.producer.cores import (
+    connect,
+    connected,
+    encoded,
+    hear,
+    pushed,
+    pushes,
+    said,
+)
 
 
-def encoded(
-    tokens: int = 1,
-    sample_id: str | None = None,
-    group_id: str | None = None,
-    size: int | None = None,
-) -> EncodedSample:
-    return Encoder().encode(RolloutSample({"input_ids": [1] * tokens}, sample_id, group_id, size))
-
-
-def welcome(
-    credits_: int = 2, max_payload_bytes: int = 1 << 20, run_id: str = "run"
-) -> m.WelcomeProducer:
-    return m.WelcomeProducer(
-        run_id=run_id, credits=credits_, max_payload_bytes=max_payload_bytes,
-        heartbeat_interval_s=5.0,
-    )  # fmt: skip
-
-
-NOTHING = memoryview(b"")
-
-
-def hear(core: ProducerCore, message: m.Message, now: float = 0.0) -> list[Settled]:
-    """Give the core a message; return what it settles."""
-    core.heard(message, NOTHING, now)
-    return core.take_settled()
-
-
-def connected(credits_: int = 2, max_payload_bytes: int = 1 << 20) -> ProducerCore:
-    core = ProducerCore("me")
-    hear(core, welcome(credits_, max_payload_bytes))
+def unconnected() -> ProducerCore:
+    """It has lost its connection."""
+    core = connected()
+    core.lost()
     return core
 
 
-def said(core: ProducerCore, now: float = 0.0) -> list[m.Message]:
-    return [message for message, _ in core.take_messages(now)]
-
-
-def pushes(core: ProducerCore, now: float = 0.0) -> list[int]:
-    """First sequence numbers of the pushes that go out now."""
-    return [message.first_seq for message in said(core, now) if isinstance(message, m.Push)]
-
-
-def pushed(first: int, *outcomes: str) -> m.Pushed:
-    return m.Pushed(first_seq=first, outcomes=list(map(Outcome, outcomes)))
-
-
 def test_members_of_a_group_go_beyond_the_credits_once() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     core.submit([encoded()])
     core.submit([encoded()])
     core.submit([encoded(group_id="g", size=2)])
@@ -79,7 +49,7 @@ def test_members_of_a_group_go_beyond_the_credits_once() -> None:
 
 
 def test_full_although_a_credit_is_free_waits_a_little_longer_every_time() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     core.submit([encoded()])
     now, waits = 0.0, []
     for _ in range(8):
@@ -94,7 +64,7 @@ def test_full_although_a_credit_is_free_waits_a_little_longer_every_time() -> No
 
 
 def test_the_floor_is_the_smallest_number_that_may_come_again() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     for _ in range(3):
         core.submit([encoded(), encoded()])
     assert [message.floor for message in said(core) if isinstance(message, m.Push)] == [0]
@@ -112,7 +82,7 @@ def test_a_duplicate_of_an_own_number_was_accepted_before() -> None:
 
 
 def test_a_push_that_is_full_in_part_keeps_the_answers_it_has() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     core.submit([encoded(sample_id="a"), encoded(sample_id="b"), encoded(sample_id="c")])
     said(core)
     found = [Outcome.ACCEPTED, Outcome.REFUSED, Outcome.FULL]
@@ -125,7 +95,7 @@ def test_a_push_that_is_full_in_part_keeps_the_answers_it_has() -> None:
 
 
 def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     core.submit([encoded()])
     core.submit([encoded()])
     said(core)
@@ -136,7 +106,7 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
     core.lost()
     core.lost()  # a second connection, on which it was not sent
     assert core.abandon(0, 0.0) == (False, None)  # there may be no dispatcher any more
-    hear(core, welcome(1))
+    connect(core, credits=1)
     assert core.abandon(0, 0.0) == (False, blocked)
     assert pushes(core) == [0]
     hear(core, pushed(0, "full"))
@@ -145,7 +115,7 @@ def test_an_abandoned_push_is_withdrawn_only_if_it_is_certainly_not_held() -> No
 
 
 def test_what_the_dispatcher_does_not_read_yet_is_blocked_whichever_push_it_is() -> None:
-    core = connected(credits_=2)
+    core = connected(credits=2)
     for _ in range(3):
         core.submit([encoded()])
     said(core)
@@ -159,7 +129,7 @@ def test_what_the_dispatcher_does_not_read_yet_is_blocked_whichever_push_it_is()
 
 
 def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None:
-    core = connected(1, max_payload_bytes=1 << 30)
+    core = connected(credits=1, max_payload_bytes=1 << 30)
     ids = np.arange(JOINED_BYTES)
     core.submit([Encoder().encode(RolloutSample({"input_ids": ids}))])
     ((_, lent),) = core.take_messages(0.0)
@@ -168,13 +138,13 @@ def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None
     ids[:] = 0
     assert b"".join(lent) == ids.tobytes()
     core.lost()
-    hear(core, welcome(1, max_payload_bytes=1 << 30))
+    connect(core, credits=1, max_payload_bytes=1 << 30)
     ((_, kept),) = core.take_messages(0.0)
     assert b"".join(kept) == before
 
 
 def test_a_control_waits_for_the_pushes_it_is_about_and_for_its_pong() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     core.submit([encoded()])
     ticket = core.control(m.EndPhase(policy_version=3))
     core.submit([encoded()])
@@ -185,7 +155,7 @@ def test_a_control_waits_for_the_pushes_it_is_about_and_for_its_pong() -> None:
 
 
 def test_closing_a_group_waits_for_its_own_members_only() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     core.submit([encoded()])
     core.submit([encoded(group_id="g", size=4)])
     core.control(m.CloseGroup(group_id="g"))
@@ -201,7 +171,7 @@ def test_an_unconfirmed_control_is_said_again_on_the_next_connection() -> None:
     assert said(core) == [m.EndStream(), m.Ping()]
     assert hear(core, m.Pong()) == []
     core.lost()
-    hear(core, welcome())
+    connect(core)
     assert said(core) == [m.EndStream(), m.Ping()]
 
 
@@ -268,7 +238,7 @@ class Model(RuleBasedStateMachine):
     @rule()
     def connect(self) -> None:
         self.online = True
-        hear(self.core, welcome(self.credits))
+        connect(self.core, credits=self.credits)
         self.pump()
 
     @precondition(lambda self: self.online)
@@ -353,7 +323,7 @@ TestModel.settings = settings(max_examples=scaled(60), stateful_step_count=40, d
 
 
 def test_what_the_dispatcher_let_go_of_is_sent_again_when_it_asks() -> None:
-    core = connected(credits_=1)
+    core = connected(credits=1)
     core.submit([encoded()])
     (first,) = said(core)
     hear(core, m.Blocked(first_seq=0, cap="samples", held=9, capacity=9))
@@ -365,37 +335,34 @@ def test_what_the_dispatcher_let_go_of_is_sent_again_when_it_asks() -> None:
 
 
 def test_a_withdrawn_member_closes_its_group_as_soon_as_the_dispatcher_can_hear_it() -> None:
-    core = ProducerCore("p")
-    core.max_payload_bytes = 1 << 20
+    core = unconnected()
     ticket = core.submit([encoded(group_id="g", size=2)])
     assert core.abandon(ticket, 0.0)[0]
-    hear(core, welcome(1))
+    connect(core, credits=1)
     assert said(core, 9.9) == []  # it may be tried again
     assert core.wait(9.0) == pytest.approx(1.0)
     told = m.CloseGroup(group_id="g", size=2, number=1, withdrawn=[0])
     assert said(core, 10.0) == [told, m.Ping()]
     assert core.wait(11.0) is None
     core.lost()
-    hear(core, welcome(1))
+    connect(core, credits=1)
     assert said(core, 12.0) == [told, m.Ping()]  # until it is heard, in the same words
 
 
 def test_a_member_that_is_withdrawn_and_pushed_again_keeps_its_group_open() -> None:
-    core = ProducerCore("p")
-    core.max_payload_bytes = 1 << 20
+    core = unconnected()
     assert core.abandon(core.submit([encoded(group_id="g", size=2)]), 0.0)[0]
     core.submit([encoded(group_id="g", size=2)])
-    hear(core, welcome(1))
+    connect(core, credits=1)
     assert [type(message) for message in said(core, 60.0)] == [m.Push]
 
 
 def test_of_two_withdrawn_members_one_that_is_pushed_again_is_not_missed() -> None:
-    core = ProducerCore("p")
-    core.max_payload_bytes = 1 << 20
+    core = unconnected()
     for ticket in [core.submit([encoded(tokens, group_id="g", size=2)]) for tokens in (1, 2)]:
         core.abandon(ticket, 0.0)
     core.submit([encoded(1, group_id="g", size=2)])  # the first once more, by what is in it
-    hear(core, welcome(1))
+    connect(core, credits=1)
     (first,) = said(core, 10.0)
     assert isinstance(first, m.Push)
     hear(core, pushed(2, "accepted"), 10.0)
@@ -407,11 +374,10 @@ def test_of_two_withdrawn_members_one_that_is_pushed_again_is_not_missed() -> No
 def test_a_withdrawn_member_is_missed_though_others_come(
     lost: str | None, other: str | None
 ) -> None:
-    core = ProducerCore("p")
-    core.max_payload_bytes = 1 << 20
+    core = unconnected()
     core.abandon(core.submit([encoded(1, lost, group_id="g", size=2)]), 0.0)
     core.submit([encoded(2, other, group_id="g", size=2)])
-    hear(core, welcome(1))
+    connect(core, credits=1)
     assert pushes(core, 10.0) == [1]
     hear(core, pushed(1, "accepted"), 10.0)
     told = m.CloseGroup(group_id="g", size=2, number=1, withdrawn=[0])

@@ -93,9 +93,7 @@ def test_answers_say_where_the_trainer_is(server: ServeProcess) -> None:
         assert said.expected_version > 5
 
 
-def test_stale_samples_are_told_to_who_pushed_them_and_to_nobody_else(
-    server: ServeProcess,
-) -> None:
+def test_stale_samples_are_told_to_who_pushed_them_and_to_nobody_else(server: ServeProcess) -> None:
     with (
         RankClient(server.endpoint, dp_rank=0, dp_size=1) as rank,
         RolloutProducer(server.endpoint) as producer,

@@ -8,7 +8,6 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,22 +40,15 @@ def span(pushed: dict[str, Any]) -> bytes:
     return b"".join(pushed[name].tobytes() for name in sorted(pushed))
 
 
+Joined = tuple[RolloutProducer, Peer]
+
+
 @pytest.fixture
-def producer(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> Iterator[tuple[RolloutProducer, Peer]]:
-    making = threads.submit(RolloutProducer, dispatcher.endpoint)
-    peer = dispatcher.accept()
-    peer.welcome_producer(**WELCOME)
-    made = making.result(10)
-    yield made, peer
-    dispatcher.hang_up()
-    made.close()
+def producer(dispatcher: ScriptedDispatcher) -> Joined:
+    return dispatcher.producer(**WELCOME)
 
 
-def test_after_a_timeout_what_is_on_its_way_stays_as_it_was(
-    producer: tuple[RolloutProducer, Peer],
-) -> None:
+def test_after_a_timeout_what_is_on_its_way_stays_as_it_was(producer: Joined) -> None:
     made, peer = producer
     pushed = fields()
     with pytest.raises(TimeoutError, match="may still be accepted"):
@@ -65,40 +57,6 @@ def test_after_a_timeout_what_is_on_its_way_stays_as_it_was(
     push = peer.expect(m.Push)
     assert bytes(peer.payload) == span(fields())
     peer.answer(push)
-
-
-def test_after_a_timeout_what_has_to_be_sent_again_is_as_it_was(
-    producer: tuple[RolloutProducer, Peer], dispatcher: ScriptedDispatcher
-) -> None:
-    made, peer = producer
-    pushed = fields()
-    with pytest.raises(TimeoutError):
-        made.push(pushed, timeout=0.2)
-    change(pushed)
-    peer.close()
-    for _ in range(2):
-        again = dispatcher.accept()
-        again.welcome_producer(**WELCOME)
-        push = again.expect(m.Push)
-        assert bytes(again.payload) == span(fields())
-        again.close()
-    assert push.first_seq == 0
-
-
-def test_pushes_of_others_wait_on_beside_one_that_was_given_up(
-    producer: tuple[RolloutProducer, Peer], threads: ThreadPoolExecutor
-) -> None:
-    made, peer = producer
-    pushed = fields()
-    waiting = [threads.submit(made.push, fields()) for _ in range(2)]
-    with pytest.raises(TimeoutError):
-        made.push(pushed, timeout=0.2)
-    change(pushed)
-    while not all(each.done() for each in waiting):
-        push = peer.expect(m.Push)
-        assert bytes(peer.payload) == span(fields())
-        peer.answer(push)
-        threading.Event().wait(0.05)
 
 
 @pytest.fixture
@@ -110,9 +68,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(
-    producer: tuple[RolloutProducer, Peer], threads: ThreadPoolExecutor
-) -> None:
+def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(producer: Joined) -> None:
     made, peer = producer
     main = threading.main_thread().ident
     assert main is not None
@@ -123,7 +79,7 @@ def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(
         signal.pthread_kill(main, signal.SIGINT)
 
     pushed = fields()
-    threads.submit(threading.Timer(0.1, interrupt).run)
+    threading.Timer(0.1, interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         made.push(pushed)
     change(pushed)
@@ -133,13 +89,13 @@ def test_after_an_interrupt_what_is_on_its_way_stays_as_it_was(
 
 
 async def test_after_a_cancellation_what_is_on_its_way_stays_as_it_was(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
     made = AsyncRolloutProducer(dispatcher.endpoint)
-    accepting = threads.submit(dispatcher.accept)
+    accepting = dispatcher.meanwhile(dispatcher.accept)
     starting = asyncio.create_task(made.start())
     peer = await asyncio.wrap_future(accepting)
-    await asyncio.wrap_future(threads.submit(lambda: peer.welcome_producer(**WELCOME)))
+    await asyncio.wrap_future(dispatcher.meanwhile(lambda: peer.welcome_producer(**WELCOME)))
     await starting
     for turns in range(5):  # of the event loop before it is cancelled
         pushed = fields()
@@ -151,7 +107,7 @@ async def test_after_a_cancellation_what_is_on_its_way_stays_as_it_was(
             await pushing
         change(pushed)
         if turns:  # otherwise it never began
-            push = await asyncio.wrap_future(threads.submit(peer.expect, m.Push))
+            push = await asyncio.wrap_future(dispatcher.meanwhile(peer.expect, m.Push))
             assert bytes(peer.payload) == span(fields())
             peer.answer(push)
     peer.close()

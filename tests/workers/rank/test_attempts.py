@@ -4,38 +4,9 @@ import pytest
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_workers.rank.core import RankCore
-from tests.support.wire.frames import feed
+from tests.workers.rank.cores import connected, deliver, hear, reconnect
 from tests.workers.support.peers import sample, step
-
-WELCOME = m.WelcomeRank(
-    run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
-    heartbeat_interval_s=5.0,
-)  # fmt: skip
-
-
-def connected() -> RankCore:
-    core = RankCore("me", 0, 2, None, prefetch=2)
-    core.hello()
-    core.heard(WELCOME, memoryview(b""), 0.0)
-    return core
-
-
-def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
-    """Give the core messages; return what it says."""
-    for message in messages:
-        core.heard(message, memoryview(b""), 0.0)
-    return [said for said, _ in core.take_messages(0.0)]
-
-
-def deliver(core: RankCore, number: int, attempt: int, *tokens: int) -> None:
-    """The next micro-batch of a step, of one sample."""
-    frames = b"".join(assemble.micro_batch(number, 0, [sample(list(tokens))], attempt=attempt))
-    (frame,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), frames)
-    core.heard(codec.decode(frame), frame.payload, 0.0)
 
 
 def attempt(number: int, at: int) -> m.StepHeader:
@@ -43,20 +14,20 @@ def attempt(number: int, at: int) -> m.StepHeader:
 
 
 def test_a_new_attempt_takes_the_place_of_what_is_held_and_is_prepared_by_itself() -> None:
-    core = connected()
+    core = connected(prefetch=2, max_open_steps=4)
     hear(core, attempt(0, 0), step(1))
-    deliver(core, 0, 0, 1, 2, 3)
+    deliver(core, 0)
     assert hear(core, attempt(0, 1)) == [m.Prepared(step=0, digest="d1", attempt=1)]
     assert core.hello().received == [(0, 0), (1, 0)]
     assert core.hello().attempts == [(0, 1)]
 
 
 def test_training_gets_the_newest_attempt_alone() -> None:
-    core = connected()
+    core = connected(prefetch=2, max_open_steps=4)
     hear(core, attempt(0, 0))
-    deliver(core, 0, 0, 1, 2, 3)
+    deliver(core, 0)
     hear(core, attempt(0, 1))
-    deliver(core, 0, 1, 7, 8)
+    deliver(core, 0, 0, sample([7, 8]), attempt=1)
     hear(core, m.Release(step=0))
     held = core.ready()
     assert held is not None
@@ -65,7 +36,7 @@ def test_training_gets_the_newest_attempt_alone() -> None:
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_another_attempt_at_a_step_that_is_released_is_an_error(taken: bool) -> None:
-    core = connected()
+    core = connected(prefetch=2, max_open_steps=4)
     hear(core, attempt(0, 0), m.Release(step=0))
     held = core.ready()
     assert held is not None
@@ -79,7 +50,7 @@ def test_another_attempt_at_a_step_that_is_released_is_an_error(taken: bool) -> 
 
 
 def test_an_earlier_attempt_and_micro_batches_of_another_one_are_errors() -> None:
-    core = connected()
+    core = connected(prefetch=2, max_open_steps=4)
     hear(core, attempt(0, 1))
     with pytest.raises(ProtocolError, match="attempt 1, then 0"):
         hear(core, attempt(0, 0))
@@ -87,22 +58,21 @@ def test_an_earlier_attempt_and_micro_batches_of_another_one_are_errors() -> Non
         with pytest.raises(
             ProtocolError, match=f"of attempt {other} at step 0, of which attempt 1"
         ):
-            deliver(core, 0, other, 1)
+            deliver(core, 0, attempt=other)
 
 
 def test_a_step_that_is_withdrawn_is_let_go_of_and_its_number_may_come_again() -> None:
-    core = connected()
+    core = connected(prefetch=2, max_open_steps=4)
     hear(core, step(0), attempt(1, 0))
     hear(core, m.StepWithdrawn(step=1))
-    core.lost()
     assert core.hello().received == [(0, 0)]
-    core.heard(WELCOME, memoryview(b""), 0.0)
+    reconnect(core)
     hear(core, m.StepWithdrawn(step=1))  # as it is told again after a reconnect
     assert hear(core, attempt(1, 2)) == [m.Prepared(step=1, digest="d2", attempt=2)]
 
 
 def test_the_stream_ends_where_the_last_step_is_withdrawn_behind_its_end() -> None:
-    core = connected()
+    core = connected(prefetch=2, max_open_steps=4)
     hear(core, attempt(0, 0), m.End(reason=EndReason.ENDED))
     ended = [(core.exhausted, core.finished)]
     hear(core, m.StepWithdrawn(step=0))

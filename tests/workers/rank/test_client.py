@@ -1,13 +1,8 @@
 """A rank's client over a real socket: who waits for what, and what ends the wait."""
 
 import logging
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -21,39 +16,13 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
-from tests.workers.support.peers import Peer, ScriptedDispatcher, micro_batch, sample, step
-
-
-class Join(Protocol):
-    """Makes a welcomed rank and its peer; both are closed after the test."""
-
-    def __call__(self, **welcome: object) -> tuple[RankClient, Peer]: ...
-
-
-@pytest.fixture
-def join(dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor) -> Iterator[Join]:
-    clients = []
-
-    def make(**welcome: object) -> tuple[RankClient, Peer]:
-        joining = threads.submit(RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2)
-        peer = dispatcher.accept()
-        peer.welcome_rank(**welcome)  # type: ignore[arg-type]
-        clients.append(joining.result(10))
-        return clients[-1], peer
-
-    yield make
-    dispatcher.hang_up()
-    for client in clients:
-        client.close()
-
-
-def give(peer: Peer, number: int, *batches: list[int], count: int | None = None) -> None:
-    """Announce and release a step and deliver these micro-batches of it."""
-    peer.send(step(number, count or len(batches)))
-    peer.expect(m.Prepared)
-    peer.send(m.Release(step=number))
-    for index, ids in enumerate(batches):
-        peer.send_bytes(micro_batch(number, index, sample(ids)))
+from tests.workers.support.peers import (
+    ScriptedDispatcher,
+    micro_batch,
+    rank_welcome,
+    sample,
+    step,
+)
 
 
 def rank_threads() -> set[threading.Thread]:
@@ -72,10 +41,10 @@ def taken_from(client: RankClient) -> RankStep:
 
 
 def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
-    join: Join, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    client, peer = join()
-    waiting = threads.submit(client.next_step)
+    client, peer = dispatcher.rank()
+    waiting = dispatcher.meanwhile(client.next_step)
     assert peer.expect(m.Demand) == m.Demand(taken=-1, hungry=True)
     peer.send(step(0, 2))
     assert peer.expect(m.Prepared) == m.Prepared(step=0, digest="d")
@@ -85,7 +54,7 @@ def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
     assert taken is not None
     assert len(taken) == 2
     assert peer.expect(m.Demand) == m.Demand(taken=0, hungry=False)
-    reading = threads.submit(ids_of, taken)
+    reading = dispatcher.meanwhile(ids_of, taken)
     peer.send_bytes(micro_batch(0, 0, sample([1, 2])))
     assert not reading.done()
     peer.send_bytes(micro_batch(0, 1, sample([3])))
@@ -97,13 +66,11 @@ def test_a_waiting_loop_is_hungry_and_gets_the_step_when_it_is_released(
         ids_of(taken)
 
 
-def test_close_delivers_the_last_commit_before_the_goodbye(
-    join: Join, threads: ThreadPoolExecutor
-) -> None:
-    client, peer = join()
-    give(peer, 0, [1])
+def test_close_delivers_the_last_commit_before_the_goodbye(dispatcher: ScriptedDispatcher) -> None:
+    client, peer = dispatcher.rank()
+    peer.give(0, [1])
     taken_from(client).commit()
-    closing = threads.submit(client.close)
+    closing = dispatcher.meanwhile(client.close)
     assert peer.wait_for(m.Commit).step == 0
     peer.acknowledge_bye()
     closing.result(10)
@@ -112,12 +79,12 @@ def test_close_delivers_the_last_commit_before_the_goodbye(
 
 
 def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
-    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1])
+    client, peer = dispatcher.rank()
+    peer.give(0, [1])
     taken_from(client).commit()
-    closing = threads.submit(client.close)
+    closing = dispatcher.meanwhile(client.close)
     peer.wait_for(m.Commit)
     peer.expect(m.Bye)
     peer.close()
@@ -128,10 +95,10 @@ def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
 
 
 def test_a_close_without_a_dispatcher_warns_of_what_it_may_not_know(
-    join: Join, dispatcher: ScriptedDispatcher, caplog: pytest.LogCaptureFixture
+    dispatcher: ScriptedDispatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1])
+    client, peer = dispatcher.rank()
+    peer.give(0, [1])
     taken = taken_from(client)
     dispatcher.hang_up()
     taken.commit()
@@ -141,24 +108,22 @@ def test_a_close_without_a_dispatcher_warns_of_what_it_may_not_know(
 
 
 def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
-    join: Join,
     dispatcher: ScriptedDispatcher,
-    threads: ThreadPoolExecutor,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1], [2], count=3)
+    client, peer = dispatcher.rank()
+    peer.give(0, [1], [2], count=3)
     taken = taken_from(client)
     batches = iter(taken)
     next(batches), next(batches)
-    reading = threads.submit(next, batches)
+    reading = dispatcher.meanwhile(next, batches)
     peer.expect(m.Demand)
     with caplog.at_level(logging.WARNING):
         peer.close()
         again = dispatcher.accept()
         hello = again.welcome_rank()
     assert (hello.generation, hello.taken, hello.received) == (1, 0, [(0, 2)])
-    give(again, 0, count=3)
+    again.give(0, count=3)
     again.send_bytes(micro_batch(0, 2, sample([3])))
     reading.result(10)
     assert ids_of(taken) == [[1], [2], [3]]
@@ -170,19 +135,19 @@ def test_after_a_loss_the_rank_goes_on_at_the_next_micro_batch(
 
 
 def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(
-    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1])
+    client, peer = dispatcher.rank()
+    peer.give(0, [1])
     taken = taken_from(client)
     peer.close()
     again = dispatcher.accept()
     assert again.expect(m.HelloRank).committed == -1
     taken.commit()
     client.set_policy_version(7)
-    waiting = threads.submit(client.next_step)
+    waiting = dispatcher.meanwhile(client.next_step)
     assert again.hears_nothing(), "before the welcome"
-    again.say_welcome_to_rank()
+    again.send(rank_welcome())
     assert again.expect(m.Commit).step == 0
     assert again.expect(m.PolicyVersion).policy_version == 7
     assert again.expect(m.Demand) == m.Demand(taken=0, hungry=True)
@@ -191,35 +156,35 @@ def test_what_happens_while_a_hello_is_on_its_way_is_said_after_the_welcome(
 
 
 def test_a_checkpoint_that_is_loaded_while_a_hello_is_on_its_way_is_told_in_another(
-    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    client, peer = join()
+    client, peer = dispatcher.rank()
     peer.close()
     again = dispatcher.accept()
     assert again.expect(m.HelloRank).resume is None
     loaded = m.CheckpointPosition(run_id="run", step=3)
-    loading = threads.submit(client.resume, loaded)
+    loading = dispatcher.meanwhile(client.resume, loaded)
     assert again.hears_nothing()
-    again.say_welcome_to_rank()
+    again.send(rank_welcome())
     assert again.expect(m.HelloRank).resume == loaded
     again.send(step(0))
     client.checkpoint_saved(2)
     assert again.hears_nothing(), "between the second hello and its welcome"
     assert not loading.done()
-    again.say_welcome_to_rank(committed=3)
+    again.send(rank_welcome(committed=3))
     assert again.expect(m.CheckpointSaved).step == 2
     loading.result(10)
     assert client.position == 3
-    give(again, 4, [5])
+    again.give(4, [5])
     assert taken_from(client).header.step == 4
 
 
 def test_training_goes_on_with_what_is_held_while_the_dispatcher_is_away(
-    join: Join, dispatcher: ScriptedDispatcher
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1], [2])
-    give(peer, 1, [3])
+    client, peer = dispatcher.rank()
+    peer.give(0, [1], [2])
+    peer.give(1, [3])
     first = taken_from(client)
     assert ids_of(first) == [[1], [2]]
     peer.close()
@@ -232,13 +197,13 @@ def test_training_goes_on_with_what_is_held_while_the_dispatcher_is_away(
 
 
 def test_a_fence_reaches_the_loop_in_next_and_between_micro_batches(
-    join: Join, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1], count=2)
+    client, peer = dispatcher.rank()
+    peer.give(0, [1], count=2)
     batches = iter(taken_from(client))
     next(batches)
-    reading = threads.submit(next, batches)
+    reading = dispatcher.meanwhile(next, batches)
     peer.send(m.Error(code="fenced", message="a newer process group took over"))
     with pytest.raises(GenerationFenced, match="newer process group"):
         reading.result(10)
@@ -248,17 +213,17 @@ def test_a_fence_reaches_the_loop_in_next_and_between_micro_batches(
         client.commit(0)
 
 
-def test_closing_ends_a_wait_for_the_next_step(join: Join, threads: ThreadPoolExecutor) -> None:
-    client, peer = join()
-    waiting = threads.submit(client.next_step)
+def test_closing_ends_a_wait_for_the_next_step(dispatcher: ScriptedDispatcher) -> None:
+    client, peer = dispatcher.rank()
+    waiting = dispatcher.meanwhile(client.next_step)
     peer.expect(m.Demand)
-    threads.submit(client.close)
+    dispatcher.meanwhile(client.close)
     with pytest.raises(ClientClosed):
         waiting.result(10)
 
 
-def test_a_wait_that_times_out_is_no_longer_hungry(join: Join) -> None:
-    client, peer = join()
+def test_a_wait_that_times_out_is_no_longer_hungry(dispatcher: ScriptedDispatcher) -> None:
+    client, peer = dispatcher.rank()
     with pytest.raises(TimeoutError):
         client.next_step(0.1)
     assert peer.expect(m.Demand).hungry
@@ -267,10 +232,10 @@ def test_a_wait_that_times_out_is_no_longer_hungry(join: Join) -> None:
 
 
 def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
-    join: Join, caplog: pytest.LogCaptureFixture
+    dispatcher: ScriptedDispatcher, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1])
+    client, peer = dispatcher.rank()
+    peer.give(0, [1])
     peer.send(m.End(reason=EndReason.DRAINED))
     taken = taken_from(client)
     taken.commit()
@@ -284,10 +249,10 @@ def test_the_end_stops_the_iteration_and_needs_no_connection_any_more(
 
 
 def test_a_last_commit_that_was_lost_with_its_connection_after_the_end_is_told_again(
-    join: Join, dispatcher: ScriptedDispatcher
+    dispatcher: ScriptedDispatcher,
 ) -> None:
-    client, peer = join()
-    give(peer, 0, [1])
+    client, peer = dispatcher.rank()
+    peer.give(0, [1])
     peer.send(m.End(reason=EndReason.DRAINED))
     taken = taken_from(client)
     assert client.next_step(0.1) is None
@@ -300,16 +265,16 @@ def test_a_last_commit_that_was_lost_with_its_connection_after_the_end_is_told_a
 
 
 def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
     before_it = rank_threads()
-    joining = threads.submit(
+    joining = dispatcher.meanwhile(
         RankClient, dispatcher.endpoint, dp_rank=0, dp_size=2, reconnect_timeout=0.2
     )
     peer = dispatcher.accept()
     peer.welcome_rank()
     with joining.result(10) as client:
-        give(peer, 0, [1])
+        peer.give(0, [1])
         peer.send(m.End(reason=EndReason.DRAINED))
         taken_from(client).commit()
         assert client.next_step() is None
@@ -321,15 +286,15 @@ def test_a_dispatcher_that_is_gone_after_the_end_is_no_failure(
 
 
 def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
-    join: Join, dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
+    dispatcher: ScriptedDispatcher,
 ) -> None:
     before_it = rank_threads()
-    client, peer = join()
+    client, peer = dispatcher.rank()
     peer.send(m.End(reason=EndReason.ENDED))
     dispatcher.hang_up()
     for thread in rank_threads() - before_it:
         thread.join(10)
-    loading = threads.submit(client.resume, m.CheckpointPosition(run_id="run", step=3))
+    loading = dispatcher.meanwhile(client.resume, m.CheckpointPosition(run_id="run", step=3))
     with pytest.raises(ClientClosed, match="make a new stream"):
         loading.result(5)
     with pytest.raises(ClientClosed, match="make a new stream"):
@@ -339,34 +304,3 @@ def test_a_checkpoint_that_nobody_is_left_to_hear_of_is_an_error(
 def test_a_dispatcher_that_never_was_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DispatcherUnreachable, match="No such file"):
         RankClient(f"unix:{tmp_path}/nobody", dp_rank=0, dp_size=1, reconnect_timeout=0.2)
-
-
-def test_an_interpreter_exits_with_a_rank_left_open_and_without_torch(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor
-) -> None:
-    code = (
-        "import sys; from rollout_workers import RankClient; "
-        "kept = RankClient(sys.argv[1], dp_rank=0, dp_size=1); assert 'torch' not in sys.modules"
-    )
-    running = threads.submit(
-        subprocess.run, [sys.executable, "-c", code, dispatcher.endpoint], timeout=20, check=True
-    )
-    peer = dispatcher.accept()
-    peer.welcome_rank()
-    peer.acknowledge_bye()
-    running.result(20)
-
-
-def test_waiting_costs_no_cpu(join: Join, threads: ThreadPoolExecutor) -> None:
-    before_it = rank_threads()
-    client, peer = join()
-    waiting = threads.submit(client.next_step)
-    peer.expect(m.Demand)
-    (thread,) = rank_threads() - before_it
-    assert thread.native_id is not None
-    stat = Path(f"/proc/self/task/{thread.native_id}/stat")
-    before = stat.read_text().split()[13:15]
-    assert peer.hears_nothing(0.5)
-    assert sum(map(int, stat.read_text().split()[13:15])) - sum(map(int, before)) <= 2
-    peer.send(m.End(reason=EndReason.ENDED))
-    assert waiting.result(10) is None

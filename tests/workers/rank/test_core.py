@@ -7,55 +7,10 @@ from rollout_dispatcher.errors import (
     GenerationFenced,
     StepContractError,
 )
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.core import RankCore
-from tests.support.wire.frames import feed
-from tests.workers.support.peers import micro_batch, step
-
-NOTHING = memoryview(b"")
-
-
-def welcome(generation: int = 1, max_open_steps: int = 2, committed: int = -1) -> m.WelcomeRank:
-    return m.WelcomeRank(
-        run_id="run",
-        generation=generation,
-        committed=committed,
-        max_open_steps=max_open_steps,
-        layout="packed",
-        heartbeat_interval_s=5.0,
-    )
-
-
-def connected(generation: int | None = None) -> RankCore:
-    core = RankCore("me", 0, 2, generation, prefetch=1)
-    core.hello()
-    hear(core, welcome())
-    return core
-
-
-def spoken(core: RankCore) -> list[m.Message]:
-    return [message for message, _ in core.take_messages(0.0)]
-
-
-def hear(core: RankCore, *messages: m.Message) -> list[m.Message]:
-    """Give the core messages; return what it says."""
-    for message in messages:
-        core.heard(message, NOTHING, 0.0)
-    return spoken(core)
-
-
-def deliver(core: RankCore, number: int, index: int) -> None:
-    (frame,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), micro_batch(number, index))
-    core.heard(codec.decode(frame), frame.payload, 0.0)
-
-
-def take(core: RankCore) -> int:
-    held = core.ready()
-    assert held is not None
-    core.take(held)
-    return held.header.step
+from tests.workers.rank.cores import connected, deliver, hear, reconnect, spoken, take
+from tests.workers.support.peers import rank_welcome, step
 
 
 def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
@@ -66,30 +21,6 @@ def test_a_step_is_prepared_at_once_and_taken_only_when_released() -> None:
     hear(core, m.Release(step=4))
     assert take(core) == 4
     assert spoken(core) == [m.Demand(taken=4, hungry=False)]
-
-
-def test_there_is_news_once_a_training_loop_may_go_on() -> None:
-    """A loop that waits is not woken for what of a step comes before its release."""
-    core = connected()
-    assert core.take_news()
-    hear(core, step(4, 2), m.Pong())
-    deliver(core, 4, 0)
-    assert not core.take_news()
-    hear(core, m.Release(step=4))
-    assert core.take_news()
-    deliver(core, 4, 1)
-    assert core.take_news()
-    assert not core.take_news()
-
-
-def test_hunger_is_said_once_and_ends_with_the_step() -> None:
-    core = connected()
-    core.demand(hungry=True)
-    core.demand(hungry=True)
-    assert spoken(core) == [m.Demand(taken=-1, hungry=True)]
-    hear(core, step(0), m.Release(step=0))
-    take(core)
-    assert spoken(core) == [m.Demand(taken=0, hungry=False)]
 
 
 def test_what_happened_is_said_in_that_order_and_only_the_newest_of_a_kind() -> None:
@@ -164,9 +95,7 @@ def test_a_version_counts_for_all_taken_steps_that_have_not_begun() -> None:
 
 
 def test_a_version_reported_before_the_first_step_counts_from_where_training_goes_on() -> None:
-    core = RankCore("me", 0, 2, None, prefetch=1)
-    core.hello()
-    hear(core, welcome(committed=41))
+    core = connected(committed=41)
     assert first_step_of(core, 3) == 42
     core.resume(m.CheckpointPosition(run_id="run", step=20))
     assert (core.hello().policy_version, core.hello().policy_step) == (3, 21)
@@ -214,9 +143,7 @@ def test_a_repeated_delivery_is_prepared_again_and_otherwise_ignored() -> None:
     hear(core, step(0, 2), m.Release(step=0))
     deliver(core, 0, 0)
     take(core)
-    core.lost()
-    core.hello()
-    hear(core, welcome())
+    reconnect(core)
     assert hear(core, step(0, 2), m.Release(step=0)) == [m.Prepared(step=0, digest="d")]
     deliver(core, 0, 0)
     deliver(core, 0, 1)
@@ -265,7 +192,7 @@ def test_another_generation_than_ours_is_a_fence() -> None:
     core = connected()
     core.lost()
     with pytest.raises(GenerationFenced, match=r"belongs to generation 1, .* 2 now"):
-        hear(core, welcome(generation=2))
+        hear(core, rank_welcome(generation=2))
 
 
 def times(step: int, key: str = "update") -> m.StepTimes:
@@ -273,10 +200,8 @@ def times(step: int, key: str = "update") -> m.StepTimes:
 
 
 def telling() -> RankCore:
-    """A rank in a step."""
-    core = RankCore("me", 0, 2, None, prefetch=2)
-    core.hello()
-    hear(core, welcome().model_copy(update={"max_open_steps": 4}))
+    """A rank in two steps."""
+    core = connected(prefetch=2, max_open_steps=4)
     for number in range(2):
         hear(core, step(number), m.Release(step=number))
         take(core)
@@ -304,15 +229,6 @@ def test_what_passes_took_is_in_the_commit_where_the_dispatcher_hears_it_there()
         m.Commit(step=0, times=passes("log-prob", "update")),
         m.Commit(step=1, times=passes("update")),
     ]
-
-
-def test_a_commit_that_tells_times_is_not_replaced_by_a_later_one() -> None:
-    core = telling()
-    core.commit(0)
-    core.tell_times(times(0))
-    core.commit(1)
-    expected = [m.Commit(step=0, times=passes("update")), m.Commit(step=1)]
-    assert as_heard(spoken(core)) == expected
 
 
 def test_what_is_known_after_the_commit_has_a_message_of_its_own() -> None:

@@ -1,39 +1,29 @@
 """What a DP rank fetches, when, and what it says of it."""
 
-from rollout_dispatcher.protocol import assemble, codec
+from typing import Any
+
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
-from rollout_dispatcher.sample import Sample
 from rollout_workers.rank.core import RankCore
 from rollout_workers.rank.held_steps import Fetch
 from tests.support.samples import span_of
-from tests.support.wire.frames import feed
+from tests.workers.rank import cores
+from tests.workers.rank.cores import NOTHING, deliver, reconnect, take
+from tests.workers.rank.cores import spoken as said
 from tests.workers.support.peers import sample, step
 from tests.workers.support.stored import referenced
 
-NOTHING = memoryview(b"")
 ONE = sample([1, 2, 3], name="one")
 #: Bytes of its span.
 NBYTES = ONE.nbytes
+#: The same in a store.
+(THERE,) = referenced([ONE])
 
 
-def welcome(prefetch_bytes: int | None = None) -> m.WelcomeRank:
-    return m.WelcomeRank(
-        run_id="run", generation=1, committed=-1, max_open_steps=4, layout="packed",
-        heartbeat_interval_s=5.0, prefetch_bytes=prefetch_bytes,
-        payload_stores=["file:///nowhere"],
-    )  # fmt: skip
+WELCOME: dict[str, Any] = {"max_open_steps": 4, "payload_stores": ["file:///nowhere"]}
 
 
-def connected(prefetch_bytes: int | None = None) -> RankCore:
-    core = RankCore("me", 0, 2, None, prefetch=4)
-    core.hello()
-    core.heard(welcome(prefetch_bytes), NOTHING, 0.0)
-    return core
-
-
-def said(core: RankCore) -> list[m.Message]:
-    return [message for message, _ in core.take_messages(0.0)]
+def connected(**welcome: Any) -> RankCore:
+    return cores.connected(prefetch=4, **WELCOME, **welcome)
 
 
 def announce(core: RankCore, number: int, count: int = 1, *, refs: int = 1) -> None:
@@ -41,17 +31,10 @@ def announce(core: RankCore, number: int, count: int = 1, *, refs: int = 1) -> N
     core.heard(header, NOTHING, 0.0)
 
 
-def deliver(core: RankCore, number: int, index: int = 0, *samples: Sample) -> None:
-    frames = FrameReader(FrameLimits(1 << 20, 1 << 20))
-    given = samples or referenced([ONE])
-    (frame,) = feed(frames, b"".join(assemble.micro_batch(number, index, given)))
-    core.heard(codec.decode(frame), frame.payload, 0.0)
-
-
 def lie_there(core: RankCore, number: int) -> None:
     """A step of one micro-batch, of one sample in a store, arrives."""
     announce(core, number)
-    deliver(core, number)
+    deliver(core, number, 0, THERE)
 
 
 def find(core: RankCore, fetch: Fetch) -> None:
@@ -74,7 +57,7 @@ def indexes_of(fetches: list[Fetch]) -> list[tuple[int, int]]:
 def test_a_step_is_prepared_once_all_of_it_is_here_and_fetched() -> None:
     core = connected()
     announce(core, 0, 2)
-    deliver(core, 0, 0)
+    deliver(core, 0, 0, THERE)
     assert (said(core), core.take_fetches()) == ([], [])
     deliver(core, 0, 1, ONE)
     (fetch,) = core.take_fetches()
@@ -117,9 +100,7 @@ def test_steps_are_fetched_ahead_as_far_as_they_fit_and_in_their_turn() -> None:
         find(core, fetch)
     assert core.take_fetches() == []  # what is fetched and not begun takes room too
     core.heard(m.Release(step=0), NOTHING, 0.0)
-    held = core.ready()
-    assert held is not None
-    core.take(held)
+    take(core)
     assert steps_of(core.take_fetches()) == [2]
 
 
@@ -134,9 +115,7 @@ def test_the_step_that_the_loop_waits_for_is_fetched_whatever_its_size() -> None
     assert core.take_fetches() == []
     find(core, fetch)
     core.heard(m.Release(step=0), NOTHING, 0.0)
-    held = core.ready()
-    assert held is not None
-    core.take(held)
+    take(core)
     assert core.take_fetches() == []  # it does not wait any more
 
 
@@ -145,16 +124,14 @@ def test_of_a_step_that_does_not_fit_as_many_micro_batches_are_fetched_ahead_as_
     for number, count in ((0, 2), (1, 3)):
         announce(core, number, count)
         for index in range(count):
-            deliver(core, number, index)
+            deliver(core, number, index, THERE)
     fetches = core.take_fetches()
     assert indexes_of(fetches) == [(0, 0), (0, 1), (1, 0)]
     for fetch in fetches:
         find(core, fetch)
     assert said(core) == [prepared(0)]
     core.heard(m.Release(step=0), NOTHING, 0.0)
-    held = core.ready()
-    assert held is not None
-    core.take(held)
+    take(core)
     assert indexes_of(core.take_fetches()) == [(1, 1), (1, 2)]
 
 
@@ -177,7 +154,7 @@ def test_what_is_gone_is_not_named_while_others_of_its_step_were_not_looked_for(
 def test_what_is_gone_is_named_once_all_else_is_fetched() -> None:
     core = connected()
     announce(core, 0, 2)
-    deliver(core, 0, 0)
+    deliver(core, 0, 0, THERE)
     deliver(core, 0, 1, *referenced([sample([4], name="two"), sample([5], name="three")]))
     first, second = core.take_fetches()
     core.missed(second, {"three": "no such object"})
@@ -195,14 +172,12 @@ def test_a_hello_tells_of_resolved_steps_alone_and_the_rest_is_told_when_it_come
         lie_there(core, number)
     first, second = core.take_fetches()
     find(core, second)
-    core.lost()
     assert core.hello().received == [(0, 1)]
-    core.heard(welcome(), NOTHING, 0.0)
+    reconnect(core, **WELCOME)
     find(core, first)
     said(core)
-    core.lost()
     assert core.hello().received == [(0, 1), (1, 1), (2, 1)]
-    core.heard(welcome(), NOTHING, 0.0)
+    reconnect(core, **WELCOME)
     lie_there(core, 1)
     assert said(core) == [prepared(1)]
     assert core.take_fetches() == []
@@ -214,9 +189,7 @@ def test_what_is_unresolved_is_said_again_when_the_step_comes_again() -> None:
     (fetch,) = core.take_fetches()
     core.missed(fetch, {"one": "gone"})
     said(core)
-    core.lost()
-    core.hello()
-    core.heard(welcome(), NOTHING, 0.0)
+    reconnect(core, **WELCOME)
     lie_there(core, 0)
     assert [type(message) for message in said(core)] == [m.Unresolved]
 
@@ -243,8 +216,6 @@ def test_requests_are_answered_on_the_connection_on_which_they_came() -> None:
     core.heard(m.Sweep(number=4, store="file:///a", prefix="p."), NOTHING, 0.0)
     first, second = core.store_requests.take()
     core.store_requests.answered(second, m.Swept(number=4))
-    core.lost()
-    core.hello()
-    core.heard(welcome(), NOTHING, 0.0)
+    reconnect(core, **WELCOME)
     core.store_requests.answered(first, m.Freed(number=3))
     assert said(core) == []

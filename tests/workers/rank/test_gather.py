@@ -8,24 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import ProtocolError
-from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import assemble
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_workers.rank.payload import Whole, lay_out
 from tests.support.samples import make_sample, span_of
 from tests.support.schemas import rows, schemas
-from tests.support.wire.frames import feed
+from tests.workers.support.peers import arrived
 from tests.workers.support.stored import referenced
 
 
 def sent(samples: list[Sample]) -> tuple[m.MicroBatch, memoryview]:
     """A micro-batch as it arrives."""
-    reader = FrameReader(FrameLimits(1 << 20, 1 << 20))
-    (frame,) = feed(reader, b"".join(assemble.micro_batch(0, 0, samples)))
-    header = codec.decode(frame)
+    header, payload = arrived(assemble.micro_batch(0, 0, samples))
     assert isinstance(header, m.MicroBatch)
-    return header, frame.payload
+    return header, payload
 
 
 def memory(nbytes: int) -> memoryview:
@@ -55,9 +52,7 @@ def micro_batches(draw: st.DrawFn) -> tuple[Schema, list[Sample], list[bool]]:
 
 
 @given(micro_batches())
-def test_it_is_what_would_have_come_inline(
-    batch: tuple[Schema, list[Sample], list[bool]],
-) -> None:
+def test_it_is_what_would_have_come_inline(batch: tuple[Schema, list[Sample], list[bool]]) -> None:
     schema, samples, stored = batch
     _, whole = sent(samples)
     inside = list(compress(samples, stored))

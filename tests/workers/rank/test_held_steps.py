@@ -3,12 +3,10 @@
 import pytest
 
 from rollout_dispatcher.errors import ProtocolError, StepContractError
-from rollout_dispatcher.protocol import assemble, codec
+from rollout_dispatcher.protocol import assemble
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_workers.rank.held_steps import HeldState, HeldSteps
-from tests.support.wire.frames import feed
-from tests.workers.support.peers import micro_batch, sample, step
+from tests.workers.support.peers import arrived, micro_batch, sample, step
 
 
 def holding(*numbers: int, count: int = 1) -> HeldSteps:
@@ -19,13 +17,10 @@ def holding(*numbers: int, count: int = 1) -> HeldSteps:
     return steps
 
 
-def deliver(steps: HeldSteps, number: int, index: int, missing: int = 0) -> None:
-    """A micro-batch of which the last bytes may be missing."""
-    reader = FrameReader(FrameLimits(1 << 20, 1 << 20))
-    (frame,) = feed(reader, micro_batch(number, index, sample([1])))
-    header = codec.decode(frame)
+def deliver(steps: HeldSteps, number: int, index: int) -> None:
+    header, payload = arrived(micro_batch(number, index, sample([1])))
     assert isinstance(header, m.MicroBatch)
-    steps.receive(header, frame.payload[missing:])
+    steps.receive(header, payload)
 
 
 def take(steps: HeldSteps) -> int:
@@ -47,12 +42,10 @@ def test_a_step_that_comes_again_and_differs_is_an_error() -> None:
 def test_a_group_that_the_step_does_not_have_is_an_error(groups: list[int] | None) -> None:
     steps = HeldSteps()
     steps.on_header(step(0).model_copy(update={"group_loss_tokens": groups}))
-    data = b"".join(assemble.micro_batch(0, 0, [sample([1])], [2]))
-    (frame,) = feed(FrameReader(FrameLimits(1 << 20, 1 << 20)), data)
-    header = codec.decode(frame)
+    header, payload = arrived(assemble.micro_batch(0, 0, [sample([1])], [2]))
     assert isinstance(header, m.MicroBatch)
     with pytest.raises(ProtocolError, match=f"samples of group 2, of {len(groups or ())}"):
-        steps.receive(header, frame.payload)
+        steps.receive(header, payload)
     assert steps.received() == [(0, 0)]
 
 

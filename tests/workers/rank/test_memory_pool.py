@@ -17,11 +17,8 @@ MEGABYTE = 1_000_000
 #: Everything that one can make of a payload in order to look at it.
 VIEWS: dict[str, Callable[[memoryview], object]] = {
     "memoryview": lambda payload: payload,
-    "part of it": lambda payload: payload[8:16],
-    "array": lambda payload: np.frombuffer(payload, np.int64, 2, 8),
     "part of an array": lambda payload: np.frombuffer(payload, np.uint8)[8:].reshape(-1, 8)[:, 1],
     "array of the owner": lambda payload: np.asarray(payload.obj)[8:],
-    "tensor": lambda payload: torch.frombuffer(payload, dtype=torch.int64, count=2, offset=8),
     "part of a tensor": lambda payload: torch.frombuffer(payload, dtype=torch.uint8)[8:].view(
         2, -1
     ),

@@ -85,33 +85,48 @@ def test_what_contradicts_itself_says_what_to_pass(told: Told) -> None:
             assert complaint in text
 
 
-@pytest.mark.e2e
-def test_an_error_of_the_leaders_before_they_connect_is_that_of_all(told: Told) -> None:
-    for kind, text in of(told, "wrong_address"):
-        assert kind == "ConfigError"
-        assert "'nowhere' is no address" in text
+#: By case, the ranks that an error is told, of which class it is, and what it says.
+TOLD: dict[str, tuple[tuple[int, ...], str, str]] = {
+    "wrong_address": ((0, 1, 2, 3), "ConfigError", "'nowhere' is no address"),
+    "wrong_token": ((0, 1, 2, 3), "Unauthorized", "the token is not this dispatcher's"),
+    "second_is_refused": ((2, 3), "Unauthorized", "the token is not this dispatcher's"),
+    "losses_differ": (
+        (1, 3),
+        "ConfigError",
+        "loss_normalisation is sequence-mean in this process, and token-mean in",
+    ),
+    "peer_closes": (
+        (0,),
+        "PeerLost",
+        "rank 1, which shares this DP rank's model replica, closed its stream",
+    ),
+    "leader_closes": (
+        (1,),
+        "PeerLost",
+        "rank 0, which shares this DP rank's model replica, closed its stream",
+    ),
+    "leader_loads": ((1, 3), "CheckpointRefused", "with the same state on every rank"),
+    "peer_loads": ((1, 3), "CheckpointRefused", "with the same state on every rank"),
+    "dispatcher_goes": (
+        (0, 1, 2, 3),
+        "DispatcherUnreachable",
+        "no connection to the dispatcher",
+    ),
+}
 
 
 @pytest.mark.e2e
-def test_what_dp_rank_0_is_refused_for_all_ranks_raise(told: Told) -> None:
-    found = of(told, "wrong_token")
-    assert {kind for kind, _ in found} == {"Unauthorized"}
-    assert len({text for _, text in found}) == 1
+@pytest.mark.parametrize("case", TOLD)
+def test_who_would_wait_for_what_went_wrong_is_told_of_it(told: Told, case: str) -> None:
+    ranks, kind, words = TOLD[case]
+    for rank in ranks:
+        assert told[rank][case][0] == kind
+        assert words in told[rank][case][1]
 
 
 @pytest.mark.e2e
-def test_what_another_leader_is_refused_for_its_replica_raises_and_nobody_waits(told: Told) -> None:
-    first, second = (told[0], told[1]), (told[2], told[3])
-    assert [rank["second_is_refused"] for rank in first] == [None, None]
-    assert {rank["second_is_refused"][0] for rank in second} == {"Unauthorized"}
-
-
-@pytest.mark.e2e
-def test_a_peer_that_trains_otherwise_than_its_leader_is_refused(told: Told) -> None:
-    for rank in (1, 3):
-        kind, text = told[rank]["losses_differ"]
-        assert kind == "ConfigError"
-        assert "loss_normalisation is sequence-mean in this process, and token-mean in" in text
+def test_what_another_leader_is_refused_for_is_no_error_of_the_first_replica(told: Told) -> None:
+    assert [told[rank]["second_is_refused"] for rank in (0, 1)] == [None, None]
 
 
 @pytest.mark.e2e
@@ -120,39 +135,10 @@ def test_a_pause_of_one_rank_for_longer_than_the_keep_alive_harms_nobody(told: T
 
 
 @pytest.mark.e2e
-def test_a_peer_that_closes_early_is_an_error_in_its_leader(told: Told) -> None:
-    kind, text = told[0]["peer_closes"]
-    assert kind == "PeerLost"
-    assert "rank 1, which shares this DP rank's model replica, closed its stream" in text
-
-
-@pytest.mark.e2e
-def test_a_leader_that_closes_early_is_an_error_in_its_peers(told: Told) -> None:
-    kind, text = told[1]["leader_closes"]
-    assert kind == "PeerLost"
-    assert "rank 0, which shares this DP rank's model replica, closed its stream" in text
-
-
-@pytest.mark.e2e
 def test_a_checkpoint_is_loaded_on_every_rank_whoever_is_first(told: Told) -> None:
     found = of(told, "all_load")
     assert all(rank == found[0] for rank in found)
     assert found[0][1] is True
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("case", ["leader_loads", "peer_loads"])
-def test_a_checkpoint_that_not_all_of_a_replica_load_is_refused(told: Told, case: str) -> None:
-    for rank in (1, 3):
-        kind, text = told[rank][case]
-        assert kind == "CheckpointRefused"
-        assert "call load_state_dict with the same state on every rank" in text
-
-
-@pytest.mark.e2e
-def test_a_dispatcher_that_is_gone_is_an_error_on_all(told: Told) -> None:
-    for kind, text in of(told, "dispatcher_goes"):
-        assert (kind, "no connection to the dispatcher" in text) == ("DispatcherUnreachable", True)
 
 
 @pytest.mark.e2e

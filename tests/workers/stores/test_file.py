@@ -16,6 +16,7 @@ from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_workers.stores.file import PART, FileStore, key_of, place
 from rollout_workers.stores.interface import Missing
+from tests.support.payload_stores import PayloadStoreTests
 
 SPANS = [bytes(range(8)), b"\0" * 8, bytes(range(100, 116))]
 BYTES = b"".join(SPANS)
@@ -208,3 +209,11 @@ def test_every_key_has_a_path_of_its_own(key: str, writing: bool) -> None:
 @pytest.mark.parametrize("name", [".nfs0001", "a b", "%2e", "%zz", ".hidden" + PART])
 def test_what_is_no_objects_file_has_no_key(name: str) -> None:
     assert key_of(None, name) is None
+
+
+class TestFiles(PayloadStoreTests):
+    """What every payload store has to do; other engines in tests/frameworks."""
+
+    @pytest.fixture
+    def address(self, tmp_path: Path) -> str:
+        return f"file://{tmp_path}"

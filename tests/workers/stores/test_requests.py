@@ -1,11 +1,17 @@
 """What the dispatcher asks of a client's stores, and how it is answered."""
 
+import subprocess
+import sys
+import threading
+
 import pytest
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_workers.stores.file import FileStore
 from rollout_workers.stores.registry import OpenedStores
-from rollout_workers.stores.requests import Request, StoreRequests, perform
+from rollout_workers.stores.requests import DaemonExecutor, Request, perform
+
+PATIENCE_S = 10
 
 
 @pytest.fixture
@@ -53,17 +59,26 @@ def test_as_many_keys_are_told_as_a_message_takes(
     assert perform(stores, sweep) == m.Swept(number=1, keys=keys, more=True)
 
 
-def test_an_answer_is_not_said_on_another_connection() -> None:
-    requests, free = StoreRequests(), m.Free(number=1, store="s", keys=["k"])
-    requests.heard(free)
-    (taken,) = requests.take()
-    assert requests.take() == []
-    requests.lost()
-    requests.answered(taken, m.Freed(number=1))
-    assert list(requests.take_answers()) == []
-    again = free.model_copy()
-    requests.heard(again)
-    (taken,) = requests.take()
-    requests.answered(taken, m.Freed(number=1))
-    assert list(requests.take_answers()) == [m.Freed(number=1)]
-    assert list(requests.take_answers()) == []
+# -- threads that run what may block, and keep no process from ending
+
+
+def test_after_its_end_nothing_is_taken_and_what_was_is_done() -> None:
+    executor, go = DaemonExecutor(1, "t"), threading.Event()
+    futures = [executor.submit(go.wait, PATIENCE_S) for _ in range(3)]
+    executor.shutdown()
+    executor.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        executor.submit(print)
+    go.set()
+    assert all(future.result(PATIENCE_S) for future in futures)
+
+
+def test_a_process_ends_whatever_hangs() -> None:
+    script = (
+        "import threading\n"
+        "from rollout_workers.stores.requests import DaemonExecutor\n"
+        "begun = threading.Event()\n"
+        "DaemonExecutor(1, 't').submit(lambda: (begun.set(), threading.Event().wait()))\n"
+        "begun.wait()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S * 3)

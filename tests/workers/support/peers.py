@@ -5,9 +5,12 @@ conversation.
 """
 
 import socket
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Self, TypeVar
+from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +18,26 @@ from numpy.typing import NDArray
 from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
+from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
 from rollout_dispatcher.spans import join
+from rollout_workers import MicroBatchStream, RankClient, RolloutProducer
+from tests.support.wire.frames import feed
 
 LIMITS = FrameLimits(1 << 20, 1 << 30)
 PATIENCE_S = 10.0
 
+
+class Closes(Protocol):
+    """A client that is made in the caller's thread, and closed in it."""
+
+    def close(self) -> None: ...
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 M = TypeVar("M", bound=m.Message)
+C = TypeVar("C", bound=Closes)
 
 SCHEMA = Schema(
     (
@@ -32,6 +48,30 @@ SCHEMA = Schema(
 )
 #: Of samples without a mask.
 UNMASKED = Schema((Field("input_ids", DType.INT64),))
+
+
+def rank_welcome(**facts: Any) -> m.WelcomeRank:
+    """To a run of packed micro-batches, in its first generation unless the facts say otherwise."""
+    usual = {
+        "run_id": "run", "generation": 1, "committed": -1, "max_open_steps": 2,
+        "layout": "packed", "heartbeat_interval_s": 5.0,
+    }  # fmt: skip
+    return m.WelcomeRank.model_validate(usual | facts)
+
+
+def producer_welcome(**facts: Any) -> m.WelcomeProducer:
+    """To the same run."""
+    usual = {
+        "run_id": "run", "credits": 8, "max_payload_bytes": 1 << 20, "heartbeat_interval_s": 5.0,
+    }  # fmt: skip
+    return m.WelcomeProducer.model_validate(usual | facts)
+
+
+def arrived(frame: Buffer | Iterable[Buffer]) -> tuple[m.Message, memoryview]:
+    """The message that arrives with these bytes, and its payload."""
+    data = frame if isinstance(frame, bytes) else b"".join(frame)  # type: ignore[arg-type]
+    (found,) = feed(FrameReader(LIMITS), data)
+    return codec.decode(found), found.payload
 
 
 class Peer:
@@ -81,12 +121,12 @@ class Peer:
         """The step of the next Commit, whatever the rank has to say before it."""
         return self._skip_to(m.Commit).step
 
-    def _skip_to(self, kind: type[M]) -> M:
+    def _skip_to(self, kind: type[M], *others: type[m.Message]) -> M:
         while True:
             message, _ = self._next(monotonic() + PATIENCE_S)
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, (m.Demand, m.Prepared)), f"unexpected {message!r}"
+            assert isinstance(message, (m.Demand, m.Prepared, *others)), f"unexpected {message!r}"
 
     def hears_nothing(self, for_s: float = 0.15) -> bool:
         """Whether no message but pings comes for a while."""
@@ -107,6 +147,17 @@ class Peer:
     def send(self, message: m.Message, payload: bytes = b"") -> None:
         self._sock.sendall(codec.encode(message, len(payload)) + payload)
 
+    def give(self, number: int, *batches: list[int], count: int | None = None) -> None:
+        """Announce and release a step, and deliver these micro-batches of it.
+
+        count: of all that it has, if there are others.
+        """
+        self.send(step(number, count or len(batches)))
+        self._skip_to(m.Prepared, m.Commit)
+        self.send(m.Release(step=number))
+        for index, ids in enumerate(batches):
+            self.send_bytes(micro_batch(number, index, sample(ids)))
+
     def send_bytes(self, data: bytes) -> None:
         self._sock.sendall(data)
 
@@ -121,26 +172,20 @@ class Peer:
 
     # -- both roles say hello
 
-    def welcome_rank(self, generation: int = 1, **options: object) -> m.HelloRank:
+    def welcome(self, **options: Any) -> m.Message:
+        """Whoever it is."""
+        self._arrived.insert(0, self._next(monotonic() + PATIENCE_S))
+        is_rank = isinstance(self._arrived[0][0], m.HelloRank)
+        return self.welcome_rank(**options) if is_rank else self.welcome_producer(**options)
+
+    def welcome_rank(self, **facts: Any) -> m.HelloRank:
         hello = self.expect(m.HelloRank)
-        self.say_welcome_to_rank(generation, **options)
+        self.send(rank_welcome(**facts))
         return hello
 
-    def say_welcome_to_rank(self, generation: int = 1, **options: object) -> None:
-        facts = {
-            "run_id": "run",
-            "committed": -1,
-            "max_open_steps": 2,
-            "layout": "packed",
-            "heartbeat_interval_s": 5.0,
-        } | options
-        self.send(m.WelcomeRank.model_validate({"generation": generation, **facts}))
-
-    def welcome_producer(self, credits_: int = 8, **options: object) -> m.HelloProducer:
+    def welcome_producer(self, **facts: Any) -> m.HelloProducer:
         hello = self.expect(m.HelloProducer)
-        facts = {"run_id": "run", "max_payload_bytes": 1 << 20, "heartbeat_interval_s": 5.0}
-        facts |= options
-        self.send(m.WelcomeProducer.model_validate({"credits": credits_, **facts}))
+        self.send(producer_welcome(**facts))
         return hello
 
     def answer(self, push: m.Push, *outcomes: str, **errors: str) -> None:
@@ -167,10 +212,12 @@ class Peer:
 
 
 class ScriptedDispatcher:
-    """Listens where a client under test connects to."""
+    """Listens where clients under test connect to, and ends with them."""
 
     def __init__(self, path: Path) -> None:
         self.endpoint = f"unix:{path}"
+        self._clients: list[Closes] = []
+        self._threads = ThreadPoolExecutor()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -182,11 +229,44 @@ class ScriptedDispatcher:
         self._peers.append(Peer(self._listener.accept()[0]))
         return self._peers[-1]
 
+    def meanwhile(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call it in a thread, while the test answers."""
+        return self._threads.submit(call, *args, **kwargs)
+
+    def join(self, make: Callable[[str], C], **welcome: Any) -> tuple[C, Peer]:
+        """A client that is welcomed, and its peer. make: of the endpoint."""
+        making = self.meanwhile(make, self.endpoint)
+        peer = self.accept()
+        peer.welcome(**welcome)
+        self._clients.append(client := making.result(PATIENCE_S))
+        return client, peer
+
+    def rank(self, **welcome: Any) -> tuple[RankClient, Peer]:
+        """DP rank 0 of two."""
+        return self.join(partial(RankClient, dp_rank=0, dp_size=2), **welcome)
+
+    def producer(self, **welcome: Any) -> tuple[RolloutProducer, Peer]:
+        return self.join(RolloutProducer, **welcome)
+
+    def stream(
+        self, welcome: dict[str, Any] | None = None, **options: Any
+    ) -> tuple[MicroBatchStream, Peer]:
+        """The only DP rank's, unless options say otherwise."""
+        where = {"dp_rank": 0, "dp_size": 1} | options
+        return self.join(partial(MicroBatchStream, **where), **(welcome or {}))
+
     def hang_up(self) -> None:
         """Close every connection; nobody is listening any more."""
         self._listener.close()
         for peer in self._peers:
             peer.close()
+
+    def end(self) -> None:
+        """Hang up, and close the clients, who have nobody to wait for."""
+        self.hang_up()
+        for client in self._clients:
+            client.close()
+        self._threads.shutdown()
 
 
 def sample(ids: list[int], mask: list[int] | None = None, name: str = "s") -> Sample:
@@ -213,9 +293,10 @@ def step(number: int, count: int = 1, digest: str = "d", **totals: int) -> m.Ste
     )
 
 
-def micro_batch(number: int, index: int, *samples: Sample) -> bytes:
+def micro_batch(number: int, index: int, *samples: Sample, attempt: int = 0) -> bytes:
     """The frame of a micro-batch, as the dispatcher gathers it."""
-    return b"".join(assemble.micro_batch(number, index, samples or (sample([1, 2, 3]),)))
+    given = samples or (sample([1, 2, 3]),)
+    return b"".join(assemble.micro_batch(number, index, given, attempt=attempt))
 
 
 def filler(number: int, index: int, of: Sample) -> bytes:

@@ -41,13 +41,11 @@ def join(endpoint: str) -> MicroBatchStream:
     return MicroBatchStream(endpoint, dp_rank=0, dp_size=1)
 
 
-def loader(endpoint: str, made: str, context: str | None, workers: int) -> object:
+def loader(endpoint: str, made: str, context: str) -> object:
     """What iterating a loader comes to, then the parent's own stream if it has one."""
     stream = join(endpoint) if made == "before" else None
     data = MicroBatches(endpoint) if stream is None else StreamDataset(stream)
-    loading = DataLoader(
-        data, batch_size=None, num_workers=workers, multiprocessing_context=context
-    )
+    loading = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context=context)
     found = attempt(lambda: [batch.input_ids.tolist() for batch in loading])
     own = attempt(lambda: [[b.input_ids.tolist() for b in s] for s in stream]) if stream else None
     return {"loader": found, "own": own}
@@ -136,11 +134,10 @@ CASES: dict[str, Callable[[str], object]] = {
     "rank": forked_rank,
     "producer": forked_producer,
     "async-producer": forked_async_producer,
-    "before-fork": lambda endpoint: loader(endpoint, "before", "fork", 1),
-    "before-spawn": lambda endpoint: loader(endpoint, "before", "spawn", 1),
-    "inside-fork": lambda endpoint: loader(endpoint, "inside", "fork", 1),
-    "inside-spawn": lambda endpoint: loader(endpoint, "inside", "spawn", 1),
-    "no-workers": lambda endpoint: loader(endpoint, "before", None, 0),
+    "before-fork": lambda endpoint: loader(endpoint, "before", "fork"),
+    "before-spawn": lambda endpoint: loader(endpoint, "before", "spawn"),
+    "inside-fork": lambda endpoint: loader(endpoint, "inside", "fork"),
+    "inside-spawn": lambda endpoint: loader(endpoint, "inside", "spawn"),
 }
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What torchrun starts on every rank of a mesh: trains, and writes down what it saw and ended with.
+"""What torchrun starts on every rank: trains, and writes down what it saw and ended with.
 
-    train_replicas.py DIRECTORY CASE=ENDPOINT ...
+    train_replicas.py DIRECTORY DEVICE BACKEND CASE=ENDPOINT ...
 
-For each case of `SHAPES` it trains with a stream over that mesh, iterating every step once for each
-optimizer, and writes DIRECTORY/CASE-RANK.json.
+Models are on DEVICE, and BACKEND is the process group's, as torch.distributed takes it. CASE is a
+mesh of `SHAPES`, or `PLAIN`: DP ranks alone, with the loss of a causal model, shifted by one over
+the whole row. For each case it trains one model per optimizer on the same steps, by iterating every
+step once for each, and writes DIRECTORY/CASE-RANK.json.
 """
 
 import json
@@ -19,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatch, MicroBatchStream, Step
 from tests.workers.support.tiny_model import TinyModel, flat, optimizers
-from tests.workers.support.train_ddp import describe
 
 
 class Shape(NamedTuple):
@@ -30,6 +31,7 @@ class Shape(NamedTuple):
     averaged: tuple[str, ...]
 
 
+PLAIN = "plain"
 SHAPES = {
     "tp": Shape(("dp", "tp"), "dp", ("dp",)),
     "hsdp": Shape(("replicate", "shard"), ("replicate", "shard"), ("replicate", "shard")),
@@ -38,32 +40,31 @@ SHAPES = {
 }
 
 
-def main(directory: Path, runs: list[str]) -> None:
-    dist.init_process_group("gloo")
+def main(directory: Path, device: torch.device, backend: str, runs: list[str]) -> None:
+    dist.init_process_group(backend)
     for run in runs:
         case, _, endpoint = run.partition("=")
-        found = train(endpoint, SHAPES[case])
+        found = train(endpoint, SHAPES.get(case), device)
         (directory / f"{case}-{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def train(endpoint: str, shape: Shape) -> dict[str, Any]:
+def train(endpoint: str, shape: Shape | None, device: torch.device) -> dict[str, Any]:
     """Train until the stream ends; steps seen, and the parameters by optimizer."""
-    mesh = init_device_mesh("cpu", (2,) * len(shape.names), mesh_dim_names=shape.names)
-    averaged = mesh[shape.averaged]
-    group = averaged.get_group() if averaged.ndim == 1 else averaged._flatten().get_group()
-    models = {name: TinyModel() for name in ("sgd", "adamw")}
+    mesh, group, options = None, None, dict[str, Any]()
+    if shape is not None:
+        mesh = init_device_mesh("cpu", (2,) * len(shape.names), mesh_dim_names=shape.names)
+        averaged = mesh[shape.averaged]
+        group = averaged.get_group() if averaged.ndim == 1 else averaged._flatten().get_group()
+        options = {"mesh": mesh, "dp_dims": shape.dp_dims, "grad_mesh": averaged}
+    models = {name: TinyModel().to(device) for name in ("sgd", "adamw")}
     ranks = {
         name: DistributedDataParallel(model, process_group=group) for name, model in models.items()
     }
     solvers = optimizers(models)
     seen, bytes_received = [], list[int]()
     with MicroBatchStream(
-        endpoint,
-        mesh=mesh,
-        dp_dims=shape.dp_dims,
-        grad_mesh=averaged,
-        weights_dtype=torch.float64,
+        endpoint, weights_dtype=torch.float64, device=device, **options
     ) as stream:
         for step in stream:
             for name, model in ranks.items():
@@ -87,17 +88,30 @@ def train(endpoint: str, shape: Shape) -> dict[str, Any]:
     }
 
 
-def accumulate(model: DistributedDataParallel, step: Step, mesh: DeviceMesh) -> None:
+def accumulate(model: DistributedDataParallel, step: Step, mesh: DeviceMesh | None) -> None:
     """Add up the step's gradient over its micro-batches, of this rank's tokens if there is cp."""
     batches: list[MicroBatch] = list(step)
     for batch in batches:
         with nullcontext() if batch.is_last else model.no_sync():
             weights = batch.loss_weights
-            if "cp" in (mesh.mesh_dim_names or ()):
+            if mesh is not None and "cp" in (mesh.mesh_dim_names or ()):
                 weights = weights * (batch.position_ids % 2 == mesh.get_local_rank("cp"))
-            losses = model(batch.input_ids, batch.cu_seqlens.tolist())
+            losses = model(batch.input_ids, batch.cu_seqlens.tolist(), shifted=mesh is None)
             ((losses * weights).sum() * batch.loss_scale).backward()
 
 
+def describe(step: Step) -> dict[str, Any]:
+    """What this rank saw of a step."""
+
+    def batch_of(batch: MicroBatch) -> dict[str, Any]:
+        return {"ids": batch.sample_ids, "filler": batch.is_filler, "tokens": batch.tokens}
+
+    return {
+        "number": step.number,
+        "digest": step.digest,
+        "batches": [batch_of(batch) for batch in step],
+    }
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), torch.device(sys.argv[2]), sys.argv[3], sys.argv[4:])

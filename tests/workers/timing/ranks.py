@@ -1,17 +1,8 @@
-"""Ranks that train for real, time what they compute themselves, and are timed; run under torchrun.
+"""A model whose work takes as long as a test says, for ranks that are timed: plain, DDP, FSDP2."""
 
-    torchrun ... tests/workers/timing/ranks.py --model ddp fsdp2 --slow 1.4 --out FOLDER
-
-Rank 1 takes `--slow` times as long for the same work. Every rank writes a line of JSON a step into
-a file for each model: what was told of it, and what the clocks round its own work say.
-"""
-
-import argparse
-import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,14 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from rollout_dispatcher.protocol.messages import StepTimes
-from rollout_workers.timing.timing import Timing
+from rollout_workers.timing.timing import StepTimer, Timing
 
 BLOCKS, WIDTH = 3, 64
-#: by-hand: gradients are reduced after the step; unknown: so is something in every micro-batch.
-MODELS = ["ddp", "fsdp2", "by-hand", "unknown"]
-#: Steps of which the first are left out: models are made ready in them.
-WARM = 2
 
 
 class Work:
@@ -87,66 +73,15 @@ class Net(nn.Module):
         return hidden
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
-    parser.add_argument("--work", choices=["sleep", "matmul"], default="sleep")
-    parser.add_argument("--slow", type=float, default=1.0)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--unit", type=float, default=0.02, help="seconds")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    work = Work(args.work)
-    for model in args.model:
-        torch.manual_seed(0)
-        with (args.out / f"{model}.rank{dist.get_rank()}.jsonl").open("w") as lines:
-            for seen in train(model, args, work):
-                lines.write(json.dumps(seen) + "\n")
-        dist.barrier()
-    dist.destroy_process_group()
-
-
-def train(kind: str, args: argparse.Namespace, work: Work) -> Any:
-    rank, ranks, count = dist.get_rank(), dist.get_world_size(), 3
-    device = torch.device(args.device)
-    model, sync = wrapped(kind, Net(work).to(device))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    told: list[StepTimes] = []
-    timing = Timing(told.append, dp_size=ranks, dp_ranks=None, device=device, says_why=True)
-    slow = args.slow if rank == 1 else 1.0
-    for step in range(args.steps):
-        generator = torch.Generator().manual_seed(step)
-        costs = args.unit * (1 + 3 * torch.rand(ranks, count, generator=generator))
-        timer, spent = timing.begin(step, count), []
-        assert timer is not None
-        for index in range(count):
-            timer.hand_out(index)
-            with sync(index == count - 1):
-                hidden = torch.randn(4, WIDTH, device=device, requires_grad=True)
-                model(hidden, float(costs[rank, index]) * slow).sum().backward()
-            if kind == "unknown":
-                dist.all_reduce(torch.zeros(1))
-            timer.asked(index)
-            spent.append(work.take())
-        if kind == "by-hand":
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-        optimizer.step()
-        optimizer.zero_grad()
-        timing.finish(timer)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            timing.flush()
-        (times,) = told
-        told.clear()
-        if step >= WARM:
-            yield {
-                "step": step, "key": times.cost_key, "why": times.why, "spent_s": spent,
-                "busy_s": times.busy_s, "collective_s": times.collective_s,
-            }  # fmt: skip
+def computed(timing: Timing, step: int, count: int, work: Callable[[int], object]) -> StepTimer:
+    """A loop over a step's micro-batches, which are worked on by their index."""
+    timer = timing.begin(step, count)
+    assert timer is not None
+    for index in range(count):
+        timer.hand_out(index)
+        work(index)
+        timer.asked(index)
+    return timer
 
 
 def shard(net: Net) -> None:
@@ -165,7 +100,3 @@ def wrapped(kind: str, net: Net) -> tuple[nn.Module, Callable[[bool], AbstractCo
     if kind == "fsdp2":  # with collectives in every micro-batch
         shard(net)
     return net, lambda _last: nullcontext()
-
-
-if __name__ == "__main__":
-    main()

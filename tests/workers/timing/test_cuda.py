@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rollout_dispatcher.protocol.messages import StepTimes
 from rollout_workers.timing.clocks import CudaClock, clock_for
 from rollout_workers.timing.timing import Timing
-from tests.workers.timing.runs import run
+from tests.workers.timing.ranks import computed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 #: Of a spinning kernel.
@@ -77,13 +77,7 @@ def test_a_micro_batch_takes_what_the_gpu_takes_and_the_host_waits_for_none(cycl
     timed = timing(told)
     with no_waiting():
         began = time.perf_counter()
-        timer = timed.begin(0, 3)
-        assert timer is not None
-        for index in range(3):
-            timer.hand_out(index)
-            spin(cycles * (index + 1))
-            timer.asked(index)
-        timed.finish(timer)
+        timed.finish(computed(timed, 0, 3, lambda index: spin(cycles * (index + 1))))
         assert time.perf_counter() - began < WORK_S
         assert told == []  # the GPU has not come to it
     torch.cuda.synchronize()
@@ -97,12 +91,7 @@ def test_a_stream_that_was_not_told_of_the_gpu_that_is_used_times_it(cycles: int
     told: list[StepTimes] = []
     assert isinstance(clock_for(None), CudaClock)
     timed = timing(told, device=None)
-    timer = timed.begin(0, 1)
-    assert timer is not None
-    timer.hand_out(0)
-    spin(cycles)
-    timer.asked(0)
-    timed.finish(timer)
+    timed.finish(computed(timed, 0, 1, lambda _: spin(cycles)))
     torch.cuda.synchronize()
     timed.flush()
     assert told[0].busy_s == pytest.approx([WORK_S], rel=0.05)
@@ -112,13 +101,7 @@ def test_a_step_is_told_after_a_later_one(cycles: int) -> None:
     told: list[StepTimes] = []
     timed = timing(told)
     for step in range(20):
-        timer = timed.begin(step, 2)
-        assert timer is not None
-        for index in range(2):
-            timer.hand_out(index)
-            spin(cycles // 10)
-            timer.asked(index)
-        timed.finish(timer)
+        timed.finish(computed(timed, step, 2, lambda _: spin(cycles // 10)))
         if step % 4 == 3:
             torch.cuda.synchronize()
     timed.flush()
@@ -135,12 +118,7 @@ def test_ddp_on_nccl_is_timed_without_waiting_for_the_gpu(cycles: int) -> None:
     for _ in range(2):  # the second backward pass makes the buckets anew
         model(inputs).sum().backward()
     with no_waiting():
-        timer = timed.begin(0, 2)
-        assert timer is not None
-        for index in range(2):
-            timer.hand_out(index)
-            model(inputs).sum().backward()
-            timer.asked(index)
+        timer = computed(timed, 0, 2, lambda _: model(inputs).sum().backward())
         spin(cycles)  # an optimizer
         timed.finish(timer)
     torch.cuda.synchronize()
@@ -166,13 +144,7 @@ def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
         inputs = torch.randn(4, 64, device="cuda", requires_grad=True)
         model(inputs).sum().backward()
         with no_waiting():
-            timer = timed.begin(0, 2)
-            assert timer is not None
-            for index in range(2):
-                timer.hand_out(index)
-                model(inputs).sum().backward()
-                timer.asked(index)
-            timed.finish(timer)
+            timed.finish(computed(timed, 0, 2, lambda _: model(inputs).sum().backward()))
         torch.cuda.synchronize()
         timed.flush()
     finally:
@@ -184,12 +156,6 @@ def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
     for busy, blocked in zip(times.busy_s, times.collective_s, strict=True):
         assert blocked == pytest.approx(WORK_S, rel=0.15)
         assert busy - blocked == pytest.approx(WORK_S / 2, rel=0.25)
-
-
-def test_ranks_that_share_a_gpu_tell_the_slow_one(tmp_path: Path) -> None:
-    seen = run(tmp_path, 2, "--model", "ddp", "--device", "cuda", "--slow", "1.4")["ddp"]
-    lost = seen.lost("spent", each_micro_step=False)
-    assert seen.lost("computed", each_micro_step=False) == pytest.approx(lost, rel=0.1)
 
 
 class Spins(nn.Module):

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollout_dispatcher.protocol.messages import StepTimes
 from rollout_workers.timing.timing import Timing
+from tests.workers.timing.ranks import computed
 
 SLOW_S = 0.1
 
@@ -76,17 +77,14 @@ def measured(model: Callable[..., Tensor], named: nn.Module | None = None) -> St
     timing = Timing(told.append, dp_size=ranks, dp_ranks=None, device=None, says_why=False)
     if named is not None:
         timing.measure(named.modules())
+
+    def work(index: int) -> None:
+        model(torch.ones(2, 8, requires_grad=True)).sum().backward()  # type: ignore[no-untyped-call]
+        if index == 1:
+            time.sleep(SLOW_S)  # an optimizer
+
     for step in range(2):
-        timer = timing.begin(step, 2)
-        assert timer is not None
-        for index in range(2):
-            timer.hand_out(index)
-            hidden = torch.ones(2, 8, requires_grad=True)
-            model(hidden).sum().backward()  # type: ignore[no-untyped-call]
-            if index == 1:
-                time.sleep(SLOW_S)  # an optimizer
-            timer.asked(index)
-        timing.finish(timer)
+        timing.finish(computed(timing, step, 2, work))
     return told[-1]
 
 

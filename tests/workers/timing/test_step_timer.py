@@ -252,6 +252,33 @@ def test_what_cannot_be_told_apart_is_said_unless_the_trainer_tells_its_waits(cl
     assert told(timer)["update"].why == ""
 
 
+class Group:
+    """A process group that counts its collectives."""
+
+    group_desc, count = "default_pg", 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.count
+
+
+def test_collectives_in_micro_batches_that_nobody_times_are_said(clock: Clock) -> None:
+    group = Group()
+    timer = timer_on(clock)
+    timer._collectives.groups = [group]  # type: ignore[list-item]
+    for key, told_inside in (("reduced", True), ("waited for", False), ("reduced after", False)):
+        with timer.timer(key, 0):
+            clock.now += 3
+            if key == "waited for":
+                with timer.waiting():
+                    group.count += 1
+            group.count += told_inside
+        group.count += 1
+    times = told(timer)
+    assert "collectives of default_pg in micro-batches are not timed" in times["reduced"].why
+    assert times["reduced"].collective_s is None
+    assert times["waited for"].why == times["reduced after"].why == ""
+
+
 def test_what_is_captured_into_a_graph_has_no_times(clock: Clock) -> None:
     timer = timer_on(clock, 1)
     timer.hand_out(0)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.sample import DType, Field, Outcome, Schema
-from rollout_workers import AsyncRolloutProducer, ReferencedSample, RolloutProducer
+from rollout_workers import AsyncRolloutProducer, ReferencedSample
 from rollout_workers.stores.file import FileStore
 from tests.workers.support.peers import PATIENCE_S, Peer, ScriptedDispatcher
 from tests.workers.support.stored import frees_before_it_leaves
@@ -21,17 +21,9 @@ from tests.workers.support.stored import frees_before_it_leaves
 LARGE = {"input_ids": np.arange(64)}
 
 
-def welcome(peer: Peer, store: FileStore) -> None:
-    peer.welcome_producer(payload_stores=[store.address], inline_limit=512)
-
-
-def join(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
-) -> tuple[RolloutProducer, Peer]:
-    joining = threads.submit(RolloutProducer, dispatcher.endpoint)
-    peer = dispatcher.accept()
-    welcome(peer, store)
-    return joining.result(PATIENCE_S), peer
+def options(store: FileStore) -> dict[str, Any]:
+    """Of a welcome."""
+    return {"payload_stores": [store.address], "inline_limit": 512}
 
 
 async def start(
@@ -40,7 +32,7 @@ async def start(
     producer = AsyncRolloutProducer(dispatcher.endpoint)
     starting = asyncio.create_task(producer.start())
     peer = await asyncio.to_thread(dispatcher.accept)
-    await asyncio.to_thread(welcome, peer, store)
+    await asyncio.to_thread(peer.welcome, **options(store))
     await starting
     return producer, peer
 
@@ -56,10 +48,10 @@ def reference(push: m.Push, at: int) -> Reference:
 
 
 def test_what_a_push_refers_to_is_there_when_it_arrives(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+    dispatcher: ScriptedDispatcher, store: FileStore
 ) -> None:
-    producer, peer = join(dispatcher, threads, store)
-    pushing = threads.submit(producer.push_many, [LARGE, {"input_ids": np.arange(3)}])
+    producer, peer = dispatcher.producer(**options(store))
+    pushing = dispatcher.meanwhile(producer.push_many, [LARGE, {"input_ids": np.arange(3)}])
     push = peer.expect(m.Push)
     assert store.get([reference(push, 0)]) == [memoryview(LARGE["input_ids"].tobytes())]
     assert peer.payload == np.arange(3).tobytes()
@@ -70,34 +62,28 @@ def test_what_a_push_refers_to_is_there_when_it_arrives(
     assert store.list("") == []
     peer.send(m.Sweep(number=2, store=store.address, prefix="x."))
     assert peer.expect(m.Swept) == m.Swept(number=2)
-    closing = threads.submit(producer.close)
-    peer.acknowledge_bye()
-    closing.result(PATIENCE_S)
 
 
 def test_who_has_said_goodbye_frees_what_nobody_else_is_there_to_free(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+    dispatcher: ScriptedDispatcher, store: FileStore
 ) -> None:
-    producer, peer = join(dispatcher, threads, store)
-    frees_before_it_leaves(peer, threads.submit(producer.close), store)
+    producer, peer = dispatcher.producer(**options(store))
+    frees_before_it_leaves(peer, dispatcher.meanwhile(producer.close), store)
 
 
 def test_references_to_what_lies_there_are_pushed_as_they_are(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+    dispatcher: ScriptedDispatcher, store: FileStore
 ) -> None:
-    producer, peer = join(dispatcher, threads, store)
+    producer, peer = dispatcher.producer(**options(store))
     stored = store.put("theirs/1", [np.arange(4).tobytes()])
     schema = Schema((Field("input_ids", DType.INT64),))
     sample = ReferencedSample(Reference(stored, 0, 32), schema, 4, 3, sample_id="a")
-    pushing = threads.submit(producer.push_references, [sample])
+    pushing = dispatcher.meanwhile(producer.push_references, [sample])
     push = peer.expect(m.Push)
     assert reference(push, 0) == sample.reference
     assert len(peer.payload) == 0
     peer.answer(push)
     assert pushing.result(PATIENCE_S) == [Outcome.ACCEPTED]
-    closing = threads.submit(producer.close)
-    peer.acknowledge_bye()
-    closing.result(PATIENCE_S)
 
 
 class Slow(FileStore):
@@ -122,7 +108,7 @@ def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_slow")
 async def test_a_push_that_is_given_up_while_it_is_put_leaves_nothing(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+    dispatcher: ScriptedDispatcher, store: FileStore
 ) -> None:
     producer, peer = await start(dispatcher, store)
     pushing = asyncio.create_task(producer.push(LARGE))
@@ -139,7 +125,7 @@ async def test_a_push_that_is_given_up_while_it_is_put_leaves_nothing(
 
 @pytest.mark.usefixtures("_slow")
 async def test_a_timeout_counts_while_it_is_put(
-    dispatcher: ScriptedDispatcher, threads: ThreadPoolExecutor, store: FileStore
+    dispatcher: ScriptedDispatcher, store: FileStore
 ) -> None:
     producer, peer = await start(dispatcher, store)
     with pytest.raises(TimeoutError, match="the push was withdrawn"):
@@ -153,19 +139,15 @@ async def test_a_timeout_counts_while_it_is_put(
 
 def test_a_store_that_is_not_there_is_told_and_the_sample_sent(
     dispatcher: ScriptedDispatcher,
-    threads: ThreadPoolExecutor,
     store: FileStore,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    producer, peer = join(dispatcher, threads, store)
+    producer, peer = dispatcher.producer(**options(store))
     store.root.rmdir()
-    pushing = threads.submit(producer.push, LARGE)
+    pushing = dispatcher.meanwhile(producer.push, LARGE)
     push = peer.expect(m.Push)
     assert push.objects is None
     assert peer.payload == LARGE["input_ids"].tobytes()
     peer.answer(push)
     assert pushing.result(PATIENCE_S) is Outcome.ACCEPTED
     assert "there is no directory" in caplog.text
-    closing = threads.submit(producer.close)
-    peer.acknowledge_bye()
-    closing.result(PATIENCE_S)

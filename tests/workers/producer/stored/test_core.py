@@ -1,6 +1,7 @@
 """What a producer puts, and what it says of it: put first, then pushed, and never twice."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,35 +13,24 @@ from rollout_dispatcher.sample import Outcome
 from rollout_workers.producer.core import ProducerCore, Settled
 from rollout_workers.producer.encode import EncodedSample, Encoder, RolloutSample
 from rollout_workers.producer.pushes import Put
+from tests.workers.producer import cores
+from tests.workers.producer.cores import connect, hear
+from tests.workers.producer.cores import pushed as answered
 
-NOTHING = memoryview(b"")
 STORE = "file:///data"
 #: Tokens of a sample that is put, as its span has 8 bytes a token; of others it is not.
 LARGE, SMALL = 8, 2
+WELCOME: dict[str, Any] = {"credits": 4, "payload_stores": [STORE], "inline_limit": 8 * LARGE}
 
 
-def welcome(max_payload_bytes: int = 1 << 20, **options: object) -> m.WelcomeProducer:
-    facts: dict[str, object] = {
-        "run_id": "run",
-        "credits": 4, "max_payload_bytes": max_payload_bytes, "heartbeat_interval_s": 5.0,
-        "payload_stores": [STORE], "inline_limit": 8 * LARGE,
-    }  # fmt: skip
-    return m.WelcomeProducer.model_validate(facts | options)
+def connected(max_payload_bytes: int = 1 << 20) -> ProducerCore:
+    return cores.connected(max_payload_bytes=max_payload_bytes, **WELCOME)
 
 
-def connected(max_payload_bytes: int = 1 << 20, **options: object) -> ProducerCore:
-    core = ProducerCore("me")
-    core.hello()
-    core.heard(welcome(max_payload_bytes, **options), NOTHING, 0.0)
-    return core
-
-
-def encoded(*tokens: int, **metadata: object) -> list[EncodedSample]:
+def encoded(*tokens: int) -> list[EncodedSample]:
     """Samples of so many tokens; each token of a sample is its place in the list."""
-    return [
-        Encoder().encode(RolloutSample({"input_ids": np.full(n, at)}, **metadata))  # type: ignore[arg-type]
-        for at, n in enumerate(tokens)
-    ]
+    fields = (RolloutSample({"input_ids": np.full(n, at)}) for at, n in enumerate(tokens))
+    return list(map(Encoder().encode, fields))
 
 
 def ids(buffers: Sequence[Buffer]) -> list[int]:
@@ -57,12 +47,6 @@ def said(core: ProducerCore) -> list[tuple[m.Message, list[int]]]:
 
 def pushed(core: ProducerCore) -> list[m.Push]:
     return [message for message, _ in said(core) if isinstance(message, m.Push)]
-
-
-def answer(core: ProducerCore, first: int, *outcomes: str) -> list[Settled]:
-    words = list(map(Outcome, outcomes))
-    core.heard(m.Pushed(first_seq=first, outcomes=words), NOTHING, 0.0)
-    return core.take_settled()
 
 
 def test_large_samples_of_a_push_are_put_into_one_object_before_it_goes_out() -> None:
@@ -100,12 +84,12 @@ def test_others_go_out_meanwhile_and_controls_wait() -> None:
     core.submit(encoded(SMALL))
     (push,) = pushed(core)
     assert (push.first_seq, push.floor) == (1, 0)
-    assert answer(core, 1, "accepted") == [Settled(1, (Outcome.ACCEPTED,))]
+    assert hear(core, answered(1, "accepted")) == [Settled(1, (Outcome.ACCEPTED,))]
     assert said(core) == []
     (put,) = core.objects.pop_puts()
     core.was_put(put, stored(put))
     assert [push.first_seq for push in pushed(core)] == [0]
-    answer(core, 0, "accepted")
+    hear(core, answered(0, "accepted"))
     assert [type(message) for message, _ in said(core)] == [m.EndStream, m.Ping]
 
 
@@ -114,28 +98,15 @@ def test_after_a_loss_the_same_push_is_said_and_nothing_is_put_again() -> None:
     core.submit(encoded(LARGE, SMALL))
     (put,) = core.objects.pop_puts()
     core.lost()  # while it is being put
-    core.hello()
-    core.heard(welcome(), NOTHING, 0.0)
+    connect(core, **WELCOME)
     assert said(core) == []
     core.was_put(put, stored(put))
     first = said(core)
     core.lost()
-    core.hello()
-    core.heard(welcome(), NOTHING, 0.0)
+    connect(core, **WELCOME)
     assert said(core) == first
     assert core.objects.pop_puts() == []
-    assert answer(core, 0, "accepted") == [Settled(0, (Outcome.ACCEPTED,) * 2)]
-
-
-def test_what_no_store_takes_is_sent() -> None:
-    core = connected()
-    core.submit(encoded(LARGE, SMALL))
-    (put,) = core.objects.pop_puts()
-    core.was_not_put(put, "no room")
-    ((push, payload),) = said(core)
-    assert isinstance(push, m.Push)
-    assert push.objects is None
-    assert payload == [0] * LARGE + [1] * SMALL
+    assert hear(core, answered(0, "accepted")) == [Settled(0, (Outcome.ACCEPTED,) * 2)]
 
 
 def test_what_no_store_takes_and_no_frame_is_refused() -> None:
@@ -176,7 +147,7 @@ def test_an_object_of_which_a_sample_was_taken_is_the_dispatchers(
     (put,) = core.objects.pop_puts()
     core.was_put(put, stored(put))
     pushed(core)
-    answer(core, 0, *outcomes)
+    hear(core, answered(0, *outcomes))
     core.abandon(0, 0.0)
     assert core.objects.pop_orphans() == ([stored(put)] if ours else [])
 
@@ -190,31 +161,5 @@ def test_a_push_that_may_have_arrived_keeps_its_object() -> None:
     assert core.abandon(0, 0.0) == (False, None)
     assert core.objects.pop_orphans() == []
     core.lost()
-    core.hello()
-    core.heard(welcome(), NOTHING, 0.0)
+    connect(core, **WELCOME)
     assert len(pushed(core)) == 1
-
-
-def test_members_that_were_withdrawn_are_known_again_by_what_they_consist_of() -> None:
-    core = connected()
-    for tokens in (LARGE, LARGE + 1):
-        core.submit(encoded(tokens, group_id="g", group_size=2))
-    puts = core.objects.pop_puts()
-    core.was_put(puts[0], stored(puts[0]))
-    core.abandon(0, 0.0)
-    core.abandon(1, 0.0)
-    core.submit(encoded(LARGE + 1, group_id="g", group_size=2))
-    (put,) = core.objects.pop_puts()
-    core.was_put(put, stored(put))
-    pushed(core)
-    answer(core, 2, "accepted")
-    late = [message for message, _ in core.take_messages(100.0)]
-    assert [one.withdrawn for one in late if isinstance(one, m.CloseGroup)] == [[0]]
-
-
-def test_the_dispatchers_requests_are_answered() -> None:
-    core = connected()
-    core.heard(m.Free(number=3, store=STORE, keys=["k"]), NOTHING, 0.0)
-    (asked,) = core.objects.requests.take()
-    core.objects.requests.answered(asked, m.Freed(number=3))
-    assert [message for message, _ in said(core)] == [m.Freed(number=3)]

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from examples.stored_sample import stored_sample
 from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_workers.producer.encode import ReferencedSample, encode_references
 from rollout_workers.producer.pushes import batches, header
+from rollout_workers.stores.file import FileStore
 
 STORE = "file:///data"
 SCHEMA = Schema((Field("input_ids", DType.INT64), Field.text("env")))
@@ -80,3 +82,14 @@ def test_counts_may_be_of_arrays() -> None:
 def test_a_store_that_is_not_allowed() -> None:
     with pytest.raises(SampleRefused, match="start the dispatcher with it in --payload-stores"):
         encode_references([ONE], [], None)
+
+
+def test_a_sample_that_lies_in_a_store_can_be_pushed(store: FileStore) -> None:
+    """`examples/stored_sample.py`."""
+    ids, mask = np.arange(5), np.array([0, 1, 1, 0, 1], bool)
+    referenced = stored_sample(store.address, "worker-3/17", ids, mask)
+    (sample,) = encode_references([referenced], [store.address], None)
+    assert (sample.tokens, sample.loss_tokens) == (5, 3)
+    assert sample.reference is not None
+    (span,) = store.get([sample.reference])
+    assert span == memoryview(ids.tobytes() + mask.tobytes() + bytes(3))
