@@ -11,6 +11,7 @@ from rollout_dispatcher.protocol import assemble, codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.sessions import Side
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import DType, Field, Outcome, Sample, Schema
 from rollout_dispatcher.spans import join
 from tests.support.samples import span_of
@@ -412,7 +413,9 @@ def _training_again() -> Iterator[Vector]:
 
 def _training_together() -> Iterator[Vector]:
     it, other = Side.RANK, Side.DISPATCHER
-    hello = m.HelloRank(client_id="r", dp_rank=1, dp_size=2, generation=1, max_split=2)
+    hello = m.HelloRank(
+        client_id="r", dp_rank=1, dp_size=2, generation=1, max_split=2, slicing=Slicing.ZIGZAG
+    )
     yield Vector(it, hello, "DP rank 1 may train a sample together with rank 0")
     welcome = m.WelcomeRank(
         run_id="run", generation=1, committed=-1, max_open_steps=4,
@@ -420,15 +423,17 @@ def _training_together() -> Iterator[Vector]:
     )  # fmt: skip
     yield Vector(other, welcome, "so it is welcome where some are planned for two")
     header = m.StepHeader(
-        step=0, digest="6d1f", num_micro_batches=1, num_samples=1, tokens=2, loss_tokens=1,
+        step=0, digest="6d1f", num_micro_batches=1, num_samples=1, tokens=4, loss_tokens=1,
         loss_samples=1, fields=m.field_headers(SCHEMA),
     )  # fmt: skip
     yield Vector(other, header, "step 0 has one sample in all")
-    both = m.MicroBatch(
-        step=0, index=0, tokens=[2], loss_tokens=[1], sample_ids=["p/0"], cp_size=2, cp_rank=1,
+    slices = m.MicroBatch(
+        step=0, index=0, tokens=[4], loss_tokens=[1], sample_ids=["p/0"], cp_size=2, cp_rank=1,
+        ranges=[[(1, 4)]],
     )  # fmt: skip
-    ids, mask = np.array([101, 9], np.int64).tobytes(), bytes([0, 1, 0, 0, 0, 0, 0, 0])
-    yield Vector(other, both, "which both ranks get; it counts on rank 0", ids + mask)
+    ids, mask = np.array([7, 8, 9], np.int64).tobytes(), bytes([0, 0, 1, 0, 0, 0, 0, 0])
+    meaning = "its tokens 1 to 3: this rank trains 1 and 2, rank 0, on which it counts, 0 and 3"
+    yield Vector(other, slices, meaning, ids + mask)
 
 
 CONVERSATIONS = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import DType, Outcome
 
 IDS = m.FieldHeader(name="input_ids", dtype=DType.INT64)
@@ -171,6 +172,9 @@ def _pushes(size: int) -> st.SearchStrategy[m.Push]:
     )
 
 
+_ranges = st.lists(st.tuples(_counts, _counts), max_size=2)
+
+
 def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
     return _placed(
         m.MicroBatch,
@@ -182,6 +186,7 @@ def _micro_batches(size: int) -> st.SearchStrategy[m.MicroBatch]:
         group_numbers=st.none() | st.lists(_counts, min_size=size, max_size=size),
         cp_size=st.none() | _extents,
         cp_rank=_counts,
+        ranges=st.none() | st.lists(_ranges, min_size=size, max_size=size),
         **_columns(size),
     )
 
@@ -221,6 +226,7 @@ STRATEGIES: dict[type[m.Message], st.SearchStrategy[m.Message]] = {
         saved=_watermarks,
         packed_length=st.none() | _extents,
         max_split=st.none() | _extents,
+        slicing=st.none() | st.sampled_from(Slicing),
         training=st.dictionaries(_names, _names, max_size=3),
         finished=st.none() | _watermarks,
         discard=st.booleans(),
