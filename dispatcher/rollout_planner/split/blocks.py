@@ -29,7 +29,15 @@ from rollout_planner import tuning
 from rollout_planner.order import as_lists
 from rollout_planner.split.assign import Bins, Kind, levelled
 from rollout_planner.split.padded import begin_cost
-from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, round_up
+from rollout_planner.types import (
+    FloatArray,
+    IntArray,
+    MicroBatchOrder,
+    Plan,
+    PlanConfig,
+    Sync,
+    round_up,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,22 +221,38 @@ def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
     firsts = [[part[0] if part else -1 - at for part in rank] for at, rank in enumerate(found)]
     first = np.array(firsts, dtype=np.int64)
     cp_sizes: IntArray = (first[:, None] == first[None]).sum(axis=1)
-    counts, cost, order = np.zeros_like(cp_sizes), np.zeros(cp_sizes.shape), list[int]()
-    for rank, parts in enumerate(found):
-        for m, part in enumerate(parts):
-            size = int(cp_sizes[rank, m])
-            cost[rank, m] = work.time[size.bit_length() - 1, part].sum()
-            if rank % size == 0:
-                counts[rank, m] = len(part)
-                order += part
+    cost, held = np.zeros(cp_sizes.shape), np.zeros(cp_sizes.shape)
+    for (rank, m), size in np.ndenumerate(cp_sizes):
+        part, e = found[rank][m], int(size).bit_length() - 1
+        cost[rank, m] = work.time[e, part].sum()
+        held[rank, m] = work.tokens[e, part].sum() / size
+    turns = _turns(cost, held, config)
+    cp_sizes, cost = cp_sizes[:, turns], cost[:, turns]
+    owned = [
+        [found[rank][m] if rank % size == 0 else [] for m, size in zip(turns, sizes, strict=True)]
+        for rank, sizes in enumerate(cp_sizes.tolist())
+    ]
     return replace(
         plain,
-        chosen=own[order],
-        counts=counts,
+        chosen=own[[i for rank in owned for part in rank for i in part]],
+        counts=np.array([list(map(len, rank)) for rank in owned], dtype=np.int64),
         cost=cost,
         lower_bound=float(work.time[0].sum()) / config.dp_size,
         cp_sizes=cp_sizes if (cp_sizes > 1).any() else None,
     )
+
+
+def _turns(cost: FloatArray, held: FloatArray, config: PlanConfig) -> list[int]:
+    """The order of the micro-steps that is asked for. cost, held: of each rank in each, and tokens.
+
+    Where ranks do not meet in each, a block waits for its last rank: there the order stays.
+    """
+    order = config.micro_batch_order
+    if order is MicroBatchOrder.AS_PLANNED or config.sync is Sync.STEP:
+        return list(range(cost.shape[1]))
+    size = (held if order is MicroBatchOrder.PEAK_FIRST else cost).max(axis=0)
+    found: list[int] = np.argsort(-size, kind="stable").tolist()
+    return found if order is MicroBatchOrder.PEAK_FIRST else found[::2][::-1] + found[1::2]
 
 
 def _dealt(
