@@ -56,7 +56,7 @@ def main() -> int:
     runs = [
         ("run", FAULTS, options.faults - on_small - rewinds - options.torchrun, Settings()),
         ("rewinds", REWINDS, rewinds, Settings(dp_size=2, retain=True)),
-        ("blocks", BLOCKS, options.blocks, Settings(dp_size=4, retain=True, max_split=2)),
+        ("blocks", BLOCKS, options.blocks, Settings(dp_size=4, retain=True, max_split=4)),
         (
             "small-disk", DISK_FAULTS, on_small if may_mount else 0,
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),

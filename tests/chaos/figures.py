@@ -86,6 +86,7 @@ def chaos_table() -> str:
     """docs/evidence.md: what was done, and what came of it; a column a kind of run."""
     found = {
         "payloads in the dispatcher": load("chaos"),
+        "samples on up to 4 ranks": load("chaos-blocks"),
         "in a file store": load("chaos-references"),
         "in Ray": load("chaos-ray"),
         "in Mooncake": load("chaos-mooncake"),
@@ -131,7 +132,7 @@ def recovery_table() -> str:
 #: Name of the generated part -> what writes it.
 TABLES: dict[str, Callable[[], str]] = {"chaos": chaos_table, "recovery": recovery_table}
 #: What a run may be kept as.
-RESULTS = ("chaos", "chaos-references", "chaos-ray", "chaos-mooncake")
+RESULTS = ("chaos", "chaos-blocks", "chaos-references", "chaos-ray", "chaos-mooncake")
 
 
 def write_tables() -> None:

@@ -6,9 +6,6 @@ from pathlib import Path
 from tests.chaos.actors.samples import LONGEST
 from tests.support.options import arguments
 
-#: Ranks that a later process group may have.
-MOST_RANKS = 4
-
 Address = tuple[str, int]
 
 #: Samples; more than fit into the segments that the journal has at hand.
@@ -24,8 +21,7 @@ class Settings:
     retain: whether steps are kept for checkpoints, which the ranks then save. references: whether
     there is a payload store, in which most samples lie; then the samples that producer 1 pushes
     together are a group. engine: of that store, one of `cluster.stores.ENGINES`.
-    max_split: ranks that may train a sample together; above 1 a rank alone has no room for the
-    longest.
+    max_split: ranks that may train a sample together; above 1 the longest have room on four alone.
     """
 
     dp_size: int = 3
@@ -46,6 +42,11 @@ class Settings:
     max_split: int = 1
 
     @property
+    def dp_sizes(self) -> range:
+        """Numbers of ranks that a process group may have."""
+        return range(self.max_split, self.max_split + 4)
+
+    @property
     def longest_wait(self) -> int:
         """Steps between a sample's acknowledgement and its own: queued, skipped, open."""
         queued = -(-self.buffer_samples // self.batch)
@@ -63,7 +64,7 @@ class Settings:
             "http": ":".join(map(str, http)),
             "dp-size": self.dp_size,
             "global-batch-size": self.batch,
-            "micro-batch-tokens": 128 if self.max_split == 1 else LONGEST - 8,
+            "micro-batch-tokens": 128 if self.max_split == 1 else LONGEST // 2 - 4,
             "window": self.window_multiple,
             "max-split": self.max_split,
             "buffer-capacity": self.buffer_samples,

@@ -143,6 +143,9 @@ def _settings(shown: str) -> list[str]:
     return [line.partition("  #")[0] for line in shown.splitlines()]
 
 
+BLOCKS_AS_PLANNED = ["--set", "max-split=2", "--set", "micro-batch-order=as-planned"]
+
+
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
@@ -154,6 +157,14 @@ def _settings(shown: str) -> list[str]:
         ),
         (["--strategy", "kk"], "--strategy kk takes the oldest"),
         (["--layout", "padded", "--micro-batch-size", "1"], "are not padded"),
+        (
+            ["--micro-batch-tokens", "99", "--set", "max-split=2"],
+            "a window of 1.5 is not chosen from",
+        ),
+        (
+            ["--micro-batch-tokens", "99", "--window", "1", "--sync", "step", *BLOCKS_AS_PLANNED],
+            "the micro-steps with blocks come first",
+        ),
         ([], None),
         (["--dp-size", "1", "--layout", "padded"], None),
     ],

@@ -23,9 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import CheckpointRefused, ConfigError
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_workers.client.connector import Credentials
 from rollout_workers.client.process import Closing, forbid_pickle
-from rollout_workers.micro_batch.blocks import Slicing, make_blocks
+from rollout_workers.micro_batch.blocks import make_blocks
 from rollout_workers.micro_batch.collate import CollateConfig
 from rollout_workers.micro_batch.delivery import delivery_to, memory_for
 from rollout_workers.micro_batch.layouts import Collation
@@ -206,6 +207,7 @@ class MicroBatchStream(Closing):
             credentials=credentials,
             packed_length=packed_length,
             max_split=max_split,
+            slicing=None if blocks is None else blocks.slicing,
             training=training,
         )
         self._close = weakref.finalize(self, self._client.close)

@@ -22,6 +22,7 @@ from rollout_dispatcher.payload import (
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import (
     SIZE_AT_CLOSE,
     SIZE_NOT_TOLD,
@@ -29,7 +30,7 @@ from rollout_dispatcher.sample import (
     SamplesByField,
     Schema,
 )
-from rollout_dispatcher.spans import ALIGNMENT, PADDING, RowsByField
+from rollout_dispatcher.spans import ALIGNMENT, PADDING, TOKENS, RowsByField
 
 #: The sample of these values: `Sample._make` without its check of their number.
 _SAMPLE = partial(tuple.__new__, Sample)
@@ -110,10 +111,13 @@ def micro_batch(
     *,
     attempt: int = 0,
     block: tuple[int, int] = (1, 0),
+    slicing: Slicing | None = None,
+    multiple: int = 1,
 ) -> list[Buffer]:
     """The frame of one micro-batch: header and payload as buffers to write in order.
 
-    block: ranks that train it together, and the place of this one among them.
+    block: ranks that train it together, and the place of this one among them. slicing, multiple:
+    what it is sent of samples that are all here, see `Slicing`; None: the whole of them.
     """
     held = SamplesByField.of(samples)
     header: dict[str, object] = {
@@ -138,7 +142,12 @@ def micro_batch(
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
     if are_in_memory(held.payloads):
-        payload, nbytes = _gather(schema, held.payloads, held.tokens, rows)
+        ranges = None
+        if slicing is not None and block[0] > 1:
+            size, place = block
+            ranges = [slicing.ranges(tokens, multiple, place, size) for tokens in held.tokens]
+            header["ranges"] = ranges
+        payload, nbytes = _gather(schema, held.payloads, held.tokens, rows, ranges)
     else:
         header |= places_of(held.payloads)
         here = [not isinstance(payload, Reference) for payload in held.payloads]
@@ -204,20 +213,34 @@ def filler(step: int, index: int, sample: Sample, *, attempt: int = 0) -> list[B
 
 
 def _gather(
-    schema: Schema, spans: Sequence[memoryview], tokens: Sequence[int], rows: RowsByField
+    schema: Schema,
+    spans: Sequence[memoryview],
+    tokens: Sequence[int],
+    rows: RowsByField,
+    ranges: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> tuple[list[Buffer], int]:
-    """Field after field, the values of all spans, each field padded; and the bytes in all."""
+    """Field after field, the values of all spans, each field padded; and the bytes in all.
+
+    ranges: of each sample the tokens whose values are wanted; None: of all.
+    """
     values, stride = schema.cut(spans, tokens, rows), len(schema.units)
     counts = (sum(tokens), len(tokens), *map(sum, rows))
     buffers: list[Buffer] = []
     nbytes = 0
     for at, (unit, by) in enumerate(schema.units):
-        size = unit * counts[by]
+        own, size = values[at::stride], unit * counts[by]
+        if ranges is not None and by == TOKENS:
+            own = [
+                each[start * unit : stop * unit]
+                for each, wanted in zip(own, ranges, strict=True)
+                for start, stop in wanted
+            ]
+            size = sum(map(len, own))
         padding = PADDING[size % ALIGNMENT]
         nbytes += size + len(padding)
         if size < JOINED_BYTES:
-            buffers.append(b"".join(values[at::stride]) + padding)
+            buffers.append(b"".join(own) + padding)
         else:
-            buffers += values[at::stride]
+            buffers += own
             buffers.append(padding)
     return buffers, nbytes

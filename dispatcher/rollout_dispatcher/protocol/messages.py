@@ -15,6 +15,7 @@ from pydantic import Field as Declared
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import DType, Field, Outcome, Schema
 from rollout_dispatcher.spans import RowsByField
 from rollout_planner.types import UPDATE
@@ -405,6 +406,8 @@ class HelloRank(Hello, code=2):
     saved: last step of a checkpoint that it has reported saved, -1 for none.
     packed_length: tokens that it pads every micro-batch to; null if it does not.
     max_split: DP ranks that it can train a micro-batch together with, itself counted; null: 1.
+    slicing: what it has of a sample that they share, and is sent: `zigzag`, or `contiguous`; null:
+        it is sent whole samples.
     training: what shapes its gradients, such as how the loss is averaged, as text by name: the same
         on all DP ranks of a generation, or none of them trains.
     finished, discard: as in `Finish`, if it has said so; null otherwise.
@@ -427,6 +430,7 @@ class HelloRank(Hello, code=2):
     saved: Watermark = -1
     packed_length: Extent | None = None
     max_split: Extent | None = None
+    slicing: Slicing | None = None
     training: dict[Name, Trait] = Declared(default_factory=dict, max_length=MAX_TRAINING_NAMES)
     finished: Watermark | None = None
     discard: bool = False
@@ -910,9 +914,11 @@ class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
     cp_size: DP ranks of the block that trains it together: a power of two, and the first of them is
         a multiple of it. All get it at the same index. Left out where the rank trains it alone.
     cp_rank: place of this rank in its block; the samples count for the first. Left out if 0.
+    ranges: of each sample the tokens that the payload has of its per-token fields, as pairs of the
+        first and the one behind the last; left out where it has all.
     """
 
-    each = (*HasSamples.each, "group_numbers")
+    each = (*HasSamples.each, "group_numbers", "ranges")
     step: Count
     index: Count
     is_filler: bool = False
@@ -920,6 +926,14 @@ class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
     attempt: Count = 0
     cp_size: Extent | None = None
     cp_rank: Count = 0
+    ranges: list[list[Pair]] | None = None
+
+    @property
+    def tokens_held(self) -> list[int]:
+        """Tokens of each sample that the payload has."""
+        if self.ranges is None:
+            return self.tokens
+        return [sum(stop - start for start, stop in own) for own in self.ranges]
 
     def spans(self, nbytes: int) -> tuple[int]:
         """All in one piece: what it says of its fields is held against the step's header."""

@@ -80,7 +80,7 @@ class EffectRunner:
         self._clock = clock
         self._planner = Planner(config.plan_config(), metrics.plan_duration.observe, clock)
         self._deliveries = Deliveries(
-            core, connections, Frames(barrier), failure,
+            core, connections, Frames(barrier, config.sample_length_multiple), failure,
             metrics=metrics, step_trace=step_trace, clock=clock, later=self._later,
             perform=self.perform,
         )  # fmt: skip

@@ -10,11 +10,12 @@ Invariant: each sample is in one block, each block within its budget; every rank
 micro-batches.
 
 A pace is assumed for all micro-steps: what one rank cannot keep up with takes the smallest block
-that can, the largest blocks first, each in the micro-step with most ranks left. All other samples,
+that can, the largest blocks first, each in the first micro-step with ranks left. All other samples,
 the dearest first, go where they would be done first (Graham 1969; of machines that differ in speed
-Gonzalez, Ibarra & Sahni 1977). Where ranks meet at every micro-step, the dearest micro-batches of
-single ranks go beside the slowest blocks. Of several paces and numbers of micro-steps the shortest
-step is taken; swaps between single ranks end it.
+Gonzalez, Ibarra & Sahni 1977). Where ranks meet at every micro-step, these last equally long, but
+where a sample takes longer; the dearest micro-batches of single ranks go beside the slowest blocks.
+Of several paces, the slowest first until one takes longer than the one before, and numbers of
+micro-steps the shortest step is taken; swaps between single ranks end it.
 
 Example, R = 4, cost = tokens, no overhead: 16 3 3 2 take a step of 16 on ranks of their own; with
 blocks 16 is on two ranks for 8, beside 3 2 and 3.
@@ -29,7 +30,15 @@ from rollout_planner import tuning
 from rollout_planner.order import as_lists
 from rollout_planner.split.assign import Bins, Kind, levelled
 from rollout_planner.split.padded import begin_cost
-from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, round_up
+from rollout_planner.types import (
+    FloatArray,
+    IntArray,
+    MicroBatchOrder,
+    Plan,
+    PlanConfig,
+    Sync,
+    round_up,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,7 @@ def in_blocks(
             if least < np.inf:
                 break
             fewest += fewest // 8
-        M, tried = config.micro_batches(fewest + more), work.all - 1
+        M, tried, before = config.micro_batches(fewest + more), work.all - 1, np.inf
         for pace in even / M * tuning.PACES:  # the faster, the more work
             doublings = work.doublings(pace)
             if (doublings == tried).all():
@@ -188,6 +197,9 @@ def in_blocks(
             time = begin * M + blocks.arrange(config.sync, M)
             if time < least:
                 least, best = time, (blocks, M)
+            if time > before:
+                break
+            before = time
     if best is None:
         return None
     blocks, M = best
@@ -213,44 +225,55 @@ def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
     firsts = [[part[0] if part else -1 - at for part in rank] for at, rank in enumerate(found)]
     first = np.array(firsts, dtype=np.int64)
     cp_sizes: IntArray = (first[:, None] == first[None]).sum(axis=1)
-    counts, cost, order = np.zeros_like(cp_sizes), np.zeros(cp_sizes.shape), list[int]()
-    for rank, parts in enumerate(found):
-        for m, part in enumerate(parts):
-            size = int(cp_sizes[rank, m])
-            cost[rank, m] = work.time[size.bit_length() - 1, part].sum()
-            if rank % size == 0:
-                counts[rank, m] = len(part)
-                order += part
+    cost, held = np.zeros(cp_sizes.shape), np.zeros(cp_sizes.shape)
+    for (rank, m), size in np.ndenumerate(cp_sizes):
+        part, e = found[rank][m], int(size).bit_length() - 1
+        cost[rank, m] = work.time[e, part].sum()
+        held[rank, m] = work.tokens[e, part].sum() / size
+    turns = _turns(cost, held, config)
+    cp_sizes, cost = cp_sizes[:, turns], cost[:, turns]
+    owned = [
+        [found[rank][m] if rank % size == 0 else [] for m, size in zip(turns, sizes, strict=True)]
+        for rank, sizes in enumerate(cp_sizes.tolist())
+    ]
     return replace(
         plain,
-        chosen=own[order],
-        counts=counts,
+        chosen=own[[i for rank in owned for part in rank for i in part]],
+        counts=np.array([list(map(len, rank)) for rank in owned], dtype=np.int64),
         cost=cost,
         lower_bound=float(work.time[0].sum()) / config.dp_size,
         cp_sizes=cp_sizes if (cp_sizes > 1).any() else None,
     )
 
 
+def _turns(cost: FloatArray, held: FloatArray, config: PlanConfig) -> list[int]:
+    """The order of the micro-steps that is asked for. cost, held: of each rank in each, and tokens.
+
+    Where ranks do not meet in each, a block waits for its last rank: there the order stays.
+    """
+    order = config.micro_batch_order
+    if order is MicroBatchOrder.AS_PLANNED or config.sync is Sync.STEP:
+        return list(range(cost.shape[1]))
+    size = (held if order is MicroBatchOrder.PEAK_FIRST else cost).max(axis=0)
+    found: list[int] = np.argsort(-size, kind="stable").tolist()
+    return found if order is MicroBatchOrder.PEAK_FIRST else found[::2][::-1] + found[1::2]
+
+
 def _dealt(
     work: BlockWork, doublings: IntArray, config: PlanConfig, M: int, level: float
 ) -> _Blocks | None:
-    """Blocks that have all samples; None if one finds no room. level: what a rank has of the step.
-
-    Where ranks meet at every micro-step the first one is as slow as the slowest block.
-    """
+    """Blocks of all samples; None if one finds no room. level: what a rank has of the step."""
     R, blocks, taken = config.dp_size, list[tuple[int, int, int]](), [0] * M
     time, of = work.time[doublings, work.all], np.full(len(doublings), -1)
-    first = max(float(time.max()), level / M)
-    other = (level - first) / max(M - 1, 1)
-    giants = np.flatnonzero(doublings)
+    giants, longest = np.flatnonzero(doublings), np.zeros(M)
     for i in giants[np.lexsort((-time[giants], -doublings[giants]))].tolist():
         e = int(doublings[i])
-        open_steps = [step for step in range(M) if taken[step] + (1 << e) <= R]
-        if open_steps:
-            step = min(open_steps, key=lambda each: (not each and time[i] <= other, taken[each]))
+        step = next((step for step in range(M) if taken[step] + (1 << e) <= R), None)
+        if step is not None:
             of[i] = len(blocks)
             blocks.append((step, taken[step], e))
             taken[step] += 1 << e
+            longest[step] = max(longest[step], time[i])
     blocks += [(step, rank, 0) for step, used in enumerate(taken) for rank in range(used, R)]
     step_of, first_of, doublings_of = np.array(blocks).T
     found = _Blocks(work, step_of, first_of, doublings_of, of)
@@ -258,7 +281,9 @@ def _dealt(
     share, room = work.shares[found.doublings], work.budget << found.doublings
     start = np.zeros(len(blocks))
     if config.sync is Sync.MICRO_STEP:
-        start[found.step > 0] = first - other
+        longest[0] = time.max()
+        lasts = _durations(longest, level)
+        start = (lasts.max() - lasts)[found.step]
     start[of[placed]] += time[placed]
     start /= share
     room[of[placed]] = np.maximum(room[of[placed]] - work.tokens[doublings[placed], placed], 0)
@@ -271,3 +296,13 @@ def _dealt(
     items = zip(work.time[0, rest].tolist(), work.tokens[0, rest].tolist(), strict=True)
     of[rest] = [bins.put(cost, tokens) for cost, tokens in items]
     return found if of.min() >= 0 else None
+
+
+def _durations(longest: FloatArray, level: float) -> FloatArray:
+    """Of micro-steps in which ranks meet: as even as the longest sample of each lets them be.
+
+    level: of all of them together; they last longer where the longest samples do.
+    """
+    falling, M = np.sort(longest)[::-1], len(longest)
+    others = level - np.concatenate(([0.0], falling.cumsum()[:-1]))  # after so many of the longest
+    return np.maximum(longest, (others / np.arange(M, 0, -1)).min())

@@ -22,9 +22,10 @@ import numpy as np
 
 from rollout_dispatcher.errors import GenerationFenced
 from rollout_dispatcher.protocol.messages import CheckpointPosition, StepTimes
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_workers.rank.client import RankClient, RankStep
 from rollout_workers.rank.payload import arrays
-from tests.chaos.actors.samples import ballast_of, names_of, tokens_of
+from tests.chaos.actors.samples import NOT_SENT, ballast_of, names_of, tokens_of
 from tests.chaos.verdict.history import Writer
 
 #: How long the others wait for DP rank 0, which may have to wait for a dispatcher itself.
@@ -61,10 +62,12 @@ def samples_of(step: RankStep) -> list[str]:
         fields = arrays(one.payload, one.blocks)
         tokens = fields["input_ids"].astype(np.int64)
         assert np.array_equal(fields["ballast"], ballast_of(tokens)), "ballast got mixed up"
-        names = names_of(tokens, one.header.tokens)
+        names = names_of(tokens, one.header.tokens, one.header.ranges)
         for name, given in zip(names, one.header.sample_ids, strict=True):
             # Ids that the dispatcher gave hold a slash: client and number.
-            assert name == given or "/" in given, f"sample {name} came under the id {given}"
+            assert name in (given, NOT_SENT) or "/" in given, (
+                f"sample {name} came under the id {given}"
+            )
         found += names if one.header.cp_rank == 0 else []
     return found
 
@@ -118,6 +121,7 @@ def main(options: argparse.Namespace) -> int:
             generation=generation,
             reconnect_timeout=PATIENCE_S,
             max_split=options.max_split,
+            slicing=Slicing.ZIGZAG if options.max_split > 1 else None,
         ) as client:
             history.write("began", client.generation)
             if dp_rank == 0:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 _SPACE = 10**9
 LONGEST = 48
+#: In place of the name of a sample of which a rank has no token.
+NOT_SENT = "?"
 #: Bytes a token: a sample is up to 24 kB.
 BALLAST = 512
 
@@ -47,6 +49,24 @@ def _name_at(token: int) -> str:
     return f"{producer}-{number}"
 
 
-def names_of(tokens: NDArray[np.int64], lengths: Sequence[int]) -> list[str]:
-    """The names of the samples of a packed micro-batch."""
-    return [name_of(part) for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+def names_of(
+    tokens: NDArray[np.int64],
+    lengths: Sequence[int],
+    ranges: Sequence[Sequence[tuple[int, int]]] | None = None,
+) -> list[str]:
+    """The names of the samples of a packed micro-batch; ranges: of each, the tokens that are there.
+
+    Raises ValueError for tokens that are no sample's. One without any is `NOT_SENT`.
+    """
+    if ranges is None:
+        return [name_of(part) for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+    found, at = [], 0
+    for own in ranges:
+        places = np.concatenate([np.arange(0), *(np.arange(*each) for each in own)])
+        part = tokens[at : at + len(places)]
+        at += len(places)
+        name = _name_at(int(part[0] - places[0])) if len(places) else NOT_SENT
+        if len(places) and not np.array_equal(part, tokens_of(name)[places]):
+            raise ValueError(f"these are not the tokens {own} of a sample: {part}")
+        found.append(name)
+    return found

@@ -29,7 +29,7 @@ from tests.chaos.cluster.proxy import Proxy
 from tests.chaos.cluster.stores import open_engine
 from tests.chaos.cluster.stores.store import Store
 from tests.chaos.cluster.torchrun import start_torchrun, torch_group
-from tests.chaos.settings import MOST_RANKS, Settings
+from tests.chaos.settings import Settings
 from tests.chaos.verdict.history import History, read_producer, read_rank
 from tests.support.addresses import free_port
 from tests.support.server import series
@@ -78,7 +78,7 @@ class Cluster:
             if self.settings.references:
                 self._store = open_engine(self.settings.engine, self.folder / "volume")
             self.dispatcher = self.start_dispatcher()
-            names = [f"rank-{at}" for at in range(MOST_RANKS)]
+            names = [f"rank-{at}" for at in range(self.settings.dp_sizes[-1])]
             names += [f"producer-{at}" for at in range(self.settings.producers)]
             self.proxies = {name: Proxy(self.listen) for name in names}
             self.await_ready()

@@ -5,7 +5,6 @@ from time import sleep
 
 from tests.chaos.cluster.cluster import Cluster
 from tests.chaos.faults.hands import paused
-from tests.chaos.settings import MOST_RANKS
 
 
 def old_rank_returns(cluster: Cluster, random: Random) -> None:
@@ -51,8 +50,7 @@ def rewind_to_other_dp_size(cluster: Cluster, random: Random) -> None:
 
 
 def _other_size(cluster: Cluster, random: Random) -> int:
-    sizes = range(cluster.settings.max_split, MOST_RANKS + 1)
-    return random.choice([size for size in sizes if size != cluster.size])
+    return random.choice([size for size in cluster.settings.dp_sizes if size != cluster.size])
 
 
 def _replace(cluster: Cluster, rank: int, *, restart: bool) -> None:

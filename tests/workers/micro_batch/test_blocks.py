@@ -11,10 +11,10 @@ from torch import Tensor, multiprocessing
 
 from rollout_dispatcher.errors import ConfigError, ProtocolError
 from rollout_dispatcher.protocol import assemble
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import Sample
 from rollout_workers.micro_batch.blocks import (
     Blocks,
-    Slicing,
     block_sum,
     gather_block,
     make_blocks,
@@ -26,6 +26,7 @@ from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.process_group import Place
+from rollout_workers.rank.held_steps import Received
 from tests.workers.micro_batch.batches import HEADER, received
 from tests.workers.support.peers import sample
 
@@ -45,11 +46,28 @@ def config(group: Any, slicing: Slicing = Slicing.ZIGZAG, **options: Any) -> Col
     return CollateConfig(LossConfig(2), blocks=Blocks({2: group, 4: group}, slicing), **options)
 
 
-def of_rank(
-    how: CollateConfig, size: int, rank: int, samples: tuple[Sample, ...] = SAMPLES
-) -> MicroBatch:
-    frame = b"".join(assemble.micro_batch(3, 1, samples, block=(size, rank)))
-    return collate(received(frame), HEADER, how)
+def sent(
+    how: CollateConfig,
+    size: int,
+    rank: int,
+    samples: tuple[Sample, ...] = SAMPLES,
+    *,
+    whole: bool = False,
+) -> Received:
+    """What that rank of the block gets: its slices, or the whole samples."""
+    slicing = None if whole or how.blocks is None else how.blocks.slicing
+    return received(
+        b"".join(
+            assemble.micro_batch(
+                3, 1, samples, block=(size, rank), slicing=slicing,
+                multiple=how.sample_length_multiple,
+            )
+        )
+    )  # fmt: skip
+
+
+def of_rank(how: CollateConfig, size: int, rank: int, *samples: Sample) -> MicroBatch:
+    return collate(sent(how, size, rank, samples or SAMPLES), HEADER, how)
 
 
 def whole(ranks: list[MicroBatch], name: str) -> list[float]:
@@ -83,11 +101,37 @@ def test_the_slices_of_all_ranks_are_the_padded_samples(size: int, slicing: Slic
         assert batch["reward"].tolist() == [66.0, 66.0]
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("slicing", Slicing)
+@pytest.mark.parametrize("multiple", [1, 3])
+def test_a_rank_that_was_sent_whole_samples_makes_the_same_of_them(
+    size: int, slicing: Slicing, multiple: int
+) -> None:
+    how = config(group_of(size), slicing, sample_length_multiple=multiple)
+    for rank in range(size):
+        part, all_of_it = (sent(how, size, rank, whole=whole) for whole in (False, True))
+        assert part.payload.nbytes < all_of_it.payload.nbytes
+        found, expected = collate(part, HEADER, how), collate(all_of_it, HEADER, how)
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert torch.equal(found[name], expected[name]), name
+        assert (found.tokens, found.lengths) == (expected.tokens, expected.lengths)
+
+
+def test_slices_for_another_padding_are_an_error() -> None:
+    with pytest.raises(ProtocolError, match="another --set sample-length-multiple"):
+        collate(
+            sent(config(group_of(2)), 2, 0),
+            HEADER,
+            config(group_of(2), sample_length_multiple=3),
+        )
+
+
 def test_zigzag_gives_each_rank_a_piece_of_both_ends() -> None:
     ids = sample(list(range(8)), [0] * 8)
     ranks = {
         slicing: [
-            of_rank(config(group_of(2), slicing), 2, rank, (ids,)).input_ids.tolist()
+            of_rank(config(group_of(2), slicing), 2, rank, ids).input_ids.tolist()
             for rank in (0, 1)
         ]
         for slicing in Slicing

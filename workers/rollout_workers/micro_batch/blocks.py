@@ -1,11 +1,7 @@
 """Blocks: micro-batches that several DP ranks train together, each on a slice of every sample.
 
-A sample is padded to 2 * k pieces of one length for a block of k ranks. Causal attention makes late
-tokens dearer than early ones, so that with `zigzag` each rank has a piece of both ends. For k = 2:
-
-    piece         0    1    2    3
-    zigzag        r0   r1   r1   r0
-    contiguous    r0   r0   r1   r1
+A sample is padded to 2 * k pieces of one length for a block of k ranks, of which each rank has two;
+`rollout_dispatcher.protocol.slices` says which.
 
 Invariant: each row of the padded samples is on one rank of the block, and all ranks have as many.
 A row predicts the next token of its sample, which may be on another rank: so what the loss needs of
@@ -14,7 +10,6 @@ that token comes with the row, in `next_NAME` beside NAME.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,20 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_dispatcher.errors import ConfigError
-from rollout_workers.micro_batch.layouts import LABELS, Placement, Tensors, packed
+from rollout_dispatcher.errors import ConfigError, ProtocolError
+from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.slices import Slicing
+from rollout_workers.micro_batch.layouts import LABELS, Placement, Tensors, bounds, packed
 from rollout_workers.process_group import Place, initialised
 
 if TYPE_CHECKING:
     from rollout_planner.types import IntArray
     from rollout_workers.micro_batch.micro_batch import MicroBatch
-
-
-class Slicing(StrEnum):
-    """Which pieces of a sample a rank of its block has."""
-
-    ZIGZAG = "zigzag"
-    CONTIGUOUS = "contiguous"
 
 
 class ContextBlock(NamedTuple):
@@ -47,18 +37,12 @@ class ContextBlock(NamedTuple):
     group: dist.ProcessGroup | None = None
     slicing: Slicing = Slicing.ZIGZAG
 
-    def pieces_of(self, rank: int) -> tuple[int, int]:
-        """The two pieces that a rank has."""
-        if self.slicing is Slicing.ZIGZAG:
-            return rank, 2 * self.size - 1 - rank
-        return 2 * rank, 2 * rank + 1
-
     def rows_of(self, bounds: Sequence[int], rank: int) -> "IntArray":
         """The rows of the padded samples, which begin and end there, that a rank has."""
-        found = list["IntArray"]()
+        found, pieces = list["IntArray"](), self.slicing.pieces_of(rank, self.size)
         for start, end in pairwise(bounds):
             piece = (end - start) // (2 * self.size)
-            found += [start + at * piece + np.arange(piece) for at in self.pieces_of(rank)]
+            found += [start + at * piece + np.arange(piece) for at in pieces]
         return np.concatenate(found)
 
     def order(self, bounds: Sequence[int]) -> "IntArray":
@@ -120,6 +104,36 @@ def make_blocks(
 
 
 # -- what a micro-batch has of it ------------------------------------------------------------------
+
+
+def widened(
+    per_token: Tensors, header: m.MicroBatch, block: ContextBlock, multiple: int
+) -> Tensors:
+    """The same with rows of zeros for the tokens that this rank was not sent.
+
+    Raises ProtocolError where it was sent others than it needs for its pieces.
+    """
+    if header.ranges is None:
+        return per_token
+    size, rank = block.size, block.rank
+    needed = [block.slicing.ranges(each, multiple, rank, size) for each in header.tokens]
+    if header.ranges != needed:
+        raise ProtocolError(
+            f"micro-batch {header.index} of step {header.step} has tokens {header.ranges} of its "
+            f"samples, and rank {rank} of {size} needs {needed}; was the dispatcher started again "
+            "with another --set sample-length-multiple?"
+        )
+    starts = bounds(header.tokens)
+    sent = [
+        np.arange(first + start, first + stop)
+        for first, own in zip(starts[:-1], needed, strict=True)
+        for start, stop in own
+    ]
+    rows = torch.from_numpy(np.concatenate([np.arange(0), *sent]))
+    return {
+        name: values.new_zeros((starts[-1], *values.shape[1:])).index_copy_(0, rows, values)
+        for name, values in per_token.items()
+    }
 
 
 def with_next(per_token: Tensors, tokens: Sequence[int]) -> Tensors:

@@ -28,6 +28,7 @@ from rollout_workers.micro_batch.blocks import (
     placed,
     sliced,
     tokens_in,
+    widened,
     with_next,
 )
 from rollout_workers.micro_batch.delivery import Delivery
@@ -128,6 +129,8 @@ def collate(
     per_token, others, text = _fields(received.copied(config.memory) if copy else received)
     if "input_ids" not in per_token:
         raise ProtocolError("the samples have no per-token field input_ids")
+    block = config.block(header)
+    per_token = widened(per_token, header, block, config.sample_length_multiple)
     if (mask := per_token.get(LOSS_MASK)) is not None:
         per_token[LOSS_MASK] = _without_firsts(mask, header.tokens)
     weights = {
@@ -144,7 +147,6 @@ def collate(
     per_token |= weights
     if config.blocks is not None:
         per_token = with_next(per_token, header.tokens)
-    block = config.block(header)
     whole, placement = config.placements(header.tokens, block)
     if config.collation is Collation.PADDED:  # the only layout that copies what is per token alone
         others = {name: values.clone() for name, values in others.items()}

@@ -22,6 +22,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.protocol.sessions import Side
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.client.connector import Connector, Credentials
 from rollout_workers.client.process import (
@@ -376,6 +377,7 @@ class RankClient(StepClient):
     credentials: what to show and trust; default: what the environment says.
     packed_length: tokens that micro-batches are padded to, for the dispatcher to check and count.
     max_split: DP ranks that it can train a micro-batch with together, itself counted.
+    slicing: what it is sent of their samples then; None: the whole of them.
     training: what shapes gradients, by name; the dispatcher refuses DP ranks that differ in it.
     memory: gives what a micro-batch's payload is received into; default: a pool of its own.
 
@@ -395,6 +397,7 @@ class RankClient(StepClient):
         credentials: Credentials | None = None,
         packed_length: int | None = None,
         max_split: int = 1,
+        slicing: Slicing | None = None,
         training: Mapping[str, str] | None = None,
         memory: Memory | None = None,
     ) -> None:
@@ -402,7 +405,7 @@ class RankClient(StepClient):
         shown = Credentials.from_environment() if credentials is None else credentials
         core = self._make_core(
             new_client_id(), dp_rank, dp_size, generation, prefetch_steps,
-            packed_length=packed_length, max_split=max_split, training=training,
+            packed_length=packed_length, max_split=max_split, slicing=slicing, training=training,
         )  # fmt: skip
         validated(core.hello)
         memory = memory or MemoryPool()

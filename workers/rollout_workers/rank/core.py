@@ -19,6 +19,7 @@ from rollout_dispatcher.errors import (
     StepContractError,
 )
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_workers.client.role import Outgoing
 from rollout_workers.rank.held_steps import Fetch, HeldState, HeldStep, HeldSteps
 from rollout_workers.stores.requests import StoreRequests
@@ -52,6 +53,7 @@ class RankCore:
         *,
         packed_length: int | None = None,
         max_split: int = 1,
+        slicing: Slicing | None = None,
         training: Mapping[str, str] | None = None,
     ) -> None:
         self._client_id = client_id
@@ -60,7 +62,7 @@ class RankCore:
         self.count_collectives: Callable[[], int] = lambda: 0
         self.dp_rank, self._dp_size, self._prefetch = dp_rank, dp_size, prefetch
         self._packed_length = packed_length
-        self._max_split = max_split if max_split > 1 else None
+        self._max_split, self._slicing = max_split if max_split > 1 else None, slicing
         self._training = dict(training or {})
         self.generation = generation
         self.welcome: m.WelcomeRank | None = None
@@ -119,6 +121,7 @@ class RankCore:
             saved=self._saved,
             packed_length=self._packed_length,
             max_split=self._max_split,
+            slicing=self._slicing,
             training=self._training,
             finished=self._finish.step if self._finish else None,
             discard=self._finish.discard if self._finish else False,

@@ -36,9 +36,9 @@ _NUMPY = NUMPY_DTYPES | {DType.BFLOAT16: np.dtype("uint16"), DType.STR: np.dtype
 class Block(NamedTuple):
     """One field over all samples of a micro-batch.
 
-    offset: bytes from the start of the payload. rows: tokens of all samples for a per-token field,
-    rows of all samples for a ragged one, samples otherwise. own: of a ragged field, how many of the
-    rows are each sample's.
+    offset: bytes from the start of the payload. rows: tokens of all samples, as far as they were
+    sent, for a per-token field, rows of all samples for a ragged one, samples otherwise. own: of a
+    ragged field, how many of the rows are each sample's.
     """
 
     field: Field
@@ -64,13 +64,14 @@ def cut(schema: Schema, header: m.MicroBatch, payload: memoryview) -> list[Block
     rows of other fields than the schema.
     """
     rows = header.rows_of(schema)
-    places, nbytes = schema.blocks(header.tokens, rows)
+    held = header.tokens_held
+    places, nbytes = schema.blocks(held, rows)
     if nbytes != payload.nbytes:
         raise ProtocolError(
             f"micro-batch {header.index} of step {header.step} describes {nbytes} payload bytes, "
             f"the frame carries {payload.nbytes}"
         )
-    tokens, samples, own = sum(header.tokens), len(header.tokens), iter(rows)
+    tokens, samples, own = sum(held), len(held), iter(rows)
     return [
         Block(field, place.start, sum(each := next(own)), each)
         if field.ragged

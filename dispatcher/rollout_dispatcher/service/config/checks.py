@@ -17,7 +17,7 @@ from rollout_dispatcher.service.config.options import SelectionOptions, StepOpti
 from rollout_dispatcher.service.config.values import Retain, schema_of
 from rollout_planner.errors import problems as plan_problems
 from rollout_planner.strategies import looks_ahead
-from rollout_planner.types import Grouping, Layout, Oversize, round_up
+from rollout_planner.types import Grouping, Layout, Oversize, Sync, round_up
 
 if TYPE_CHECKING:
     from rollout_dispatcher.service.config.serve import ServeConfig
@@ -125,6 +125,12 @@ def notes(config: "ServeConfig") -> Iterator[str]:
             f"--strategy {config.strategy} takes the oldest samples, so a window of "
             f"{config.window:g} is waited for and not chosen from; set "
             "--window 1, or --strategy window"
+        )
+    if config.max_split > 1 and config.sync is Sync.STEP and config.micro_batch_order is not None:
+        yield (
+            f"--set micro-batch-order={config.micro_batch_order} is not heeded with --sync step "
+            "and --set max-split: there the micro-steps with blocks come first; leave it out, or "
+            "set --sync micro-step"
         )
     if config.dp_size == 1 and (single or not padded):
         remedy = "; --window 1 holds no sample back" if chooses else ""

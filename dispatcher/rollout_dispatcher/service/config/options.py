@@ -90,14 +90,15 @@ class StepOptions(Options):
     max_split: Advanced[Positive] = 1
     """most DP ranks (2, 4, 8 ...) that train a packed micro-batch together (context parallel), with
     as many times the tokens, where a sample is longer than a rank's share; the oldest samples are
-    taken, so set --window 1; make streams with the same number; 1: off"""
+    taken, so set --window 1, and all ranks count as equally fast; make streams with the same
+    number; 1: off"""
     pipeline_stages: Positive = 1
     """number of pipeline stages of a model replica; a rank's largest micro-batch counts once more
     for each stage beyond the first, as all wait for it at fill and drain"""
     micro_batch_order: Advanced[MicroBatchOrder | None] = None
     """order in which a rank trains on a step's micro-batches, by tokens: peak-first (memory is
     reserved once), ends-small (a pipeline fills and drains fast) or as-planned; unset: peak-first,
-    with pipeline stages ends-small"""
+    with pipeline stages ends-small; with max-split and --sync step, blocks first"""
 
 
 class SelectionOptions(Options):

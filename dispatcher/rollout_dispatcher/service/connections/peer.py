@@ -28,6 +28,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
 from rollout_dispatcher.protocol.outbox import Buffer
 from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.transport.listener import MADE_ROOM
@@ -129,6 +130,8 @@ class Peer(StreamProtocol):
         self.last_heard = clock()
         #: By its hello: whether it opens payload stores, and is told things unasked.
         self.opens_stores = self.hears_feedback = False
+        #: The same: what it is sent of samples that it trains with others; None: all of them.
+        self.slicing: Slicing | None = None
         #: What it was told last of where the trainer is.
         self.told: TrainerProgress | None = None
 
@@ -310,6 +313,7 @@ class Peer(StreamProtocol):
             self.role = "producer" if isinstance(message, m.HelloProducer) else "rank"
             self.opens_stores = message.opens_stores
             self.hears_feedback = isinstance(message, m.HelloProducer) and message.feedback
+            self.slicing = message.slicing if isinstance(message, m.HelloRank) else None
         self._listener.said(self, message, spans)
 
     def _take(self, heard: Heard) -> None:

@@ -138,7 +138,7 @@ class Deliveries:
             self._metrics.delivery_duration.observe(now - step.planned_at)
             self._step_trace.delivered(step.number, rank.dp_rank, now)
         try:
-            return self._frames.of(rank.dp_rank, step, groups, index)
+            return self._frames.of(rank.dp_rank, step, groups, index, rank.peer.slicing)
         except JournalCorrupt:  # since it was looked at
             self._are_readable(rank, step, index)
             return None

@@ -12,22 +12,31 @@ from rollout_dispatcher.errors import JournalCorrupt
 from rollout_dispatcher.payload import InJournal, InMemory, Reference
 from rollout_dispatcher.protocol.assemble import filler, micro_batch
 from rollout_dispatcher.protocol.outbox import Buffer
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.barrier import DurabilityBarrier
 
 
 class Frames:
-    """Builds them. barrier: reads back what the journal alone has."""
+    """Builds them. barrier: reads back what the journal alone has. multiple: of tokens, to which
+    ranks pad samples.
+    """
 
-    def __init__(self, barrier: DurabilityBarrier) -> None:
-        self._barrier = barrier
+    def __init__(self, barrier: DurabilityBarrier, multiple: int) -> None:
+        self._barrier, self._multiple = barrier, multiple
 
     def of(
-        self, dp_rank: int, step: OpenStep, groups: GroupTotals | None, index: int
+        self,
+        dp_rank: int,
+        step: OpenStep,
+        groups: GroupTotals | None,
+        index: int,
+        slicing: Slicing | None,
     ) -> Sequence[Buffer]:
         """That of one micro-batch, a filler where it has no samples; raises what the journal does.
 
-        groups: None where no sample has one.
+        groups: None where no sample has one. slicing: what the rank wants of samples that it trains
+        with others; None: the whole of them.
         """
         entries, attempt = step.trained_by(dp_rank, index), step.attempt
         if not entries:
@@ -37,7 +46,7 @@ class Frames:
         numbers = None if groups is None else groups.numbers[dp_rank - place][index]
         return micro_batch(
             step.number, index, self._samples(entries), numbers, attempt=attempt,
-            block=(size, place),
+            block=(size, place), slicing=slicing, multiple=self._multiple,
         )  # fmt: skip
 
     def unreadable(self, dp_rank: int, step: OpenStep, first: int) -> dict[str, str]:
