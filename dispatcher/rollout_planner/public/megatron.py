@@ -4,11 +4,11 @@ Megatron-Core asks a scheduler which ranks train each sample of a step, in group
 begin together. `BlockScheduler` is for hybrid context parallelism, where the block of a rank trains
 its samples of a group one after another, so that nothing is limited but each single sample. Read
 and run: Megatron-Core 0.16.1, and commit d98e8a64dd. `PackedBlockScheduler` is for dynamic context
-parallelism, where a block packs its samples into one micro-batch. Read: verl's adapter of
-Megatron-Core's `DefaultDynamicCPScheduler` (#5154), which is in no release yet.
+parallelism, where a block packs its samples into one micro-batch. Read and run: Megatron-Core's
+branch dev, d48bd6be0a (#5154 is in no release yet), and the adapter of verl 0.9.1.
 
-Invariant: every sample is in one group, on 2^k ranks that begin at a multiple of 2^k; no rank of a
-group has nothing to do.
+Invariant: every sample is in one group, on 2^k ranks that begin at a multiple of 2^k, or on all; no
+rank of a group has nothing to do.
 """
 
 from collections.abc import Sequence
@@ -70,7 +70,7 @@ class BlockScheduler:
             return [], []
         ids, lengths = zip(*sample_id_seqlens, strict=True)
         tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        planned = _by_group(self._planned(tokens), tokens, self._cost)
+        planned = _by_group(self._planned(tokens), tokens, self._cost, together=False)
         return (
             [[[lengths[i] for i in rank] for rank in group] for group in planned],
             [[[ids[i] for i in rank] for rank in group] for group in planned],
@@ -100,7 +100,7 @@ class BlockScheduler:
 
 
 class PackedBlockScheduler:
-    """Takes the place of Megatron-Core's `DefaultDynamicCPScheduler`, or is a base of its subclass.
+    """Takes the place of Megatron-Core's `DefaultDynamicCPScheduler`, or plans for its subclass.
 
     max_seqlen_per_dp_cp_rank: tokens of a micro-batch for each rank that trains it. cp_size,
     dp_size: of the ranks, their product. microbatch_group_size_per_vp_stage: the number of groups
@@ -124,7 +124,9 @@ class PackedBlockScheduler:
     def get_groups_and_subsamples(self, sample_id_seqlens: Sequence[tuple[int, int]]) -> Groups:
         """Ids of samples as [group][rank][sample], from (id, length) of each.
 
-        Raises as `BlockScheduler` does.
+        Where blocks of 2^k ranks leave one idle, all ranks train a group together. Raises
+        SampleTooLong as `BlockScheduler` does, and UnequalPartitions where too few samples leave a
+        group of the multiple without one.
         """
         if not sample_id_seqlens:
             return []
@@ -139,16 +141,26 @@ class PackedBlockScheduler:
             max_split=self._ranks,
             split_overhead=self._overhead,
         )
-        groups = _by_group(planned, tokens, self._cost)
+        groups = _by_group(planned, tokens, self._cost, together=True)
+        if len(groups) % self._multiple:
+            raise UnequalPartitions(
+                f"{len(tokens)} samples are {len(groups)} groups, no multiple of {self._multiple}"
+            )
         return [[[ids[i] for i in rank] for rank in group] for group in groups]
 
 
-def _by_group(planned: Groups, tokens: IntArray, cost: CostModel) -> Groups:
-    """[rank][group][sample] as [group][rank][sample], with no rank idle."""
-    return [_all_busy(list(group), tokens, cost) for group in zip(*planned, strict=True)]
+def _by_group(planned: Groups, tokens: IntArray, cost: CostModel, *, together: bool) -> Groups:
+    """[rank][group][sample] as [group][rank][sample], with no rank idle; empty groups are left out.
+
+    together: whether all ranks may be a block, however many they are.
+    """
+    groups = (list(group) for group in zip(*planned, strict=True) if any(group))
+    return [_all_busy(group, tokens, cost, together=together) for group in groups]
 
 
-def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list[list[int]]:
+def _all_busy(
+    group: list[list[int]], tokens: IntArray, cost: CostModel, *, together: bool
+) -> list[list[int]]:
     """The same with blocks doubled until no rank is idle, the smallest and slowest first."""
     sizes: dict[tuple[int, ...], int] = {}
     for samples in map(tuple, group):
@@ -156,8 +168,10 @@ def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list
             sizes[samples] = sizes.get(samples, 0) + 1
     work = {samples: float(cost(tokens[list(samples)]).sum()) for samples in sizes}
     while (idle := len(group) - sum(sizes.values())) > 0:
-        smallest = min(sizes, key=lambda own: (sizes[own], -work[own]), default=())
-        if sizes.get(smallest, len(group)) > idle:
+        smallest = min(sizes, key=lambda own: (sizes[own], -work[own]))
+        if sizes[smallest] > idle:
+            if together:
+                return [[i for samples in sizes for i in samples] for _ in group]
             raise UnequalPartitions(
                 f"{len(tokens)} samples cannot keep {len(group)} ranks busy in blocks of 2^k"
             )
