@@ -64,6 +64,17 @@ def test_a_packed_group_is_of_all_ranks_where_blocks_would_leave_one_idle() -> N
     assert groups == [[[7]] * 6]
 
 
+@pytest.mark.parametrize(
+    ("overhead", "group"), [(0.0, [[0, 1, 2], [0, 1, 2]]), (0.2, [[0], [1, 2]])]
+)
+def test_a_packed_group_is_of_all_ranks_where_that_is_sooner_done(
+    overhead: float, group: list[list[int]]
+) -> None:
+    """Of work of 116 it takes 58 on both, 64 on one each, 70 on both if that costs 20 %."""
+    scheduler = PackedBlockScheduler(1000, 2, 1, cost="quadratic:1,0,0", split_overhead=overhead)
+    assert scheduler.get_groups_and_subsamples([(0, 800), (1, 600), (2, 400)]) == [group]
+
+
 def test_no_packed_group_is_empty() -> None:
     """The planner begins a fifth micro-step here, in which no rank has a sample."""
     lengths = [
