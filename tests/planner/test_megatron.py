@@ -58,6 +58,33 @@ def test_no_sample_is_on_fewer_ranks_than_hold_it_where_ranks_are_no_power_of_tw
     assert all(sum(sample in rank for rank in group) >= 2 for sample in range(4))
 
 
+def test_a_packed_group_is_of_all_ranks_where_blocks_would_leave_one_idle() -> None:
+    """Megatron-Core and verl take such a group, whatever the number of ranks."""
+    groups = PackedBlockScheduler(1000, 2, 3).get_groups_and_subsamples([(7, 300)])
+    assert groups == [[[7]] * 6]
+
+
+@pytest.mark.parametrize(
+    ("overhead", "group"), [(0.0, [[0, 1, 2], [0, 1, 2]]), (0.2, [[0], [1, 2]])]
+)
+def test_a_packed_group_is_of_all_ranks_where_that_is_sooner_done(
+    overhead: float, group: list[list[int]]
+) -> None:
+    """Of work of 116 it takes 58 on both, 64 on one each, 70 on both if that costs 20 %."""
+    scheduler = PackedBlockScheduler(1000, 2, 1, cost="quadratic:1,0,0", split_overhead=overhead)
+    assert scheduler.get_groups_and_subsamples([(0, 800), (1, 600), (2, 400)]) == [group]
+
+
+def test_no_packed_group_is_empty() -> None:
+    """The planner begins a fifth micro-step here, in which no rank has a sample."""
+    lengths = [
+        1064, 840, 840, 512, 696, 3416, 520, 40, 136, 312, 14224, 488, 760, 128, 176, 10544
+    ]  # fmt: skip
+    scheduler = PackedBlockScheduler(4096, 1, 4, cost="quadratic:1,0,0", split_overhead=0.0)
+    groups = scheduler.get_groups_and_subsamples(list(enumerate(lengths)))
+    assert blocks(groups, 4, dict(enumerate(lengths)))
+
+
 def test_the_number_of_packed_groups_suits_a_virtual_pipeline() -> None:
     samples = list(enumerate([300] * 40))
     groups = PackedBlockScheduler(1000, 2, 2, 3).get_groups_and_subsamples(samples)
@@ -91,6 +118,8 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UnequalPartitions, match="1 samples cannot keep 6 ranks busy"):
         BlockScheduler(500, Ranks(6)).get_groups_and_subsamples([(0, 100)])
     assert BlockScheduler(500, Ranks(4)).get_groups_and_subsamples([]) == ([], [])
+    with pytest.raises(UnequalPartitions, match="1 samples are 1 groups, no multiple of 3"):
+        PackedBlockScheduler(1000, 1, 2, 3).get_groups_and_subsamples([(0, 100)])
 
 
 def test_numbers_may_be_arrays_own() -> None:

@@ -4,14 +4,17 @@ Megatron-Core asks a scheduler which ranks train each sample of a step, in group
 begin together. `BlockScheduler` is for hybrid context parallelism, where the block of a rank trains
 its samples of a group one after another, so that nothing is limited but each single sample. Read
 and run: Megatron-Core 0.16.1, and commit d98e8a64dd. `PackedBlockScheduler` is for dynamic context
-parallelism, where a block packs its samples into one micro-batch. Read: verl's adapter of
-Megatron-Core's `DefaultDynamicCPScheduler` (#5154), which is in no release yet.
+parallelism, where a block packs its samples into one micro-batch. Read and run: Megatron-Core's
+branch dev, d48bd6be0a (#5154 is in no release yet), and the adapter of verl 0.9.1.
 
-Invariant: every sample is in one group, on 2^k ranks that begin at a multiple of 2^k; no rank of a
-group has nothing to do.
+Invariant: every sample is in one group, on 2^k ranks that begin at a multiple of 2^k, or on all; no
+rank of a group has nothing to do.
 """
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
+from math import log2
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +24,7 @@ from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition
 from rollout_planner.public.step import plan_step
 from rollout_planner.split.blocks import BlockWork, in_blocks
-from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync
+from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync, round_up
 
 _REMEDY = "raise max_seq_len_per_rank, or truncate the sample"
 #: Samples as [group][rank][sample], unless said otherwise.
@@ -70,7 +73,13 @@ class BlockScheduler:
             return [], []
         ids, lengths = zip(*sample_id_seqlens, strict=True)
         tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        planned = _by_group(self._planned(tokens), tokens, self._cost)
+        groups = _by_group(self._planned(tokens))
+        busy = [_all_busy(group, tokens, self._cost) for group in groups]
+        planned = [group for group in busy if group is not None]
+        if len(planned) < len(groups):
+            raise UnequalPartitions(
+                f"{len(tokens)} samples cannot keep {self._ranks} ranks busy in blocks of 2^k"
+            )
         return (
             [[[lengths[i] for i in rank] for rank in group] for group in planned],
             [[[ids[i] for i in rank] for rank in group] for group in planned],
@@ -100,7 +109,7 @@ class BlockScheduler:
 
 
 class PackedBlockScheduler:
-    """Takes the place of Megatron-Core's `DefaultDynamicCPScheduler`, or is a base of its subclass.
+    """Takes the place of Megatron-Core's `DefaultDynamicCPScheduler`, or plans for its subclass.
 
     max_seqlen_per_dp_cp_rank: tokens of a micro-batch for each rank that trains it. cp_size,
     dp_size: of the ranks, their product. microbatch_group_size_per_vp_stage: the number of groups
@@ -124,7 +133,9 @@ class PackedBlockScheduler:
     def get_groups_and_subsamples(self, sample_id_seqlens: Sequence[tuple[int, int]]) -> Groups:
         """Ids of samples as [group][rank][sample], from (id, length) of each.
 
-        Raises as `BlockScheduler` does.
+        All ranks train a group together where that is sooner done, or blocks of 2^k ranks leave
+        one idle. Raises SampleTooLong as `BlockScheduler` does, and UnequalPartitions where too few
+        samples leave a group of the multiple without one.
         """
         if not sample_id_seqlens:
             return []
@@ -139,28 +150,47 @@ class PackedBlockScheduler:
             max_split=self._ranks,
             split_overhead=self._overhead,
         )
-        groups = _by_group(planned, tokens, self._cost)
+        groups = [self._soonest(group, tokens) for group in _by_group(planned)]
+        if len(groups) % self._multiple:
+            raise UnequalPartitions(
+                f"{len(tokens)} samples are {len(groups)} groups, no multiple of {self._multiple}"
+            )
         return [[[ids[i] for i in rank] for rank in group] for group in groups]
 
+    def _soonest(self, group: list[list[int]], tokens: IntArray) -> list[list[int]]:
+        """In blocks without an idle rank, or in one block of all ranks."""
+        busy = _all_busy(group, tokens, self._cost)
+        together = [list(dict.fromkeys(chain.from_iterable(group)))] * self._ranks
+        if busy is None:
+            return together
+        whole = round_up(tokens[together[0]], 2 * self._ranks)
+        fits = whole.sum() <= self._budget * self._ranks
+        sooner = self._time(together, tokens) < self._time(busy, tokens)
+        return together if fits and sooner else busy
 
-def _by_group(planned: Groups, tokens: IntArray, cost: CostModel) -> Groups:
-    """[rank][group][sample] as [group][rank][sample], with no rank idle."""
-    return [_all_busy(list(group), tokens, cost) for group in zip(*planned, strict=True)]
+    def _time(self, group: list[list[int]], tokens: IntArray) -> float:
+        """Of the slowest block of a group."""
+        time = 0.0
+        for own, k in Counter(map(tuple, group)).items():
+            padded = round_up(tokens[list(own)], 2 * k if k > 1 else 1)
+            share = ((1 + self._overhead) / 2) ** log2(k)
+            time = max(time, share * float(self._cost(padded).sum()))
+        return time
 
 
-def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list[list[int]]:
-    """The same with blocks doubled until no rank is idle, the smallest and slowest first."""
-    sizes: dict[tuple[int, ...], int] = {}
-    for samples in map(tuple, group):
-        if samples:
-            sizes[samples] = sizes.get(samples, 0) + 1
+def _by_group(planned: Groups) -> Groups:
+    """[rank][group][sample] as [group][rank][sample], without groups in which all ranks idle."""
+    return [list(group) for group in zip(*planned, strict=True) if any(group)]
+
+
+def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list[list[int]] | None:
+    """The same with blocks doubled, the smallest first; None where a rank stays idle."""
+    sizes = Counter(map(tuple, filter(None, group)))
     work = {samples: float(cost(tokens[list(samples)]).sum()) for samples in sizes}
-    while (idle := len(group) - sum(sizes.values())) > 0:
-        smallest = min(sizes, key=lambda own: (sizes[own], -work[own]), default=())
-        if sizes.get(smallest, len(group)) > idle:
-            raise UnequalPartitions(
-                f"{len(tokens)} samples cannot keep {len(group)} ranks busy in blocks of 2^k"
-            )
+    while (idle := len(group) - sizes.total()) > 0:
+        smallest = min(sizes, key=lambda own: (sizes[own], -work[own]))
+        if sizes[smallest] > idle:
+            return None
         sizes[smallest] *= 2
     largest_first = sorted(sizes.items(), key=lambda item: -item[1])
     return [list(samples) for samples, size in largest_first for _ in range(size)]

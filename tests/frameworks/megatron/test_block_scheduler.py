@@ -33,6 +33,7 @@ def step_time(groups: list[list[list[int]]], lengths: list[int]) -> float:
     return whole
 
 
+@pytest.mark.timeout(900)
 def test_no_step_takes_longer_than_by_megatrons_own() -> None:
     random = np.random.default_rng(0)
     ours, theirs = [], []
