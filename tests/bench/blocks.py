@@ -5,6 +5,7 @@
 Steps in order of arrival, or shuffled where a trace has none; ranks meet once a step without a
 budget, or at every micro-step within one. bound: what no plan can go below: work, what is over the
 budget by itself in the smallest block that has room; and the dearest sample in the largest block.
+whole: bytes to ranks, over those of their slices, if all ranks of a block got the whole samples.
 Figures are means over steps; the largest is of one step.
 """
 
@@ -15,6 +16,7 @@ from time import process_time
 
 import numpy as np
 
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_planner import plan_step
 from rollout_planner.split.blocks import BlockWork
 from rollout_planner.types import IntArray, PlanConfig
@@ -47,6 +49,7 @@ class Row:
     largest: float
     bound: float
     split: float
+    whole: float
     ms: float
 
 
@@ -66,7 +69,7 @@ def rows(steps: int) -> Iterator[Row]:
 
 def _row(name: str, tokens: IntArray, batch: int, ranks: int, budget: int | None) -> Row:
     sync, room = ("step", AMPLE) if budget is None else ("micro-step", budget)
-    without, excess, bounds, split, took = [], [], [], [], []
+    without, excess, bounds, split, whole, took = [], [], [], [], [], []
     for lengths in tokens.reshape(-1, batch):
         even = float(COST(lengths).sum()) / ranks
         alone = plan_step(
@@ -83,10 +86,21 @@ def _row(name: str, tokens: IntArray, batch: int, ranks: int, budget: int | None
         bounds.append(_bound(lengths, ranks, room) / even - 1)
         listed = np.bincount([i for rank in found for own in rank for i in own])
         split.append(float((listed > 1).mean()))
+        whole.append(float((lengths * listed).sum()) / _sent(lengths, listed))
     return Row(
         name, batch, ranks, budget, fmean(without), fmean(excess), max(excess), fmean(bounds),
-        fmean(split), median(took),
+        fmean(split), fmean(whole) - 1, median(took),
     )  # fmt: skip
+
+
+def _sent(lengths: IntArray, ranks: IntArray) -> int:
+    """Tokens that ranks are sent of samples of so many ranks each."""
+    return sum(
+        stop - start
+        for tokens, size in zip(lengths.tolist(), ranks.tolist(), strict=True)
+        for rank in range(size)
+        for start, stop in Slicing.ZIGZAG.ranges(tokens, 1, rank, size)
+    )
 
 
 def _bound(lengths: IntArray, ranks: int, budget: int) -> float:
@@ -101,7 +115,8 @@ def _line(row: Row) -> str:
     named = f"{row.lengths:24} {row.batch:5}/{row.dp_size:<3} {row.budget or 'no budget':>9}"
     return (
         f"{named}  without {row.without:7.2%}  with {row.excess:6.2%} (largest {row.largest:6.2%}, "
-        f"bound {row.bound:6.2%})  split {row.split:5.2%}  {row.ms:5.1f} ms"
+        f"bound {row.bound:6.2%})  split {row.split:5.2%}, "
+        f"whole {row.whole:6.1%}  {row.ms:5.1f} ms"
     )
 
 

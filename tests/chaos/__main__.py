@@ -40,6 +40,8 @@ from tests.results.files import save
 
 #: One fault of so many is for a journal on a small disk, and one for ranks that save checkpoints.
 SHARE_ON_SMALL_DISK, SHARE_OF_REWINDS = 10, 5
+#: And beside so many faults while ranks train samples together one more for ranks under torchrun.
+SHARE_UNDER_TORCHRUN = 8
 
 
 def main() -> int:
@@ -57,6 +59,10 @@ def main() -> int:
         ("run", FAULTS, options.faults - on_small - rewinds - options.torchrun, Settings()),
         ("rewinds", REWINDS, rewinds, Settings(dp_size=2, retain=True)),
         ("blocks", BLOCKS, options.blocks, Settings(dp_size=4, retain=True, max_split=4)),
+        (
+            "blocks-torchrun", TORCHRUN_FAULTS, options.blocks // SHARE_UNDER_TORCHRUN,
+            Settings(dp_size=4, torchrun=True, max_split=4),
+        ),
         (
             "small-disk", DISK_FAULTS, on_small if may_mount else 0,
             Settings(small_disk=True, buffer_samples=LARGE_BUFFER),

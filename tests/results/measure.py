@@ -25,6 +25,8 @@ from tests.support.source import PYTHONPATH, ROOT
 COMMANDS = {
     "planner": "python -m tests.bench.planner --json FILE",
     "mix": "python -m tests.bench.mix --json FILE",
+    "blocks": "python -m tests.bench.blocks --json FILE",
+    "splitting": "python -m tests.bench.splitting --json FILE",
     "seams": "python -m tests.bench.seams --json FILE",
     "fitted": "python -m tests.bench.fitted --json FILE",
     "uneven": "python -m tests.bench.uneven --json FILE",

@@ -115,6 +115,46 @@ def uneven_table() -> str:
     )
 
 
+def blocks_table() -> str:
+    """docs/evidence.md: steps with long samples over several ranks, where any is."""
+    found = load("blocks")
+    rows = [
+        (
+            f"{SHORT[row['lengths']]} {row['batch']}/{row['dp_size']}",
+            "step" if row["budget"] is None else f"micro-step, {row['budget']:,}",
+            *(percent(row[name]) for name in ("without", "excess", "largest", "bound", "split")),
+            percent(row["whole"]),
+            f"{row['ms']:.0f}",
+        )
+        for row in found.figures
+        if row["split"] > 0
+    ]
+    return _table(
+        "lengths, batch/ranks | ranks meet, token budget | excess % without | with | largest of a "
+        "step | bound | samples split % | whole samples: more bytes % | ms to plan",
+        rows,
+        found,
+    )
+
+
+def splitting_table() -> str:
+    """docs/evidence.md: what four real ranks wait with blocks and without."""
+    found = load("splitting")
+    rows = []
+    for row in found.figures:
+        waiting = [percent(each) for each in (row["waiting"], *row["waiting_of_each"])]
+        speed = [
+            f"{each:,.0f}" for each in (row["tokens_per_second"], *row["tokens_per_second_of_each"])
+        ]
+        shown = (f"{median} ({', '.join(each)})" for median, *each in (waiting, speed))
+        rows.append((f"{row['max_split']}", *shown, percent(row["split"])))
+    return _table(
+        "`max-split` | waiting %, median (each run) | tokens/s | tokens on several ranks %",
+        rows,
+        found,
+    )
+
+
 def random_table() -> str:
     """docs/evidence.md: random cases beside other projects' planners, a row a corner."""
     found = load("peers")
@@ -298,6 +338,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"gain": gain_table},
     "evidence.md": {
         "random": random_table,
+        "blocks": blocks_table,
+        "splitting": splitting_table,
         "convergence": convergence_table,
         "training": training_table,
         "fitted": fitted_table,

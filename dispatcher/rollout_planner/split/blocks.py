@@ -305,4 +305,5 @@ def _durations(longest: FloatArray, level: float) -> FloatArray:
     """
     falling, M = np.sort(longest)[::-1], len(longest)
     others = level - np.concatenate(([0.0], falling.cumsum()[:-1]))  # after so many of the longest
-    return np.maximum(longest, (others / np.arange(M, 0, -1)).min())
+    found: FloatArray = np.maximum(longest, (others / np.arange(M, 0, -1)).min())
+    return found

@@ -1,9 +1,9 @@
 """One DP rank of the chaos run under torchrun: trains a small model with DDP over gloo.
 
-    torchrun ... -m tests.chaos.actors.torch_rank FOLDER LAUNCH ENDPOINT...  (one endpoint a rank)
+    torchrun ... -m tests.chaos.actors.torch_rank FOLDER LAUNCH MAX_SPLIT ENDPOINT...
 
-It writes down what `rank.py` does, into the folder of its process group: LAUNCH is the number of
-the first one of this torchrun. A collective that fails because
+One endpoint a rank. It writes down what `rank.py` does, into the folder of its process group:
+LAUNCH is the number of the first one of this torchrun. A collective that fails because
 another rank was killed is no fault of the dispatcher's: torchrun starts all of them again.
 """
 
@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollout_dispatcher.errors import DispatcherError, GenerationFenced
 from rollout_workers import MicroBatch, MicroBatchStream
+from rollout_workers.micro_batch.blocks import gather_block
 from tests.chaos.actors.rank import FENCED, PATIENCE_S, watch_lifeline
 from tests.chaos.actors.samples import ballast_of, names_of, tokens_of
 from tests.chaos.verdict.history import Writer
@@ -26,15 +27,20 @@ from tests.support.ddp import learn, network
 
 
 def samples_of(micro_batch: MicroBatch) -> list[str]:
-    """The names of the samples, from their tensors."""
+    """The names of the samples that count on this rank, from the tensors of their block."""
     if micro_batch.is_filler:
         return []
-    tokens = micro_batch.input_ids.numpy()
-    assert np.array_equal(micro_batch["ballast"].numpy(), ballast_of(tokens)), "ballast got mixed"
-    names = names_of(tokens, micro_batch["cu_seqlens"].diff().tolist())
+    starts = zip(micro_batch.cu_seqlens.tolist(), micro_batch.lengths, strict=False)
+    rows = torch.cat([torch.arange(start, start + tokens) for start, tokens in starts])
+    tokens, ballast = (
+        gather_block(micro_batch[name], micro_batch)[rows].numpy()
+        for name in ("input_ids", "ballast")
+    )
+    assert np.array_equal(ballast, ballast_of(tokens)), "ballast got mixed up"
+    names = names_of(tokens, micro_batch.lengths)
     for name, given in zip(names, micro_batch.sample_ids, strict=True):
         assert name == given or "/" in given, f"sample {name} came under the id {given}"
-    return names
+    return names if micro_batch.owns_samples else []
 
 
 def train(stream: MicroBatchStream, history: Writer) -> None:
@@ -59,7 +65,7 @@ def train(stream: MicroBatchStream, history: Writer) -> None:
     history.write("end")
 
 
-def main(folder: Path, first: int, endpoints: list[str]) -> int:
+def main(folder: Path, first: int, max_split: int, endpoints: list[str]) -> int:
     """Run one rank of one process group; the exit code."""
     rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     own = folder / str(first + restarts)
@@ -71,7 +77,9 @@ def main(folder: Path, first: int, endpoints: list[str]) -> int:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
-        with MicroBatchStream(endpoints[rank], reconnect_timeout=PATIENCE_S) as stream:
+        with MicroBatchStream(
+            endpoints[rank], reconnect_timeout=PATIENCE_S, max_split=max_split
+        ) as stream:
             history.write("began", stream.generation)
             train(stream, history)
             done.set()
@@ -88,4 +96,5 @@ def main(folder: Path, first: int, endpoints: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
+    _, place, launch, most, *addresses = sys.argv
+    sys.exit(main(Path(place), int(launch), int(most), addresses))

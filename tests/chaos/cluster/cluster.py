@@ -175,7 +175,9 @@ class Cluster:
         folder = self.folder / "groups" / str(launch)
         if self.settings.torchrun:
             if self._torchrun is None:
-                self._torchrun = start_torchrun(folder.parent, launch, endpoints)
+                self._torchrun = start_torchrun(
+                    folder.parent, launch, self.settings.max_split, endpoints
+                )
             return torch_group(launch, folder, self._torchrun, size)
         options = ["--max-split", str(self.settings.max_split)]
         options += [] if resume is None else ["--resume", str(resume)]

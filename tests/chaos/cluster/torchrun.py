@@ -53,10 +53,10 @@ class TorchRank:
         return self._torchrun.wait(patience)
 
 
-def start_torchrun(folder: Path, launch: int, endpoints: Sequence[str]) -> Process:
+def start_torchrun(folder: Path, launch: int, max_split: int, endpoints: Sequence[str]) -> Process:
     """Start it on ranks that reach the dispatcher through these endpoints.
 
-    launch: number of its first process group.
+    launch: number of its first process group. max_split: ranks that train a sample together.
 
     By default torchrun gives restarted workers the store of their predecessors, where gloo finds
     the addresses of the dead; the variable makes it start a store for each attempt.
@@ -66,7 +66,8 @@ def start_torchrun(folder: Path, launch: int, endpoints: Sequence[str]) -> Proce
         [
             "torch.distributed.run", "--standalone", "--nproc-per-node", size,
             "--max-restarts", str(RESTARTS), "--log-dir", str(folder / "logs"),
-            "-m", "tests.chaos.actors.torch_rank", str(folder), str(launch), *endpoints,
+            "-m", "tests.chaos.actors.torch_rank", str(folder), str(launch), str(max_split),
+            *endpoints,
         ],
         folder / "torchrun.log",
         {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"},
