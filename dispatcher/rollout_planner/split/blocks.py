@@ -27,7 +27,7 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import as_lists
-from rollout_planner.split.assign import Bins, Kind, levelled
+from rollout_planner.split.assign import Kind, levelled, put
 from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, round_up
 
@@ -266,8 +266,6 @@ def _dealt(
         Kind(slow, 2 << e if e else 1, work.longest << e)
         for slow, e in zip(share.tolist(), found.doublings.tolist(), strict=True)
     ]
-    bins, rest = Bins(room.tolist(), kinds, start), work.dearest_first
-    rest = rest[of[rest] < 0]
-    items = zip(work.time[0, rest].tolist(), work.tokens[0, rest].tolist(), strict=True)
-    of[rest] = [bins.put(cost, tokens) for cost, tokens in items]
+    rest = work.dearest_first[of[work.dearest_first] < 0]
+    of[rest] = put(work.time[0, rest], work.tokens[0, rest], room.tolist(), kinds, start)
     return found if of.min() >= 0 else None

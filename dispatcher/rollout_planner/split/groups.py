@@ -331,14 +331,12 @@ def cut_ranks(
         own = np.concatenate([np.arange(len(each)) // m for each in ranks])
     else:
         tokens, padded = np.minimum(batch.tokens, budget), config.layout is Layout.PADDED
-        own = np.concatenate(
-            [
-                run_of_each(tokens[each].tolist(), budget, padded=padded)
-                if in_runs
-                else assign.first_fit(tokens[each], np.full(len(each), budget))
-                for each in ranks
-            ]
-        )
+        if in_runs:
+            own = run_of_each(tokens[ids], rank_of, budget, padded=padded)
+        else:
+            own = np.concatenate(
+                [assign.first_fit(tokens[each], np.full(len(each), budget)) for each in ranks]
+            )
         needed = assign.num_bins(own)
         if (M := config.micro_batches(needed)) > needed and not in_runs:
             spread = assign.fill_sets(batch.cost[ids], tokens[ids], rank_of, M, budget)
@@ -351,17 +349,22 @@ def _ranks_of(ranks: list[IntArray]) -> IntArray:
     return np.repeat(np.arange(len(ranks)), list(map(len, ranks)))
 
 
-def run_of_each(s: list[int], budget: int, *, padded: bool) -> IntArray:
+def run_of_each(s: IntArray, of: IntArray, budget: int, *, padded: bool) -> IntArray:
     """Run of each sample, in their order, where a run ends at the first that does not fit.
 
-    padded: each takes as many tokens as the longest of its run.
+    of: set of each, one after the other, whose runs count from 0. padded: each takes as many tokens
+    as the longest of its run.
     """
-    runs, held, count = list[int](), 0, 0
-    for tokens in s:
+    runs, held, count, last = list[int](), 0, 0, -1
+    for tokens, own in zip(s.tolist(), of.tolist(), strict=True):
         more = max(held, tokens) if padded else held + tokens
-        fits = more * (count + 1 if padded else 1) <= budget
-        held, count = (more, count + 1) if fits or not count else (tokens, 1)
-        runs.append((runs[-1] if runs else -1) + (count == 1))
+        if own != last:
+            run, held, count, last = 0, tokens, 1, own
+        elif more * (count + 1 if padded else 1) <= budget:
+            held, count = more, count + 1
+        else:
+            run, held, count = run + 1, tokens, 1
+        runs.append(run)
     return np.array(runs, dtype=np.int64)
 
 

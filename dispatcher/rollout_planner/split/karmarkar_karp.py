@@ -97,7 +97,7 @@ def _labels(lengths: list[int], k: int, equal_size: bool) -> IntArray:
     if k == 1 or n == 0:
         return np.zeros(n, dtype=np.int64)
     differencing = _Differencing(n, k)
-    keys = sorted(differencing.key(length, i) for i, length in enumerate(lengths))
+    keys = differencing.keys(lengths)
     states = [keys[i : i + k] for i in range(0, n, k)] if equal_size else []
     return differencing.labels(differencing.merged(states, [] if states else keys))
 
@@ -112,9 +112,10 @@ class _Differencing:
         self.head_mask = (1 << bits) - 1
         self.unions: list[tuple[int, int]] = []
 
-    def key(self, length: int, index: int) -> int:
-        """One set of one member: comparing keys compares sum, then count, then first member."""
-        return (length << self.sum_shift) | (1 << self.count_bits) | index
+    def keys(self, lengths: list[int]) -> list[int]:
+        """Sets of one member, rising: comparing compares sum, then count, then first member."""
+        shift, one = self.sum_shift, 1 << self.count_bits
+        return sorted([length << shift | one | i for i, length in enumerate(lengths)])
 
     def priority(self, state: list[int]) -> tuple[int, int]:
         """Heap order: largest spread first, then the largest set."""
