@@ -21,6 +21,7 @@ from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition
 from rollout_planner.public.step import plan_step
 from rollout_planner.split.blocks import BlockWork, in_blocks
+from rollout_planner.tuning import SPLIT_OVERHEAD
 from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync
 
 _REMEDY = "raise max_seq_len_per_rank, or truncate the sample"
@@ -50,7 +51,7 @@ class BlockScheduler:
         dp_cp_group: SizedGroup,
         *,
         cost: CostModel | str | None = None,
-        split_overhead: float = 0.05,
+        split_overhead: float = SPLIT_OVERHEAD,
     ) -> None:
         self._longest = arguments.token_budget(max_seq_len_per_rank=max_seq_len_per_rank)
         self._ranks, self._overhead = dp_cp_group.size(), split_overhead
@@ -115,7 +116,7 @@ class PackedBlockScheduler:
         microbatch_group_size_per_vp_stage: int | None = None,
         *,
         cost: CostModel | str | None = None,
-        split_overhead: float = 0.05,
+        split_overhead: float = SPLIT_OVERHEAD,
     ) -> None:
         self._budget, self._ranks = max_seqlen_per_dp_cp_rank, cp_size * dp_size
         self._multiple = microbatch_group_size_per_vp_stage or 1

@@ -75,7 +75,7 @@ def plan_step(
     oversize: str = Oversize.ERROR,
     equal_counts: bool = False,
     max_split: int = 1,
-    split_overhead: float = 0.05,
+    split_overhead: float = tuning.SPLIT_OVERHEAD,
 ) -> list[list[list[int]]]:
     """Indices of `lengths` as `[dp rank][micro-batch][indices]`: as little waiting as can be.
 

@@ -257,6 +257,7 @@ def swap_level(
     """
     rows, bins, slots = ids.shape
     half, looked_at = bins // 2, np.arange(min(slots, tuning.SWAP_SLOTS))
+    stride = tuning.SWAP_SLOTS // 2 - 1  # odd, so that it meets all slots of as many
     if not half:
         return
     held = _Held(ids.reshape(-1, slots), x, stages - 1)
@@ -279,7 +280,7 @@ def swap_level(
         gap = (dear - loads.ravel()[low]) / 2
         worth = (dear > level) & (gap > level * (tuning.TOLERANCE / 2))
         one, other = (
-            (looked_at * slots // len(looked_at) + at * 7) % slots for at in (turn, turn + 1)
+            (looked_at * slots // len(looked_at) + at * stride) % slots for at in (turn, turn + 1)
         )
         gains = np.zeros(high.shape, dtype=bool)
         gains[worth] = held.swap((high[worth], one), (low[worth], other), gap[worth])

@@ -170,7 +170,7 @@ def in_blocks(
         if more > tuning.MORE_TRIED:
             if least < np.inf:
                 break
-            fewest += fewest // 8
+            fewest += fewest // tuning.EIGHTHS
         M, tried = config.micro_batches(fewest + more), work.all - 1
         for pace in even / M * tuning.PACES:  # the faster, the more work
             doublings = work.doublings(pace)

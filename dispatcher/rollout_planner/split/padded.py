@@ -129,7 +129,7 @@ def level_runs(items: Items, counts: Counts) -> list[IntArray]:
     levels = low * np.geomspace(1, max(top / low, 1), int(np.clip(table, *tuning.LEVELS)))
     best = _Program(items, np.append(levels, own[0]), counts)
     if best.price < np.inf:
-        around = max(table // len(best.costs()), 3)
+        around = max(table // len(best.costs()), tuning.KEPT)
         levels = np.outer(best.costs(), tuning.FINE_LEVELS[:around])
         fine = _Program(items, np.unique(np.append(levels, top)), counts)
         best = min(best, fine, key=lambda steps: steps.price)
