@@ -155,6 +155,11 @@ class PlanConfig:
         return self.layout is Layout.PADDED and self.micro_batch_tokens is not None
 
     @property
+    def budget_of_one(self) -> int | None:
+        """Tokens that a single sample may have, padded: the budget of all ranks that share it."""
+        return self.micro_batch_tokens if self.max_split == 1 else self.longest_in_budget
+
+    @property
     def longest_in_budget(self) -> int | None:
         """Tokens of the longest sample that fits the budget once padded; None without a budget."""
         return longest_in_budget(

@@ -88,7 +88,7 @@ class BlockScheduler:
             grouping=Grouping.IGNORE,
             sync=Sync.MICRO_STEP,
         )
-        work = BlockWork.of(tokens, step, self._ranks, self._overhead, self._longest)
+        work = BlockWork(tokens, step, self._ranks, self._overhead, self._longest)
         most = self._longest << work.most_doublings
         if tokens.max() > most:
             raise SampleTooLong(int(tokens.max()), most, _REMEDY)

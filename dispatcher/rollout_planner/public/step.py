@@ -37,9 +37,8 @@ from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
 from rollout_planner.split.assign import fill_sets, levelled
-from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.padded import begin_cost, begin_of, price_of
+from rollout_planner.split.padded import begin_of, price_of
 from rollout_planner.split.parts import Batch, Parts, by_falling_load, matrix
 from rollout_planner.split.splitters import ranks_of_equal_counts
 from rollout_planner.types import (
@@ -93,7 +92,7 @@ def plan_step(
     under a budget, without groups: 2, 4, 8 ... neighbours, the first a multiple of their number,
     which all have it at the same place. Together they have as many times the budget and the speed,
     less `split_overhead` for each doubling. A sample that is split is padded to pieces of one
-    length, two a rank. Only what makes the step shorter is split.
+    length, two a rank. Only what makes the step shorter is split, or is above the budget.
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or fewer groups, where each stays in one; or fewer on a rank than it has, where
@@ -136,12 +135,14 @@ def plan_step(
         min_micro_batches=minimum,
         sample_length_multiple=pad_to,
         oversize=arguments.option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
+        max_split=1 << (min(max_split, dp_size).bit_length() - 1),
+        split_overhead=split_overhead,
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else arguments.as_groups(groups, n)
     if equal_counts:
         _check_equal_counts(n, config)
     computed = round_up(tokens, pad_to)
-    if max_split > 1 and dp_size > 1:
+    if config.max_split > 1:
         if (
             micro_batch_tokens is None
             or config.layout is Layout.PADDED
@@ -154,28 +155,16 @@ def plan_step(
             )
         if not 0 <= split_overhead <= 1:
             raise UnequalPartitions(f"split_overhead is {split_overhead}; it must be from 0 to 1")
-        return _with_blocks(tokens, group, config, max_split, split_overhead)
     costs = _checked_costs(computed, group, config)
     if not equal_counts:
         found = _planned(tokens, group, config)
-        return list(map(list, found.laid_out(found.chosen.tolist())))
+        parts = found.laid_out(found.chosen.tolist())
+        sizes = np.ones_like(found.counts) if found.cp_sizes is None else found.cp_sizes
+        return [
+            [parts[rank - rank % size][step] for step, size in enumerate(own)]
+            for rank, own in enumerate(sizes.tolist())
+        ]
     return with_equal_counts(Batch.of(costs, computed), config)
-
-
-def _with_blocks(
-    tokens: IntArray, group: IntArray, config: PlanConfig, most: int, overhead: float
-) -> list[list[list[int]]]:
-    """The shorter one of the plan without blocks, where no sample needs one, and that with them."""
-    work = BlockWork.of(tokens, config, most, overhead)
-    wide = replace(config, micro_batch_tokens=work.budget << work.most_doublings)
-    _checked_costs(work.tokens[-1], group, wide)
-    begin = begin_cost(work.time[0], work.tokens[0], work.budget, config.cost)
-    shorter = np.inf
-    if config.oversize is Oversize.ALONE or work.tokens[0].max() <= work.budget:
-        plain = _planned(tokens, group, config)
-        shorter = plain.time + begin * plain.num_micro_batches
-    found = in_blocks(work, config, begin, shorter)
-    return list(map(list, plain.laid_out(plain.chosen.tolist()))) if found is None else found
 
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
@@ -198,7 +187,7 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> Plan:
 
 def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> FloatArray:
     """Of each sample; raises what `plan_step` does for lengths and settings that cannot be."""
-    costs, budget, most = arguments.costs_of(tokens, config.cost), config.micro_batch_tokens, 0
+    costs, budget, most = arguments.costs_of(tokens, config.cost), config.budget_of_one, 0
     together = config.grouping is Grouping.MICRO_BATCH
     if budget is not None and config.oversize is not Oversize.ALONE:
         arguments.check_fits(tokens, budget, group if together else None)

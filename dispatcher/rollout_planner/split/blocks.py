@@ -32,38 +32,30 @@ from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import FloatArray, IntArray, Plan, PlanConfig, Sync, round_up
 
 
-@dataclass(frozen=True, slots=True)
 class BlockWork:
     """What each sample takes of blocks of each size, by doublings: time and tokens, [e, n].
 
-    shares: time of a block over that of one rank. budget: tokens of a micro-batch for each of its
-    ranks. longest: the same of a single sample. dearest_first: int64[n].
+    most: ranks of the largest block. shares: time of a block over that of one rank. pieces: that
+    its samples are padded to. budget: tokens of a micro-batch for each of its ranks. longest: the
+    same of a single sample; by default it may fill its micro-batch.
     """
 
-    time: FloatArray
-    tokens: IntArray
-    shares: FloatArray
-    budget: int
-    longest: int
-    dearest_first: IntArray
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         tokens: IntArray,
         config: PlanConfig,
         most: int,
         overhead: float,
         longest: int | None = None,
-    ) -> "BlockWork":
-        """For blocks of at most `most` ranks; by default a sample may fill its micro-batch."""
-        doublings = min(most, config.dp_size).bit_length()
-        pieces = [2 << e if e else 1 for e in range(doublings)]
-        s = np.array([round_up(tokens, config.sample_length_multiple * each) for each in pieces])
-        share = np.power((1 + overhead) / 2, np.arange(doublings), dtype=np.float64)
-        time = np.array([config.cost(each) for each in s]) * share[:, None]
-        budget, order = config.micro_batch_tokens or 1, np.argsort(-time[0], kind="stable")
-        return cls(time, s, share, budget, budget if longest is None else longest, order)
+    ) -> None:
+        each = np.arange(min(most, config.dp_size).bit_length())
+        self.pieces = np.where(each, 2 << each, 1)
+        self.tokens = round_up(tokens, config.sample_length_multiple * self.pieces[:, None])
+        self.shares = np.power((1 + overhead) / 2, each, dtype=np.float64)
+        self.time = np.array(list(map(config.cost, self.tokens))) * self.shares[:, None]
+        self.budget = config.micro_batch_tokens or 1
+        self.longest = self.budget if longest is None else longest
+        self.dearest_first = np.argsort(-self.time[0], kind="stable")
 
     @property
     def most_doublings(self) -> int:
@@ -202,7 +194,7 @@ def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
     tokens: of each sample of the window.
     """
     own = np.sort(plain.chosen)
-    work = BlockWork.of(tokens[own], config, config.max_split, config.split_overhead)
+    work = BlockWork(tokens[own], config, config.max_split, config.split_overhead)
     begin = begin_cost(work.time[0], work.tokens[0], work.budget, config.cost)
     fits = work.tokens[0].max() <= work.budget
     least = plain.time + begin * plain.num_micro_batches if fits else np.inf
@@ -263,8 +255,8 @@ def _dealt(
     start /= share
     room[of[placed]] = np.maximum(room[of[placed]] - work.tokens[doublings[placed], placed], 0)
     kinds = [
-        Kind(slow, 2 << e if e else 1, work.longest << e)
-        for slow, e in zip(share.tolist(), found.doublings.tolist(), strict=True)
+        Kind(float(work.shares[e]), int(work.pieces[e]), work.longest << e)
+        for e in found.doublings.tolist()
     ]
     rest = work.dearest_first[of[work.dearest_first] < 0]
     of[rest] = put(work.time[0, rest], work.tokens[0, rest], room.tolist(), kinds, start)

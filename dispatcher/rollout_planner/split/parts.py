@@ -119,6 +119,17 @@ class Parts:
         return int(self.counts.shape[1])
 
 
+def room_for(batch: Batch, config: PlanConfig) -> tuple[IntArray, int]:
+    """What each sample takes of a micro-batch, int64[n], and what this holds: tokens, or samples.
+
+    A sample above the budget takes all of it.
+    """
+    budget = config.micro_batch_tokens
+    if budget is None:
+        return np.ones(len(batch), dtype=np.int64), config.micro_batch_size or 1
+    return np.minimum(batch.tokens, budget), budget
+
+
 class Work:
     """What a split may spend to wait less: seconds of one core that are counted, not measured.
 

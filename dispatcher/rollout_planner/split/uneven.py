@@ -34,6 +34,7 @@ from rollout_planner.split.parts import (
     Parts,
     matrix,
     rearranged,
+    room_for,
     without_fillers,
 )
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
@@ -134,15 +135,10 @@ def _parts_of(found: list[list[int]], R: int) -> Parts:
 
 def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
     """The samples of each micro-step dealt to ranks anew where that gains, and levelled."""
-    (R, M), m, order, x = (
-        parts.counts.shape,
-        config.micro_batch_size,
-        batch.dearest_first,
-        batch.falling,
-    )
+    (R, M), order, x = parts.counts.shape, batch.dearest_first, batch.falling
     rank, step = np.divmod(parts.labels()[order], M)
-    weight = batch.tokens[order] if m is None else np.ones_like(order)
-    cap = m or config.micro_batch_tokens or 1
+    weight, cap = room_for(batch, config)
+    weight = weight[order]
     dealt = assign.fill_sets(x, weight, step, R, cap, slowness=slowness)
 
     def times(ranks: IntArray) -> FloatArray:
