@@ -40,7 +40,7 @@ from rollout_planner.split.assign import fill_sets, levelled
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.padded import begin_of, price_of
 from rollout_planner.split.parts import Batch, Parts, by_falling_load, matrix
-from rollout_planner.split.splitters import ranks_of_equal_counts
+from rollout_planner.strategies import ranks_of_equal_counts
 from rollout_planner.types import (
     CostModel,
     FloatArray,
