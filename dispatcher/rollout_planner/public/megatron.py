@@ -97,7 +97,7 @@ class BlockScheduler:
             alone = balanced_partition(work.time[0], self._ranks, equal_size=False)
             least = max(float(work.time[0][rank].sum()) for rank in alone)
         found = in_blocks(work, step, 0.0, least)
-        return [[rank] for rank in alone] if found is None else found
+        return [[rank] for rank in alone] if found is None else found.listed()
 
 
 class PackedBlockScheduler:

@@ -200,14 +200,10 @@ def pack(
     Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
     ValueErrors).
     """
-    budget, [pad_to] = (
-        arguments.token_budget(budget=budget),
-        arguments.at_least(1, LONGEST, pad_to=pad_to),
-    )
-    [multiple], [minimum] = (
-        arguments.at_least(1, multiple=multiple),
-        arguments.at_least(0, minimum=minimum),
-    )
+    budget = arguments.token_budget(budget=budget)
+    [pad_to] = arguments.at_least(1, LONGEST, pad_to=pad_to)
+    [multiple] = arguments.at_least(1, multiple=multiple)
+    [minimum] = arguments.at_least(0, minimum=minimum)
     peak_first = MicroBatchOrder.PEAK_FIRST
     turns = arguments.option("order", order, peak_first, MicroBatchOrder.ENDS_SMALL)
     alone = arguments.option("oversize", oversize, Oversize.ERROR, Oversize.ALONE) is Oversize.ALONE

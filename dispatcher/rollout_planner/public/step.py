@@ -101,11 +101,10 @@ def plan_step(
     micro-batch has, for no lengths at all, for arguments that ask for more than `MOST_FILLERS` and
     for others that cannot be (all ValueErrors).
     """
-    dp_size, multiple, minimum = arguments.at_least(
-        1, dp_size=dp_size, multiple=multiple, minimum=minimum
+    dp_size, multiple, minimum, max_split = arguments.at_least(
+        1, dp_size=dp_size, multiple=multiple, minimum=minimum, max_split=max_split
     )
     [pad_to] = arguments.at_least(1, LONGEST, pad_to=pad_to)
-    [max_split] = arguments.at_least(1, max_split=max_split)
     if micro_batch_size is not None:
         [micro_batch_size] = arguments.at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:

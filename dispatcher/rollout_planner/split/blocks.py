@@ -93,11 +93,25 @@ class _Blocks:
         time = self.work.time[self.doublings[self.of], self.work.all]
         return np.bincount(self.of, time, len(self.step)).astype(np.float64)
 
-    def arrange(self, sync: Sync, M: int) -> float:
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Ranks and micro-steps."""
+        return int((self.first + (1 << self.doublings)).max()), int(self.step.max()) + 1
+
+    def places(self) -> IntArray:
+        """The micro-batch of each rank and micro-step, int64[R, M]."""
+        size, found = 1 << self.doublings, np.empty(self.shape, dtype=np.int64)
+        of = np.arange(len(size)).repeat(size)
+        rank = self.first[of] + np.arange(len(of)) - (size.cumsum() - size)[of]
+        found[rank, self.step[of]] = of
+        return found
+
+    def arrange(self, sync: Sync) -> float:
         """Micro-batches of single ranks where they wait least; when the last rank is done.
 
         A block begins when its last rank is there; micro-steps with giants come first.
         """
+        R, M = self.shape
         load, single = self.loads(), np.flatnonzero(self.doublings == 0)
         wide = np.flatnonzero(self.doublings)
         single = single[np.argsort(-load[single], kind="stable")]
@@ -109,7 +123,7 @@ class _Blocks:
             self.step[single], self.first[single] = self.step[slots], self.first[slots]
             np.maximum.at(pace, self.step[single], load[single])
             return float(pace.sum())
-        clock = np.zeros(int((self.first + (1 << self.doublings)).max()))
+        clock = np.zeros(R)
         busy = np.bincount(self.step[wide], 1 << self.doublings[wide], M)
         place = np.empty(M, dtype=np.int64)
         place[np.argsort(-busy, kind="stable")] = np.arange(M)
@@ -124,34 +138,30 @@ class _Blocks:
                 clock[block] = clock[block].max() + load[b]
         return float(clock.max())
 
-    def level(self) -> None:
-        """Swaps of samples between single ranks, towards what their micro-steps take."""
+    def levelled(self) -> "_Blocks":
+        """After swaps of samples between single ranks, towards what their micro-steps take."""
         load, single, order = self.loads(), self.doublings == 0, self.work.dearest_first
-        own = order[single[self.of[order]]]
+        own, of = order[single[self.of[order]]], self.of.copy()
         if len(own):
             pace = np.zeros(int(self.step.max()) + 1)
             np.maximum.at(pace, self.step, load)
             x, s, place = self.work.time[0, own], self.work.tokens[0, own], single.cumsum() - 1
-            self.of[own] = np.flatnonzero(single)[
+            of[own] = np.flatnonzero(single)[
                 levelled(
-                    place[self.of[own]], x, int(single.sum()), s, self.work.budget,
+                    place[of[own]], x, int(single.sum()), s, self.work.budget,
                     base=(pace.max() - pace[self.step[single]])[None], enough=tuning.LEVEL,
                 )
             ]  # fmt: skip
+        return replace(self, step=self.step.copy(), first=self.first.copy(), of=of)
 
-    def listed(self, R: int, M: int) -> list[list[list[int]]]:
+    def listed(self) -> list[list[list[int]]]:
         """Samples as [dp rank][micro-batch]."""
-        found: list[list[list[int]]] = [[[] for _ in range(M)] for _ in range(R)]
-        for b, samples in enumerate(as_lists(self.of, len(self.step))):
-            for rank in range(self.first[b], self.first[b] + (1 << self.doublings[b])):
-                found[rank][self.step[b]] = samples
-        return found
+        samples = as_lists(self.of, len(self.step))
+        return [[samples[b] for b in rank] for rank in self.places().tolist()]
 
 
-def in_blocks(
-    work: BlockWork, config: PlanConfig, begin: float, least: float
-) -> list[list[list[int]]] | None:
-    """Samples as [dp rank][micro-batch] of the shortest step; None: none takes less than `least`.
+def in_blocks(work: BlockWork, config: PlanConfig, begin: float, least: float) -> _Blocks | None:
+    """Blocks of the shortest step; None: none takes less than `least`.
 
     There is one where `least` is infinite: of enough micro-steps each sample has one to itself.
     begin: what it costs to begin a micro-step, which counts.
@@ -177,15 +187,13 @@ def in_blocks(
                 continue
             if more and least < np.inf and len(np.unique(blocks.step[blocks.of])) < M:
                 continue
-            time = begin * M + blocks.arrange(config.sync, M)
+            time = begin * M + blocks.arrange(config.sync)
             if time < least:
-                least, best = time, (blocks, M)
+                least, best = time, blocks
     if best is None:
         return None
-    blocks, M = best
-    found = blocks.listed(R, M)
-    blocks.level()
-    return blocks.listed(R, M) if begin * M + blocks.arrange(config.sync, M) < least else found
+    even = best.levelled()
+    return even if begin * best.shape[1] + even.arrange(config.sync) < least else best
 
 
 def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
@@ -201,23 +209,16 @@ def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
     found = in_blocks(work, config, begin, least)
     if found is None:
         return plain
-    # Ranks of a block have the same samples, and an idle one has what no other has.
-    firsts = [[part[0] if part else -1 - at for part in rank] for at, rank in enumerate(found)]
-    first = np.array(firsts, dtype=np.int64)
-    cp_sizes: IntArray = (first[:, None] == first[None]).sum(axis=1)
-    counts, cost, order = np.zeros_like(cp_sizes), np.zeros(cp_sizes.shape), list[int]()
-    for rank, parts in enumerate(found):
-        for m, part in enumerate(parts):
-            size = int(cp_sizes[rank, m])
-            cost[rank, m] = work.time[size.bit_length() - 1, part].sum()
-            if rank % size == 0:
-                counts[rank, m] = len(part)
-                order += part
+    places, sizes = found.places(), 1 << found.doublings
+    cp_sizes, samples = sizes[places], np.bincount(found.of, minlength=len(sizes))
+    on_first = np.arange(len(places))[:, None] % cp_sizes == 0
+    at = np.empty(len(sizes), dtype=np.int64)  # of each block, rank by rank
+    at[np.lexsort((found.step, found.first))] = np.arange(len(sizes))
     return replace(
         plain,
-        chosen=own[order],
-        counts=counts,
-        cost=cost,
+        chosen=own[np.argsort(at[found.of], kind="stable")],
+        counts=samples[places] * on_first,
+        cost=found.loads()[places],
         lower_bound=float(work.time[0].sum()) / config.dp_size,
         cp_sizes=cp_sizes if (cp_sizes > 1).any() else None,
     )

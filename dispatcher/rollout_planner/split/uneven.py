@@ -96,7 +96,7 @@ def _by_scale(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[fl
             at = max(min(bisect_left(below, level / slowness[r]), len(below) - m), 0)
             taken[r * M + j] = ids[at : at + m]
             del ids[at : at + m], below[at : at + m]
-    return _parts_of(taken, R)
+    return Parts.of_lists(taken, R)
 
 
 def _by_share(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
@@ -124,13 +124,7 @@ def _by_share(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[fl
     if starts[-1] < len(cost):  # the budget leaves no choice
         return parts
     found = [order[start:end] for start, end in pairwise(starts)]
-    return _parts_of([found[j * R + r] for r in range(R) for j in range(M)], R)
-
-
-def _parts_of(found: list[list[int]], R: int) -> Parts:
-    """From the samples of each micro-batch, rank by rank."""
-    counts = np.array([len(each) for each in found], dtype=np.int64).reshape(R, -1)
-    return Parts(np.array([i for each in found for i in each], dtype=np.int64), counts)
+    return Parts.of_lists([found[j * R + r] for r in range(R) for j in range(M)], R)
 
 
 def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
