@@ -207,13 +207,15 @@ def choose(
     together = items.grouped and config.grouping is not Grouping.STEP
     # What rules a rank or a micro-step: a sample, or a group where it stays in one piece there.
     load = cost_of_groups(cost, items.index, config) if together else group_max(cost, items.index)
-    members = int(np.median(np.bincount(items.index)))
+    # Samples that should be alike: those that start a micro-step, or all of a padded one.
+    padded, members = config.layout is Layout.PADDED, int(np.median(np.bincount(items.index)))
+    alike = (config.micro_batch_size or tuning.ALIKE_IN_BUDGET) if padded else 1
     pool = Pool(
         cost=load,
         order=by_cost if not items.grouped else np.argsort(-load, kind="stable"),
         age=np.where(items.left > 0, items.skips / np.maximum(items.skips + items.left, 1), 1.0),
         forced=forced,
-        neighbours=max(_neighbours(config) // members, config.dp_size if together else 1),
+        neighbours=max(config.dp_size * alike // members, config.dp_size if together else 1),
         columns=config.micro_batch_size is not None and config.sync is Sync.MICRO_STEP,
         share=items.share,
     )
@@ -299,12 +301,6 @@ def _judge(
         return (time * config.dp_size - float(x[kept].sum())) / (work or 1.0)
 
     return judge
-
-
-def _neighbours(config: PlanConfig) -> int:
-    """Samples that should be alike: those that start a micro-step, or all of a padded one."""
-    padded = config.layout is Layout.PADDED
-    return config.dp_size * ((config.micro_batch_size or tuning.ALIKE_IN_BUDGET) if padded else 1)
 
 
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray) -> BoolArray:

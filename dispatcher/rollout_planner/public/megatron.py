@@ -11,7 +11,7 @@ Invariant: every sample is in one group, on 2^k ranks that begin at a multiple o
 group has nothing to do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -67,14 +67,10 @@ class BlockScheduler:
         Raises SampleTooLong for one that all ranks together cannot hold, and UnequalPartitions
         where too few samples leave a rank without one.
         """
-        if not sample_id_seqlens:
-            return [], []
-        ids, lengths = zip(*sample_id_seqlens, strict=True)
-        tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        planned = _by_group(self._planned(tokens), tokens, self._cost)
+        ids, lengths, groups = _by_group(sample_id_seqlens, self._planned, self._cost)
         return (
-            [[[lengths[i] for i in rank] for rank in group] for group in planned],
-            [[[ids[i] for i in rank] for rank in group] for group in planned],
+            [[[lengths[i] for i in rank] for rank in group] for group in groups],
+            [[[ids[i] for i in rank] for rank in group] for group in groups],
         )
 
     def _planned(self, tokens: IntArray) -> Groups:
@@ -127,11 +123,12 @@ class PackedBlockScheduler:
 
         Raises as `BlockScheduler` does.
         """
-        if not sample_id_seqlens:
-            return []
-        ids, lengths = zip(*sample_id_seqlens, strict=True)
-        tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        planned = plan_step(
+        ids, _, groups = _by_group(sample_id_seqlens, self._planned, self._cost)
+        return [[[ids[i] for i in rank] for rank in group] for group in groups]
+
+    def _planned(self, tokens: IntArray) -> Groups:
+        """Indices as [rank][group][sample]."""
+        return plan_step(
             tokens,
             dp_size=self._ranks,
             micro_batch_tokens=self._budget,
@@ -140,13 +137,16 @@ class PackedBlockScheduler:
             max_split=self._ranks,
             split_overhead=self._overhead,
         )
-        groups = _by_group(planned, tokens, self._cost)
-        return [[[ids[i] for i in rank] for rank in group] for group in groups]
 
 
-def _by_group(planned: Groups, tokens: IntArray, cost: CostModel) -> Groups:
-    """[rank][group][sample] as [group][rank][sample], with no rank idle."""
-    return [_all_busy(list(group), tokens, cost) for group in zip(*planned, strict=True)]
+def _by_group(
+    samples: Sequence[tuple[int, int]], plan: Callable[[IntArray], Groups], cost: CostModel
+) -> tuple[list[int], list[int], Groups]:
+    """Ids, lengths, and indices as [group][rank][sample] with no rank idle, of what is planned."""
+    ids, lengths = [i for i, _ in samples], [length for _, length in samples]
+    tokens = np.maximum(arguments.as_lengths(lengths), 1)
+    groups = zip(*plan(tokens), strict=True) if samples else ()
+    return ids, lengths, [_all_busy(list(group), tokens, cost) for group in groups]
 
 
 def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list[list[int]]:

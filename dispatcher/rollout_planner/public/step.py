@@ -141,19 +141,8 @@ def plan_step(
     if equal_counts:
         _check_equal_counts(n, config)
     computed = round_up(tokens, pad_to)
-    if config.max_split > 1:
-        if (
-            micro_batch_tokens is None
-            or config.layout is Layout.PADDED
-            or equal_counts
-            or groups is not None
-        ):
-            raise UnequalPartitions(
-                "max_split is for packed samples under micro_batch_tokens, without groups or "
-                "equal_counts"
-            )
-        if not 0 <= split_overhead <= 1:
-            raise UnequalPartitions(f"split_overhead is {split_overhead}; it must be from 0 to 1")
+    if not 0 <= split_overhead <= 1:
+        raise UnequalPartitions(f"split_overhead is {split_overhead}; it must be from 0 to 1")
     costs = _checked_costs(computed, group, config)
     if not equal_counts:
         found = _planned(tokens, group, config)
@@ -168,8 +157,9 @@ def plan_step(
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
     """Raise UnequalPartitions where ranks cannot, or are not made to, have as many samples."""
-    if config.layout is not Layout.PACKED or config.grouping is not Grouping.IGNORE:
-        raise UnequalPartitions("equal_counts is for packed samples, without groups")
+    alone = config.grouping is Grouping.IGNORE and config.max_split == 1
+    if config.layout is not Layout.PACKED or not alone:
+        raise UnequalPartitions("equal_counts is for packed samples, without groups or max_split")
     size = config.micro_batch_size or 1
     if n % (config.dp_size * size):
         by = f"dp_size {config.dp_size}" + (f" x micro_batch_size {size}" if size > 1 else "")
@@ -292,9 +282,14 @@ class _Task:
     def _filled(self, rank_of: IntArray) -> Parts | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""
         M = int(-(-np.bincount(rank_of, self.tokens).max() // self.budget))
+        order, step_of = np.lexsort((-self.x, rank_of)), np.empty_like(rank_of)
         while (M := self.config.micro_batches(M)) <= self.each:
-            step_of = _by_lpt(self.x, self.tokens, rank_of, M, self.budget)
-            if step_of is not None:
+            step_of[order] = fill_sets(
+                self.x[order], self.tokens[order], rank_of[order], M, self.budget
+            )
+            if step_of.min() >= 0:
+                for own in order.reshape(self.R, -1):
+                    step_of[own] = fill_empty(step_of[own], M)
                 return self.placed(rank_of, step_of, falling=True)
             M += 1
         return None
@@ -343,12 +338,3 @@ class _Task:
                 full[where, steps[best]] += sign * self.tokens[sample]
             rank_of[sample] = taker
         return self.placed(rank_of, step_of)
-
-
-def _by_lpt(x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int) -> IntArray | None:
-    """The dearest first into the cheapest; or else tightly, by tokens."""
-    labels, order = np.empty_like(rank_of), np.lexsort((-x, rank_of))
-    labels[order] = fill_sets(x[order], s[order], rank_of[order], M, budget)
-    for own in order.reshape(int(rank_of.max()) + 1, -1):
-        labels[own] = fill_empty(labels[own], M) if labels.min() >= 0 else -1
-    return labels if labels.min() >= 0 else None
