@@ -10,7 +10,7 @@ padded ones of a number of samples at most or under a budget of padded tokens; w
 groups.py. A new one is a function here and a line in `splitter_for`.
 
 A new strategy is a function of a batch and a config, a name in `Strategy` and a line in
-`STRATEGIES`; nothing else asks which strategy it is.
+`STRATEGIES`; only `looks_ahead` asks which strategy it is.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -166,7 +166,7 @@ def split_padded(batch: Batch, config: PlanConfig, _work: Work, /) -> Parts:
         multiple = config.micro_batches(M + 1) - M
         begin = padded.begin_cost(longest, batch.s, budget, config.cost)
         counts = padded.Counts(R, M, last - last % multiple, multiple, begin)
-    starts = padded.padded_runs(padded.Items.of(longest, most), counts, per_step=waits_once(config))
+    starts = padded.padded_runs(padded.Items(longest, most), counts, per_step=waits_once(config))
     assert starts is not None, "samples fit one by one"
     M = max(-(-(len(starts) - 1) // R), counts.fewest)
     return _placed(order, np.repeat(np.arange(len(starts) - 1), np.diff(starts)), M, batch, config)
@@ -183,7 +183,7 @@ def split_padded_groups(batch: Batch, config: PlanConfig, work: Work, /) -> Part
     R, M, most = config.dp_size, packed.num_micro_batches, config.micro_batch_tokens or 1
     longest, size, found = batch.padded.longest, batch.padded.size, [packed]
     by_length = np.lexsort((-size, -longest))
-    items = padded.Items.of(longest[by_length], np.full(len(size), most), size[by_length])
+    items = padded.Items(longest[by_length], np.full(len(size), most), size[by_length])
     starts = padded.padded_runs(items, padded.Counts(R, M, M), per_step=waits_once(config))
     if starts is not None:
         labels = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -345,9 +345,6 @@ STRATEGIES: Mapping[Strategy, Split] = {
     Strategy.KK: _kk,
     Strategy.WINDOW: _window,
 }
-#: Those that may take any samples of the window. Others take the oldest: for them a window larger
-#: than a dispatch batch would be waiting for nothing.
-_LOOK_AHEAD = {Strategy.WINDOW}
 
 
 def looks_ahead(strategy: str, max_split: int = 1) -> bool:
@@ -355,7 +352,7 @@ def looks_ahead(strategy: str, max_split: int = 1) -> bool:
 
     So does each where samples may be split: what a window is for is done by splitting then.
     """
-    return strategy in _LOOK_AHEAD and max_split == 1
+    return strategy == Strategy.WINDOW and max_split == 1
 
 
 def split(batch: Batch, config: PlanConfig) -> Parts:

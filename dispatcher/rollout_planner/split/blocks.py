@@ -50,7 +50,8 @@ class BlockWork:
     ) -> None:
         each = np.arange(min(most, config.dp_size).bit_length())
         self.pieces = np.where(each, 2 << each, 1)
-        self.tokens = round_up(tokens, config.sample_length_multiple * self.pieces[:, None])
+        multiples = (config.sample_length_multiple * self.pieces).tolist()
+        self.tokens = np.array([round_up(tokens, multiple) for multiple in multiples])
         self.shares = np.power((1 + overhead) / 2, each, dtype=np.float64)
         self.time = np.array(list(map(config.cost, self.tokens))) * self.shares[:, None]
         self.budget = config.micro_batch_tokens or 1
@@ -192,8 +193,8 @@ def in_blocks(work: BlockWork, config: PlanConfig, begin: float, least: float) -
                 least, best = time, blocks
     if best is None:
         return None
-    even = best.levelled()
-    return even if begin * best.shape[1] + even.arrange(config.sync) < least else best
+    swapped = best.levelled()
+    return swapped if begin * best.shape[1] + swapped.arrange(config.sync) < least else best
 
 
 def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:

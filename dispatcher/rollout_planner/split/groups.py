@@ -363,13 +363,11 @@ def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batc
     if m is None:
         tokens = np.bincount(group, weights=batch.tokens).astype(np.int64)
     if own.micro_batch_tokens is not None:
-        return replace(Batch.of(cost, tokens), padded=_padded(batch.cost, group, size, config)), own
+        # Groups whose longest and whose size both differ share a micro-batch.
+        pads = config.layout is Layout.PADDED
+        padded = Padded(group_max(batch.cost, group), size) if pads else None
+        return replace(Batch.of(cost, tokens), padded=padded), own
     return Batch(cost, tokens, None, np.argsort(-cost, kind="stable")), own
-
-
-def _padded(cost: FloatArray, group: IntArray, size: IntArray, config: PlanConfig) -> Padded | None:
-    """What a micro-batch pads: groups whose longest and whose size both differ share one."""
-    return Padded(group_max(cost, group), size) if config.layout is Layout.PADDED else None
 
 
 def config_of_items(size: IntArray, config: PlanConfig) -> PlanConfig:
