@@ -208,7 +208,8 @@ def choose(
     # What rules a rank or a micro-step: a sample, or a group where it stays in one piece there.
     load = cost_of_groups(cost, items.index, config) if together else group_max(cost, items.index)
     # Samples that should be alike: those that start a micro-step, or all of a padded one.
-    padded, members = config.layout is Layout.PADDED, int(np.median(np.bincount(items.index)))
+    padded = config.layout is Layout.PADDED
+    members = int(np.median(np.bincount(items.index))) if items.grouped else 1
     alike = (config.micro_batch_size or tuning.ALIKE_IN_BUDGET) if padded else 1
     pool = Pool(
         cost=load,
