@@ -103,12 +103,9 @@ def validate_config(config: PlanConfig, window_multiple: float = 1.0) -> None:
 def problems(config: PlanConfig, window_multiple: float = 1.0) -> Iterator[str]:
     """Everything that is wrong with these settings together, and what to change."""
     m, budget = config.micro_batch_size, config.micro_batch_tokens
-    low = []
-    for name in _AT_LEAST_ONE:
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            low.append(f"{name} is {value}; it must be at least 1")
-    yield from low
+    asked = {name: getattr(config, name) for name in _AT_LEAST_ONE}
+    low = [name for name, value in asked.items() if value is not None and value < 1]
+    yield from (f"{name} is {asked[name]}; it must be at least 1" for name in low)
     if (m is None) == (budget is None):
         found = "neither is" if m is None else "both are"
         yield (

@@ -89,7 +89,9 @@ def group_index(group: IntArray) -> IntArray:
 
 
 def group_max(values: NDArray[Number], index: IntArray) -> NDArray[Number]:
-    """Largest value of each group's members."""
+    """Largest value of each group's members; groups are numbered by first arrival."""
+    if index[-1] + 1 == len(index):  # each has one
+        return values
     order = np.argsort(index, kind="stable")
     starts = np.flatnonzero(np.diff(index[order], prepend=-1))
     largest: NDArray[Number] = np.maximum.reduceat(values[order], starts)

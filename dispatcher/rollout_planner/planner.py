@@ -71,7 +71,8 @@ def plan(
     stay in one micro-batch, unless such go alone; and PlanError for a window whose columns disagree
     or that no group fits, and for a group of more samples than a micro-batch has.
     """
-    window = _padded(window, config.sample_length_multiple)
+    if (multiple := config.sample_length_multiple) > 1:  # what ranks compute
+        window = replace(window, tokens=round_up(window.tokens, multiple))
     cost = _checked_cost(window, config)
     take = min(len(window), config.dispatch_batch_size if take is None else take)
     if take < 1:
@@ -222,18 +223,11 @@ def _groups(group: IntArray, chosen: IntArray, config: PlanConfig) -> IntArray |
     return None if int(index.max()) + 1 == len(index) else index
 
 
-def _padded(window: Window, multiple: int) -> Window:
-    """The window with the tokens that ranks compute for each sample."""
-    if multiple == 1:
-        return window
-    return replace(window, tokens=round_up(window.tokens, multiple))
-
-
 def _checked_cost(window: Window, config: PlanConfig) -> FloatArray:
     n = len(window)
     if not (len(window.skips) == len(window.group) == len(window.must_go) == n):
         raise PlanError("the window's columns differ in length; pass one row per sample")
-    budget = config.micro_batch_tokens if config.max_split == 1 else config.longest_in_budget
+    budget = config.budget_of_one
     if budget is not None and config.oversize is not Oversize.ALONE:
         together = config.grouping is Grouping.MICRO_BATCH
         group = group_index(window.group) if together else None

@@ -185,7 +185,7 @@ def choose(
     if take >= len(window):
         yield Selection(np.ones(len(window), dtype=bool))
         return
-    items = _Items.of(window, cost, config, take)
+    items = _Items(window, cost, config, take)
     if items.size.min() > take:
         raise PlanError(
             f"the smallest group has {items.size.min()} samples and the step takes {take}; "
@@ -207,13 +207,16 @@ def choose(
     together = items.grouped and config.grouping is not Grouping.STEP
     # What rules a rank or a micro-step: a sample, or a group where it stays in one piece there.
     load = cost_of_groups(cost, items.index, config) if together else group_max(cost, items.index)
-    members = int(np.median(np.bincount(items.index)))
+    # Samples that should be alike: those that start a micro-step, or all of a padded one.
+    padded = config.layout is Layout.PADDED
+    members = int(np.median(np.bincount(items.index))) if items.grouped else 1
+    alike = (config.micro_batch_size or tuning.ALIKE_IN_BUDGET) if padded else 1
     pool = Pool(
         cost=load,
         order=by_cost if not items.grouped else np.argsort(-load, kind="stable"),
         age=np.where(items.left > 0, items.skips / np.maximum(items.skips + items.left, 1), 1.0),
         forced=forced,
-        neighbours=max(_neighbours(config) // members, config.dp_size if together else 1),
+        neighbours=max(config.dp_size * alike // members, config.dp_size if together else 1),
         columns=config.micro_batch_size is not None and config.sync is Sync.MICRO_STEP,
         share=items.share,
     )
@@ -227,11 +230,10 @@ def must_take(window: Window, cost: FloatArray, config: PlanConfig, take: int) -
 
     Later steps take as many at most, so it may be more than those that are due in this one.
     """
-    items = _Items.of(window, cost, config, take)
+    items = _Items(window, cost, config, take)
     return int(items.size[items.due(take)].sum())
 
 
-@dataclass(frozen=True, slots=True)
 class _Items:
     """What is chosen: groups that stay whole, or each sample as one.
 
@@ -240,32 +242,21 @@ class _Items:
     these.
     """
 
-    grouped: bool
-    index: IntArray
-    size: IntArray
-    skips: IntArray
-    left: IntArray
-    must_go: BoolArray
-    samples: float
-    share: float
-
-    @classmethod
-    def of(cls, window: Window, cost: FloatArray, config: PlanConfig, take: int) -> "_Items":
+    def __init__(self, window: Window, cost: FloatArray, config: PlanConfig, take: int) -> None:
         """Of a step that takes so many samples, or groups, each of size one."""
-        grouped = config.grouping is not Grouping.IGNORE and bool((window.group >= 0).any())
-        index = group_index(window.group) if grouped else np.arange(len(window))
-        size, samples = np.bincount(index), float(take)
-        if grouped and config.by_groups:
-            size, samples = np.ones_like(size), take * len(window) / len(size)
-        share = float(cost.mean()) * samples / config.dp_size
+        self.grouped = config.grouping is not Grouping.IGNORE and bool((window.group >= 0).any())
+        self.index = index = group_index(window.group) if self.grouped else np.arange(len(window))
+        self.size, self.samples = np.bincount(index), float(take)
+        if self.grouped and config.by_groups:
+            self.samples = take * len(window) / len(self.size)
+            self.size = np.ones_like(self.size)
+        self.share = float(cost.mean()) * self.samples / config.dp_size
         bound = np.full(len(window), config.max_skips)
         if config.outlier_max_skips is not None:
-            bound[cost > share] = config.outlier_max_skips
-        return cls(
-            grouped, index, size, group_max(window.skips, index),
-            -group_max(window.skips - bound, index),
-            group_max(window.must_go.astype(np.int64), index) > 0, samples, share,
-        )  # fmt: skip
+            bound[cost > self.share] = config.outlier_max_skips
+        self.skips = group_max(window.skips, index)
+        self.left = -group_max(window.skips - bound, index)
+        self.must_go = group_max(window.must_go.astype(np.int64), index) > 0
 
     def due(self, take: int) -> BoolArray:
         """Those that have to go now, as every later step takes so many samples at least."""
@@ -311,12 +302,6 @@ def _judge(
         return (time * config.dp_size - float(x[kept].sum())) / (work or 1.0)
 
     return judge
-
-
-def _neighbours(config: PlanConfig) -> int:
-    """Samples that should be alike: those that start a micro-step, or all of a padded one."""
-    padded = config.layout is Layout.PADDED
-    return config.dp_size * ((config.micro_batch_size or tuning.ALIKE_IN_BUDGET) if padded else 1)
 
 
 def due(left: IntArray, must_go: BoolArray, take: int, size: IntArray) -> BoolArray:

@@ -25,11 +25,26 @@ LEVEL_COLUMNS = 3e-3
 #: Loads within this of their mean, or times of their bound, count as equal: finer takes more swaps
 #: and trades. By `tests.bench.constants TOLERANCE 2e-4 2e-3 1e-2 --cell small`.
 TOLERANCE = 2e-4
+
+# Four counts that many methods share. Of each, half as many wait longer somewhere, and more hardly
+# less; none is fitted to more than a power of two.
+
+#: Micro-batches beyond the fewest that are tried; where ranks keep their samples, numbers of
+#: micro-batches that are looked at closer: 2 take longer steps. Selections that are split, where
+#: the first waits longer than was thought: by `tests.bench.properties`, of lengths of two kinds, 2
+#: wait longer, 6 as long.
+MORE_TRIED = RECUT_COUNTS = SELECTIONS = FEW = 4
+#: At most one of so many of a dispatch batch is held where there are outliers: more gains little
+#: and biases what is left, by `tests.bench.mix`. Micro-batches that the dearest is compared with:
+#: `tests.bench.constants TRADE_PARTNERS 1 2 8`. Parts in which places and paces are tried.
+HELD = TRADE_PARTNERS = EIGHTHS = 8
 #: Rounds of swaps; slots of a bin that one looks at, as many are alike; different levels of padded
 #: micro-steps, where these are many; the part of a step that the next try has fewer of, where it is
-#: too much by its parts' unevenness alone. Chosen, and one number: half as many wait longer, and
-#: more hardly less. By `tests.bench.constants SWAP_SLOTS 8 16 32`, and STAGES.
+#: too much by its parts' unevenness alone. By `tests.bench.constants SWAP_SLOTS 8 16 32`, STAGES.
 ROUNDS = SWAP_SLOTS = STAGES = CAP_STEPS_DOWN = 16
+#: As HELD, where there are no outliers; columns of each size of runs of the column DP, of one
+#: column, of two, and so on; places of padded runs that are filled one by one.
+HELD_FOR_SHAPE = SINGLE_COLUMNS = FILL_STEPS = 32
 
 #: What sums of floats may be off by, in shares of them.
 ROUNDING = 1e-9
@@ -47,18 +62,15 @@ ALIKE_IN_BUDGET = 2
 
 # The column DP: how finely it looks.
 
-#: States of the program; and columns of each size of runs, of one column, of two, and so on. More
-#: are finer and take longer: `tests.bench.constants STATES 256 1024 --cell fixed-4096`.
-STATES, SINGLE_COLUMNS = 256, 32
+#: States of the program. More are finer and take longer:
+#: `tests.bench.constants STATES 256 1024 --cell fixed-4096`.
+STATES = 256
 
 # The outlier lane: how many of the heaviest wait for company.
 
-#: At most one of so many of a dispatch batch is held: outliers, and where there is none. More gains
-#: little and biases what is left. By `tests.bench.mix`.
-HELD, HELD_FOR_SHAPE = 8, 32
 #: How many columns' worth of the heaviest leave together, as tried in turn. By
 #: `tests.bench.windows`: 16 would empty the heavy end and make lengths swing.
-COMPANY = (1, 4)
+COMPANY = (1, FEW)
 #: Columns from the heavy end that are watched for running into their deadline. Chosen.
 WATCHED = 2
 
@@ -79,15 +91,12 @@ EVENED = 5e-4
 
 #: What tokens count as work beside cost, where both have the same mean, as tried in turn. Chosen by
 #: trial.
-TOKEN_WEIGHTS = (1.0, 4.0, 16.0, np.inf)
+TOKEN_WEIGHTS = (1.0, float(FEW), float(ROUNDS), np.inf)
 
 # Groups that stay on one rank.
 
 #: Layers of cost, denser towards the dear end. More cost time and tell the same. Chosen by trial.
 LAYERS = 12
-#: Micro-batches beyond the fewest that are tried; where ranks keep their samples, numbers of
-#: micro-batches that are looked at closer: 2 take longer steps. Chosen by trial.
-MORE_TRIED = RECUT_COUNTS = 4
 
 # Padded micro-batches.
 
@@ -98,8 +107,11 @@ BEGIN_MICRO_STEP = 0.04
 #: Micro-batches tried: up to so many times the fewest that fit, as they are to be worth it. By
 #: `tests.bench.constants TIMES_FEWEST 1 2 3 --cell padded-budget`: 1 pads much more, 3 no less.
 TIMES_FEWEST = 2
-#: Levels that an estimate tries, in shares of a micro-batch. Chosen by trial.
-ESTIMATE_SHARES = np.geomspace(0.5, 2.0, 7)
+#: Tries of each round; the best few that the next tries are around, rounds, and steps of levels to
+#: each side. More find more, and take longer. Chosen by trial.
+TRIES, KEPT = 64, 3
+#: Levels that an estimate tries, in shares of a micro-batch, from half to twice.
+ESTIMATE_SHARES = 2 ** (np.arange(-KEPT, KEPT + 1) / KEPT)
 #: Runs up to twice of which all tries are made, then each second, and so on; and items that have as
 #: many levels as there may be, of which twice as many have half. Chosen by trial.
 ALL_TRIED = 128
@@ -107,26 +119,19 @@ ALL_TRIED = 128
 #: level that was found, as many as the table has room for. Chosen by trial.
 LEVELS = (24, 96)
 LEVEL_TABLE = LEVELS[1] * ALL_TRIED
-FINE_LEVELS = 1 + np.append(0, np.outer((1, 2, 4), (-1, 1))) / 64
-#: Places of runs that are filled one by one. Chosen by trial.
-FILL_STEPS = 32
-#: Tries of each round; the best few that the next tries are around. More find more, and take
-#: longer. Chosen by trial.
-TRIES, KEPT = 64, 3
+FINE_LEVELS = 1 + np.append(0, np.outer(2 ** np.arange(KEPT), (-1, 1))) / TRIES
 #: Of each round, try and level, how far it is off: from half to a thirtieth, then closer.
-NOISE = np.random.default_rng(7).standard_normal((3, TRIES, STAGES))
-NOISE *= np.geomspace(1, 1 / STAGES, TRIES)[:, None] * np.geomspace(0.5, 0.05, 3)[:, None, None]
+NOISE = np.random.default_rng(7).standard_normal((KEPT, TRIES, STAGES))
+NOISE *= np.geomspace(1, 1 / STAGES, TRIES)[:, None]
+NOISE *= np.geomspace(1 / 2, 0.05, KEPT)[:, None, None]
 #: Where ranks meet once a step: places tried for a run's end, in parts of what is between its
 #: neighbours' and beside where it is. Chosen by trial.
-END_SPREAD, END_CLOSE = np.linspace(0, 1, 9)[1:-1], np.arange(1 + 2 * 2) - 2
+END_SPREAD, END_CLOSE = np.arange(1, EIGHTHS) / EIGHTHS, np.arange(1 + 2 * 2) - 2
 
 # Comparisons: when other splits are tried, and what they take.
 
 #: Steps of up to so many samples are compared with other selections and plain methods. Chosen.
 COMPARED_UP_TO = 1024
-#: Selections that are split, where the first waits longer than was thought. By
-#: `tests.bench.properties`, of lengths of two kinds: 2 wait longer, 6 as long.
-SELECTIONS = 4
 #: Of more slots bins are not levelled: most are empty then, as one bin has a thousand samples and
 #: others have one, and it would take a second. Chosen.
 TOO_MANY_SLOTS = COMPARED_UP_TO**2
@@ -140,10 +145,9 @@ ONCE, SAMPLE, LOOK = 6e-5, 1.8e-6, 1.2e-8
 
 # Trades between micro-batches under a token budget, and equal counts.
 
-#: Samples of a micro-batch that one turn looks at, and micro-batches that the dearest is compared
-#: with: more find more, and take longer. By `tests.bench.constants TRADED_FROM 2 4 6 --cell small`,
-#: and TRADE_PARTNERS 1 2 8.
-TRADED_FROM, TRADE_PARTNERS = 6, 8
+#: Samples of a micro-batch that one turn looks at: more find more, and take longer. By
+#: `tests.bench.constants TRADED_FROM 2 4 6 --cell small`.
+TRADED_FROM = 6
 #: Turns without a gain for each micro-step, with other samples and partners, after which it ends.
 #: By `tests.bench.constants TRADE_PATIENCE 0 1 2 --cell small`.
 TRADE_PATIENCE = 2
@@ -154,4 +158,6 @@ BETWEEN_EQUALS = LEVEL**2
 
 #: Paces that are tried, in shares of a micro-step that is level: what cannot keep up is split. By
 #: `tests.bench.blocks`.
-PACES = np.geomspace(1.3, 0.6, 8)
+PACES = np.geomspace(1.3, 0.6, EIGHTHS)
+#: What each doubling of the ranks of a sample costs, as a share of its time, until users say it.
+SPLIT_OVERHEAD = 0.05

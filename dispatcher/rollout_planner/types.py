@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_planner.tuning import SPLIT_OVERHEAD
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -134,7 +136,7 @@ class PlanConfig:
     planning_budget: float = 5e-3
     slowness: tuple[float, ...] | None = None
     max_split: int = 1
-    split_overhead: float = 0.05
+    split_overhead: float = SPLIT_OVERHEAD
 
     def micro_batches(self, needed: int) -> int:
         """Micro-batches a rank where `needed` would do: not below the minimum, and a multiple."""
@@ -151,6 +153,11 @@ class PlanConfig:
     def pads_to_budget(self) -> bool:
         """Whether micro-batches are padded and hold any number of samples, within the budget."""
         return self.layout is Layout.PADDED and self.micro_batch_tokens is not None
+
+    @property
+    def budget_of_one(self) -> int | None:
+        """Tokens that a single sample may have, padded: the budget of all ranks that share it."""
+        return self.micro_batch_tokens if self.max_split == 1 else self.longest_in_budget
 
     @property
     def longest_in_budget(self) -> int | None:

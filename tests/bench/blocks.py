@@ -105,7 +105,7 @@ def _sent(lengths: IntArray, ranks: IntArray) -> int:
 
 def _bound(lengths: IntArray, ranks: int, budget: int) -> float:
     config = PlanConfig(ranks, len(lengths), COST, micro_batch_tokens=budget)
-    work = BlockWork.of(lengths, config, MOST, OVERHEAD)
+    work = BlockWork(lengths, config, MOST, OVERHEAD)
     least = work.doublings(np.inf)
     all_work = (work.time[least, np.arange(len(lengths))] * (1 << least)).sum()
     return max(float(all_work) / ranks, float(work.time.min(axis=0).max()))

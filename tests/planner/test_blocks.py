@@ -62,12 +62,16 @@ def test_without_splitting_it_is_the_plan_without_all_this() -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{"groups": [1, 1]}, {"equal_counts": True}, {"layout": "padded"}],
+    ("more", "words"),
+    [
+        ({"groups": [1, 1]}, "max_split 2 .* there is groups rank, which it cannot heed"),
+        ({"equal_counts": True}, "equal_counts is for packed samples, without groups or max_split"),
+        ({"layout": "padded"}, "max_split 2 .* there is layout padded, which it cannot heed"),
+    ],
     ids=["groups", "equal counts", "padded"],
 )
-def test_only_packed_samples_of_their_own_are_split(more: dict[str, object]) -> None:
-    with pytest.raises(UnequalPartitions, match="max_split is for packed samples"):
+def test_only_packed_samples_of_their_own_are_split(more: dict[str, object], words: str) -> None:
+    with pytest.raises(UnequalPartitions, match=words):
         plan_step([1, 2], dp_size=2, micro_batch_tokens=10, max_split=2, **more)  # type: ignore[arg-type]
     with pytest.raises(UnequalPartitions, match="under micro_batch_tokens"):
         plan_step([1, 2], dp_size=2, micro_batch_size=1, max_split=2)

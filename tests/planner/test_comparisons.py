@@ -9,7 +9,7 @@ import pytest
 from rollout_planner import Quadratic, plan
 from rollout_planner.objective import estimate
 from rollout_planner.split.parts import Batch, Work, time_of
-from rollout_planner.split.splitters import splitter_for
+from rollout_planner.strategies import splitter_for
 from rollout_planner.types import (
     Grouping,
     IntArray,

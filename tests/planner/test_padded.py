@@ -75,7 +75,7 @@ def runs_of(
     if allowed(fewest + multiple) > fewest:
         last = max(min(2 * fewest, len(x) // ranks), fewest)
     counts = Counts(ranks, fewest, last - last % multiple, multiple, begin_cost(x, s, budget))
-    items = Items.of(x, most_in_run(s, budget))
+    items = Items(x, most_in_run(s, budget))
     starts = padded_runs(items, counts, per_step=per_step)
     assert starts is not None
     M = max(-(-(len(starts) - 1) // ranks), fewest)
@@ -139,7 +139,7 @@ def test_runs_of_groups_hold_no_more_samples_than_they_may(
 ) -> None:
     longest, size = np.array(sorted(groups, reverse=True)).T
     M = -(-int(size.sum()) // (6 * ranks)) + more
-    items = Items.of(longest.astype(np.float64), np.full(len(size), 6), size)
+    items = Items(longest.astype(np.float64), np.full(len(size), 6), size)
     starts = padded_runs(items, Counts(ranks, M, M), per_step=per_step)
     if starts is None:
         assert more == 0 or len(size) > ranks * M
@@ -198,7 +198,7 @@ def lognormal(n: int, seed: int) -> list[int]:
 
 def test_a_run_takes_the_level_that_it_fills_best() -> None:
     x = np.array([8, 3, 3, 2, 2, 2, 2.0])
-    items = Items.of(x, np.full(7, 9))
+    items = Items(x, np.full(7, 9))
     starts = padded_runs(items, Counts(2, 2, 2), per_step=False)
     assert starts is not None
     assert level_of(items.costs(starts), 2).tolist() == pytest.approx([8, 3])

@@ -293,7 +293,7 @@ def test_best_fit_finds_a_perfect_packing() -> None:
 
 @given(st.lists(st.integers(1, 14), max_size=60), st.booleans())
 def test_a_run_ends_only_where_the_next_sample_does_not_fit(s: list[int], padded: bool) -> None:
-    labels = run_of_each(s, 12, padded=padded).tolist()
+    labels = run_of_each(np.array(s, int), np.zeros(len(s), int), 12, padded=padded).tolist()
     runs = [[t for t, at in zip(s, labels, strict=True) if at == run] for run in sorted({*labels})]
     assert [t for run in runs for t in run] == s
     assert labels == sorted(labels)
@@ -308,7 +308,9 @@ def held(run: list[int], padded: bool) -> int:
 
 def test_first_fit_goes_back_to_micro_batches_that_have_room() -> None:
     s = [6, 5, 4, 3]
-    assert run_of_each(s, 10, padded=False).tolist() == [0, 1, 1, 2]
+    of = np.array([0, 0, 0, 1])
+    assert run_of_each(np.array(s), 0 * of, 10, padded=False).tolist() == [0, 1, 1, 2]
+    assert run_of_each(np.array(s), of, 10, padded=False).tolist() == [0, 1, 1, 0]
     assert first_fit(np.array(s), np.full(4, 10)).tolist() == [0, 1, 0, 1]
 
 

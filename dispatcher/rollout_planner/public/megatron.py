@@ -12,7 +12,7 @@ rank of a group has nothing to do.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from math import log2
 from typing import Protocol
@@ -24,6 +24,7 @@ from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition
 from rollout_planner.public.step import plan_step
 from rollout_planner.split.blocks import BlockWork, in_blocks
+from rollout_planner.tuning import SPLIT_OVERHEAD
 from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync, round_up
 
 _REMEDY = "raise max_seq_len_per_rank, or truncate the sample"
@@ -53,7 +54,7 @@ class BlockScheduler:
         dp_cp_group: SizedGroup,
         *,
         cost: CostModel | str | None = None,
-        split_overhead: float = 0.05,
+        split_overhead: float = SPLIT_OVERHEAD,
     ) -> None:
         self._longest = arguments.token_budget(max_seq_len_per_rank=max_seq_len_per_rank)
         self._ranks, self._overhead = dp_cp_group.size(), split_overhead
@@ -69,11 +70,7 @@ class BlockScheduler:
         Raises SampleTooLong for one that all ranks together cannot hold, and UnequalPartitions
         where too few samples leave a rank without one.
         """
-        if not sample_id_seqlens:
-            return [], []
-        ids, lengths = zip(*sample_id_seqlens, strict=True)
-        tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        groups = _by_group(self._planned(tokens))
+        ids, lengths, tokens, groups = _by_group(sample_id_seqlens, self._planned)
         busy = [_all_busy(group, tokens, self._cost) for group in groups]
         planned = [group for group in busy if group is not None]
         if len(planned) < len(groups):
@@ -96,7 +93,7 @@ class BlockScheduler:
             grouping=Grouping.IGNORE,
             sync=Sync.MICRO_STEP,
         )
-        work = BlockWork.of(tokens, step, self._ranks, self._overhead, self._longest)
+        work = BlockWork(tokens, step, self._ranks, self._overhead, self._longest)
         most = self._longest << work.most_doublings
         if tokens.max() > most:
             raise SampleTooLong(int(tokens.max()), most, _REMEDY)
@@ -105,7 +102,7 @@ class BlockScheduler:
             alone = balanced_partition(work.time[0], self._ranks, equal_size=False)
             least = max(float(work.time[0][rank].sum()) for rank in alone)
         found = in_blocks(work, step, 0.0, least)
-        return [[rank] for rank in alone] if found is None else found
+        return [[rank] for rank in alone] if found is None else found.listed()
 
 
 class PackedBlockScheduler:
@@ -124,7 +121,7 @@ class PackedBlockScheduler:
         microbatch_group_size_per_vp_stage: int | None = None,
         *,
         cost: CostModel | str | None = None,
-        split_overhead: float = 0.05,
+        split_overhead: float = SPLIT_OVERHEAD,
     ) -> None:
         self._budget, self._ranks = max_seqlen_per_dp_cp_rank, cp_size * dp_size
         self._multiple = microbatch_group_size_per_vp_stage or 1
@@ -137,11 +134,17 @@ class PackedBlockScheduler:
         one idle. Raises SampleTooLong as `BlockScheduler` does, and UnequalPartitions where too few
         samples leave a group of the multiple without one.
         """
-        if not sample_id_seqlens:
-            return []
-        ids, lengths = zip(*sample_id_seqlens, strict=True)
-        tokens = np.maximum(arguments.as_lengths(list(lengths)), 1)
-        planned = plan_step(
+        ids, _, tokens, planned = _by_group(sample_id_seqlens, self._planned)
+        groups = [self._soonest(group, tokens) for group in planned]
+        if len(groups) % self._multiple:
+            raise UnequalPartitions(
+                f"{len(tokens)} samples are {len(groups)} groups, no multiple of {self._multiple}"
+            )
+        return [[[ids[i] for i in rank] for rank in group] for group in groups]
+
+    def _planned(self, tokens: IntArray) -> Groups:
+        """Indices as [rank][group][sample]."""
+        return plan_step(
             tokens,
             dp_size=self._ranks,
             micro_batch_tokens=self._budget,
@@ -150,12 +153,6 @@ class PackedBlockScheduler:
             max_split=self._ranks,
             split_overhead=self._overhead,
         )
-        groups = [self._soonest(group, tokens) for group in _by_group(planned)]
-        if len(groups) % self._multiple:
-            raise UnequalPartitions(
-                f"{len(tokens)} samples are {len(groups)} groups, no multiple of {self._multiple}"
-            )
-        return [[[ids[i] for i in rank] for rank in group] for group in groups]
 
     def _soonest(self, group: list[list[int]], tokens: IntArray) -> list[list[int]]:
         """In blocks without an idle rank, or in one block of all ranks."""
@@ -178,9 +175,14 @@ class PackedBlockScheduler:
         return time
 
 
-def _by_group(planned: Groups) -> Groups:
-    """[rank][group][sample] as [group][rank][sample], without groups in which all ranks idle."""
-    return [list(group) for group in zip(*planned, strict=True) if any(group)]
+def _by_group(
+    samples: Sequence[tuple[int, int]], plan: Callable[[IntArray], Groups]
+) -> tuple[list[int], list[int], IntArray, Groups]:
+    """Ids, lengths, tokens, and [group][rank] of what is planned, but groups in which all idle."""
+    ids, lengths = [i for i, _ in samples], [length for _, length in samples]
+    tokens = np.maximum(arguments.as_lengths(lengths), 1)
+    groups = zip(*plan(tokens), strict=True) if samples else ()
+    return ids, lengths, tokens, [list(group) for group in groups if any(group)]
 
 
 def _all_busy(group: list[list[int]], tokens: IntArray, cost: CostModel) -> list[list[int]] | None:

@@ -23,7 +23,7 @@ the one whose dearest bin is cheapest wins.
 Example, budget 10, lengths 9 2 6 4 5: 26 tokens need 3 bins; 9 | 6 4 | 5 2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -37,7 +37,6 @@ from rollout_planner.order import as_lists
 from rollout_planner.public import arguments
 from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.packing import level_columns
 from rollout_planner.split.trades import traded_bins
 from rollout_planner.types import (
     CostModel,
@@ -66,7 +65,7 @@ def balanced_partition(costs: Any, k: int, *, equal_size: bool) -> list[list[int
     order = np.argsort(-given, kind="stable")
     x = given[order]
     labels = np.empty(len(x), dtype=np.int64)
-    labels[order] = _best(x, k, equal_size) if equal_size else _of_any_size(x, k)
+    labels[order] = _even(x, k, equal_size=True) if equal_size else _of_any_size(x, k)
     return by_falling_sum(labels, given, k)
 
 
@@ -134,36 +133,42 @@ def fill_empty(labels: IntArray, k: int) -> IntArray:
 def _of_any_size(x: FloatArray, k: int) -> IntArray:
     """Part of each of falling `x`; what costs nothing goes to whichever part has fewest."""
     worth = int(np.count_nonzero(x))
-    labels = _best(x[:worth], k, equal_size=False) if worth > k else np.arange(worth)
+    labels = _even(x[:worth], k, equal_size=False) if worth > k else np.arange(worth)
     counts = np.bincount(labels, minlength=k).astype(np.float64)
     return np.append(labels, assign.lpt(np.ones(len(x) - worth), k, len(x), start=counts))
 
 
-def _best(x: FloatArray, k: int, equal_size: bool) -> IntArray:
-    """Part of each of falling `x`: swaps, or moves where sizes may differ, level what each has."""
-    cap, ones = len(x) // k if equal_size else len(x), np.ones(len(x), dtype=np.int64)
-
-    def starts() -> Iterator[IntArray]:
-        yield assign.lpt(x, k, cap)
-        yield differencing_labels(x, k, equal_size)
-
-    filled = (fill_empty(start, k) for start in starts())
-    found = (fill_empty(assign.levelled(each, x, k, ones, cap), k) for each in filled)
-    if len(x) <= tuning.SMALL_STEP:
-        found = (traded_bins(x, ones, each, cap) for each in found)
+def _even(x: FloatArray, k: int, *, equal_size: bool) -> IntArray:
+    """Part of each of falling `x`."""
+    cap, n = len(x) // k if equal_size else len(x), len(x)
+    starts = (
+        assign.lpt(x, k, cap) if by_lpt else differencing_labels(x, k, equal_size)
+        for by_lpt in (True, False)
+    )
     enough = rank_bound(x, k, cap if equal_size else None) * (1 + tuning.ROUNDING)
-    best = _most_even(found, x, k, enough)
+    best = _best(starts, x, np.ones(n, dtype=np.int64), k, cap, enough=enough)
     assert best is not None, "there is a way"
     return best
 
 
-def _most_even(
-    found: Iterator[IntArray], x: FloatArray, bins: int, enough: float
+def _best(
+    starts: Iterable[IntArray], x: FloatArray, s: IntArray, bins: int, cap: int, *, enough: float
 ) -> IntArray | None:
-    """Those whose dearest bin is cheapest, the first that are even enough; None of none."""
+    """Bin of each item after swaps, or moves into what `cap` leaves room for, and trades.
+
+    starts: bin of each, of which the first is taken whose dearest bin then costs `enough`, or the
+    most even of all; None where each goes beyond the cap.
+    """
     best, least = None, np.inf
-    for labels in found:
-        dearest = float(np.bincount(labels, weights=x, minlength=bins).max())
+    for start in starts:
+        held, counts = np.bincount(start, s, bins), np.bincount(start, minlength=bins)
+        if ((held > cap) & (counts > 1)).any():
+            continue
+        filled = fill_empty(start.copy(), bins)
+        labels = fill_empty(assign.levelled(filled, x, bins, s, cap), bins)
+        if len(x) <= tuning.COMPARED_UP_TO:
+            labels = traded_bins(x, s, labels, cap)
+        dearest = float(np.bincount(labels, x, bins).max())
         if dearest < least:
             best, least = labels, dearest
         if least <= enough:
@@ -200,14 +205,10 @@ def pack(
     Raises SampleTooLong or GroupTooLong, and UnequalPartitions for arguments that cannot be (all
     ValueErrors).
     """
-    budget, [pad_to] = (
-        arguments.token_budget(budget=budget),
-        arguments.at_least(1, LONGEST, pad_to=pad_to),
-    )
-    [multiple], [minimum] = (
-        arguments.at_least(1, multiple=multiple),
-        arguments.at_least(0, minimum=minimum),
-    )
+    budget = arguments.token_budget(budget=budget)
+    [pad_to] = arguments.at_least(1, LONGEST, pad_to=pad_to)
+    [multiple] = arguments.at_least(1, multiple=multiple)
+    [minimum] = arguments.at_least(0, minimum=minimum)
     peak_first = MicroBatchOrder.PEAK_FIRST
     turns = arguments.option("order", order, peak_first, MicroBatchOrder.ENDS_SMALL)
     alone = arguments.option("oversize", oversize, Oversize.ERROR, Oversize.ALONE) is Oversize.ALONE
@@ -243,30 +244,13 @@ def _packed(
             return np.arange(len(s)), count
         # Largest onto least loaded may fail with a bin more than it needs. What it fits into fewer
         # is good for more, so that nobody who asks for as many as are needed gets others.
-        tried = (_evenly_packed(x, s, each, budget, fit) for each in dict.fromkeys((count, bins)))
-        labels = next((labels for labels in tried if labels is not None), None)
-        if labels is not None:
-            return fill_empty(labels, count), count
+        for each in dict.fromkeys((count, bins)):
+            enough = float(x.sum()) / each * (1 + tuning.LEVEL)
+            packings = _packings(x, s, each, budget, fit)
+            labels = _best(packings, x, s, each, budget, enough=enough)
+            if labels is not None:
+                return fill_empty(labels, count), count
     raise AssertionError("what was fitted keeps to the budget")
-
-
-def _evenly_packed(
-    x: FloatArray, s: IntArray, bins: int, budget: int, fit: IntArray
-) -> IntArray | None:
-    """The packing whose dearest bin is cheapest once levelled; None if none keeps to the budget."""
-
-    def keeps(labels: IntArray) -> bool:
-        held, counts = np.bincount(labels, s, bins), np.bincount(labels, minlength=bins)
-        return bool(((held <= budget) | (counts == 1)).all())
-
-    found = (
-        level_columns(fill_empty(each.copy(), bins), x, s, R=bins, M=1, budget=budget)
-        for each in _packings(x, s, bins, budget, fit)
-        if keeps(each)
-    )
-    best = _most_even(found, x, bins, float(x.sum()) / bins * (1 + tuning.LEVEL))
-    many = len(s) > tuning.COMPARED_UP_TO
-    return best if best is None or many else traded_bins(x, s, best, budget)
 
 
 def _packings(

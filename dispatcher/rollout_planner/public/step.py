@@ -37,11 +37,10 @@ from rollout_planner.planner import plan
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition, fill_empty
 from rollout_planner.split.assign import fill_sets, levelled
-from rollout_planner.split.blocks import BlockWork, in_blocks
 from rollout_planner.split.karmarkar_karp import differencing_labels
-from rollout_planner.split.padded import begin_cost, begin_of, price_of
+from rollout_planner.split.padded import begin_of, price_of
 from rollout_planner.split.parts import Batch, Parts, by_falling_load, matrix
-from rollout_planner.split.splitters import ranks_of_equal_counts
+from rollout_planner.strategies import ranks_of_equal_counts
 from rollout_planner.types import (
     CostModel,
     FloatArray,
@@ -75,7 +74,7 @@ def plan_step(
     oversize: str = Oversize.ERROR,
     equal_counts: bool = False,
     max_split: int = 1,
-    split_overhead: float = 0.05,
+    split_overhead: float = tuning.SPLIT_OVERHEAD,
 ) -> list[list[list[int]]]:
     """Indices of `lengths` as `[dp rank][micro-batch][indices]`: as little waiting as can be.
 
@@ -93,7 +92,7 @@ def plan_step(
     under a budget, without groups: 2, 4, 8 ... neighbours, the first a multiple of their number,
     which all have it at the same place. Together they have as many times the budget and the speed,
     less `split_overhead` for each doubling. A sample that is split is padded to pieces of one
-    length, two a rank. Only what makes the step shorter is split.
+    length, two a rank. Only what makes the step shorter is split, or is above the budget.
 
     An empty micro-batch is a filler, which is there only if there are fewer samples than
     micro-batches (or fewer groups, where each stays in one; or fewer on a rank than it has, where
@@ -102,11 +101,10 @@ def plan_step(
     micro-batch has, for no lengths at all, for arguments that ask for more than `MOST_FILLERS` and
     for others that cannot be (all ValueErrors).
     """
-    dp_size, multiple, minimum = arguments.at_least(
-        1, dp_size=dp_size, multiple=multiple, minimum=minimum
+    dp_size, multiple, minimum, max_split = arguments.at_least(
+        1, dp_size=dp_size, multiple=multiple, minimum=minimum, max_split=max_split
     )
     [pad_to] = arguments.at_least(1, LONGEST, pad_to=pad_to)
-    [max_split] = arguments.at_least(1, max_split=max_split)
     if micro_batch_size is not None:
         [micro_batch_size] = arguments.at_least(1, micro_batch_size=micro_batch_size)
     if micro_batch_tokens is not None:
@@ -136,52 +134,32 @@ def plan_step(
         min_micro_batches=minimum,
         sample_length_multiple=pad_to,
         oversize=arguments.option("oversize", oversize, Oversize.ERROR, Oversize.ALONE),
+        max_split=1 << (min(max_split, dp_size).bit_length() - 1),
+        split_overhead=split_overhead,
     )
     group = np.full(n, -1, dtype=np.int64) if groups is None else arguments.as_groups(groups, n)
     if equal_counts:
         _check_equal_counts(n, config)
     computed = round_up(tokens, pad_to)
-    if max_split > 1 and dp_size > 1:
-        if (
-            micro_batch_tokens is None
-            or config.layout is Layout.PADDED
-            or equal_counts
-            or groups is not None
-        ):
-            raise UnequalPartitions(
-                "max_split is for packed samples under micro_batch_tokens, without groups or "
-                "equal_counts"
-            )
-        if not 0 <= split_overhead <= 1:
-            raise UnequalPartitions(f"split_overhead is {split_overhead}; it must be from 0 to 1")
-        return _with_blocks(tokens, group, config, max_split, split_overhead)
+    if not 0 <= split_overhead <= 1:
+        raise UnequalPartitions(f"split_overhead is {split_overhead}; it must be from 0 to 1")
     costs = _checked_costs(computed, group, config)
     if not equal_counts:
         found = _planned(tokens, group, config)
-        return list(map(list, found.laid_out(found.chosen.tolist())))
+        parts = found.laid_out(found.chosen.tolist())
+        sizes = np.ones_like(found.counts) if found.cp_sizes is None else found.cp_sizes
+        return [
+            [parts[rank - rank % size][step] for step, size in enumerate(own)]
+            for rank, own in enumerate(sizes.tolist())
+        ]
     return with_equal_counts(Batch.of(costs, computed), config)
-
-
-def _with_blocks(
-    tokens: IntArray, group: IntArray, config: PlanConfig, most: int, overhead: float
-) -> list[list[list[int]]]:
-    """The shorter one of the plan without blocks, where no sample needs one, and that with them."""
-    work = BlockWork.of(tokens, config, most, overhead)
-    wide = replace(config, micro_batch_tokens=work.budget << work.most_doublings)
-    _checked_costs(work.tokens[-1], group, wide)
-    begin = begin_cost(work.time[0], work.tokens[0], work.budget, config.cost)
-    shorter = np.inf
-    if config.oversize is Oversize.ALONE or work.tokens[0].max() <= work.budget:
-        plain = _planned(tokens, group, config)
-        shorter = plain.time + begin * plain.num_micro_batches
-    found = in_blocks(work, config, begin, shorter)
-    return list(map(list, plain.laid_out(plain.chosen.tolist()))) if found is None else found
 
 
 def _check_equal_counts(n: int, config: PlanConfig) -> None:
     """Raise UnequalPartitions where ranks cannot, or are not made to, have as many samples."""
-    if config.layout is not Layout.PACKED or config.grouping is not Grouping.IGNORE:
-        raise UnequalPartitions("equal_counts is for packed samples, without groups")
+    alone = config.grouping is Grouping.IGNORE and config.max_split == 1
+    if config.layout is not Layout.PACKED or not alone:
+        raise UnequalPartitions("equal_counts is for packed samples, without groups or max_split")
     size = config.micro_batch_size or 1
     if n % (config.dp_size * size):
         by = f"dp_size {config.dp_size}" + (f" x micro_batch_size {size}" if size > 1 else "")
@@ -198,7 +176,7 @@ def _planned(tokens: IntArray, group: IntArray, config: PlanConfig) -> Plan:
 
 def _checked_costs(tokens: IntArray, group: IntArray, config: PlanConfig) -> FloatArray:
     """Of each sample; raises what `plan_step` does for lengths and settings that cannot be."""
-    costs, budget, most = arguments.costs_of(tokens, config.cost), config.micro_batch_tokens, 0
+    costs, budget, most = arguments.costs_of(tokens, config.cost), config.budget_of_one, 0
     together = config.grouping is Grouping.MICRO_BATCH
     if budget is not None and config.oversize is not Oversize.ALONE:
         arguments.check_fits(tokens, budget, group if together else None)
@@ -304,9 +282,14 @@ class _Task:
     def _filled(self, rank_of: IntArray) -> Parts | None:
         """As many micro-batches as the rank that needs most, if ranks have so many samples."""
         M = int(-(-np.bincount(rank_of, self.tokens).max() // self.budget))
+        order, step_of = np.lexsort((-self.x, rank_of)), np.empty_like(rank_of)
         while (M := self.config.micro_batches(M)) <= self.each:
-            step_of = _by_lpt(self.x, self.tokens, rank_of, M, self.budget)
-            if step_of is not None:
+            step_of[order] = fill_sets(
+                self.x[order], self.tokens[order], rank_of[order], M, self.budget
+            )
+            if step_of.min() >= 0:
+                for own in order.reshape(self.R, -1):
+                    step_of[own] = fill_empty(step_of[own], M)
                 return self.placed(rank_of, step_of, falling=True)
             M += 1
         return None
@@ -355,12 +338,3 @@ class _Task:
                 full[where, steps[best]] += sign * self.tokens[sample]
             rank_of[sample] = taker
         return self.placed(rank_of, step_of)
-
-
-def _by_lpt(x: FloatArray, s: IntArray, rank_of: IntArray, M: int, budget: int) -> IntArray | None:
-    """The dearest first into the cheapest; or else tightly, by tokens."""
-    labels, order = np.empty_like(rank_of), np.lexsort((-x, rank_of))
-    labels[order] = fill_sets(x[order], s[order], rank_of[order], M, budget)
-    for own in order.reshape(int(rank_of.max()) + 1, -1):
-        labels[own] = fill_empty(labels[own], M) if labels.min() >= 0 else -1
-    return labels if labels.min() >= 0 else None

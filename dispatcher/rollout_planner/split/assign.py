@@ -61,8 +61,8 @@ def lpt_budget(
 
     slowness: of each bin: an item goes to the one that would be done with it first.
     """
-    all_bins, tokens = Bins.alike(bins, budget, start, slowness), np.minimum(s, budget).tolist()
-    labels = np.array(list(map(all_bins.put, x.tolist(), tokens)), dtype=np.int64)
+    kinds = [Kind()] * bins if slowness is None else list(map(Kind, slowness))
+    labels = put(x, np.minimum(s, budget), [budget] * bins, kinds, start)
     return None if labels.min(initial=0) < 0 else labels
 
 
@@ -81,16 +81,18 @@ def fill_sets(
 
     of: set of each item, as its rank. Tightly is by Karmarkar-Karp of the tokens, or by best fit.
     """
-    sets = [Bins.alike(bins, budget, start, slowness) for _ in range(int(of.max()) + 1)]
-    items = zip(x.tolist(), np.minimum(s, budget).tolist(), of.tolist(), strict=True)
-    labels = np.array([sets[own].put(cost, tokens) for cost, tokens, own in items], dtype=np.int64)
-    for each in np.unique(of[labels < 0]).tolist() if tightly else ():
-        own = np.flatnonzero(of == each)
-        own = own[np.argsort(-s[own], kind="stable")]
-        tight = differencing_labels(s[own], bins, equal_size=False)
-        if np.bincount(tight, s[own]).max() > budget:
-            tight = best_fit(s[own], np.full(bins, budget), budget)
-        labels[own] = tight
+    labels = np.full(len(x), -1)
+    for each in _sets(of):
+        own, found = (
+            each,
+            lpt_budget(x[each], s[each], bins, budget, start=start, slowness=slowness),
+        )
+        if found is None and tightly:
+            own = each[np.argsort(-s[each], kind="stable")]
+            found = differencing_labels(s[own], bins, equal_size=False)
+            if np.bincount(found, s[own]).max() > budget:
+                found = best_fit(s[own], np.full(bins, budget), budget)
+        labels[own] = -1 if found is None else found
     return labels
 
 
@@ -100,11 +102,16 @@ def kk_sets(x: FloatArray, s: IntArray, of: IntArray, bins: int, budget: int) ->
     An item of the whole budget goes alone.
     """
     labels = np.full(len(x), -1)
-    for own in cut(by_label(of, int(of.max()) + 1), np.bincount(of).tolist()):
+    for own in _sets(of):
         found = differencing_labels(x[own], bins, equal_size=False)
         if np.bincount(found, s[own]).max(initial=0) <= budget:
             labels[own] = found
     return labels
+
+
+def _sets(of: IntArray) -> list[IntArray]:
+    """Items of each set."""
+    return cut(by_label(of, int(of.max()) + 1), np.bincount(of).tolist())
 
 
 class Kind(NamedTuple):
@@ -118,59 +125,48 @@ class Kind(NamedTuple):
     longest: float = np.inf
 
 
-class Bins:
-    """Bins with room for so many tokens, and what each has.
+def put(
+    x: FloatArray,
+    s: IntArray,
+    room: list[int],
+    kinds: Sequence[Kind],
+    start: FloatArray | None = None,
+) -> Labels:
+    """The bin that would be done first with each item, one after the other; -1: no room.
 
-    Those of a kind have a heap together, by load, and of each heap only the least loaded is asked.
-    One without room is parked until items are small enough for it.
+    room: tokens that each bin takes. Bins of a kind have a heap together, by load, and of each heap
+    only the least loaded is asked. One without room is parked until items are small enough for it.
     """
-
-    def __init__(
-        self, room: list[int], kinds: Sequence[Kind], start: FloatArray | None = None
-    ) -> None:
-        self.room, self.parked = room, list[tuple[int, Kind, tuple[float, int]]]()
-        self.heaps: dict[Kind, list[tuple[float, int]]] = {}
-        loads = [0.0] * len(room) if start is None else start.tolist()
-        for b, kind in enumerate(kinds):
-            heappush(self.heaps.setdefault(kind, []), (loads[b], b))
-
-    @classmethod
-    def alike(
-        cls,
-        bins: int,
-        budget: int,
-        start: FloatArray | None = None,
-        slowness: tuple[float, ...] | None = None,
-    ) -> "Bins":
-        """Of one budget; an item above it needs all of one."""
-        kinds = [Kind()] * bins if slowness is None else list(map(Kind, slowness))
-        return cls([budget] * bins, kinds, start)
-
-    def put(self, cost: float, tokens: int) -> int:
-        """The bin that would be done with this item first, which it goes to; -1: no room."""
-        heaps, room, parked = self.heaps, self.room, self.parked
+    heaps: dict[Kind, list[tuple[float, int]]] = {}
+    loads = [0.0] * len(room) if start is None else start.tolist()
+    for b, kind in enumerate(kinds):
+        heappush(heaps.setdefault(kind, []), (loads[b], b))
+    of_kinds = [(*kind, heap) for kind, heap in heaps.items()]
+    parked, labels = list[tuple[int, int, float, list[tuple[float, int]]]](), list[int]()
+    for cost, tokens in zip(x.tolist(), s.tolist(), strict=True):
         while parked and -parked[0][0] >= tokens:
-            _, kind, entry = heappop(parked)
-            heappush(heaps[kind], entry)
-        best, soonest, taken = None, np.inf, (0.0, 0)
-        for kind, heap in heaps.items():
-            slow, pieces, longest = kind
+            _, b, load, heap = heappop(parked)
+            heappush(heap, (load, b))
+        best, soonest, load, taken = None, np.inf, 0.0, 0
+        for slow, pieces, longest, heap in of_kinds:
+            if tokens > longest:
+                continue
             work, needed = cost, tokens
             if pieces > 1:
                 needed = round_up(tokens, pieces)
                 work = cost * needed / tokens
-            if tokens > longest:
-                continue
             while heap and room[heap[0][1]] < needed:
-                heappush(parked, (-room[heap[0][1]], kind, heappop(heap)))
+                least, b = heappop(heap)
+                heappush(parked, (-room[b], b, least, heap))
             if heap and (heap[0][0] + work) * slow < soonest:
-                best, soonest, taken = heap, (heap[0][0] + work) * slow, (work, needed)
-        if best is None:
-            return -1
-        (load, b), (work, needed) = best[0], taken
-        room[b] -= needed
-        heapreplace(best, (load + work, b))
-        return b
+                best, load, taken = heap, heap[0][0] + work, needed
+                soonest = load * slow
+        if best is not None:
+            b = best[0][1]
+            room[b] -= taken
+            heapreplace(best, (load, b))
+        labels.append(-1 if best is None else b)
+    return np.array(labels, dtype=np.int64)
 
 
 def best_fit(s: IntArray, room: IntArray, budget: int) -> Labels:
@@ -261,6 +257,7 @@ def swap_level(
     """
     rows, bins, slots = ids.shape
     half, looked_at = bins // 2, np.arange(min(slots, tuning.SWAP_SLOTS))
+    stride = tuning.SWAP_SLOTS // 2 - 1  # odd, so that it meets all slots of as many
     if not half:
         return
     held = _Held(ids.reshape(-1, slots), x, stages - 1)
@@ -283,7 +280,7 @@ def swap_level(
         gap = (dear - loads.ravel()[low]) / 2
         worth = (dear > level) & (gap > level * (tuning.TOLERANCE / 2))
         one, other = (
-            (looked_at * slots // len(looked_at) + at * 7) % slots for at in (turn, turn + 1)
+            (looked_at * slots // len(looked_at) + at * stride) % slots for at in (turn, turn + 1)
         )
         gains = np.zeros(high.shape, dtype=bool)
         gains[worth] = held.swap((high[worth], one), (low[worth], other), gap[worth])

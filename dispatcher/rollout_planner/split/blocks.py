@@ -28,7 +28,7 @@ import numpy as np
 
 from rollout_planner import tuning
 from rollout_planner.order import as_lists
-from rollout_planner.split.assign import Bins, Kind, levelled
+from rollout_planner.split.assign import Kind, levelled, put
 from rollout_planner.split.padded import begin_cost
 from rollout_planner.types import (
     FloatArray,
@@ -41,38 +41,31 @@ from rollout_planner.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class BlockWork:
     """What each sample takes of blocks of each size, by doublings: time and tokens, [e, n].
 
-    shares: time of a block over that of one rank. budget: tokens of a micro-batch for each of its
-    ranks. longest: the same of a single sample. dearest_first: int64[n].
+    most: ranks of the largest block. shares: time of a block over that of one rank. pieces: that
+    its samples are padded to. budget: tokens of a micro-batch for each of its ranks. longest: the
+    same of a single sample; by default it may fill its micro-batch.
     """
 
-    time: FloatArray
-    tokens: IntArray
-    shares: FloatArray
-    budget: int
-    longest: int
-    dearest_first: IntArray
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         tokens: IntArray,
         config: PlanConfig,
         most: int,
         overhead: float,
         longest: int | None = None,
-    ) -> "BlockWork":
-        """For blocks of at most `most` ranks; by default a sample may fill its micro-batch."""
-        doublings = min(most, config.dp_size).bit_length()
-        pieces = [2 << e if e else 1 for e in range(doublings)]
-        s = np.array([round_up(tokens, config.sample_length_multiple * each) for each in pieces])
-        share = np.power((1 + overhead) / 2, np.arange(doublings), dtype=np.float64)
-        time = np.array([config.cost(each) for each in s]) * share[:, None]
-        budget, order = config.micro_batch_tokens or 1, np.argsort(-time[0], kind="stable")
-        return cls(time, s, share, budget, budget if longest is None else longest, order)
+    ) -> None:
+        each = np.arange(min(most, config.dp_size).bit_length())
+        self.pieces = np.where(each, 2 << each, 1)
+        multiples = (config.sample_length_multiple * self.pieces).tolist()
+        self.tokens = np.array([round_up(tokens, multiple) for multiple in multiples])
+        self.shares = np.power((1 + overhead) / 2, each, dtype=np.float64)
+        self.time = np.array(list(map(config.cost, self.tokens))) * self.shares[:, None]
+        self.budget = config.micro_batch_tokens or 1
+        self.longest = self.budget if longest is None else longest
+        self.dearest_first = np.argsort(-self.time[0], kind="stable")
 
     @property
     def most_doublings(self) -> int:
@@ -110,11 +103,25 @@ class _Blocks:
         time = self.work.time[self.doublings[self.of], self.work.all]
         return np.bincount(self.of, time, len(self.step)).astype(np.float64)
 
-    def arrange(self, sync: Sync, M: int) -> float:
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Ranks and micro-steps."""
+        return int((self.first + (1 << self.doublings)).max()), int(self.step.max()) + 1
+
+    def places(self) -> IntArray:
+        """The micro-batch of each rank and micro-step, int64[R, M]."""
+        size, found = 1 << self.doublings, np.empty(self.shape, dtype=np.int64)
+        of = np.arange(len(size)).repeat(size)
+        rank = self.first[of] + np.arange(len(of)) - (size.cumsum() - size)[of]
+        found[rank, self.step[of]] = of
+        return found
+
+    def arrange(self, sync: Sync) -> float:
         """Micro-batches of single ranks where they wait least; when the last rank is done.
 
         A block begins when its last rank is there; micro-steps with giants come first.
         """
+        R, M = self.shape
         load, single = self.loads(), np.flatnonzero(self.doublings == 0)
         wide = np.flatnonzero(self.doublings)
         single = single[np.argsort(-load[single], kind="stable")]
@@ -126,7 +133,7 @@ class _Blocks:
             self.step[single], self.first[single] = self.step[slots], self.first[slots]
             np.maximum.at(pace, self.step[single], load[single])
             return float(pace.sum())
-        clock = np.zeros(int((self.first + (1 << self.doublings)).max()))
+        clock = np.zeros(R)
         busy = np.bincount(self.step[wide], 1 << self.doublings[wide], M)
         place = np.empty(M, dtype=np.int64)
         place[np.argsort(-busy, kind="stable")] = np.arange(M)
@@ -141,34 +148,30 @@ class _Blocks:
                 clock[block] = clock[block].max() + load[b]
         return float(clock.max())
 
-    def level(self) -> None:
-        """Swaps of samples between single ranks, towards what their micro-steps take."""
+    def levelled(self) -> "_Blocks":
+        """After swaps of samples between single ranks, towards what their micro-steps take."""
         load, single, order = self.loads(), self.doublings == 0, self.work.dearest_first
-        own = order[single[self.of[order]]]
+        own, of = order[single[self.of[order]]], self.of.copy()
         if len(own):
             pace = np.zeros(int(self.step.max()) + 1)
             np.maximum.at(pace, self.step, load)
             x, s, place = self.work.time[0, own], self.work.tokens[0, own], single.cumsum() - 1
-            self.of[own] = np.flatnonzero(single)[
+            of[own] = np.flatnonzero(single)[
                 levelled(
-                    place[self.of[own]], x, int(single.sum()), s, self.work.budget,
+                    place[of[own]], x, int(single.sum()), s, self.work.budget,
                     base=(pace.max() - pace[self.step[single]])[None], enough=tuning.LEVEL,
                 )
             ]  # fmt: skip
+        return replace(self, step=self.step.copy(), first=self.first.copy(), of=of)
 
-    def listed(self, R: int, M: int) -> list[list[list[int]]]:
+    def listed(self) -> list[list[list[int]]]:
         """Samples as [dp rank][micro-batch]."""
-        found: list[list[list[int]]] = [[[] for _ in range(M)] for _ in range(R)]
-        for b, samples in enumerate(as_lists(self.of, len(self.step))):
-            for rank in range(self.first[b], self.first[b] + (1 << self.doublings[b])):
-                found[rank][self.step[b]] = samples
-        return found
+        samples = as_lists(self.of, len(self.step))
+        return [[samples[b] for b in rank] for rank in self.places().tolist()]
 
 
-def in_blocks(
-    work: BlockWork, config: PlanConfig, begin: float, least: float
-) -> list[list[list[int]]] | None:
-    """Samples as [dp rank][micro-batch] of the shortest step; None: none takes less than `least`.
+def in_blocks(work: BlockWork, config: PlanConfig, begin: float, least: float) -> _Blocks | None:
+    """Blocks of the shortest step; None: none takes less than `least`.
 
     There is one where `least` is infinite: of enough micro-steps each sample has one to itself.
     begin: what it costs to begin a micro-step, which counts.
@@ -179,7 +182,7 @@ def in_blocks(
         if more > tuning.MORE_TRIED:
             if least < np.inf:
                 break
-            fewest += fewest // 8
+            fewest += fewest // tuning.EIGHTHS
         M, tried, before = config.micro_batches(fewest + more), work.all - 1, np.inf
         for pace in even / M * tuning.PACES:  # the faster, the more work
             doublings = work.doublings(pace)
@@ -194,18 +197,16 @@ def in_blocks(
                 continue
             if more and least < np.inf and len(np.unique(blocks.step[blocks.of])) < M:
                 continue
-            time = begin * M + blocks.arrange(config.sync, M)
+            time = begin * M + blocks.arrange(config.sync)
             if time < least:
-                least, best = time, (blocks, M)
+                least, best = time, blocks
             if time > before:
                 break
             before = time
     if best is None:
         return None
-    blocks, M = best
-    found = blocks.listed(R, M)
-    blocks.level()
-    return blocks.listed(R, M) if begin * M + blocks.arrange(config.sync, M) < least else found
+    swapped = best.levelled()
+    return swapped if begin * best.shape[1] + swapped.arrange(config.sync) < least else best
 
 
 def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
@@ -214,33 +215,26 @@ def with_blocks(plain: Plan, tokens: IntArray, config: PlanConfig) -> Plan:
     tokens: of each sample of the window.
     """
     own = np.sort(plain.chosen)
-    work = BlockWork.of(tokens[own], config, config.max_split, config.split_overhead)
+    work = BlockWork(tokens[own], config, config.max_split, config.split_overhead)
     begin = begin_cost(work.time[0], work.tokens[0], work.budget, config.cost)
     fits = work.tokens[0].max() <= work.budget
     least = plain.time + begin * plain.num_micro_batches if fits else np.inf
     found = in_blocks(work, config, begin, least)
     if found is None:
         return plain
-    # Ranks of a block have the same samples, and an idle one has what no other has.
-    firsts = [[part[0] if part else -1 - at for part in rank] for at, rank in enumerate(found)]
-    first = np.array(firsts, dtype=np.int64)
-    cp_sizes: IntArray = (first[:, None] == first[None]).sum(axis=1)
-    cost, held = np.zeros(cp_sizes.shape), np.zeros(cp_sizes.shape)
-    for (rank, m), size in np.ndenumerate(cp_sizes):
-        part, e = found[rank][m], int(size).bit_length() - 1
-        cost[rank, m] = work.time[e, part].sum()
-        held[rank, m] = work.tokens[e, part].sum() / size
-    turns = _turns(cost, held, config)
-    cp_sizes, cost = cp_sizes[:, turns], cost[:, turns]
-    owned = [
-        [found[rank][m] if rank % size == 0 else [] for m, size in zip(turns, sizes, strict=True)]
-        for rank, sizes in enumerate(cp_sizes.tolist())
-    ]
+    places, sizes, loads = found.places(), 1 << found.doublings, found.loads()
+    held = np.bincount(found.of, work.tokens[found.doublings[found.of], work.all], len(sizes))
+    turns = _turns(loads[places], (held / sizes)[places], config)
+    places = places[:, turns]
+    cp_sizes, samples = sizes[places], np.bincount(found.of, minlength=len(sizes))
+    on_first = np.arange(len(places))[:, None] % cp_sizes == 0
+    at = np.empty(len(sizes), dtype=np.int64)  # of each block, rank by rank
+    at[np.lexsort((np.argsort(turns)[found.step], found.first))] = np.arange(len(sizes))
     return replace(
         plain,
-        chosen=own[[i for rank in owned for part in rank for i in part]],
-        counts=np.array([list(map(len, rank)) for rank in owned], dtype=np.int64),
-        cost=cost,
+        chosen=own[np.argsort(at[found.of], kind="stable")],
+        counts=samples[places] * on_first,
+        cost=loads[places],
         lower_bound=float(work.time[0].sum()) / config.dp_size,
         cp_sizes=cp_sizes if (cp_sizes > 1).any() else None,
     )
@@ -288,13 +282,11 @@ def _dealt(
     start /= share
     room[of[placed]] = np.maximum(room[of[placed]] - work.tokens[doublings[placed], placed], 0)
     kinds = [
-        Kind(slow, 2 << e if e else 1, work.longest << e)
-        for slow, e in zip(share.tolist(), found.doublings.tolist(), strict=True)
+        Kind(float(work.shares[e]), int(work.pieces[e]), work.longest << e)
+        for e in found.doublings.tolist()
     ]
-    bins, rest = Bins(room.tolist(), kinds, start), work.dearest_first
-    rest = rest[of[rest] < 0]
-    items = zip(work.time[0, rest].tolist(), work.tokens[0, rest].tolist(), strict=True)
-    of[rest] = [bins.put(cost, tokens) for cost, tokens in items]
+    rest = work.dearest_first[of[work.dearest_first] < 0]
+    of[rest] = put(work.time[0, rest], work.tokens[0, rest], room.tolist(), kinds, start)
     return found if of.min() >= 0 else None
 
 

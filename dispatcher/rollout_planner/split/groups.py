@@ -29,7 +29,7 @@ Example: micro-batches of 8 samples hold two groups of 4 each, or one of 5 besid
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -42,7 +42,7 @@ from rollout_planner.split import assign
 from rollout_planner.split.karmarkar_karp import differencing_labels
 from rollout_planner.split.packing import fewest_micro_batches
 from rollout_planner.split.padded import price_of
-from rollout_planner.split.parts import Batch, Padded, Parts, Work, time_of
+from rollout_planner.split.parts import Batch, Padded, Parts, Work, room_for, time_of
 from rollout_planner.split.recut import recut
 from rollout_planner.types import (
     FloatArray,
@@ -80,7 +80,7 @@ def in_turn(_load: FloatArray, weight: IntArray, R: int, cap: int) -> IntArray |
 
 def split_by_rank(batch: Batch, config: PlanConfig, work: Work, /) -> Parts:
     """Micro-batches of ranks that hold whole groups. work: pays for cutting padded ones anew."""
-    task = _Task.of(batch, config)
+    task = _Task(batch, config)
     M = task.fewest()
     while not (found := task.found(M, work)):
         M += config.micro_batch_multiple
@@ -99,7 +99,7 @@ def split_plainly(
 
     Groups go by falling load and samples by falling tokens, or both as they came.
     """
-    task, sequence = _Task.of(batch, config), np.arange(len(batch)) if as_came else batch.order
+    task, sequence = _Task(batch, config), np.arange(len(batch)) if as_came else batch.order
     order = np.arange(len(task.load)) if as_came else np.argsort(-task.load, kind="stable")
     M = task.fewest() if config.micro_batch_size else len(batch)
     while (way := task.shared(share, order, M * task.cap)) is None:
@@ -107,54 +107,27 @@ def split_plainly(
     return cut_ranks(task.samples(way, sequence), M, batch, config, as_came=as_came)
 
 
-@dataclass(frozen=True, slots=True)
 class _Task:
-    """What is to be split. weight: what each sample takes of its micro-batch, at most `cap`; load
-    and held: what the samples of each group cost and take together.
+    """What is to be split; where nothing stays together each sample is a group.
+
+    weight: what each sample takes of its micro-batch, at most `cap`. load and held: what the
+    samples of each group cost and take together. waits_often: whether ranks wait for each other at
+    every micro-step. counts: whether micro-batches have room for so many samples, whatever their
+    tokens. pads: whether it matters who shares a micro-batch with a long sample. cuts: whether a
+    rank's micro-batches are runs of neighbours: they may be any, or pad.
     """
 
-    batch: Batch
-    group: IntArray
-    config: PlanConfig
-    weight: IntArray
-    cap: int
-    load: FloatArray
-    held: IntArray
-
-    @classmethod
-    def of(cls, batch: Batch, config: PlanConfig) -> "_Task":
-        """Where nothing stays together each sample is a group."""
-        budget, group = config.micro_batch_tokens, batch.group
-        if group is None:
-            group = np.arange(len(batch))
-        cap, weight = config.micro_batch_size or 1, np.ones(len(batch), dtype=np.int64)
-        if budget is not None:
-            cap, weight = budget, np.minimum(batch.tokens, budget)
-        load = np.bincount(group, weights=batch.cost).astype(np.float64)
-        held = np.bincount(group, weights=weight).astype(np.int64)
-        return cls(batch, group, config, weight, cap, load, held)
-
-    @property
-    def waits_often(self) -> bool:
-        """Whether ranks wait for each other at every micro-step."""
-        return self.config.sync is Sync.MICRO_STEP
-
-    @property
-    def counts(self) -> bool:
-        """Whether micro-batches have room for so many samples, whatever their tokens."""
-        return self.config.micro_batch_tokens is None
-
-    @property
-    def cuts(self) -> bool:
-        """Whether a rank's micro-batches are runs of neighbours: they may be any, or pad."""
-        config = self.config
-        alone = config.layout is Layout.PADDED or config.micro_batch_size == 1
-        return alone or (self.counts and not self.waits_often and config.pipeline_stages == 1)
-
-    @property
-    def pads(self) -> bool:
-        """Whether it matters who shares a micro-batch with a long sample."""
-        return self.config.layout is Layout.PADDED and self.config.micro_batch_size != 1
+    def __init__(self, batch: Batch, config: PlanConfig) -> None:
+        self.batch, self.config = batch, config
+        self.group = np.arange(len(batch)) if batch.group is None else batch.group
+        self.weight, self.cap = room_for(batch, config)
+        self.load = np.bincount(self.group, weights=batch.cost).astype(np.float64)
+        self.held = np.bincount(self.group, weights=self.weight).astype(np.int64)
+        self.waits_often = config.sync is Sync.MICRO_STEP
+        self.counts, single = config.micro_batch_tokens is None, config.micro_batch_size == 1
+        self.pads = config.layout is Layout.PADDED and not single
+        once = self.counts and not self.waits_often and config.pipeline_stages == 1
+        self.cuts = self.pads or single or once
 
     def fewest(self) -> int:
         """Bound on the micro-batches of a rank: of the whole batch, and of its largest group."""
@@ -331,14 +304,12 @@ def cut_ranks(
         own = np.concatenate([np.arange(len(each)) // m for each in ranks])
     else:
         tokens, padded = np.minimum(batch.tokens, budget), config.layout is Layout.PADDED
-        own = np.concatenate(
-            [
-                run_of_each(tokens[each].tolist(), budget, padded=padded)
-                if in_runs
-                else assign.first_fit(tokens[each], np.full(len(each), budget))
-                for each in ranks
-            ]
-        )
+        if in_runs:
+            own = run_of_each(tokens[ids], rank_of, budget, padded=padded)
+        else:
+            own = np.concatenate(
+                [assign.first_fit(tokens[each], np.full(len(each), budget)) for each in ranks]
+            )
         needed = assign.num_bins(own)
         if (M := config.micro_batches(needed)) > needed and not in_runs:
             spread = assign.fill_sets(batch.cost[ids], tokens[ids], rank_of, M, budget)
@@ -351,17 +322,22 @@ def _ranks_of(ranks: list[IntArray]) -> IntArray:
     return np.repeat(np.arange(len(ranks)), list(map(len, ranks)))
 
 
-def run_of_each(s: list[int], budget: int, *, padded: bool) -> IntArray:
+def run_of_each(s: IntArray, of: IntArray, budget: int, *, padded: bool) -> IntArray:
     """Run of each sample, in their order, where a run ends at the first that does not fit.
 
-    padded: each takes as many tokens as the longest of its run.
+    of: set of each, one after the other, whose runs count from 0. padded: each takes as many tokens
+    as the longest of its run.
     """
-    runs, held, count = list[int](), 0, 0
-    for tokens in s:
+    runs, held, count, last = list[int](), 0, 0, -1
+    for tokens, own in zip(s.tolist(), of.tolist(), strict=True):
         more = max(held, tokens) if padded else held + tokens
-        fits = more * (count + 1 if padded else 1) <= budget
-        held, count = (more, count + 1) if fits or not count else (tokens, 1)
-        runs.append((runs[-1] if runs else -1) + (count == 1))
+        if own != last:
+            run, held, count, last = 0, tokens, 1, own
+        elif more * (count + 1 if padded else 1) <= budget:
+            held, count = more, count + 1
+        else:
+            run, held, count = run + 1, tokens, 1
+        runs.append(run)
     return np.array(runs, dtype=np.int64)
 
 
@@ -387,13 +363,11 @@ def group_items(batch: Batch, group: IntArray, config: PlanConfig) -> tuple[Batc
     if m is None:
         tokens = np.bincount(group, weights=batch.tokens).astype(np.int64)
     if own.micro_batch_tokens is not None:
-        return replace(Batch.of(cost, tokens), padded=_padded(batch.cost, group, size, config)), own
+        # Groups whose longest and whose size both differ share a micro-batch.
+        pads = config.layout is Layout.PADDED
+        padded = Padded(group_max(batch.cost, group), size) if pads else None
+        return replace(Batch.of(cost, tokens), padded=padded), own
     return Batch(cost, tokens, None, np.argsort(-cost, kind="stable")), own
-
-
-def _padded(cost: FloatArray, group: IntArray, size: IntArray, config: PlanConfig) -> Padded | None:
-    """What a micro-batch pads: groups whose longest and whose size both differ share one."""
-    return Padded(group_max(cost, group), size) if config.layout is Layout.PADDED else None
 
 
 def config_of_items(size: IntArray, config: PlanConfig) -> PlanConfig:

@@ -18,7 +18,6 @@ the end by replaying the unions backwards.
 
 import heapq
 from bisect import insort
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,84 +88,62 @@ def _are_whole(values: NDArray[Any]) -> bool:
 
 
 def _labels(lengths: list[int], k: int, equal_size: bool) -> IntArray:
-    n = len(lengths)
+    n, bits = len(lengths), len(lengths).bit_length()
     if k < 1:
         raise UnequalPartitions(f"k_partitions is {k}; at least one set is needed")
     if equal_size and n % k:
         raise UnequalPartitions(f"{n} items do not split into {k} partitions of equal size")
     if k == 1 or n == 0:
         return np.zeros(n, dtype=np.int64)
-    differencing = _Differencing(n, k)
-    keys = sorted(differencing.key(length, i) for i, length in enumerate(lengths))
+    shift, one, mask = 2 * bits, 1 << bits, (1 << bits) - 1
+    keys = sorted([length << shift | one | i for i, length in enumerate(lengths)])
     states = [keys[i : i + k] for i in range(0, n, k)] if equal_size else []
-    return differencing.labels(differencing.merged(states, [] if states else keys))
+    heads, unions = _merged(states, [] if states else keys, k, shift, mask)
+    label = [0] * n
+    for rank, head in enumerate(sorted(heads, reverse=True)):
+        label[head & mask] = rank
+    for kept, absorbed in reversed(unions):
+        label[absorbed] = label[kept]
+    return np.array(label, dtype=np.int64)
 
 
-class _Differencing:
-    """Merges states until one is left. A state is the ascending keys of its non-empty sets."""
+def _merged(
+    states: list[list[int]], keys: list[int], k: int, shift: int, mask: int
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """The k sets that full states, or lone numbers, end in, and the first members that met.
 
-    def __init__(self, n: int, k: int) -> None:
-        self.n, self.k = n, k
-        bits = max(n, 1).bit_length()
-        self.count_bits, self.sum_shift = bits, 2 * bits
-        self.head_mask = (1 << bits) - 1
-        self.unions: list[tuple[int, int]] = []
+    A state is the rising keys of its non-empty sets. keys: of lone numbers, rising, which wait in
+    this list, not in the heap. shift: of a key's sum. mask: of its first member.
+    """
+    unions = list[tuple[int, int]]()
 
-    def key(self, length: int, index: int) -> int:
-        """One set of one member: comparing keys compares sum, then count, then first member."""
-        return (length << self.sum_shift) | (1 << self.count_bits) | index
+    def entry(state: list[int]) -> tuple[tuple[int, int], list[int]]:
+        """The largest spread first, then the largest set."""
+        low = state[0] >> shift if len(state) == k else 0
+        return (low - (state[-1] >> shift), -state[-1]), state
 
-    def priority(self, state: list[int]) -> tuple[int, int]:
-        """Heap order: largest spread first, then the largest set."""
-        low = state[0] >> self.sum_shift if len(state) == self.k else 0
-        return low - (state[-1] >> self.sum_shift), -state[-1]
-
-    def merge(self, first: list[int], second: list[int]) -> list[int]:
-        """`second`, reversed, joins `first`: its largest set meets the smallest or an empty one.
-
-        Where the two fill fewer than k sets nothing meets. Otherwise the smallest sets of both
-        meet crosswise, as many as there are sets too many.
-        """
-        overlap = len(first) + len(second) - self.k
-        if overlap <= 0:
-            return sorted(first + second)
-        if len(second) == 1:
-            joined = self.join(first.pop(0), second[0])
-            insort(first, joined)
-            return first
-        # Ascending, first[i] meets second[overlap - 1 - i]; the others keep to themselves.
-        pairs = zip(first[:overlap], reversed(second[:overlap]), strict=True)
-        return sorted([self.join(a, b) for a, b in pairs] + first[overlap:] + second[overlap:])
-
-    def join(self, a: int, b: int) -> int:
-        """The union of two sets keeps the first member of `a`."""
-        mask = self.head_mask
-        self.unions.append((a & mask, b & mask))
-        return a + b - (b & mask)
-
-    def merged(self, states: list[list[int]], keys: list[int]) -> list[int]:
-        """Heads of the k sets, of full states, or of lone numbers, given ascending.
-
-        Numbers wait in that list, not in the heap.
-        """
-        heap = [(self.priority(state), state) for state in states]
-        heapq.heapify(heap)
-        while len(heap) + len(keys) > 1:
-            found = self.merge(self._pop(heap, keys), self._pop(heap, keys))
-            heapq.heappush(heap, (self.priority(found), found))
-        return self._pop(heap, keys)
-
-    def _pop(self, heap: list[tuple[tuple[int, int], list[int]]], keys: list[int]) -> list[int]:
-        """The state of highest priority, from the heap or from the lone numbers."""
-        if keys and (not heap or (-(keys[-1] >> self.sum_shift), -keys[-1]) < heap[0][0]):
+    def pop() -> list[int]:
+        if keys and (not heap or (-(keys[-1] >> shift), -keys[-1]) < heap[0][0]):
             return [keys.pop()]
         return heapq.heappop(heap)[1]
 
-    def labels(self, heads: Sequence[int]) -> IntArray:
-        """The set of each number, the largest set being the first, by undoing the unions."""
-        label = [0] * (self.n + 1)
-        for rank, head in enumerate(sorted(heads, reverse=True)):
-            label[head & self.head_mask] = rank
-        for kept, absorbed in reversed(self.unions):
-            label[absorbed] = label[kept]
-        return np.array(label[: self.n], dtype=np.int64)
+    heap = list(map(entry, states))
+    heapq.heapify(heap)
+    while len(heap) + len(keys) > 1:
+        first, second = pop(), pop()
+        # The largest of the second meets the smallest of the first, or an empty set: so many meet
+        # as are too many, and the union keeps the first member of the one.
+        overlap = len(first) + len(second) - k
+        if len(second) == overlap == 1:
+            a, b = first.pop(0), second[0]
+            unions.append((a & mask, b & mask))
+            insort(first, a + b - (b & mask))
+        elif overlap > 0:
+            pairs = list(zip(first[:overlap], reversed(second[:overlap]), strict=True))
+            unions += [(a & mask, b & mask) for a, b in pairs]
+            met = [a + b - (b & mask) for a, b in pairs]
+            first = sorted(met + first[overlap:] + second[overlap:])
+        else:
+            first = sorted(first + second)
+        heapq.heappush(heap, entry(first))
+    return pop(), unions

@@ -47,27 +47,20 @@ from rollout_planner.split.parts import Batch, Parts, time_of
 from rollout_planner.types import CostModel, FloatArray, IntArray, PlanConfig
 
 
-@dataclass(frozen=True, slots=True)
 class Items:
     """What micro-batches are made of: samples, or groups that stay together.
 
-    x: float64[n + 1], falling, what the longest sample of each costs, above 0. most:
-    float64[n + 1], samples of a run that begins there. held: int64[n + 1], samples before each
-    item. The last of each stands for the end. are_samples: whether each item is a single one.
+    longest: falling, what the longest sample of each costs. most: samples of a run that begins
+    there. size: samples of each; None: one. x: float64[n + 1], longest, but above 0. held:
+    int64[n + 1], samples before each item. The last of each stands for the end. are_samples:
+    whether each item is a single one.
     """
 
-    x: FloatArray
-    most: FloatArray
-    held: IntArray
-    are_samples: bool
-
-    @classmethod
-    def of(cls, longest: FloatArray, most: IntArray, size: IntArray | None = None) -> "Items":
-        """most: samples of a run that begins there. size: samples of each item; None: one."""
+    def __init__(self, longest: FloatArray, most: IntArray, size: IntArray | None = None) -> None:
         positive = longest + (tuning.ROUNDING * float(longest[0]) or 1.0)
-        held = np.arange(len(longest) + 1) if size is None else running_sums(size)
-        single = int(held[-1]) == len(longest)
-        return cls(np.append(positive, positive[-1]), np.append(most, 1.0), held, single)
+        self.x, self.most = np.append(positive, positive[-1]), np.append(most, 1.0)
+        self.held = np.arange(len(longest) + 1) if size is None else running_sums(size)
+        self.are_samples = int(self.held[-1]) == len(longest)
 
     def __len__(self) -> int:
         return len(self.held) - 1
@@ -129,7 +122,7 @@ def level_runs(items: Items, counts: Counts) -> list[IntArray]:
     levels = low * np.geomspace(1, max(top / low, 1), int(np.clip(table, *tuning.LEVELS)))
     best = _Program(items, np.append(levels, own[0]), counts)
     if best.price < np.inf:
-        around = max(table // len(best.costs()), 3)
+        around = max(table // len(best.costs()), tuning.KEPT)
         levels = np.outer(best.costs(), tuning.FINE_LEVELS[:around])
         fine = _Program(items, np.unique(np.append(levels, top)), counts)
         best = min(best, fine, key=lambda steps: steps.price)

@@ -107,6 +107,12 @@ class Parts:
         counts = np.bincount(labels, minlength=R * M).reshape(R, M)
         return cls(sequence[by_label(labels, R * M)], counts)
 
+    @classmethod
+    def of_lists(cls, found: list[list[int]], R: int) -> "Parts":
+        """From the samples of each micro-batch, rank by rank."""
+        counts = np.array(list(map(len, found)), dtype=np.int64).reshape(R, -1)
+        return cls(np.array([i for part in found for i in part], dtype=np.int64), counts)
+
     def labels(self) -> IntArray:
         """The micro-batch of each sample, numbered rank by rank."""
         labels = np.empty(len(self.sequence), dtype=np.int64)
@@ -117,6 +123,17 @@ class Parts:
     def num_micro_batches(self) -> int:
         """Micro-batches per DP rank."""
         return int(self.counts.shape[1])
+
+
+def room_for(batch: Batch, config: PlanConfig) -> tuple[IntArray, int]:
+    """What each sample takes of a micro-batch, int64[n], and what this holds: tokens, or samples.
+
+    A sample above the budget takes all of it.
+    """
+    budget = config.micro_batch_tokens
+    if budget is None:
+        return np.ones(len(batch), dtype=np.int64), config.micro_batch_size or 1
+    return np.minimum(batch.tokens, budget), budget
 
 
 class Work:
@@ -246,8 +263,7 @@ def without_fillers(batch: Batch, parts: Parts) -> Parts:
     for r in np.flatnonzero(counts.min(axis=1) == 0).tolist():  # the others stay as they are
         empty = cheapest_first[counts[r, cheapest_first] == 0]
         _move_cheapest(found[r * M : (r + 1) * M], empty.tolist(), cost)
-    filled = np.array(list(map(len, found)), dtype=np.int64).reshape(R, M)
-    return Parts(np.array([i for part in found for i in part], dtype=np.int64), filled)
+    return Parts.of_lists(found, R)
 
 
 def _shared(labels: IntArray, counts: IntArray, cost: FloatArray) -> IntArray:

@@ -16,16 +16,13 @@ import numpy as np
 from rollout_planner import tuning
 from rollout_planner.order import labels_of
 from rollout_planner.split.assign import places_of
-from rollout_planner.split.parts import Batch, Parts, Work
+from rollout_planner.split.parts import Batch, Parts, Work, room_for
 from rollout_planner.types import FloatArray, IntArray, PlanConfig, Sync, cut
 
 
 def traded(batch: Batch, start: Parts, config: PlanConfig, enough: float, work: Work) -> Parts:
     """These after trades, until the step takes `enough` or there is no work left."""
-    budget, tokens = config.micro_batch_size or 1, np.ones_like(batch.tokens)
-    if config.micro_batch_tokens is not None:
-        budget = config.micro_batch_tokens
-        tokens = np.minimum(batch.tokens, budget)
+    tokens, budget = room_for(batch, config)
     per_step = config.sync is Sync.STEP
     trades = _Trades(batch.cost, tokens, start, budget, per_step=per_step)
     trades.make(enough, work)

@@ -34,6 +34,7 @@ from rollout_planner.split.parts import (
     Parts,
     matrix,
     rearranged,
+    room_for,
     without_fillers,
 )
 from rollout_planner.types import FloatArray, IntArray, Layout, PlanConfig, Sync
@@ -95,7 +96,7 @@ def _by_scale(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[fl
             at = max(min(bisect_left(below, level / slowness[r]), len(below) - m), 0)
             taken[r * M + j] = ids[at : at + m]
             del ids[at : at + m], below[at : at + m]
-    return _parts_of(taken, R)
+    return Parts.of_lists(taken, R)
 
 
 def _by_share(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
@@ -123,26 +124,15 @@ def _by_share(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[fl
     if starts[-1] < len(cost):  # the budget leaves no choice
         return parts
     found = [order[start:end] for start, end in pairwise(starts)]
-    return _parts_of([found[j * R + r] for r in range(R) for j in range(M)], R)
-
-
-def _parts_of(found: list[list[int]], R: int) -> Parts:
-    """From the samples of each micro-batch, rank by rank."""
-    counts = np.array([len(each) for each in found], dtype=np.int64).reshape(R, -1)
-    return Parts(np.array([i for each in found for i in each], dtype=np.int64), counts)
+    return Parts.of_lists([found[j * R + r] for r in range(R) for j in range(M)], R)
 
 
 def _dealt(batch: Batch, parts: Parts, config: PlanConfig, slowness: tuple[float, ...]) -> Parts:
     """The samples of each micro-step dealt to ranks anew where that gains, and levelled."""
-    (R, M), m, order, x = (
-        parts.counts.shape,
-        config.micro_batch_size,
-        batch.dearest_first,
-        batch.falling,
-    )
+    (R, M), order, x = parts.counts.shape, batch.dearest_first, batch.falling
     rank, step = np.divmod(parts.labels()[order], M)
-    weight = batch.tokens[order] if m is None else np.ones_like(order)
-    cap = m or config.micro_batch_tokens or 1
+    weight, cap = room_for(batch, config)
+    weight = weight[order]
     dealt = assign.fill_sets(x, weight, step, R, cap, slowness=slowness)
 
     def times(ranks: IntArray) -> FloatArray:
