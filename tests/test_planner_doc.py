@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rollout_planner import get_seqlen_balanced_partitions
 from rollout_planner.types import Sync, straggler_excess
-from tests.support.seams import SEAMS, DataProto, at_hand, module, padded, seam, select
+from tests.support.seams import SEAMS, DataProto, KVBatchMeta, at_hand, module, padded, seam, select
 from tests.support.source import ROOT
 
 LENGTHS = np.clip(np.random.default_rng(7).lognormal(6, 1, 64), 4, 4000).astype(int).tolist()
@@ -103,35 +102,6 @@ def test_verl_s_batch_is_planned_over_ranks_and_cut_so(keep_minibatch: bool) -> 
             steps.setdefault(first, []).append(work)
     for works in steps.values():
         assert straggler_excess(np.array(works), Sync.MICRO_STEP) < 0.05
-
-
-def waited(ranks: list[list[int]], each: int, sync: Sync) -> float:
-    """Straggler excess of ranks that cut their rows in order."""
-    work = np.array([[work_of(LENGTHS[row]) for row in rank] for rank in ranks])
-    return straggler_excess(work.reshape(4, -1, each).sum(axis=2), sync)
-
-
-@pytest.mark.parametrize(("strategy", "sync"), [("fsdp2", "micro-step"), ("megatron", "step")])
-@pytest.mark.parametrize("each", [1, 2, 4])
-def test_verl_s_fixed_micro_batches_wait_no_longer_than_with_its_own_split(
-    each: int, strategy: str, sync: str
-) -> None:
-    ranks, _, _ = verl_balanced(
-        strategy=strategy, use_dynamic_bsz=False, ppo_micro_batch_size_per_gpu=each
-    )
-    by_work = sorted(range(64), key=lambda row: LENGTHS[row])
-    own = get_seqlen_balanced_partitions([work_of(length) for length in LENGTHS], 4, True)
-    ordered = [sorted(part, key=by_work.index) for part in own]
-    own = [part[::2] + part[1::2][::-1] for part in ordered]
-    assert waited(ranks, each, Sync(sync)) <= waited(own, each, Sync(sync)) + 1e-9
-    ends = [sum(work_of(LENGTHS[row]) for row in ranks[0][at : at + each]) for at in (0, 16 - each)]
-    assert max(ends) < most_of(ranks[0], each)
-
-
-def most_of(rank: list[int], each: int) -> float:
-    """Work of a rank's dearest micro-batch."""
-    cuts = [rank[at : at + each] for at in range(0, len(rank), each)]
-    return max(sum(work_of(LENGTHS[row]) for row in part) for part in cuts)
 
 
 @pytest.fixture
@@ -217,25 +187,7 @@ def test_slime_s_schedule_refuses_less_than_a_step() -> None:
         build(args, {"vpp_size": 1}, [3, 3], global_batch_size=4, rollout_indices=[0, 1])
 
 
-def test_slime_s_ranks_have_no_empty_micro_batch() -> None:
-    build = seam("build_dp_schedule")["build_dp_schedule"]
-    args = SimpleNamespace(use_dynamic_batch_size=False, micro_batch_size=1)
-    parallel = {"vpp_size": 1, "dp_size": 4}
-    with pytest.raises(AssertionError, match="3 samples are fewer than micro-batches"):
-        build(args, parallel, [3, 3, 3], global_batch_size=3, rollout_indices=[0, 1, 2])
-
-
 # -- NeMo-RL ----------------------------------------------------------------------------------
-
-
-@dataclass
-class KVBatchMeta:
-    """NeMo-RL's: who is in a batch, without tensors."""
-
-    sample_ids: list[str]
-    sequence_lengths: list[int]
-    extra_info: dict[str, Any] = field(default_factory=dict)
-    tags: list[dict[str, Any]] | None = None
 
 
 def own_split(*given: Any, **options: Any) -> Any:

@@ -71,10 +71,6 @@ def test_the_table_of_all_strategies_fits_a_terminal_whatever_the_figures(run: P
     assert max(map(len, table(results).splitlines())) <= 80
 
 
-def test_one_strategy_alone_can_be_shown(run: Path) -> None:
-    assert "window" in verdict({"strategies": {"window": summarise(run)}})
-
-
 def test_the_fit_finds_the_quadratic_that_was_measured() -> None:
     lengths = [64, 256, 1024, 4096]
     found = fit(Timings(lengths, [2e-8 * s * s + 1e-5 * s + 1e-3 for s in lengths]))
@@ -101,10 +97,3 @@ def test_the_load_is_whole_steps_and_its_cost_can_be_served() -> None:
 def test_the_number_of_steps_is_bounded(seconds: float, steps: int) -> None:
     timings = Timings([64, 1024], [1e-3, 2e-2])
     assert make_load("lineage", 0, seconds, timings).steps == steps
-
-
-def test_a_machine_that_is_shared_gets_fewer_steps() -> None:
-    alone = make_load("lineage", 0, 10.0, Timings([64, 1024], [1e-3, 2e-2]))
-    shared = make_load("lineage", 0, 10.0, Timings([64, 1024], [1e-3, 2e-2], slowdown=2.0))
-    assert shared.steps == pytest.approx(alone.steps / 2, abs=1)
-    assert shared.cost == alone.cost

@@ -10,7 +10,6 @@ from rollout_dispatcher.cli.options import Loaded, format_value, is_advanced, lo
 from rollout_dispatcher.cli.problems import flag_of, set_flag_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import REMOVED, RENAMED
-from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS, HelloRank
 from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.options import FIXED
 
@@ -47,29 +46,20 @@ def test_flags_beat_the_environment_beats_the_file_beats_the_default(tmp_path: P
     assert config.max_wait == 2.0
 
 
-def test_everything_can_come_from_the_environment() -> None:
-    variables = {
-        "DISPATCHER_DP_SIZE": "2",
-        "DISPATCHER_GLOBAL_BATCH_SIZE": "8",
-        "DISPATCHER_MICRO_BATCH_TOKENS": "4096",
-        "DISPATCHER_LISTEN": "127.0.0.1:0, unix:/a.sock",
-        "DISPATCHER_PER_RANK_METRICS": "false",
-        "DISPATCHER_MAX_WAIT": "100ms",
-    }
-    config = load([], variables).config
-    assert [str(item) for item in config.listen] == ["127.0.0.1:0", "unix:/a.sock"]
-    assert (config.micro_batch_tokens, config.per_rank_metrics) == (4096, False)
-    assert config.max_wait == 0.1
-
-
 def test_the_config_file_can_be_named_in_the_environment(tmp_path: Path) -> None:
     path = toml(tmp_path, "dp_size = 2\ndispatch_batch_size = 8\nmicro_batch_size = 2")[1]
     assert load([], {"DISPATCHER_CONFIG": path}).config.dp_size == 2
 
 
-def test_a_repeated_flag_adds_an_address() -> None:
-    config = load([*NEEDED, "--listen", "127.0.0.1:1", "--listen", "127.0.0.1:2"]).config
-    assert [item.port for item in config.listen] == [1, 2]
+def test_several_addresses_are_a_flag_each_or_parts_of_a_text(tmp_path: Path) -> None:
+    flags = ["--listen", "127.0.0.1:1", "--listen", "unix:/a.sock"]
+    environ = {"DISPATCHER_LISTEN": "127.0.0.1:1, unix:/a.sock"}
+    for config in (load([*NEEDED, *flags]).config, load(NEEDED, environ).config):
+        assert [str(item) for item in config.listen] == ["127.0.0.1:1", "unix:/a.sock"]
+    file = toml(tmp_path, 'listen = "unix:/a.sock"')  # one needs no list
+    assert [str(item) for item in load([*NEEDED, *file]).config.listen] == ["unix:/a.sock"]
+    (told,) = problems([*NEEDED, "--listen", "127.0.0.1:1", "--listen", "nowhere"])
+    assert told.startswith("--listen nowhere: "), "the wrong one alone"
 
 
 def test_none_unsets_what_a_weaker_source_set(tmp_path: Path) -> None:
@@ -189,20 +179,21 @@ def test_what_is_no_option_any_more_is_refused_with_the_reason(tmp_path: Path, n
     assert all(f"(it was removed: {REMOVED[flag_of(name)[2:]]})" in text for text in told)
 
 
-def test_a_misspelt_flag_names_the_nearest() -> None:
-    assert "--window" in refusal([*NEEDED, "--windw-multiple", "2"])
-
-
-def test_a_flag_is_not_abbreviated() -> None:
-    assert "--window" in refusal([*NEEDED, "--window-mult", "2"])
-
-
-def test_a_stray_argument_is_refused() -> None:
-    assert "unknown argument extra" in refusal([*NEEDED, "extra"])
-
-
-def test_a_misspelt_variable_names_the_nearest() -> None:
-    assert "DISPATCHER_MAX_WAIT" in refusal(NEEDED, {"DISPATCHER_MAX_WIAT": "2s"})
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["--windw-multiple", "2"], {}, "--window"),
+        (["--window-mult", "2"], {}, "--window"),  # no flag is abbreviated
+        (["extra"], {}, "unknown argument extra"),
+        ([], {"DISPATCHER_MAX_WIAT": "2s"}, "DISPATCHER_MAX_WAIT"),
+        (["--config", "/absent.toml"], {}, "No such file"),
+        (["--config", "/"], {}, "cannot be read"),
+    ],
+)
+def test_what_is_not_known_or_not_there_is_refused_and_the_nearest_named(
+    argv: list[str], environ: dict[str, str], words: str
+) -> None:
+    assert words in refusal([*NEEDED, *argv], environ)
 
 
 def test_what_kubernetes_sets_beside_a_service_is_not_ours() -> None:
@@ -227,20 +218,6 @@ def test_a_misspelt_key_names_the_nearest_and_the_file(tmp_path: Path, key: str)
 @pytest.mark.parametrize("text", ["dp_size = ", "dp_size 2", "\x00"])
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
     assert "TOML" in refusal(toml(tmp_path, text))
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    assert "No such file" in refusal(["--config", str(tmp_path / "absent.toml")])
-
-
-def test_a_directory_is_no_config_file(tmp_path: Path) -> None:
-    assert "cannot be read" in refusal(["--config", str(tmp_path)])
-
-
-def test_a_missing_option_says_what_it_is_for() -> None:
-    message = refusal([])
-    assert "--dp-size is required" in message
-    assert "DISPATCHER_DP_SIZE" in message
 
 
 @pytest.mark.parametrize("name", ["max_delay", "max_wait", "layout", "listen", "buffer_bytes"])
@@ -287,6 +264,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path: Path)
 def test_nothing_at_all_names_all_that_a_run_needs() -> None:
     required, batch, micro_batch = problems([])
     assert "--dp-size is required" in required
+    assert "DISPATCHER_DP_SIZE" in required
     assert "--global-batch-size" in batch
     assert "--micro-batch-size" in micro_batch
 
@@ -307,11 +285,6 @@ def test_what_rests_on_a_mistake_is_not_a_second_mistake() -> None:
 )
 def test_a_misspelt_value_names_what_may_be_meant(flag: str, value: str, meant: str) -> None:
     assert refusal([*NEEDED, flag, value]).endswith(f"did you mean {meant}?")
-
-
-def test_only_the_wrong_one_of_several_addresses_is_shown() -> None:
-    (told,) = problems([*NEEDED, "--listen", "127.0.0.1:1", "--listen", "nowhere"])
-    assert told.startswith("--listen nowhere: ")
 
 
 def test_settings_that_contradict_each_other_are_all_told() -> None:
@@ -359,26 +332,12 @@ def test_a_default_that_cannot_be_used_is_not_called_missing() -> None:
     assert str(caught.value) == "--size: it must be at least 1"
 
 
-def test_one_address_needs_no_list_in_a_file(tmp_path: Path) -> None:
-    file = toml(tmp_path, 'listen = "unix:/a.sock"')
-    assert [str(item) for item in load([*NEEDED, *file]).config.listen] == ["unix:/a.sock"]
-
-
 def test_what_may_stand_in_a_file_that_cannot_be_read_is_not_called_missing(tmp_path: Path) -> None:
     absent = str(tmp_path / "absent.toml")
     assert problems(["--wat", "--config", absent]) == (
         "unknown argument --wat (did you mean --max-wait?); see serve --help",
         f"--config {absent} cannot be read: No such file or directory",
     )
-
-
-def test_no_more_steps_may_be_open_than_a_rank_can_say_that_it_holds() -> None:
-    steps = MAX_OPEN_STEPS
-    assert load([*NEEDED, "--max-open-steps", str(steps)], {}).config.max_open_steps == steps
-    received = [(step, 1) for step in range(steps)]
-    HelloRank(client_id="r", dp_rank=0, dp_size=1, received=received)
-    with pytest.raises(ConfigError, match="--max-open-steps 3000: it must be at most 1024"):
-        load([*NEEDED, "--max-open-steps", "3000"], {})
 
 
 @pytest.mark.parametrize(("old", "name"), sorted(RENAMED.items()))

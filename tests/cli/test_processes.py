@@ -61,14 +61,6 @@ def test_a_child_that_takes_too_long_is_told(tmp_path: Path) -> None:
             children.wait_until_ended("slow", 0.01)
 
 
-def test_a_child_that_ends_well_has_ended(tmp_path: Path) -> None:
-    with Children(tmp_path, os.environ) as children:
-        children.start("good", python("print('done')"))
-        children.wait_until_ended("good", 60)
-        assert children.has_ended("good")
-        assert children.log("good").read_text() == "done\n"
-
-
 def test_children_are_ended_with_their_owner(tmp_path: Path) -> None:
     with Children(tmp_path, os.environ) as children:
         children.start("child", python(f"import os; print(os.getpid()); {SLEEP}"), piped=True)

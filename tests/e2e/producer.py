@@ -1,13 +1,12 @@
 """A real producer for the end-to-end tests: pushes samples of real lengths and says what it did.
 
-    python tests/e2e/producer.py --endpoint E --name p0 --samples 500 [--pause-after 100 --pause 2]
+    python tests/e2e/producer.py --endpoint E --name p0 --samples 500
 
 Prints one JSON object at the end: outcomes by name. Sample ids are `<name>-<number>`.
 """
 
 import argparse
 import json
-import time
 from collections import Counter
 
 import numpy as np
@@ -27,16 +26,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--extra-bytes", type=int, default=0, help="per-sample ballast")
-    parser.add_argument("--pause-after", type=int, default=-1)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds")
     args = parser.parse_args()
     rng = np.random.default_rng(args.seed)
     lengths = sample_lengths("lineage", args.samples, rng, scale=SCALE)
     outcomes: Counter[str] = Counter()
     with RolloutProducer(args.endpoint, per_sample=("ballast",)) as producer:
         for number, length in enumerate(lengths.tolist()):
-            if number == args.pause_after:
-                time.sleep(args.pause)
             fields = {
                 "input_ids": rng.integers(0, 50_000, length),
                 "loss_mask": np.append(False, rng.random(length - 1) < 0.8),

@@ -14,18 +14,15 @@ import pytest
 import torch
 
 from tests.e2e.harness import (
-    HERE,
     Attempt,
     assert_each_exactly_once,
     finish,
     producer,
     read_diaries,
-    running,
-    signal_family,
+    torchrun,
 )
 from tests.support.addresses import free_address
-from tests.support.server import ServeProcess, eventually
-from tests.support.torchrun import torchrun_command
+from tests.support.server import ServeProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -48,14 +45,9 @@ def serve(folder: Path, address: str) -> ServeProcess:
     )
 
 
-def torchrun(
-    address: str, folder: Path, attempt: int, *options: str, ranks: int = 2, every: int = EVERY
-) -> Any:
-    return running(
-        *torchrun_command(ranks, folder),
-        str(HERE / "resumable.py"), "--endpoint", address, "--out", str(folder),
-        "--attempt", str(attempt), "--every", str(every), *options,
-    )  # fmt: skip
+def resumable(address: str, folder: Path, attempt: int, *options: str, ranks: int = 2) -> Any:
+    which = ("--attempt", str(attempt), "--every", str(EVERY))
+    return torchrun(ranks, address, folder, *which, *options)
 
 
 def push_everything(stack: ExitStack, server: ServeProcess, address: str) -> None:
@@ -70,7 +62,7 @@ def train_without_a_crash(folder: Path) -> dict[str, torch.Tensor]:
     with ExitStack() as stack:
         server = stack.enter_context(serve(folder, address))
         push_everything(stack, server, address)
-        finish(stack.enter_context(torchrun(address, folder, 0)))
+        finish(stack.enter_context(resumable(address, folder, 0)))
         assert server.wait() == 0
     return weights(folder)
 
@@ -86,7 +78,7 @@ def committed_by_all(ranks: dict[int, Attempt]) -> set[int]:
 
 def crash(stack: ExitStack, address: str, folder: Path) -> None:
     """A start that dies in mid-step, three or four steps after its last checkpoint."""
-    trainers = stack.enter_context(torchrun(address, folder, 0, "--die-at-step", str(FATAL)))
+    trainers = stack.enter_context(resumable(address, folder, 0, "--die-at-step", str(FATAL)))
     finish(trainers, code=1)
 
 
@@ -112,7 +104,7 @@ def test_after_a_crash_the_weights_are_those_of_a_run_without_one(
         server.send_signal(signal.SIGKILL)
         server.wait()
         server = stack.enter_context(serve(folder, address))
-        trainers = stack.enter_context(torchrun(address, folder, 1, ranks=ranks))
+        trainers = stack.enter_context(resumable(address, folder, 1, ranks=ranks))
         status = server.status()
         finish(trainers)
         assert status["run_id"] == before["run_id"]
@@ -134,50 +126,3 @@ def test_after_a_crash_the_weights_are_those_of_a_run_without_one(
     assert actual.keys() == expected.keys()
     tolerance = 0.0 if ranks == 2 else 1e-12
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=tolerance)
-
-
-@pytest.mark.parametrize("every", [5, 100])
-def test_after_everything_is_killed_the_final_lineage_has_each_sample_once(
-    every: int, tmp_path: Path
-) -> None:
-    """At the defaults of a journal: kill -9 of dispatcher, trainers and producer, in mid-run.
-
-    With a checkpoint every 100 steps there is only that of before the first step.
-    """
-    first, second, address = 136, 104, free_address()
-
-    def start() -> ServeProcess:
-        return ServeProcess(
-            tmp_path, listen=address, dp_size=2, global_batch_size=BATCH, micro_batch_tokens=2048,
-            on_oversize="alone", journal_dir=tmp_path / "journal",
-        )  # fmt: skip
-
-    with ExitStack() as stack:
-        server = stack.enter_context(start())
-        trainers = stack.enter_context(torchrun(address, tmp_path, 0, "--initial", every=every))
-        pushing = stack.enter_context(producer(address, "p", first))
-        assert json.loads(finish(pushing)) == {"accepted": first}
-        eventually(lambda: server.status()["steps_committed"] > EVERY, "some steps are over", 60)
-        pushing = stack.enter_context(producer(address, "q", second))
-        eventually(lambda: server.status()["accepted"] > first + BATCH, "in the midst of it", 60)
-        server.send_signal(signal.SIGKILL)
-        for process in (trainers, pushing):
-            signal_family(process, signal.SIGKILL)
-            process.wait()
-        server.wait()
-        saved = int((tmp_path / "latest").read_text().rpartition("-")[2]) if every == EVERY else -1
-        server = stack.enter_context(start())
-        pushing = stack.enter_context(producer(address, "q", second))
-        trainers = stack.enter_context(torchrun(address, tmp_path, 1, "--initial", every=every))
-        counts = json.loads(finish(pushing))
-        assert sum(counts.values()) == second  # accepted, or duplicates of what was
-        server.post("/v1/stream/end")
-        finish(trainers)
-        assert server.wait() == 0
-    diaries = read_diaries(tmp_path)
-    assert diaries.disagreements() == []
-    for attempt in diaries.attempts[0].values():  # the timeline that survives
-        attempt.committed = {at: x for at, x in attempt.committed.items() if at <= saved}
-    names = {f"p-{at}" for at in range(first)} | {f"q-{at}" for at in range(second)}
-    assert len(names) == 240
-    assert_each_exactly_once(diaries, names)

@@ -13,8 +13,7 @@ import pytest
 from rollout_dispatcher.errors import RunFinished
 from rollout_workers import RankClient, RolloutProducer
 from tests.e2e.harness import finish, running
-from tests.e2e.test_leaving import SCRIPT, said
-from tests.e2e.test_leaving import ranks as leaving
+from tests.e2e.test_leaving import SCRIPT
 from tests.support.addresses import free_address
 from tests.support.server import ServeProcess, eventually
 from tests.support.torchrun import torchrun_command
@@ -132,47 +131,6 @@ def test_with_a_journal_the_next_start_goes_on_with_what_was_left(tmp_path: Path
                 at = server.status()
                 assert (at["buffered"], at["in_flight"], at["balanced"]) == (0, 0, True)
             assert server.wait(60) == 0
-
-
-def test_killed_before_everybody_has_left_it_stands_by_it(tmp_path: Path) -> None:
-    address, journal = free_address(), tmp_path / "journal"
-    with ThreadPoolExecutor() as threads, ExitStack() as stack:
-        server = stack.enter_context(serve(tmp_path, listen=address, journal_dir=journal))
-        pushing = threads.submit(push_until_told, address)
-        with ranks(address) as clients:
-            list(threads.map(train, clients, [2, 2]))
-            first = threads.submit(clients[0].finish)
-            eventually(lambda: "DP rank 0 finished" in server.get("/statusz").text, "rank 0 has")
-            server.send_signal(signal.SIGKILL)
-            server.wait()
-            server = stack.enter_context(serve(tmp_path, listen=address, journal_dir=journal))
-            clients[1].finish(timeout=60)
-            first.result(60)
-            accepted = pushing.result(60)
-            server.send_signal(signal.SIGKILL)
-            server.wait()
-            server = stack.enter_context(serve(tmp_path, listen=address, journal_dir=journal))
-            assert server.post("/v1/samples", BODY).status == 410
-            with pytest.raises(RunFinished):
-                RolloutProducer(address).push(SAMPLE)
-        assert server.wait(60) == 0
-        with serve(tmp_path, listen=address, journal_dir=journal) as server:
-            at = server.status()
-            assert (at["run_state"], at["balanced"]) == ("running", True)
-            # What was durable when the first kill came, its answer not sent yet, is told the end.
-            assert accepted <= at["accepted"] <= accepted + 1
-
-
-def test_every_process_of_a_mesh_finishes(tmp_path: Path) -> None:
-    with serve(tmp_path) as server, ThreadPoolExecutor() as threads:
-        pushing = threads.submit(push_until_told, server.endpoint)
-        options = ["--tp", "2", "--steps", "2", "--then", "finish"]
-        with leaving(server.endpoint, *[options] * 4) as processes:
-            assert [said(process) for process in processes] == [
-                {"steps": 2, "reason": "finished"}
-            ] * 4
-        pushing.result(60)
-        assert server.wait(60) == 0
 
 
 def test_the_end_of_the_stream_and_of_the_dispatcher_are_told_apart(tmp_path: Path) -> None:

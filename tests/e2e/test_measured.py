@@ -21,7 +21,7 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_planner.cost import parse_cost
 from rollout_planner.types import FloatArray, Sync, straggler_excess
 from tests.e2e.harness import running
-from tests.e2e.test_prometheus import answered, config_for, known, query, value
+from tests.e2e.test_prometheus import answered, config_for, query, value
 from tests.support.addresses import free_port
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess, eventually
@@ -184,25 +184,6 @@ def test_the_slow_rank_is_named_and_no_other(run: tuple[Run, int]) -> None:
     assert float(series["value"][1]) == pytest.approx(FACTOR, rel=0.01)
 
 
-def test_waits_and_computing_are_counted_by_rank(run: tuple[Run, int]) -> None:
-    found, port = run
-    for name, of_a_step in (
-        ("compute", found.compute.sum(axis=1)),
-        ("straggler_wait", (found.compute.max(axis=0) - found.compute).sum(axis=1)),
-    ):
-        for dp_rank in range(RANKS):
-            selected = f'{{dp_rank="{dp_rank}",cost_key="update"}}'
-            total = known(port, f"dispatcher_rank_{name}_seconds_total{selected}")
-            assert total == pytest.approx(24 * of_a_step[dp_rank], abs=0.01), (name, dp_rank)
-    paid = 24 * TRANSPORT_S * found.compute.shape[1]
-    transport = "dispatcher_collective_transport_seconds_total"
-    assert known(port, f'{transport}{{cost_key="update"}}') == pytest.approx(paid, abs=0.01)
-
-
-def test_a_cost_that_is_right_loses_nothing_though_a_rank_is_slow(run: tuple[Run, int]) -> None:
-    assert known(run[1], "dispatcher_cost_loss_ratio") == 0
-
-
 def test_calibrate_tells_the_cost_of_a_dispatcher_that_serves(
     run: tuple[Run, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,18 +228,6 @@ def test_staleness_is_in_versions(run: tuple[Run, int]) -> None:
     assert float(series["value"][1]) == pytest.approx(OLD, rel=0.1)
 
 
-def test_status_shows_the_last_step_by_rank(run: tuple[Run, int]) -> None:
-    found, _ = run
-    measured = found.server.status()["measured"]
-    assert measured["why_not"] == ""
-    last = measured["last_step"]
-    assert [rank["dp_rank"] for rank in last["ranks"]] == list(range(RANKS))
-    assert last["step"] == 23
-    computed = found.compute.sum(axis=1).round(6).tolist()
-    assert [rank["compute_s"] for rank in last["ranks"]] == computed
-    assert last["ranks"][SLOW]["slowness"] == pytest.approx(FACTOR, rel=0.01)
-
-
 def test_the_bottleneck_is_who_is_waited_for(run: tuple[Run, int]) -> None:
     """Last of all here: first producers are held back, then ranks have nothing to train on."""
     found, port = run
@@ -278,49 +247,3 @@ def test_the_bottleneck_is_who_is_waited_for(run: tuple[Run, int]) -> None:
         return -1.2 < (value(port, bottleneck) or 0) < -0.6
 
     eventually(is_starved, "rollout is", 30)
-
-
-def test_hostile_times_harm_nobody_and_say_what_is_wrong(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "dp_size": 2,
-        "global_batch_size": 4,
-        "window": 1,
-        "micro_batch_size": 2,
-        "max_wait": "10ms",
-    }
-    with ServeProcess(tmp_path, warm=True, per_rank_metrics=False, **options) as server:
-        producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
-        assert server.status()["measured"]["why_not"] == "no step is committed yet"
-        producer.push([5, 4, 3, 2])
-        trainer.train()
-        first, other = trainer.ranks
-        for step, count in ((0, 60_000), (1, 1), (2**53 - 1, 1)):
-            first.send(m.StepTimes(step=step, busy_s=[1.0] * count, collective_s=[0.0] * count))
-        first.settle()
-        found = server.scrape()
-        assert found["steps_without_timing_total{reason=inconsistent}"] == 1
-        assert found["steps_without_timing_total{reason=unknown-step}"] == 2
-        assert not [name for name in found if "stage=measured" in name or "slowness" in name]
-        why = server.status()["measured"]["why_not"]
-        assert "DP rank 0 timed 60000 micro-batches of 1" in why or "unknown" in why
-        other.send_bytes(hostile(b'{"step":0,"busy_s":[NaN]}'))
-        assert "busy_s.0" in other.expect_error("protocol").message
-        again = Trainer(server.endpoint, 2)
-        producer.push([5, 4, 3, 2])
-        again.train()
-        report(again, 1, np.array([[1.0], [1.4]])[:, :1])
-        again.ranks[0].settle()
-        again.ranks[1].settle()
-        found = server.scrape()
-        assert found["measured_steps_total"] == 1
-        assert server.status()["measured"]["last_step"]["imbalance"] == pytest.approx(
-            1.4 / 1.2 - 1, abs=1e-6
-        )
-        assert not [name for name in found if "dp_rank" in name], "--set per-rank-metrics=off"
-
-
-def hostile(header: bytes) -> bytes:
-    """A frame of StepTimes that no message of ours would make."""
-    padded = header + b" " * (-len(header) % 8)
-    prefix = b"RD" + bytes([m.StepTimes.type_code, 0]) + len(padded).to_bytes(4, "little")
-    return prefix + bytes(8) + padded

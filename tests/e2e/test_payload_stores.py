@@ -114,29 +114,6 @@ def files(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
 
-def test_it_is_as_if_all_had_come_inline(tmp_path: Path, root: Path) -> None:
-    """Every byte that a training loop gets, and so every gradient."""
-    seen = []
-    for folder, where in (("inline", None), ("stored", root)):
-        address = free_address()
-        options = {"listen": address, "dp_size": 1, "global_batch_size": SAMPLES}
-        with serve(tmp_path / folder, where, **options) as server:
-            push(address)
-            assert bool(files(root)) == (where is not None)
-            received = server.scrape()["received_bytes_total"]
-            seen.append((train(RankClient(address, dp_rank=0, dp_size=1)), received))
-    (inline, carried), (stored, beside) = seen
-    assert len(inline) == len(stored) > 1
-    for one, other in zip(inline, stored, strict=True):
-        assert one.payload == other.payload
-        assert one.blocks == other.blocks
-        told = {"objects": None, "places": None}
-        assert one.header == other.header.model_copy(update=told)
-    assert any(batch.header.places for batch in stored)
-    assert beside < carried / 2
-    check_content(stored)
-
-
 def test_ranks_get_what_producers_put_and_nothing_is_left(tmp_path: Path, root: Path) -> None:
     address = free_address()
     with serve(tmp_path, root, listen=address) as server, ThreadPoolExecutor() as threads:

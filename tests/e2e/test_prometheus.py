@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
@@ -79,7 +78,7 @@ def config_for(target: str, folder: Path) -> Path:
 def test_prometheus_sees_what_the_dispatcher_did(
     tmp_path: Path, tool: Callable[[str], str]
 ) -> None:
-    prometheus, promtool = tool("prometheus"), tool("promtool")
+    prometheus = tool("prometheus")
     with ExitStack() as stack:
         server = stack.enter_context(
             ServeProcess(
@@ -127,16 +126,6 @@ def test_prometheus_sees_what_the_dispatcher_did(
         assert known(port, quantile) > 0
         assert query(port, '{__name__=~"dispatcher_.*_created"}') == []
         eventually(lambda: targets(port) == [("up", "")], "it is up", PATIENCE)
-        exposition = server.get("/metrics").text
-        checked = subprocess.run(
-            [promtool, "check", "metrics"],
-            input=exposition,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=30,
-        )
-        assert checked.returncode == 0, checked.stdout + checked.stderr
         release.touch()
         finish(trainers)
         assert server.wait() == 0

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from rollout_dispatcher.errors import SampleRefused
 from rollout_workers import MicroBatch, MicroBatchStream, RolloutProducer
 from tests.support.addresses import free_address
 from tests.support.server import ServeProcess
@@ -126,27 +125,3 @@ def test_what_the_document_pushes_is_in_the_micro_batch(tmp_path: Path) -> None:
         assert set(one.text["env"]) == {"math/gsm8k"}
         patches, images = one.pixel_values_cu_rows.diff(), one.image_grid_thw_cu_rows.diff()
         assert patches.tolist() == (4 * images).tolist()
-
-
-def test_undeclared_fields_are_what_the_first_step_has(tmp_path: Path) -> None:
-    address = free_address()
-    with (
-        serve(tmp_path, address) as server,
-        RolloutProducer(address, ragged=RAGGED) as producer,
-    ):
-        for seed in range(BATCH):
-            producer.push(rollout(seed), timeout=60)
-        ((one, *_),) = as_they_come(address, 1)
-        assert one.pixel_values.shape[1:] == (PATCH,)
-        with pytest.raises(SampleRefused, match="env is int64; the run's samples have it as str"):
-            producer.push(rollout(0) | {"env": [1, 2, 3]})
-        fields: dict[str, Any] = {"input_ids": [1, 2], "env": "web"} | {key: [] for key in RAGGED}
-        accepted = server.post("/v1/samples", json.dumps({"fields": fields}).encode())
-        assert accepted.json["outcomes"] == ["accepted"]
-        wrong = fields | {"image_grid_thw": [[1, 2]]}
-        refused = server.post("/v1/samples", json.dumps({"fields": wrong}).encode())
-        assert refused.status == 422
-        assert (
-            "image_grid_thw is int64[rows, 2] per sample, not int64[rows, 3] per sample"
-            in refused.json["errors"]["0"]
-        )

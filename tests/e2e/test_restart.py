@@ -99,35 +99,6 @@ def test_sigterm_with_a_journal_stops_at_once_and_the_next_process_goes_on(tmp_p
             assert successor.status()["accepted"] == 6
 
 
-def test_what_was_pushed_over_http_survives_and_pushing_goes_on(tmp_path: Path) -> None:
-    address = free_address()
-    for expected in (2, 4):
-        with serve(tmp_path, address) as server:
-            for _ in range(2):
-                answer = server.post("/v1/samples", b'{"fields": {"input_ids": [1, 2]}}')
-                assert answer.json["outcomes"] == ["accepted"]
-            status = server.status()
-            assert (status["accepted"], status["buffered"]) == (expected, expected)
-            assert server.scrape()["journal_bytes"] > 0
-            server.send_signal(signal.SIGKILL)
-            server.wait()
-
-
-def test_a_second_dispatcher_on_the_same_journal_is_refused(tmp_path: Path) -> None:
-    second = tmp_path / "second"
-    second.mkdir()
-    with serve(tmp_path, free_address()):
-        rival = ServeProcess(
-            second,
-            dp_size=RANKS,
-            global_batch_size=8,
-            micro_batch_tokens=256,
-            journal_dir=tmp_path / "journal",
-        )
-        with pytest.raises(AssertionError, match="journal"):
-            rival.__enter__()
-
-
 def test_a_damaged_journal_is_an_error_of_one_line_and_its_exit_code(tmp_path: Path) -> None:
     with serve(tmp_path, free_address()) as server:
         assert server.post("/v1/samples", b'{"fields": {"input_ids": [1, 2]}}').status == 200

@@ -57,13 +57,6 @@ def test_a_frame_may_be_larger_than_the_staging_area() -> None:
     assert plain(feed(FrameReader(LIMITS), stream_of(frames))) == padded(frames)
 
 
-def test_a_frame_that_is_not_whole_is_not_shown() -> None:
-    stream = stream_of([(1, b"{}", b"payload")])
-    reader = FrameReader(LIMITS)
-    assert feed(reader, stream[:-1]) == []
-    assert len(feed(reader, stream[-1:])) == 1
-
-
 def test_header_and_payload_start_at_multiples_of_eight_bytes() -> None:
     for size in range(20):
         assert len(encode_frame(1, b"x" * size)) % 8 == 0
@@ -106,29 +99,6 @@ def test_limits_may_change_between_two_frames_of_one_read() -> None:
     reader.limits = LIMITS
     assert bytes(next(found).payload) == b"x" * 1000
     assert next(found, None) is None
-
-
-@given(st.binary(min_size=1, max_size=200))
-def test_random_bytes_are_a_protocol_error_or_wait_for_more(data: bytes) -> None:
-    reader = FrameReader(LIMITS)
-    try:
-        feed(reader, data)
-    except ProtocolError:
-        return
-    assert data[:2] == MAGIC[: len(data)]
-    assert len(reader.get_buffer()) > 0
-
-
-@given(st.binary(max_size=200))
-def test_random_bytes_behind_the_magic_are_frames_or_a_protocol_error(data: bytes) -> None:
-    reader = FrameReader(FrameLimits(64, 64))
-    try:
-        for frame in feed(reader, MAGIC + data):
-            assert len(frame.header) <= 64
-            assert len(frame.payload) <= 64
-    except ProtocolError:
-        return
-    assert len(reader.get_buffer()) > 0
 
 
 @pytest.mark.parametrize("data", [b"G", b"GET / HTTP/1.1\r\n", b"RX", b"\x00", b"\x16\x03\x01"])

@@ -244,27 +244,3 @@ def test_what_has_no_payload_asks_for_no_room(state: S) -> None:
         session, frame = session_in(state), codec.encode(EXAMPLES[kind])
         session.get_buffer()[: len(frame)] = frame
         assert [message for message, _ in session.received(len(frame), never)] == [EXAMPLES[kind]]
-
-
-@given(sizes=st.lists(st.integers(1, 5000), max_size=9), admitted=st.lists(st.booleans()))
-def test_pushes_are_heard_alike_whether_they_wait_or_not(
-    sizes: list[int], admitted: list[bool]
-) -> None:
-    pushes = [make_push("p", 0, [3, 5]), make_push("p", 2, [900]), make_push("p", 3, [])]
-    said: list[tuple[m.Message, bytes]] = [(m.Ping(), b"")]
-    for push in pushes:
-        said += [push, (m.CloseGroup(group_id="g"), b"")]
-    stream = b"".join(codec.encode(it, len(payload)) + payload for it, payload in said)
-    session, heard = session_in(S.PRODUCER), list[tuple[m.Message, bytes]]()
-
-    def admit(nbytes: int) -> bool:
-        return not admitted or admitted.pop()
-
-    while stream:
-        target = session.get_buffer()
-        taken = min(sizes.pop() if sizes else len(stream), len(target), len(stream))
-        target[:taken], stream = stream[:taken], stream[taken:]
-        heard += [(it, b"".join(spans)) for it, spans in session.received(taken, admit)]
-        while session.waits_for:
-            heard += [(it, b"".join(spans)) for it, spans in session.go_on(admit)]
-    assert heard == said

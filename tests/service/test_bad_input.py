@@ -8,7 +8,6 @@ import pytest
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import MAGIC, PREFIX, encode_frame
-from rollout_dispatcher.sample import DType
 from tests.support.client import Producer, Trainer, WireClient, make_push
 from tests.support.server import ServeProcess
 
@@ -69,6 +68,9 @@ BAD = {
     "a payload that is too large": (
         HELLO + PREFIX.pack(MAGIC, 5, 0, 8, 1 << 40), "frame-too-large",
         "payload of 1099511627776 bytes exceeds the limit of 65536 bytes"),
+    "a header that would take long to read": (
+        HELLO + PREFIX.pack(MAGIC, 5, 0, 1 << 21, 8), "frame-too-large",
+        "exceeds the limit of 1048576 bytes"),
     "more bytes described than sent": (
         push_frame(tokens=[4]), "protocol", "the header describes 48 payload bytes"),
     "an unknown key": (push_frame(colour="red"), "protocol", "colour"),
@@ -131,42 +133,6 @@ def test_a_rank_that_may_not_join_is_told_why_and_harms_nobody(
     witness.goes_on()
 
 
-@pytest.mark.parametrize("dp_rank", [0, 1])
-def test_two_clients_cannot_claim_one_rank(
-    dp_rank: int, shared: ServeProcess, witness: Witness
-) -> None:
-    claim = RANK | {"dp_rank": dp_rank, "generation": witness.trainer.generation}
-    with WireClient(shared.endpoint) as client:
-        client.send(m.HelloRank.model_validate(claim))
-        assert "two processes claim one rank" in client.expect_error("rank-refused").message
-    witness.goes_on()
-
-
-def test_a_sample_of_another_schema_is_refused_alone(
-    shared: ServeProcess, witness: Witness
-) -> None:
-    held = witness.push(2)
-    with Producer(shared.endpoint, "other-schema") as careless:
-        ids = [m.FieldHeader(name="input_ids", dtype=DType.INT64)]
-        push, _ = make_push("other-schema", 0, [2], fields=ids)
-        careless.send(push, bytes(16))
-        answer = careless.expect(m.Pushed)
-        assert answer.outcomes == ["refused"]
-        assert "from producer witness" in answer.errors["0"]
-        assert "loss_mask is missing (bool[tokens]); reward is missing" in answer.errors["0"]
-        careless.bye()
-    witness.train(held + witness.push(2))
-
-
-def test_a_push_is_decided_sample_by_sample(shared: ServeProcess, witness: Witness) -> None:
-    with Producer(shared.endpoint, "mixed") as mixed:
-        answer = mixed.push([3, 0, 64, 65])
-        assert answer.outcomes == ["accepted", "refused", "accepted", "refused"]
-        assert sorted(answer.errors) == ["1", "3"]
-        mixed.bye()
-    witness.train(["mixed/0", "mixed/2", *witness.push(2)])
-
-
 def test_every_bad_connection_is_counted_by_its_reason(
     shared: ServeProcess, witness: Witness
 ) -> None:
@@ -176,13 +142,3 @@ def test_every_bad_connection_is_counted_by_its_reason(
         client.send_bytes(b"nonsense")
         client.expect_error("protocol")
     shared.await_scrape(lambda found: found.get(series) == before + 1, f"{series} counts it")
-
-
-def test_a_rank_that_takes_what_it_was_not_given_is_told_and_may_come_back(
-    shared: ServeProcess, witness: Witness
-) -> None:
-    ranks = witness.trainer.ranks
-    ranks[1].send(m.Demand(taken=10_000, hungry=True))
-    assert "took step 10000 before it was prepared" in ranks[1].expect_error("protocol").message
-    ranks[1] = ranks[1].reconnect()
-    witness.goes_on()

@@ -16,8 +16,6 @@ import pytest
 
 from rollout_dispatcher import Dispatcher, ServeConfig
 from rollout_dispatcher.errors import (
-    ConfigError,
-    DispatcherError,
     JournalError,
     ListenerFailed,
     NotServing,
@@ -110,28 +108,6 @@ async def test_it_leaves_the_process_alone() -> None:
     async with Dispatcher(config()):
         assert process() == before
     assert process() == before
-
-
-async def test_what_a_stop_gives_up_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    async with Dispatcher(config()) as dispatcher:
-        await apart(push, dispatcher.endpoint, [3, 4])
-        assert await dispatcher.stop() is False
-        assert "2 samples buffered and 0 in open steps, which are given up: p/0, p/1" in caplog.text
-        assert await dispatcher.stop()  # it is over already
-
-
-async def test_with_a_journal_the_next_one_goes_on(tmp_path: Path) -> None:
-    durable = config(journal_dir=tmp_path / "journal")
-    async with Dispatcher(durable) as first:
-        await apart(push, first.endpoint, [3, 4, 5, 6])
-        assert await first.stop()
-    async with Dispatcher(durable) as second:
-        assert second.run_id == first.run_id
-        assert second.statistics().buffered == 4
-        training = asyncio.create_task(apart(train, second.endpoint, 1))
-        await until(lambda: second.statistics().ranks_connected == 2)
-        assert await second.drain()
-        await training
 
 
 def timers(loop: asyncio.AbstractEventLoop) -> list[asyncio.TimerHandle]:
@@ -306,10 +282,3 @@ async def test_a_watch_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(RuntimeError, match="our own bug"):
             async with asyncio.timeout(10):
                 await dispatcher.drained()
-
-
-def test_settings_that_contradict_each_other_are_an_error_of_ours() -> None:
-    options: dict[str, Any] = {"micro_batch_size": 2}
-    with pytest.raises(ConfigError) as error:
-        config(**options)
-    assert isinstance(error.value, DispatcherError)

@@ -92,19 +92,6 @@ def written(record: Path) -> int:
         return 0
 
 
-def test_no_disk_is_no_reason_to_stop(serve: Serve, tmp_path: Path) -> None:
-    place = tmp_path / "record"
-    place.write_text("in the way")
-    server = serve(record_dir=place)
-    with Producer(server.endpoint, "p") as producer, Trainer(server.endpoint, 2) as trainer:
-        train(server, producer, trainer, 2)
-        server.await_scrape(
-            lambda found: found["record_errors_total"] > 0, "an error that is counted"
-        )
-    assert server.log().count("cannot be recorded") == 1
-    assert server.scrape()["recorded_bytes"] == 0
-
-
 def test_no_payload_and_no_id_is_on_record(serve: Serve, tmp_path: Path) -> None:
     record = tmp_path / "record"
     server = serve(record_dir=record, groups="step")

@@ -66,6 +66,12 @@ def test_a_rank_is_told_where_its_samples_lie_and_gets_the_others(server: ServeP
     sizes = SCHEMA.sizes(tokens)
     with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
         parts = trainer.train()
+        at = server.scrape()
+    assert (at["samples_referenced_total"], at["referenced_bytes_total"]) == (
+        2,
+        sizes[0] + sizes[2],
+    )
+    assert at["received_bytes_total"] == sizes[1] + sizes[3]
     assert [part.header.num_referenced for part in parts] == [2, 2]
     assert places(parts) == {
         "p/0": ("p.1/0", 0), "p/1": None, "p/2": ("p.1/0", sizes[0]), "p/3": None,
@@ -93,35 +99,6 @@ def test_who_cannot_fetch_may_not_join_and_who_cannot_hear_of_it_may_not_refer(
     assert "need `opens_stores` in the hello" in unable.expect_error("protocol").message
 
 
-def test_what_cannot_be_true_of_an_object_harms_nobody_else(server: ServeProcess) -> None:
-    bystander = Producer(server.endpoint, "q", opens_stores=True)
-    liar = Producer(server.endpoint, "p", opens_stores=True)
-    liar.send(*make_references("p", 0, [5, 3], places=[(0, 0), (0, 1 << 40)]))
-    assert (
-        "begins at byte 1099511627776 of the object p.1/0" in liar.expect_error("protocol").message
-    )
-    assert bystander.push([5]).outcomes == [Outcome.ACCEPTED]
-
-
-def test_producers_wait_once_payload_stores_hold_as_much_as_they_may(start: Serve) -> None:
-    one = SCHEMA.nbytes(4)
-    server = start(referenced_bytes=f"{5 * one}B")
-    producer = Producer(server.endpoint, "p", opens_stores=True)
-    producer.send(*make_references("p", 0, [4] * 7))
-    blocked = producer.expect(m.Blocked)
-    assert (blocked.cap, blocked.held, blocked.capacity) == ("referenced-bytes", 5 * one, 5 * one)
-    scraped = server.scrape()
-    assert scraped["buffer_referenced_bytes"] == 5 * one
-    assert scraped["buffer_bytes"] == 0
-    with Trainer(server.endpoint, 2, opens_stores=True) as trainer:
-        trainer.train()
-        assert producer.expect(m.Pushed).of_each(7) == [Outcome.ACCEPTED] * 7
-    server.await_scrape(lambda at: at["referenced_bytes_total"] == 7 * one, "all are counted")
-    scraped = server.scrape()
-    assert scraped["samples_referenced_total"] == 7
-    assert scraped["received_bytes_total"] == 0
-
-
 def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:
     tokens, inline = [5, 3, 8, 2, 7, 1, 9, 4], 1
     killed = start()
@@ -140,6 +117,29 @@ def test_a_killed_dispatcher_remembers_where_payloads_lie(start: Serve) -> None:
     assert places(again) | places(last) == {
         f"p/{at}": None if at == inline else ("p.1/0", sum(sizes[:at])) for at in range(8)
     }
+
+
+def test_what_could_not_be_released_is_asked_for_again_also_after_a_kill(start: Serve) -> None:
+    killed = start()
+    with Producer(killed.endpoint, "p", opens_stores=True) as producer:
+        producer.send(*make_references("p", 0, [5, 3, 8, 2]))
+        producer.expect(m.Pushed)
+        with Trainer(killed.endpoint, 2, opens_stores=True) as trainer:
+            trainer.train()
+        producer.expect(m.Free)
+        killed.send_signal(SIGKILL)
+        killed.wait()
+    server = start()
+    with Producer(server.endpoint, "q", opens_stores=True) as producer:
+        free = producer.expect(m.Free)
+        assert (free.store, free.keys) == (STORE, ["p.1/0"])
+        producer.send(m.Freed(number=free.number, left=free.keys, why="it is read-only"))
+        again = producer.expect(m.Free)
+        assert again.keys == free.keys
+        producer.send(m.Freed(number=again.number))
+        producer.ping()
+    objects = server.status()["objects"]
+    assert (objects["unneeded"], objects["freed"], objects["failures"]) == (0, 1, 1)
 
 
 def test_a_store_that_is_not_known_here_is_allowed_and_told_of(start: Serve) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
 from tests.support.options import arguments
@@ -147,14 +146,3 @@ def test_a_signal_that_is_ignored_already_stays_so(tmp_path: Path) -> None:
         assert process.wait(PATIENCE_S) == 0
         assert process.stderr is not None
         assert b"SIGHUP" not in process.stderr.read()
-
-
-def test_the_end_of_a_stream_is_heard_beside_signals(serve: Serve) -> None:
-    server = serve()
-    producer, trainer = Producer(server.endpoint, "p"), Trainer(server.endpoint, 2)
-    producer.send(m.EndStream())
-    assert trainer.train() == []
-    server.send_signal(signal.SIGHUP)
-    producer.bye()
-    trainer.bye()
-    assert server.wait() == 0

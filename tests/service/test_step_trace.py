@@ -90,18 +90,6 @@ def test_times_that_ranks_measured_are_on_record_once_all_have_told(told: Told) 
     assert step.lower_bound == pytest.approx(made.lower_bound, rel=1e-6)
 
 
-def test_what_ranks_say_takes_no_more_than_what_was_planned(told: Told) -> None:
-    made, _ = told.plan(0)
-    many = [1.0] * 65536
-    told.step_trace.measured(0, RankTimes(0, "update", many, many))
-    for key in range(2 * MAX_COST_KEYS):
-        told.step_trace.measured(0, RankTimes(0, f"pass {key}", [3.0, 4.0], None))
-    (seen,) = told.step_trace._steps.values()
-    assert made.cost.shape == (RANKS, 2)
-    assert len(seen.measured) == MAX_COST_KEYS
-    assert {len(times.busy[0]) for times in seen.measured.values()} == {2}
-
-
 def test_a_rank_that_names_too_many_passes_hides_none_of_another(told: Told) -> None:
     told.plan(0)
     for key in range(2 * MAX_COST_KEYS):

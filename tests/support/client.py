@@ -153,8 +153,9 @@ class Producer(WireClient):
         opens_stores: bool = False,
         incarnation: str | None = None,
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(endpoint)
+        super().__init__(endpoint, tls=tls)
         self.client_id, self.next_seq = client_id, first_seq
         hello = m.HelloProducer(
             client_id=client_id, token=token, opens_stores=opens_stores, incarnation=incarnation,

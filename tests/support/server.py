@@ -17,10 +17,11 @@ import multiprocessing
 import os
 import resource
 import signal
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -38,6 +39,8 @@ PATIENCE_S = 20.0
 STARTED_WITHIN_S = 60.0
 POLL_S = 0.01
 
+Header = tuple[str, str]
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -45,12 +48,17 @@ class Response:
 
     status: int
     headers: dict[str, str]
-    text: str
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The body."""
+        return self.content.decode()
 
     @property
     def json(self) -> Any:
         """The body, parsed."""
-        return json.loads(self.text)
+        return json.loads(self.content)
 
 
 def eventually(true: Callable[[], object], what: str, within: float = PATIENCE_S) -> None:
@@ -129,35 +137,43 @@ class ServeProcess:
 
     # -- HTTP -------------------------------------------------------------------------------
 
-    def get(self, path: str) -> Response:
+    def get(self, path: str, *headers: Header, tls: ssl.SSLContext | None = None) -> Response:
         """GET from the HTTP plane."""
-        return self.request("GET", path)
+        return self.request("GET", path, None, *headers, tls=tls)
 
-    def post(self, path: str, body: bytes = b"") -> Response:
+    def post(self, path: str, body: bytes = b"", *headers: Header) -> Response:
         """POST to the HTTP plane."""
-        return self.request("POST", path, body)
+        return self.request("POST", path, body, *headers)
 
     def request(
         self,
         method: str,
         path: str,
         body: bytes | Iterator[bytes] | None = None,
-        headers: Sequence[tuple[str, str]] = (),
+        *headers: Header,
+        tls: ssl.SSLContext | None = None,
     ) -> Response:
-        """One request on a connection of its own; headers: further ones, maybe of one name."""
+        """One request on a connection of its own; headers: further ones, maybe of one name.
+
+        tls: None for a plain connection.
+        """
         at = Endpoint.parse(self.http)
-        connection = http.client.HTTPConnection(at.host, at.port, timeout=PATIENCE_S)
+        connection = (
+            http.client.HTTPConnection(at.host, at.port, timeout=PATIENCE_S)
+            if tls is None
+            else http.client.HTTPSConnection(at.host, at.port, timeout=PATIENCE_S, context=tls)
+        )
         try:
-            if headers:
-                assert isinstance(body, bytes)
-                connection.putrequest(method, path)
-                for name, text in [*headers, ("Content-Length", str(len(body)))]:
+            if body is None or isinstance(body, bytes):
+                connection.putrequest(method, path, skip_accept_encoding=True)
+                length = [] if body is None else [("Content-Length", str(len(body)))]
+                for name, text in [*headers, *length]:
                     connection.putheader(name, text)
                 connection.endheaders(body)
             else:
                 connection.request(method, path, body)
             answer = connection.getresponse()
-            return Response(answer.status, dict(answer.getheaders()), answer.read().decode())
+            return Response(answer.status, dict(answer.getheaders()), answer.read())
         finally:
             connection.close()
 

@@ -39,17 +39,6 @@ def test_every_ready_socket_gets_its_turn_even_if_none_ever_becomes_quiet(
         assert max(served.values()) - min(served.values()) <= 1
 
 
-def test_few_are_served_at_once_and_in_the_usual_way(
-    pairs: list[tuple[socket.socket, socket.socket]],
-) -> None:
-    with FairSelector(Turns(monotonic)) as selector:
-        assert selector.select(0) == []
-        for number, (ours, theirs) in enumerate(pairs[:AT_ONCE]):
-            selector.register(ours, selectors.EVENT_READ, number)
-            theirs.send(b"x")
-        assert sorted(key.data for key, _ in selector.select(0)) == list(range(AT_ONCE))
-
-
 def test_what_is_due_comes_between_the_turns(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:

@@ -7,7 +7,7 @@ from rollout_dispatcher.transport.listener import BACKLOG, BACKLOG_SECONDS, Pend
 LIMIT = 4
 
 
-class MallocTrimmer:
+class Crowd:
     """Connections that enter and are ended, by hand or by `pending`."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ def test_a_backlog_that_strangers_have_filled_is_through_in_a_time_whatever_the_
 
 
 async def test_nobody_is_ended_while_nobody_waits() -> None:
-    crowd = MallocTrimmer()
+    crowd = Crowd()
     crowd.fill()
     crowd.now += 1000
     await turn()
@@ -49,7 +49,7 @@ async def test_nobody_is_ended_while_nobody_waits() -> None:
 
 
 async def test_the_oldest_make_room_one_for_one_when_they_have_had_their_time() -> None:
-    crowd = MallocTrimmer()
+    crowd = Crowd()
     places = crowd.fill()
     crowd.now += crowd.pending.grace
     crowd.wait()
@@ -62,7 +62,7 @@ async def test_the_oldest_make_room_one_for_one_when_they_have_had_their_time() 
 
 
 async def test_who_has_not_had_its_time_is_waited_for() -> None:
-    crowd = MallocTrimmer()
+    crowd = Crowd()
     crowd.fill()
     crowd.wait()
     assert crowd.ended == []
@@ -74,7 +74,7 @@ async def test_who_has_not_had_its_time_is_waited_for() -> None:
 
 
 async def test_who_introduces_itself_makes_room_too() -> None:
-    crowd = MallocTrimmer()
+    crowd = Crowd()
     places = crowd.fill()
     crowd.wait()
     places[2].leave()
@@ -84,7 +84,7 @@ async def test_who_introduces_itself_makes_room_too() -> None:
 
 
 async def test_who_waits_no_more_is_not_called_and_costs_nobody_its_place() -> None:
-    crowd = MallocTrimmer()
+    crowd = Crowd()
     places = crowd.fill()
     crowd.wait()
     crowd.pending.forget(crowd.call)

@@ -80,7 +80,6 @@ async def read_all(sock: socket.socket, nbytes: int) -> bytes:
     return bytes(found)
 
 
-@pytest.mark.asyncio
 async def test_what_arrives_fills_the_buffers_in_order() -> None:
     async with connection() as (_, recorder, theirs):
         sent = bytes(range(256)) * 1000
@@ -91,7 +90,6 @@ async def test_what_arrives_fills_the_buffers_in_order() -> None:
         assert recorder.events == ["eof", "lost"]
 
 
-@pytest.mark.asyncio
 async def test_many_small_and_large_writes_arrive_in_order() -> None:
     async with connection() as (transport, _, theirs):
         parts = [bytes([at % 251]) * (at % 7) for at in range(3 * MAX_BUFFERS)] + [bytes(MUCH)]
@@ -101,7 +99,6 @@ async def test_many_small_and_large_writes_arrive_in_order() -> None:
         assert await read_all(theirs, len(whole)) == whole
 
 
-@pytest.mark.asyncio
 async def test_a_peer_that_does_not_read_pauses_the_writer_until_it_has_read_everything() -> None:
     async with connection() as (transport, recorder, theirs):
         transport.write(bytes(MUCH))
@@ -113,7 +110,6 @@ async def test_a_peer_that_does_not_read_pauses_the_writer_until_it_has_read_eve
         assert transport.get_write_buffer_size() == 0
 
 
-@pytest.mark.asyncio
 async def test_what_is_unsent_may_change_once_it_was_copied() -> None:
     async with connection() as (transport, _, theirs):
         lent = bytearray(b"x" * MUCH)
@@ -123,7 +119,6 @@ async def test_what_is_unsent_may_change_once_it_was_copied() -> None:
         assert await read_all(theirs, MUCH + 4) == b"x" * MUCH + b"last"
 
 
-@pytest.mark.asyncio
 async def test_small_writes_pile_up_to_the_high_water_mark_and_no_further() -> None:
     async with connection() as (transport, recorder, theirs):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -136,7 +131,6 @@ async def test_small_writes_pile_up_to_the_high_water_mark_and_no_further() -> N
         await read_all(theirs, written)
 
 
-@pytest.mark.asyncio
 async def test_closing_sends_what_was_written_first() -> None:
     async with connection() as (transport, recorder, theirs):
         transport.write(bytes(MUCH))
@@ -147,7 +141,6 @@ async def test_closing_sends_what_was_written_first() -> None:
         assert await asyncio.get_running_loop().sock_recv(theirs, 1) == b""
 
 
-@pytest.mark.asyncio
 async def test_an_abort_drops_what_was_written_and_tells_of_the_end_once() -> None:
     async with connection() as (transport, recorder, _):
         transport.write(bytes(MUCH))
@@ -158,7 +151,6 @@ async def test_an_abort_drops_what_was_written_and_tells_of_the_end_once() -> No
         assert transport.get_write_buffer_size() == 0
 
 
-@pytest.mark.asyncio
 async def test_the_end_of_writing_follows_what_was_written_and_reading_goes_on() -> None:
     async with connection() as (transport, recorder, theirs):
         recorder.keep_open = True
@@ -173,7 +165,6 @@ async def test_the_end_of_writing_follows_what_was_written_and_reading_goes_on()
         assert recorder.heard == b"so long"
 
 
-@pytest.mark.asyncio
 async def test_a_paused_reader_leaves_bytes_with_the_kernel() -> None:
     async with connection() as (transport, recorder, theirs):
         transport.pause_reading()
@@ -185,7 +176,6 @@ async def test_a_paused_reader_leaves_bytes_with_the_kernel() -> None:
         assert recorder.heard == b"later"
 
 
-@pytest.mark.asyncio
 async def test_a_reset_is_told_with_its_error() -> None:
     recorder = Recorder()
     handler = Heard(lambda: recorder).handler
@@ -202,7 +192,6 @@ async def test_a_reset_is_told_with_its_error() -> None:
         assert isinstance(await recorder.lost, ConnectionResetError)
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("failing", ["get_buffers", "buffer_updated", "eof_received"])
 async def test_a_protocol_that_fails_ends_its_own_connection_and_no_other(
     failing: str, monkeypatch: pytest.MonkeyPatch

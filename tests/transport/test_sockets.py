@@ -42,6 +42,23 @@ def test_who_listens_and_has_no_time_is_told_from_who_is_dead(busy: Endpoint) ->
     assert Path(busy.path).is_socket()
 
 
+def test_a_socket_that_a_killed_process_left_behind_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    with listening_socket(Endpoint(path=str(path))), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+
+
+def test_the_socket_of_a_successor_stays(tmp_path: Path) -> None:
+    path = tmp_path / "ours"
+    with socket.socket(socket.AF_UNIX) as successor:
+        with listening_socket(Endpoint(path=str(path))):
+            path.unlink()
+            successor.bind(str(path))
+        assert path.exists()
+
+
 async def test_a_client_that_finds_no_place_in_line_is_not_connected(busy: Endpoint) -> None:
     with pytest.raises(ConnectionError, match="busy already as may"):
         await connect(busy, Recorder(), None)

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,11 @@ def is_whole(terminal: Terminal, width: int, height: int) -> bool:
     return len(lines) == height and lines[0].startswith("dispatcher top")
 
 
-def test_a_slow_rank_a_resize_a_restart_and_the_end(tmp_path: Path, tmux: str) -> None:
+def test_a_slow_rank_a_resize_a_restart_and_the_end(
+    tmp_path: Path, tool: Callable[[str], str]
+) -> None:
     http = free_address()
-    with Terminal(tmp_path, tmux, width=80, height=24) as terminal:
+    with Terminal(tmp_path, tool("tmux"), width=80, height=24) as terminal:
         with serving(tmp_path, http) as server, SlowRankRun(server.endpoint):
             terminal.type(" ".join(command(http, "--interval", "200ms")))
             named = re.compile(rf"rank {SLOW} takes 1\.(3[5-9]|4[0-5]) times")
@@ -81,8 +83,8 @@ def test_a_slow_rank_a_resize_a_restart_and_the_end(tmp_path: Path, tmux: str) -
             assert terminal.text().rstrip().endswith(PROMPT.rstrip())
 
 
-def test_it_can_be_left_while_nobody_answers(tmp_path: Path, tmux: str) -> None:
-    with Terminal(tmp_path, tmux, width=60, height=10, NO_COLOR="1") as terminal:
+def test_it_can_be_left_while_nobody_answers(tmp_path: Path, tool: Callable[[str], str]) -> None:
+    with Terminal(tmp_path, tool("tmux"), width=60, height=10, NO_COLOR="1") as terminal:
         terminal.type(" ".join(command(free_address())))
         eventually(lambda: "no answer since" in terminal.text(), "it waits")
         terminal.press("C-c")

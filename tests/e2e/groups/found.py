@@ -37,14 +37,6 @@ class Found:
         """Accepted samples that were given up, by reason."""
         return dropped(self.metrics)
 
-    def groups_of(self, step: int) -> int:
-        """Different groups in a step."""
-        return len({group_of(name) for name in self.steps[step]})
-
-    def planned(self, trigger: str) -> int:
-        """Steps that were planned for this reason."""
-        return int(self.metrics.get(f"steps_planned_total{{trigger={trigger}}}", 0))
-
     def assert_accounted(self, books: Books, *, unheard: Iterable[str] = ()) -> None:
         """Every accepted sample is committed or counted as dropped; the books balance.
 

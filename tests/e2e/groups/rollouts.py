@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_dispatcher.errors import SampleRefused
-from rollout_workers import AsyncRolloutProducer, RolloutProducer
+from rollout_workers import AsyncRolloutProducer
 
 #: Samples of a prompt unless said otherwise.
 GROUP = 8
@@ -94,8 +94,6 @@ class Books:
         self.ballast = ballast
         self.to_begin = 0
         self.enough_begun = asyncio.Event()
-        #: Samples whose push has begun: what their producer says from then on comes after them.
-        self.begun: set[str] = set()
         self.accepted: set[str] = set()
         #: Why a sample was refused.
         self.refused: dict[str, str] = {}
@@ -119,7 +117,6 @@ class Books:
         """Push one member and note the answer; whether it was accepted."""
         name = prompt.samples[member]
         sent = fields(name, self.ballast)
-        self.begun.add(name)
         try:
             said = named(prompt, name) | about
             exempt = said["policy_version"] is None
@@ -129,19 +126,6 @@ class Books:
             return False
         self.note(prompt, name, outcome)
         return True
-
-    async def push_some(
-        self, producer: Pushes, prompt: Prompt, members: Iterable[int], **about: Any
-    ) -> None:
-        """Push members one after the other, none of which may be refused."""
-        for member in members:
-            accepted = await self.push(producer, prompt, member, **about)
-            assert accepted, self.refused
-
-    def push_blocking(self, producer: RolloutProducer, prompt: Prompt, member: int) -> None:
-        """Push one member from a thread, and note the answer."""
-        name = prompt.samples[member]
-        self.note(prompt, name, producer.push(fields(name), **named(prompt, name)))
 
 
 def fields(sample_id: str, ballast: int = 0) -> dict[str, Any]:
@@ -206,17 +190,9 @@ async def work(
 
 
 async def together(
-    books: Books,
-    endpoint: str,
-    all_shares: Sequence[Iterable[Prompt]],
-    *,
-    stay: asyncio.Event | None = None,
-    **how: Any,
+    books: Books, endpoint: str, all_shares: Sequence[Iterable[Prompt]], **how: Any
 ) -> None:
-    """A producer for each share; each says that it has ended once all are done.
-
-    stay: what they wait for before that.
-    """
+    """A producer for each share; each says that it has ended once all are done."""
     async with AsyncExitStack() as stack:
         producers = [await stack.enter_async_context(joined(endpoint)) for _ in all_shares]
         await side_by_side(
@@ -225,7 +201,5 @@ async def together(
                 for producer, share in zip(producers, all_shares, strict=True)
             )
         )
-        if stay is not None:
-            await stay.wait()
         for producer in producers:
             await producer.end_stream()

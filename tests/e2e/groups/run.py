@@ -52,8 +52,6 @@ class Run:
     books: Books = field(default_factory=Books)
     #: /metrics, four times a second while producers work.
     looks: list[dict[str, float]] = field(default_factory=list, repr=False)
-    #: Set when producers have done their work.
-    produced: threading.Event = field(default_factory=threading.Event)
     _ranks: list[Ranks] = field(default_factory=list)
 
     @property
@@ -64,28 +62,12 @@ class Run:
     def join(self, step_s: float = 0.0, version: Callable[[int], int] | None = None) -> None:
         """The ranks begin to train; step_s: what a step takes at least."""
         pause = threading.Event()
-        self._join(lambda: pause.wait(step_s), version)
-
-    def join_slower_than_producers(self) -> None:
-        """The ranks begin to train, and are with each step until the window is full again."""
-        self._join(self._until_full, None)
-
-    def _join(self, pace: Callable[[], object], version: Callable[[int], int] | None) -> None:
-        self._ranks.append(Ranks(self.endpoint, pace, version))
+        self._ranks.append(Ranks(self.endpoint, lambda: pause.wait(step_s), version))
         self._stack.callback(self._ranks[-1].close)
-
-    def _until_full(self) -> None:
-        while not self.produced.wait(0.02):
-            now = self.server.scrape()
-            if now["ready_samples"] >= now["window_samples"]:
-                return
 
     def produce(self, *work: Coroutine[Any, Any, object]) -> None:
         """Run producers to their ends; fails when nothing moves any more."""
-        try:
-            asyncio.run(self._produce(work))
-        finally:
-            self.produced.set()
+        asyncio.run(self._produce(work))
 
     async def _produce(self, work: Iterable[Coroutine[Any, Any, object]]) -> None:
         try:

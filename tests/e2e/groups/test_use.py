@@ -5,15 +5,14 @@ groups alone were more than a window, for one, which is where a dispatcher could
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from rollout_workers import RolloutProducer
-from tests.e2e.groups.rollouts import GROUP, Books, prompts, shares, together, work
+from tests.e2e.groups.rollouts import Books, shares, together, work
 from tests.e2e.groups.run import WINDOW, in_use
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(100)]
@@ -53,23 +52,6 @@ def test_sixty_four_workers_with_one_prompt_of_eight_each(tmp_path: Path) -> Non
         run.produce(together(run.books, run.endpoint, mine, at_a_time=1, slowest_s=0.6))
         found = run.finish()
     found.assert_all_committed(run.books, mine)
-    assert_more_begun_than_the_window(run.books, 2 * WINDOW)
-
-
-def test_one_blocking_worker_that_interleaves_sixteen_prompts(tmp_path: Path) -> None:
-    rounds = [prompts(f"round{at}", 16) for at in range(4)]
-
-    def push(producer: RolloutProducer) -> None:
-        for sixteen in rounds:
-            for member in range(GROUP):
-                for prompt in sixteen:
-                    run.books.push_blocking(producer, prompt, member)
-        producer.end_stream()
-
-    with in_use(tmp_path, warm=False) as run:
-        run.produce(blocking(run.endpoint, push))
-        found = run.finish()
-    found.assert_all_committed(run.books, rounds)
     assert_more_begun_than_the_window(run.books, 2 * WINDOW)
 
 
@@ -115,22 +97,3 @@ def test_workers_that_push_over_http_and_come_again_when_told_to(tmp_path: Path)
     found.assert_all_committed(run.books, mine)
     assert_more_begun_than_the_window(run.books)
     assert found.metrics["samples_received_total{outcome=full}"] >= len(mine)
-
-
-def test_ranks_slower_than_workers_get_every_step_from_a_full_window(tmp_path: Path) -> None:
-    mine = shares(4, 32)
-    with in_use(tmp_path, warm=False, ranks=False) as run:
-        run.join_slower_than_producers()
-        run.books.to_begin = WINDOW
-        run.produce(together(run.books, run.endpoint, mine))
-        found = run.finish()
-    found.assert_all_committed(run.books, mine)
-    assert_more_begun_than_the_window(run.books)
-    # The first steps find ranks that wait, the last ones nothing more to come.
-    assert found.planned("window-full") >= len(found.steps) - 5
-
-
-async def blocking(endpoint: str, push: Callable[[RolloutProducer], None]) -> None:
-    """Push from a thread, which ends with the run."""
-    with await asyncio.to_thread(RolloutProducer, endpoint) as producer:
-        await asyncio.to_thread(push, producer)

@@ -1,21 +1,17 @@
 """Groups and policy versions: what is fresh enough is trained on, and what is not is counted."""
 
 import asyncio
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.groups.rollouts import (
-    GROUP,
     Prompt,
-    group_of,
     joined,
     prompts,
     roll_out,
     side_by_side,
-    until,
 )
 from tests.e2e.groups.run import Run, in_use
 
@@ -68,60 +64,3 @@ def test_on_policy_training_with_several_steps_a_version_drops_nothing(tmp_path:
     assert found.metrics["partial_steps_total"] == 0
     for step, names in found.steps.items():
         assert {name.partition("-")[0] for name in names} == {str(step // PER_VERSION)}
-
-
-def test_too_stale_groups_are_dropped_whole_and_the_others_go_on(tmp_path: Path) -> None:
-    """Every fourth prompt takes until the trainer is five versions on; three are its limit.
-
-    Half the members of each group are of a newer version: the oldest is what counts.
-    """
-    limit = 3
-    versions: dict[str, int] = {}
-    late, over = set[str](), asyncio.Event()
-
-    async def lane(producer: Any, name: str) -> None:
-        for number, prompt in enumerate(prompts(name, 12)):
-            version = int(run.server.scrape()["policy_version"])
-            versions[prompt.name] = version
-            if number % 4 == 3:
-                late.add(prompt.name)
-                await trains_with(run, version + limit + 2)
-            for member in range(GROUP):
-                about = version + member % 2
-                await run.books.push(producer, prompt, member, policy_version=about)
-
-    async def work() -> None:
-        async with joined(run.endpoint) as producer, joined(run.endpoint) as keeper:
-            await side_by_side(fill(keeper), lanes(producer))
-            await producer.end_stream()
-            await keeper.end_stream()
-
-    async def lanes(producer: Any) -> None:
-        await side_by_side(*(lane(producer, f"w{at}") for at in range(3)))
-        over.set()
-
-    async def fill(producer: Any) -> None:
-        """Others keep the trainer busy, and have no versions: they are exempt."""
-        for prompt in until(over, "any"):
-            await roll_out(run.books, producer, prompt, 0.02)
-
-    with in_use(tmp_path, ranks=False, global_batch_size=SMALL_BATCH, max_staleness=limit) as run:
-        run.join(step_s=0.02, version=lambda step: step)
-        run.produce(work())
-        found = run.finish()
-    found.assert_accounted(run.books)
-    assert run.books.refused == {}
-    assert found.dropped.keys() == {"stale"}
-    trained_at = {name: step for step, names in found.steps.items() for name in names}
-    fates = defaultdict[str, set[int]](set)
-    for name in run.books.accepted:
-        fates[group_of(name)].add(trained_at.get(name, -1))
-    assert all(len(fate) == 1 for fate in fates.values()), fates
-    for group, version in versions.items():
-        (step,) = fates[group]
-        assert step < 0 or step - version <= limit, (group, version, step)
-    assert len(late) == 9
-    assert {group for group in late if fates[group] != {-1}} == set()
-    assert fates.keys() - versions.keys(), "others were there"
-    for group in fates.keys() - versions.keys():
-        assert fates[group] != {-1}, "what has no version is never stale"

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.config.values import DURATION, SIZE
 from rollout_dispatcher.service.process import machine_memory
-from rollout_planner.types import Layout, Strategy
+from rollout_planner.types import Grouping, Layout, Strategy
 
 
 def config(**changes: Any) -> ServeConfig:
@@ -46,11 +45,6 @@ def test_the_window_is_counted_in_decimal_not_in_binary() -> None:
     assert config(global_batch_size=100, window=1.15).window_samples == 115
 
 
-def test_the_buffer_holds_the_window_unless_told_otherwise() -> None:
-    assert config(window=1.5).buffer_samples == 12
-    assert config(window=1.5, buffer_capacity=40).buffer_samples == 40
-
-
 def test_frames_may_have_a_share_of_the_memory_there_is_and_one_always_finds_room() -> None:
     assert config(receive_bytes="1MiB").received_bytes == 2**20
     assert config(max_frame_bytes="1B").received_bytes == machine_memory() // 16
@@ -63,20 +57,12 @@ def test_the_default_bound_on_skips_can_always_be_kept(multiple: float) -> None:
     assert config(window=multiple).skips_bound >= multiple - 1
 
 
-def test_a_bound_on_skips_that_is_given_is_used() -> None:
-    assert config(max_delay=3).plan_config().max_skips == 3
-
-
 def test_the_planner_is_told_what_was_configured() -> None:
-    plan = config(layout="padded", strategy="kk", cost="tokens").plan_config()
+    asked = {"layout": "padded", "strategy": "kk", "cost": "tokens", "groups": "micro-batch"}
+    plan = config(**asked, group_size=2).plan_config()
     assert (plan.dp_size, plan.dispatch_batch_size, plan.micro_batch_size) == (2, 8, 2)
     assert (plan.layout, plan.strategy) == (Layout.PADDED, Strategy.KK)
-
-
-def test_addresses_and_quantities_are_read() -> None:
-    read = config(listen=["unix:/a.sock", "[::1]:0"], max_wait="100ms", buffer_bytes="64MiB")
-    assert read.listen == (Endpoint(path="/a.sock"), Endpoint("::1", 0))
-    assert (read.max_wait, read.buffer_bytes) == (0.1, 64 * 2**20)
+    assert plan.grouping is Grouping.MICRO_BATCH
 
 
 @pytest.mark.parametrize(
@@ -163,11 +149,6 @@ def test_payload_stores_are_given_in_any_way(stores: object) -> None:
 @pytest.mark.parametrize("address", ["s3://rollouts", "nfs://host/a", "ray://run/payloads"])
 def test_a_scheme_that_is_no_misspelt_one_of_ours_is_somebody_elses(address: str) -> None:
     assert config(payload_stores=[address], journal_dir="/tmp/j").payload_stores == (address,)
-
-
-def test_a_config_does_not_change() -> None:
-    with pytest.raises(ValidationError):
-        config().dp_size = 3  # type: ignore[misc]
 
 
 @given(st.floats(min_value=1e-6, max_value=1e9))

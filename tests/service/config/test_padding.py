@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rollout_dispatcher.errors import ConfigError, RankRefused
-from rollout_dispatcher.service.config.checks import check_padding
+from rollout_dispatcher.service.config.checks import check_padding, check_rank
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 
 
@@ -51,3 +51,9 @@ def test_samples_that_fit_no_micro_batch_once_padded_are_refused_or_dropped() ->
     assert dropping.drop_above == 96
     with pytest.raises(ConfigError, match="multiple of 128 tokens, so none would fit"):
         config(sample_length_multiple=128)
+
+
+def test_a_rank_that_takes_part_in_no_block_is_refused() -> None:
+    with pytest.raises(RankRefused, match="in up to 1; make the stream with max_split=2, for a"):
+        check_rank(config(max_split=2), opens_stores=False)
+    check_rank(config(max_split=2), opens_stores=False, max_split=2)

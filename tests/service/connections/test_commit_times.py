@@ -1,25 +1,15 @@
 """What a step took may come with the commit of it or behind it: the dispatcher learns the same."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from rollout_dispatcher.protocol import messages as m
-from tests.service.connections.test_fencing import Scene, errors, old_group
-from tests.service.durability.test_barrier import SlowLog
-from tests.service.durability.test_behind_the_barrier import hub_with
+from tests.service.wires import TwoRanks
 
 #: Of each DP rank in its one micro-batch, and how much of that it was inside collectives.
 BUSY_S, INSIDE_S = 1.5, (0.5, 0.1)
 Told = Callable[[int], Iterator[m.Message]]
-
-
-@pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    log = SlowLog()
-    router = hub_with(log, dp_size=2)
-    yield Scene(log, router)
-    router.close()
 
 
 def with_it(dp_rank: int) -> Iterator[m.Message]:
@@ -35,8 +25,10 @@ def behind_it(dp_rank: int) -> Iterator[m.Message]:
 
 
 @pytest.mark.parametrize("told", [with_it, behind_it])
-async def test_times_are_brought_together_however_they_are_told(scene: Scene, told: Told) -> None:
-    ranks = await old_group(scene)
+async def test_times_are_brought_together_however_they_are_told(
+    scene: TwoRanks, told: Told
+) -> None:
+    ranks = await scene.old_group()
     for rank in ranks:
         rank.say(m.Prepared(step=0, digest=scene.digest))
         rank.say(m.Demand(taken=0, hungry=True))
@@ -55,8 +47,8 @@ async def test_times_are_brought_together_however_they_are_told(scene: Scene, to
     assert measured.transport == pytest.approx({"update": 0.1, "critic": 0.0})
 
 
-async def test_times_of_a_rank_that_is_fenced_say_nothing(scene: Scene) -> None:
-    old = await old_group(scene)
+async def test_times_of_a_rank_that_is_fenced_say_nothing(scene: TwoRanks) -> None:
+    old = await scene.old_group()
     scene.hello(0, None, "new-0")
     for dp_rank, rank in enumerate(old):
         for message in with_it(dp_rank):
@@ -65,14 +57,3 @@ async def test_times_of_a_rank_that_is_fenced_say_nothing(scene: Scene) -> None:
     measured = scene.router.core.measured
     assert (scene.router.core.statistics().steps_committed, measured.steps) == (0, 0)
     assert not any(measured.unmeasured.values())
-
-
-async def test_times_with_a_commit_that_is_refused_are_not_heard(scene: Scene) -> None:
-    old = await old_group(scene)
-    for dp_rank, rank in enumerate(old):  # which nobody has prepared
-        for message in with_it(dp_rank):
-            rank.say(message)
-    await scene.durable()
-    assert errors(old[0]) == ["protocol"]
-    found = scene.router.core.measured
-    assert (found.steps, found.totals) == (0, {})

@@ -3,12 +3,8 @@
 import signal
 from pathlib import Path
 
-import pytest
-
 from rollout_dispatcher.protocol import codec
-from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import STAGING_BYTES
-from rollout_dispatcher.sample import DType
 from tests.support.client import Producer, Trainer, make_push
 from tests.support.server import ServeProcess, eventually
 
@@ -53,54 +49,3 @@ def test_a_quiet_producer_is_heard_after_one_read_of_each_flood(tmp_path: Path) 
         assert "quiet/0" in step.sample_ids
         assert server.scrape()["message_duration_seconds_count{role=producer}"] > 0
         assert server.scrape()["message_duration_seconds_count{role=rank}"] > 0
-
-
-def test_a_held_push_waits_for_one_of_each_producer_and_not_for_all_that_they_hold(
-    tmp_path: Path,
-) -> None:
-    with ServeProcess(
-        tmp_path, dp_size=1, global_batch_size=4, window=1, micro_batch_size=4
-    ) as server:
-        floods = [Producer(server.endpoint, f"flood-{at}") for at in range(3)]
-        for flood in floods:
-            for _ in range(6):
-                flood.send_push([1] * 4)
-        for flood in floods:
-            flood.send(m.Ping())
-            while not isinstance(flood.receive()[0], m.Pong):
-                pass
-        quiet = Producer(server.endpoint, "quiet")
-        quiet.send_push([1])
-        quiet.expect(m.Blocked)
-        trainer = Trainer(server.endpoint, dp_size=1)
-        steps = [trainer.train()[0].sample_ids for _ in range(5)]
-        assert any("quiet/0" in step for step in steps), steps
-
-
-@pytest.mark.parametrize("count", [m.MAX_SAMPLES + 1, 20_000])
-def test_a_push_of_too_many_samples_is_refused(tmp_path: Path, count: int) -> None:
-    with ServeProcess(
-        tmp_path, dp_size=1, global_batch_size=4, micro_batch_size=4, buffer_capacity=10_000
-    ) as server:
-        producer = Producer(server.endpoint, "p")
-        push = m.Push.model_construct(
-            first_seq=0,
-            floor=0,
-            fields=[m.FieldHeader(name="x", dtype=DType.INT8)],
-            tokens=[1] * count,
-            loss_tokens=[0] * count,
-            sample_ids=["s"] * count,
-        )
-        producer.send_bytes(codec.encode(push, count))
-        error = producer.expect_error("protocol")
-        assert f"at most {m.MAX_SAMPLES} items" in error.message
-
-
-def test_a_header_that_would_take_long_to_read_is_refused_unread(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path, dp_size=1, global_batch_size=4, micro_batch_size=4) as server:
-        producer = Producer(server.endpoint, "p")
-        push, payload = make_push("p", 0, [1], sample_ids=["s"])
-        frame = codec.encode(push.model_copy(update={"sample_ids": ["s" * 2**20]}), len(payload))
-        producer.send_bytes(frame[:64])
-        error = producer.expect_error("frame-too-large")
-        assert "exceeds the limit of 1048576 bytes" in error.message

@@ -9,10 +9,8 @@ import pytest
 
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.service.connections.peer import Peer
-from tests.service.connections.wires import Wire, make_hub
-from tests.support.wire.frames import feed
+from tests.service.wires import Wire, make_router
 
 #: No producer hears such a thing.
 OUT_OF_TURN = m.Release(step=1)
@@ -30,31 +28,33 @@ OUT_OF_TURN = m.Release(step=1)
 async def test_who_is_told_something_out_of_turn_is_sent_away_and_nobody_else(
     say: Callable[[Peer], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    router = make_hub()
-    told, other = Wire(router, "told"), Wire(router, "other")
+    router = make_router(receive_bytes=2**16)
+    told, other = (
+        Wire(router, m.HelloProducer(client_id="told")),
+        Wire(router, m.HelloProducer(client_id="other")),
+    )
     say(told.peer)
     say_no_more = len(told.sent)
     told.peer.send(m.Pong())
     assert len(told.sent) == say_no_more
-    frames = feed(FrameReader(FrameLimits(1 << 20, 0)), told.sent)
-    last = codec.decode(frames[-1])
+    last = told.messages()[-1]
     assert isinstance(last, m.Error)
     assert last.code == "internal"
     assert "saying Release" in caplog.text
     other.peer.send(m.Pong())
     assert not other.lost
     assert router.failure is None
-    told.abort()
-    other.abort()
+    told.lose()
+    other.lose()
     router.close()
 
 
 async def test_what_is_said_after_the_last_word_closes_the_connection() -> None:
-    router = make_hub()
-    wire = Wire(router, "told")
+    router = make_router(receive_bytes=2**16)
+    wire = Wire(router, m.HelloProducer(client_id="told"))
     wire.arrives(codec.encode(m.Bye()))
     assert wire.lost
     wire.peer.send(m.Pong())
     assert router.failure is None
-    wire.abort()
+    wire.lose()
     router.close()

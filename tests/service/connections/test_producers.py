@@ -2,7 +2,7 @@
 
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import Serve
-from tests.support.client import Producer, Trainer, make_push
+from tests.support.client import Producer, make_push
 
 ACCEPTED = ["accepted"]
 
@@ -14,24 +14,6 @@ def test_a_producer_is_told_its_limits(serve: Serve) -> None:
         run_id=server.status()["run_id"], credits=3, max_payload_bytes=3 * 2**30,
         heartbeat_interval_s=2.0,
     )  # fmt: skip
-
-
-def test_a_push_without_room_is_blocked_and_pushed_once_there_is(serve: Serve) -> None:
-    server = serve()
-    producer = Producer(server.endpoint, "p")
-    producer.push([3, 3, 3, 3])
-    late = producer.send_push([5])
-    blocked = producer.expect(m.Blocked)
-    assert blocked.waits_for.startswith("DP ranks 0, 1 not joined yet")
-    assert blocked.model_copy(update={"waits_for": ""}) == m.Blocked(
-        first_seq=late, cap="samples", held=4, capacity=4
-    )
-    server.await_scrape(lambda found: found["backpressure_seconds_total"] > 0, "it is counted")
-    with Trainer(server.endpoint, 2) as trainer:
-        trainer.train()
-        answer = producer.expect(m.Pushed)
-    assert (answer.first_seq, answer.outcomes) == (late, ACCEPTED)
-    server.await_status(buffered=1, samples_committed=4, pushes_held=0)
 
 
 def test_a_client_that_connects_again_replaces_its_older_connection(serve: Serve) -> None:

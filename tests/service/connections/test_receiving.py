@@ -54,21 +54,6 @@ def queue(*sizes: int) -> tuple[Receiving, list[Sender], list[str]]:
     return receiving, senders, lets
 
 
-def test_frames_wait_for_room_in_order_of_arrival() -> None:
-    receiving, (first, second, *_), lets = queue(LIMIT // 2, LIMIT // 2, LIMIT, SMALL_BYTES)
-    assert (receiving.nbytes, len(receiving.waiting)) == (LIMIT, 2)
-    receiving.done(first)
-    assert lets == [], "the small one at the end has room, and is not first in line"
-    receiving.done(second)
-    assert (lets, receiving.nbytes) == (["2"], LIMIT)
-
-
-def test_several_are_let_in_at_once_where_there_is_room() -> None:
-    receiving, (first, *_), lets = queue(LIMIT, LIMIT // 2, LIMIT // 4, LIMIT)
-    receiving.done(first)
-    assert (lets, receiving.nbytes) == (["1", "2"], LIMIT // 2 + LIMIT // 4)
-
-
 def test_while_the_journal_is_behind_large_frames_are_put_off_and_small_ones_pass() -> None:
     receiving = Receiving(100 * BEHIND_BYTES, PATIENCE)
     whole, under_way, late, small = (Sender(name) for name in ("whole", "way", "late", "small"))
@@ -85,48 +70,12 @@ def test_while_the_journal_is_behind_large_frames_are_put_off_and_small_ones_pas
     assert (under_way.is_put_off, late.lets, list(receiving.waiting)) == (False, ["late"], [])
 
 
-def test_a_journal_that_keeps_up_puts_nobody_off() -> None:
-    receiving = Receiving(100 * BEHIND_BYTES, PATIENCE)
-    whole, under_way = Sender(), Sender()
-    asks(receiving, whole, BEHIND_BYTES)
-    asks(receiving, under_way, BEHIND_BYTES)
-    receiving.queued(whole)
-    receiving.done(whole)
-    assert not under_way.is_put_off
-
-
-def test_a_frame_larger_than_the_limit_is_received_alone() -> None:
-    receiving, (first, second, third), lets = queue(2 * LIMIT, 3 * LIMIT, SMALL_BYTES)
-    assert receiving.nbytes == 2 * LIMIT
-    receiving.done(first)
-    assert (lets, receiving.nbytes) == (["1"], 3 * LIMIT)
-    receiving.done(second)
-    assert (lets, receiving.nbytes) == (["1", "2"], SMALL_BYTES)
-    receiving.done(third)
-    assert receiving.nbytes == 0
-
-
-def test_small_frames_are_counted_never_wait_and_keep_nobody_from_being_alone() -> None:
-    receiving, (large, *_), lets = queue(2 * LIMIT, 2 * LIMIT, SMALL_BYTES - 1, SMALL_BYTES - 1)
-    assert receiving.nbytes == 2 * LIMIT + 2 * (SMALL_BYTES - 1)
-    receiving.done(large)
-    assert lets == ["1"]
-
-
 def test_what_comes_in_small_parts_is_bounded_as_a_whole() -> None:
     receiving, many = Receiving(LIMIT, PATIENCE), [Sender() for _ in range(40)]
     for _ in range(10):
         for sender in many:
             receiving.claim_now(sender, SMALL_BYTES // 2)
     assert receiving.nbytes <= LIMIT + len(many) * SMALL_BYTES
-
-
-def test_who_leaves_the_line_or_the_service_makes_room() -> None:
-    receiving, (first, second, _), lets = queue(LIMIT, LIMIT, LIMIT)
-    receiving.done(second)
-    receiving.done(second)
-    receiving.done(first)
-    assert (lets, receiving.nbytes) == (["2"], LIMIT)
 
 
 def test_a_share_may_grow_as_long_as_there_is_room() -> None:

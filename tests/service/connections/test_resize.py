@@ -1,11 +1,5 @@
 """Another number of DP ranks: a new process group brings it, and open steps follow it."""
 
-import signal
-import socket
-from pathlib import Path
-
-import pytest
-
 from rollout_dispatcher.protocol import messages as m
 from tests.service.conftest import Serve
 from tests.support.client import HeldStep, Producer, Rank, Trainer, WireClient
@@ -75,32 +69,6 @@ def test_a_larger_group_gets_the_open_step_again_and_a_smaller_one_goes_on(serve
         assert per_rank(server, metric) == [f"{metric}{{dp_rank=0}}"]
 
 
-def test_ranks_that_are_no_more_are_not_absent(serve: Serve) -> None:
-    server = serve()
-    Rank(server.endpoint, 0, 2)
-    with Trainer(server.endpoint, 3):
-        server.await_status(ranks_connected=3)
-    server.await_status(absent_ranks=[0, 1, 2])
-    with Trainer(server.endpoint, 2):
-        server.await_status(absent_ranks=[], ranks_connected=2)
-        assert "absent" not in server.get("/readyz").text
-
-
-def test_a_size_that_the_batch_does_not_divide_over_is_refused_and_training_goes_on(
-    serve: Serve,
-) -> None:
-    server = serve(global_batch_size=8, micro_batch_size=2)
-    trainer = Trainer(server.endpoint, 2)
-    words = (
-        "no steps for 3 DP ranks: global_batch_size 8 is not a multiple of 6 = dp_size 3 x "
-        "micro_batch_size 2; use 6 or 12, or dp_size 2 or 4"
-    )
-    assert refusal(server, 0, 3, None) == words
-    Producer(server.endpoint, "p").push([3] * 8)
-    assert len(trainer.train()) == 2
-    server.await_status(steps_committed=1, generation=1, dp_size=2)
-
-
 def test_more_ranks_than_connections_are_refused(serve: Serve) -> None:
     server = serve(max_connections=8)
     Rank(server.endpoint, 0, 2)
@@ -115,38 +83,3 @@ def test_the_number_may_be_fixed(serve: Serve) -> None:
     assert words in refusal(server, 0, 4, None)
     with Trainer(server.endpoint, 2):
         server.await_status(generation=2, ranks_connected=2)
-
-
-@pytest.mark.parametrize("planned_again", [False, True], ids=["before", "after"])
-def test_the_size_and_the_new_plans_outlive_a_kill(
-    planned_again: bool, serve: Serve, tmp_path: Path
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    options = {"listen": address, "journal_dir": tmp_path / "journal", "micro_batch_size": 1}
-    server = serve(**options)
-    Producer(server.endpoint, "p").push([3, 9, 4, 7])
-    old = Trainer(server.endpoint, 2)
-    before = old.take()
-    leader = Rank(server.endpoint, 0, 4)
-    if planned_again:
-        leader.hold(0)
-    server.send_signal(signal.SIGKILL)
-    server.wait()
-
-    server = serve(**options)
-    assert server.status()["dp_size"] == 4
-    with WireClient(server.endpoint) as late:
-        late.send(m.HelloRank(client_id="x", dp_rank=0, dp_size=2, generation=old.generation))
-        assert "is over" in late.expect_error("fenced").message
-    ranks = [leader.reconnect()]
-    ranks += [Rank(server.endpoint, at, 4, generation=leader.generation) for at in (1, 2, 3)]
-    parts = [rank.hold(0) for rank in ranks]  # the leader fails if its plan is not the same
-    assert names(parts) == names(before)
-    for rank in ranks:
-        rank.demand(taken=-1)
-        rank.prepare(0)
-    for rank in ranks:
-        rank.await_release(0)
-        rank.commit(0)
-    server.await_status(steps_committed=1, samples_committed=4, balanced=True)

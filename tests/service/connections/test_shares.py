@@ -7,7 +7,7 @@ from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.service.connections.peer import BULK_BYTES_A_TURN
-from tests.service.connections.wires import Wire, make_hub
+from tests.service.wires import Wire, make_router
 
 FRAME_BYTES = BULK_BYTES_A_TURN // 2
 
@@ -18,8 +18,8 @@ def frame(number: int) -> bytes:
 
 
 async def test_bulk_leaves_in_order_and_a_share_of_it_in_each_turn() -> None:
-    router = make_hub()
-    wire, written = Wire(router, "p"), list[int]()
+    router = make_router(receive_bytes=2**16)
+    wire, written = Wire(router, m.HelloProducer(client_id="p")), list[int]()
     told = len(wire.sent)
 
     def job(number: int) -> list[bytes]:
@@ -37,8 +37,8 @@ async def test_bulk_leaves_in_order_and_a_share_of_it_in_each_turn() -> None:
 
 
 async def test_who_is_put_off_is_not_read_from_and_not_too_slow() -> None:
-    router = make_hub()
-    wire = Wire(router, "p")
+    router = make_router(receive_bytes=2**16)
+    wire = Wire(router, m.HelloProducer(client_id="p"))
     payload = wire.announces_a_push()
     wire.peer.pause_reading()
     assert (wire.reading, wire.peer.held, wire.peer.filled) == (False, True, None)

@@ -3,23 +3,16 @@
 A real router and a real connection, whose transport is memory and whose clock says what it is told.
 """
 
-import asyncio
 import logging
-from collections.abc import Iterable
 
 import pytest
 
-from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.frame import FrameLimits
-from rollout_dispatcher.service.config.serve import ServeConfig, core_config
-from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
 from rollout_dispatcher.service.dispatcher import LAG_PROBE_SECONDS
-from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.router import Router
 from rollout_workers.client.role import Heartbeat
 from tests.service.conftest import Serve
+from tests.service.wires import Wire, make_router
 from tests.support.client import Producer, Rank
 from tests.support.server import eventually
 
@@ -35,58 +28,12 @@ class Clock:
         return self.reading
 
 
-class MemoryTransport(asyncio.Transport):
-    """Takes what is written, and knows whether it was closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.closed = False
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Forget it."""
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Forget them."""
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def abort(self) -> None:
-        self.closed = True
-
-
-class Connection:
-    """A DP rank's connection to a router, in memory."""
-
-    def __init__(self, router: Router, clock: Clock, dp_rank: int) -> None:
-        limits = PeerLimits(FrameLimits(1 << 20, 1 << 20), 10.0, 10.0)
-        self._peer = Peer(router, limits, clock)
-        self.transport = MemoryTransport()
-        self._peer.connection_made(self.transport)
-        generation = None if dp_rank == 0 else router.core.generation
-        self.say(
-            m.HelloRank(client_id=f"r{dp_rank}", dp_rank=dp_rank, dp_size=2, generation=generation)
-        )
-
-    def say(self, message: m.Message) -> None:
-        """What the client sends."""
-        data = codec.encode(message)
-        self._peer.get_buffer(len(data))[: len(data)] = data
-        self._peer.buffer_updated(len(data))
-
-    def hang_up_if_closed(self) -> None:
-        """As the event loop does after a close."""
-        if self.transport.is_closing():
-            self._peer.connection_lost(None)
-
-
-def make_hub(clock: Clock) -> Router:
-    config = ServeConfig(dp_size=2, global_batch_size=4, micro_batch_size=1)
-    core = DispatcherCore(core_config(config))
-    return Router(config, core, Metrics(config, core, clock), clock)
+def two_ranks(router: Router) -> list[Wire]:
+    ranks = ((0, None), (1, 1))
+    return [
+        Wire(router, m.HelloRank(client_id=f"r{at}", dp_rank=at, dp_size=2, generation=generation))
+        for at, generation in ranks
+    ]
 
 
 def silent_ranks(router: Router) -> float:
@@ -98,8 +45,8 @@ def silent_ranks(router: Router) -> float:
 
 async def test_a_pause_of_an_hour_with_heartbeats_trips_nothing() -> None:
     clock = Clock()
-    router = make_hub(clock)
-    ranks = [Connection(router, clock, dp_rank) for dp_rank in (0, 1)]
+    router = make_router(clock=clock, dp_size=2, global_batch_size=4)
+    ranks = two_ranks(router)
     hearts = [Heartbeat(router.config.heartbeat_interval, clock()) for _ in ranks]
     while clock() < 60 * MINUTE:
         clock.reading += min(LAG_PROBE_SECONDS, *(heart.wait(clock()) for heart in hearts))
@@ -109,7 +56,7 @@ async def test_a_pause_of_an_hour_with_heartbeats_trips_nothing() -> None:
                 heart.heard()
             heart.check(clock())
         router.close_silent(away=0.0)
-    assert not any(rank.transport.is_closing() for rank in ranks)
+    assert not any(rank.is_closing() for rank in ranks)
     assert (list(router.core.statistics().absent_ranks), silent_ranks(router)) == ([], 0)
     router.close()
 
@@ -118,17 +65,17 @@ async def test_silence_is_noticed_after_the_timeout_and_not_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    router = make_hub(clock)
-    silent, alive = (Connection(router, clock, dp_rank) for dp_rank in (0, 1))
+    router = make_router(clock=clock, dp_size=2, global_batch_size=4)
+    silent, alive = two_ranks(router)
     clock.reading = router.config.rank_timeout
     alive.say(m.Ping())
     router.close_silent(away=0.0)
-    assert not silent.transport.is_closing()
+    assert not silent.is_closing()
     clock.reading += LAG_PROBE_SECONDS
     with caplog.at_level(logging.WARNING):
         router.close_silent(away=0.0)
-    silent.hang_up_if_closed()
-    assert (silent.transport.is_closing(), alive.transport.is_closing()) == (True, False)
+    assert (silent.is_closing(), alive.is_closing()) == (True, False)
+    silent.lose()
     assert "rank r0 was silent for 60 s" in caplog.text
     assert (list(router.core.statistics().absent_ranks), silent_ranks(router)) == ([0], 1)
     router.close()
@@ -136,15 +83,15 @@ async def test_silence_is_noticed_after_the_timeout_and_not_before(
 
 async def test_time_in_which_the_dispatcher_itself_was_stopped_is_nobodys_silence() -> None:
     clock = Clock()
-    router = make_hub(clock)
-    rank = Connection(router, clock, 0)
+    router = make_router(clock=clock, dp_size=2, global_batch_size=4)
+    rank, _ = two_ranks(router)
     stopped = 10 * MINUTE
     clock.reading += stopped + LAG_PROBE_SECONDS
     router.close_silent(away=stopped)
-    assert not rank.transport.is_closing()
+    assert not rank.is_closing()
     clock.reading += router.config.rank_timeout + LAG_PROBE_SECONDS
     router.close_silent(away=0.0)
-    assert rank.transport.is_closing()
+    assert rank.is_closing()
     router.close()
 
 

@@ -4,19 +4,20 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.feedback import TOLD_AT_ONCE
 from rollout_dispatcher.service.router import Router
-from tests.service.connections.wires import Wire, make_hub
+from tests.service.wires import Wire, make_router
 
 
 class Listener(Wire):
     """A producer that is told where the trainer is."""
 
     def __init__(self, router: Router, name: str) -> None:
-        super().__init__(router, name, feedback=True)
+        super().__init__(router, m.HelloProducer(client_id=name, feedback=True))
         self.sent = b""
 
-    def hears(self, version: int) -> bool:
+    def is_told(self, version: int) -> bool:
         """Whether it was told of this version since this was asked last."""
         said, self.sent = self.sent, b""
         return said.count(b'"policy_version":%d' % version) == 1
@@ -35,7 +36,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_thousands_are_told_in_turns_and_others_come_in_between() -> None:
-    router = make_hub()
+    router = make_router(receive_bytes=2**16)
     everybody = [Listener(router, f"p{at}") for at in range(5 * TOLD_AT_ONCE)]
     report(router, 3)
     told = [0]
@@ -43,7 +44,7 @@ async def test_thousands_are_told_in_turns_and_others_come_in_between() -> None:
         await asyncio.sleep(0)
         told.append(sum(bool(one.sent) for one in everybody))
         assert told[-1] - told[-2] <= TOLD_AT_ONCE
-    assert all(one.hears(3) for one in everybody)
+    assert all(one.is_told(3) for one in everybody)
     report(router, 4)  # also to those who come while others are told
     await until(lambda: bool(everybody[0].sent))
     report(router, 5)
@@ -52,14 +53,14 @@ async def test_thousands_are_told_in_turns_and_others_come_in_between() -> None:
 
 
 async def test_who_does_not_read_is_told_once_it_has() -> None:
-    router = make_hub()
+    router = make_router(receive_bytes=2**16)
     reader, other = Listener(router, "reader"), Listener(router, "other")
     other.peer.pause_writing()
     for version in (3, 4, 5):
         report(router, version)
-        await until(partial(reader.hears, version))
+        await until(partial(reader.is_told, version))
         assert other.sent == b""
     other.peer.resume_writing()
     await until(lambda: bool(other.sent))
-    assert other.hears(5)
+    assert other.is_told(5)
     router.close()

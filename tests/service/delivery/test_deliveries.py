@@ -1,11 +1,12 @@
-"""Micro-batches that wait in line for a rank when their step is planned again."""
+"""Micro-batches of a step that is planned again, and of one that goes on."""
 
 from pathlib import Path
 from typing import Any
 
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import Outcome
-from tests.support.client import Producer, Rank
+from tests.service.conftest import Serve
+from tests.support.client import Producer, Rank, Trainer
 from tests.support.references import STORE, make_references
 from tests.support.server import ServeProcess
 
@@ -43,3 +44,22 @@ def test_a_rank_that_reads_late_gets_nothing_of_a_plan_that_is_void(tmp_path: Pa
                 attempts.append(heard.attempt)
         assert attempts == sorted(attempts)
         assert 1 < attempts.count(0) < said.num_micro_batches
+
+
+def test_a_live_rank_goes_on_at_the_next_micro_batch(serve: Serve) -> None:
+    server = serve(micro_batch_size=1)
+    Producer(server.endpoint, "p").push([3] * 4)
+    trainer = Trainer(server.endpoint, 2)
+    trainer.take()
+    first, second = trainer.ranks
+    lost = first.steps[0].micro_batches.pop()  # as if the connection had ended just before it
+    again = first.reconnect()
+    held = again.hold(0)  # a micro-batch that came twice would fail this
+    assert held.micro_batches[1:] == [lost]
+    again.prepare(0)
+    again.await_release(0)
+    for rank in (again, second):
+        rank.commit(0)
+        rank.settle()
+    assert server.status()["steps_committed"] == 1
+    assert server.scrape()["redeliveries_total{reason=reconnect}"] == 1

@@ -2,11 +2,9 @@
 
 import asyncio
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from rollout_dispatcher.core.facts import Accepted, Fact, StreamEnded
+from rollout_dispatcher.core.facts import StreamEnded
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.service.barrier import (
     BYTES_BESIDES_PAYLOAD,
@@ -15,46 +13,7 @@ from rollout_dispatcher.service.barrier import (
     DurabilityBarrier,
 )
 from rollout_dispatcher.service.completion import Failure
-from tests.support.samples import span_of
-
-
-class SlowLog:
-    """A journal whose disk is the test: batches are durable when it says so."""
-
-    def __init__(self) -> None:
-        self.on_durable: Callable[[int], None] = lambda _: None
-        self.on_broken: Callable[[JournalError], None] = lambda _: None
-        self.on_capacity: Callable[[], None] = lambda: None
-        self.free, self.asked = sys.maxsize, 0
-        self.appended = asyncio.Event()
-        self.failure: JournalError | None = None
-        self.batches: list[tuple[Sequence[Fact], Mapping[str, object]]] = []
-
-    def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
-        self.batches.append((facts, totals))
-        self.appended.set()
-        return len(self.batches)
-
-    def capacity(self, wanted: int = 0) -> int:
-        """What the test says, to whatever was asked."""
-        self.asked = wanted
-        return self.free
-
-    def fetch(self, ticket: int) -> bytes:
-        """The payload as it was appended."""
-        accepted = (fact for facts, _ in self.batches for fact in facts)
-        return next(
-            span_of(fact.entry.sample).tobytes()
-            for fact in accepted
-            if isinstance(fact, Accepted) and fact.entry.ticket == ticket
-        )
-
-    async def durable(self, lsn: int) -> None:
-        """Report from another thread, as a journal does, and let the loop hear of it."""
-        thread = threading.Thread(target=self.on_durable, args=(lsn,))
-        thread.start()
-        thread.join()
-        await asyncio.sleep(0)
+from tests.service.wires import SlowLog, told
 
 
 class Chatterbox:
@@ -151,9 +110,7 @@ async def test_room_is_the_journals_and_without_one_there_is_always_some() -> No
 async def test_the_loop_is_told_when_there_may_be_room_again() -> None:
     log, said = SlowLog(), list[str]()
     DurabilityBarrier(log, Failure(), partial(said.append, "capacity"))
-    thread = threading.Thread(target=log.on_capacity)
-    thread.start()
-    thread.join()
+    log.on_capacity()
     assert said == []
     await asyncio.sleep(0)
     assert said == ["capacity"]
@@ -163,10 +120,7 @@ async def test_a_broken_journal_is_reported_to_the_loop() -> None:
     log, failure = SlowLog(), Failure()
     DurabilityBarrier(log, failure)
     error = JournalError("the disk is gone")
-    thread = threading.Thread(target=log.on_broken, args=(error,))
-    thread.start()
-    thread.join()
-    await asyncio.sleep(0)
+    await told(log.on_broken, error)
     assert failure.error is error
 
 

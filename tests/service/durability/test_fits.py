@@ -89,24 +89,17 @@ async def test_a_sample_longer_than_the_token_budget_is_refused_at_start(tmp_pat
     Life(tmp_path, micro_batch_tokens=95).end()
 
 
-async def test_a_sample_longer_than_the_token_budget_goes_alone_if_it_may(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("oversize", "in_flight"), [("alone", 2), ("drop", 1)])
+async def test_a_sample_longer_than_the_token_budget_goes_alone_or_is_dropped_if_so_asked(
+    tmp_path: Path, oversize: str, in_flight: int
+) -> None:
     first = Life(tmp_path)
     await first.push(make_sample("short", 10), make_sample("long", 90))
     first.end()
-    second = Life(tmp_path, micro_batch_tokens=50, on_oversize="alone")
-    await second.plan()
-    assert second.core.statistics().in_flight == 2
-    second.end()
-
-
-async def test_a_sample_longer_than_the_token_budget_is_dropped_if_so_asked(tmp_path: Path) -> None:
-    first = Life(tmp_path)
-    await first.push(make_sample("short", 10), make_sample("long", 90))
-    first.end()
-    second = Life(tmp_path, micro_batch_tokens=50, on_oversize="drop")
+    second = Life(tmp_path, micro_batch_tokens=50, on_oversize=oversize)
     await second.plan()
     at = second.core.statistics()
-    assert (at.in_flight, at.dropped[DropReason.OVERSIZE]) == (1, 1)
+    assert (at.in_flight, at.dropped[DropReason.OVERSIZE]) == (in_flight, 2 - in_flight)
     second.end()
 
 

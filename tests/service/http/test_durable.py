@@ -2,19 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
-import aiohttp
 import pytest
 
 from rollout_dispatcher.core.facts import Dropped, PhaseEnded, StreamEnded
 from rollout_dispatcher.errors import JournalFull
-from rollout_dispatcher.protocol.endpoint import Endpoint
-from rollout_dispatcher.service.planes import http_plane
-from rollout_dispatcher.service.router import Router
-from tests.service.durability.test_barrier import SlowLog
-from tests.service.durability.test_behind_the_barrier import hub_with
+from tests.service.wires import SlowLog, http_client, make_router
 
 MEMBER = {"fields": {"input_ids": [1, 2, 3]}, "group_id": "g", "group_size": 2}
 #: What is ended, and the fact that has to be durable first.
@@ -28,25 +21,21 @@ ENDS = [
 class Plane:
     """The HTTP plane of a router whose journal is durable when the test says so."""
 
-    def __init__(self, log: SlowLog, router: Router, session: aiohttp.ClientSession) -> None:
-        self.log, self.router, self._session = log, router, session
+    def __init__(self) -> None:
+        self.log = SlowLog()
+        self.router = make_router(self.log, dp_size=4, global_batch_size=4)
+        self.client = http_client(self.router)
 
     async def post(self, path: str, body: object = None) -> tuple[int, dict[str, object]]:
-        async with self._session.post(path, json=body) as answer:
+        async with self.client.post(path, json=body) as answer:
             return answer.status, await answer.json()
-
-    async def is_alive(self) -> bool:
-        """It answers what needs no journal."""
-        async with self._session.get("/livez") as answer:
-            return answer.status == 200
 
     async def push_member(self) -> None:
         """The first of two of a group; durable."""
         pushed = asyncio.ensure_future(self.post("/v1/samples", MEMBER))
         await self.noted(0)
-        await self.log.durable(len(self.log.batches))
-        status, _ = await pushed
-        assert status == 200
+        await self.log.durable()
+        assert (await pushed)[0] == 200
 
     async def noted(self, before: int) -> None:
         """Until there are more facts than before."""
@@ -55,43 +44,32 @@ class Plane:
             await self.log.appended.wait()
 
 
-@asynccontextmanager
-async def plane(folder: Path) -> AsyncIterator[Plane]:
-    log = SlowLog()
-    router = hub_with(log, dp_size=4)
-    path = str(folder / "http")
-    config = router.config.model_copy(update={"http": Endpoint(path=path)})
-    async with http_plane(config, router):
-        connector = aiohttp.UnixConnector(path)
-        async with aiohttp.ClientSession("http://dispatcher", connector=connector) as session:
-            yield Plane(log, router, session)
-    router.close()
+@pytest.fixture
+async def http() -> AsyncIterator[Plane]:
+    plane = Plane()
+    async with plane.client:
+        await plane.push_member()
+        yield plane
+    plane.router.close()
 
 
 @pytest.mark.parametrize(("path", "fact"), ENDS)
-async def test_an_end_is_answered_once_it_is_durable(tmp_path: Path, path: str, fact: type) -> None:
-    async with plane(tmp_path) as http:
-        await http.push_member()
-        before = len(http.log.batches)
-        ended = asyncio.ensure_future(http.post(path))
-        await http.noted(before)
-        assert any(isinstance(one, fact) for facts, _ in http.log.batches for one in facts)
-        assert await http.is_alive()
-        assert not ended.done()
-        await http.log.durable(len(http.log.batches))
-        status, _ = await ended
-        assert status == 200
+async def test_an_end_is_answered_once_it_is_durable(path: str, fact: type, http: Plane) -> None:
+    before = len(http.log.batches)
+    ended = asyncio.ensure_future(http.post(path))
+    await http.noted(before)
+    assert any(isinstance(one, fact) for facts, _ in http.log.batches for one in facts)
+    assert (await http.client.get("/livez")).status == 200  # it answers what needs no journal
+    assert not ended.done()
+    await http.log.durable()
+    assert (await ended)[0] == 200
 
 
-@pytest.mark.parametrize(("path", "fact"), ENDS)
-async def test_nothing_is_ended_while_the_journal_fails(
-    tmp_path: Path, path: str, fact: type
-) -> None:
-    async with plane(tmp_path) as http:
-        await http.push_member()
-        before = len(http.log.batches)
-        http.log.failure = JournalFull("no room at all")
-        status, body = await http.post(path)
-        assert (status, body["message"]) == (503, "no room at all")
-        assert len(http.log.batches) == before
-        assert http.router.core.statistics().buffered == 1
+@pytest.mark.parametrize("path", [path for path, _ in ENDS])
+async def test_nothing_is_ended_while_the_journal_fails(path: str, http: Plane) -> None:
+    before = len(http.log.batches)
+    http.log.failure = JournalFull("no room at all")
+    status, body = await http.post(path)
+    assert (status, body["message"]) == (503, "no room at all")
+    assert len(http.log.batches) == before
+    assert http.router.core.statistics().buffered == 1

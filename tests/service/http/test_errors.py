@@ -5,20 +5,15 @@ import json
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
 from rollout_dispatcher.errors import IllegalTransition
-from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.http.plane import HttpPlane, describe
-from rollout_dispatcher.service.router import Router
 from tests.service.conftest import SMALL
-from tests.service.durability.test_barrier import SlowLog
-from tests.service.durability.test_behind_the_barrier import hub_with
 from tests.service.http.test_limits import connect, read_all
+from tests.service.wires import http_client, make_router
 from tests.support.server import ServeProcess
 
 #: Where a push is answered sample by sample.
@@ -69,26 +64,6 @@ def test_every_error_is_json(said: bytes, status: int, code: str, shared: ServeP
     assert json.loads(body)["message"]
 
 
-def test_so_is_not_being_ready(tmp_path: Path) -> None:
-    with ServeProcess(tmp_path, warm=True, **SMALL) as server:
-        left = b'{"fields": {"input_ids": [1, 2]}}'
-        assert server.post("/v1/samples", left).status == 200
-        assert server.post("/v1/stream/end?force=true").status == 200
-        answer = server.get("/readyz")
-        assert (answer.status, answer.json["code"]) == (503, "not-ready")
-        assert "not ready: " in answer.json["message"]
-        assert "Rollout-Dispatcher-Run-Id" in answer.headers
-
-
-def plane_of(router: Router) -> TestServer:
-    """The HTTP plane over this router."""
-    guard = HttpGuard(
-        router.config, router.access, lambda _: None, router.clock,
-        max_connections=8, pending=router.http_pending,
-    )  # fmt: skip
-    return TestServer(HttpPlane(router, guard).application())
-
-
 @pytest.mark.parametrize("bug", [RuntimeError("our bug"), IllegalTransition("a", "b")], ids=repr)
 @pytest.mark.parametrize(
     ("broken", "path", "body"),
@@ -102,13 +77,13 @@ def plane_of(router: Router) -> TestServer:
 async def test_a_bug_of_the_core_is_500_and_ends_the_service_as_on_the_other_plane(
     broken: str, path: str, body: bytes, bug: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    router = hub_with(SlowLog())
+    router = make_router()
 
     def fail(*_: object, **__: object) -> None:
         raise bug
 
     monkeypatch.setattr(router.core, broken, fail)
-    async with TestClient(plane_of(router)) as client:
+    async with http_client(router) as client:
         answer = await client.post(path, data=body)
         assert (answer.status, answer.content_type) == (500, "application/json")
         assert (await answer.json())["code"] == "internal"
@@ -117,9 +92,9 @@ async def test_a_bug_of_the_core_is_500_and_ends_the_service_as_on_the_other_pla
 
 
 async def test_another_bug_is_500_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    router = hub_with(SlowLog())
+    router = make_router()
     monkeypatch.setattr("rollout_dispatcher.service.http.plane.describe", partial(int, "no number"))
-    async with TestClient(plane_of(router)) as client:
+    async with http_client(router) as client:
         answer = await client.get("/openapi.json")
         assert (answer.status, answer.content_type) == (500, "application/json")
     assert router.failure is None

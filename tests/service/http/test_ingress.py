@@ -17,8 +17,7 @@ from rollout_dispatcher.sample import DType, Outcome
 from rollout_workers import RolloutProducer
 from tests.service.conftest import Serve
 from tests.service.http.test_limits import connect
-from tests.support.certificates import Authority
-from tests.support.client import Producer, Trainer, WireClient
+from tests.support.client import Producer, WireClient
 from tests.support.server import ServeProcess, eventually
 
 MIB = 2**20
@@ -139,19 +138,6 @@ def test_forty_large_frames_at_once_have_bounded_memory_and_all_come_through(ser
     await_receiving(server, 0)
 
 
-def test_ranks_and_small_pushes_go_on_while_large_frames_wait(serve: Serve) -> None:
-    server = serve(receive_bytes="10MiB", max_sample_tokens=64)
-    trainer, small = Trainer(server.endpoint, 2), Producer(server.endpoint, "small")
-    holder, waiting = Sender(server, "holder"), Sender(server, "waiting")
-    await_receiving(server, SIZE)
-    for _ in range(3):
-        assert small.push([3, 4, 5, 6]).outcomes == ["accepted"] * 4
-        assert trainer.train()
-    for sender in (holder, waiting):
-        sender.send_payload()
-        assert sender.outcome() == ["refused"]
-
-
 def test_who_waits_hears_that_the_dispatcher_lives_and_what_it_waits_for(serve: Serve) -> None:
     server = serve(**ONE_AT_A_TIME, heartbeat_interval="50ms")
     holder, waiting = Sender(server, "holder"), Sender(server, "waiting")
@@ -191,54 +177,6 @@ def test_a_frame_that_does_not_come_makes_way_for_those_that_wait(serve: Serve) 
     assert "bytes of a frame have come, the last of them too slowly over 0.5 s" in error.message
     assert waiting.outcome() == ["refused"]
     await_receiving(server, 0)
-
-
-def test_a_slow_frame_that_is_in_nobodys_way_is_left_alone(serve: Serve) -> None:
-    server = serve(**ONE_AT_A_TIME, request_timeout="500ms")
-    slow = Sender(server, "slow", 8 * SIZE)
-    keep_up(server, 2.0, lambda: slow.send_payload(1))
-    slow.send_payload()
-    assert slow.outcome() == ["refused"]
-
-
-def test_lost_connections_give_their_room_and_their_turn_to_the_next(serve: Serve) -> None:
-    server = serve(**ONE_AT_A_TIME)
-    holder = Sender(server, "0")
-    await_receiving(server, SIZE)
-    second, third = Sender(server, "1"), Sender(server, "2")
-    third.finish()
-    for lost in (second, holder):
-        lost.send_payload(1)
-        lost.close()
-    assert third.outcome() == ["refused"]
-    await_receiving(server, 0)
-
-    def are_both_lost() -> bool:
-        # One that closes without having read what we sent it (`blocked`) resets its connection.
-        found = server.scrape()
-        reasons = (f"connection_errors_total{{reason={why},role=producer}}" for why in ENDED)
-        return sum(found[reason] for reason in reasons) == 2
-
-    eventually(are_both_lost, "both left")
-
-
-def test_a_frame_larger_than_all_the_room_comes_through_alone(serve: Serve) -> None:
-    server = serve(**BUSY, receive_bytes="1MiB")
-    senders = [Sender(server, f"p{at}") for at in range(3)]
-    for sender in senders:
-        sender.finish()
-    assert [sender.outcome() for sender in senders] == [["refused"]] * 3
-
-
-def test_it_holds_within_tls(serve: Serve, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    server = serve(**authority.issue("127.0.0.1").options(), **BUSY, receive_bytes="20MiB")
-    before, tls = resident(server), authority.client()
-    senders = [Sender(server, f"p{at}", tls=tls) for at in range(10)]
-    for sender in senders:
-        sender.finish()
-    assert [sender.outcome() for sender in senders] == [["refused"]] * 10
-    assert resident(server) - before < 20 * MIB + 32 * MIB
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])

@@ -2,13 +2,11 @@
 
 import socket
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from tests.service.conftest import Serve
-from tests.support.certificates import Authority
 from tests.support.server import PATIENCE_S, ServeProcess, eventually
 
 LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -151,22 +149,3 @@ def test_connections_that_ask_for_nothing_make_room_for_others(serve: Serve) -> 
         assert server.get("/livez").status == 200
         assert silent[0].recv(1) == b""
     assert counted(server, "made-room") >= 1
-
-
-def test_who_is_not_authorized_gets_no_place(serve: Serve, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("s" * 32)
-    token.chmod(0o600)
-    server = serve(token_file=token)
-    with connect(server) as stranger:
-        stranger.sendall(b"GET /statusz HTTP/1.1\r\nHost: x\r\n\r\n")
-        answer = read_all(stranger)
-    assert answer.startswith(b"HTTP/1.1 401")
-
-
-def test_the_same_deadline_holds_within_tls(serve: Serve, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    server = serve(**authority.issue("127.0.0.1").options(), handshake_timeout="400ms")
-    with authority.client().wrap_socket(connect(server), server_hostname="127.0.0.1") as slow:
-        slow.sendall(b"GET /livez HTTP/1.1\r\n")
-        assert slow.recv(1) == b""

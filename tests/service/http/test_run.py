@@ -26,12 +26,12 @@ def test_an_answer_names_the_run_and_a_request_for_another_one_is_refused(
     run = server.status()["run_id"]
     body = BODY if path == "/v1/samples" else b""
     for names in (["another"], [run, "another"]):
-        refused = server.request(method, path, body, [(RUN, name) for name in names])
+        refused = server.request(method, path, body, *((RUN, name) for name in names))
         assert (refused.status, refused.headers[RUN]) == (409, run)
         assert refused.json["code"] == "run-changed"
         assert f"serves run {run} now, and no longer run another" in refused.json["message"]
     assert server.status()["accepted"] == 0
     for names in ([], [run]):
-        taken = server.request(method, path, body, [(RUN, name) for name in names])
+        taken = server.request(method, path, body, *((RUN, name) for name in names))
         assert (taken.status, taken.headers[RUN]) == (200, run)
     assert server.status()["accepted"] == 2 * bool(body)

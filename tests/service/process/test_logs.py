@@ -90,15 +90,6 @@ def test_what_an_error_quotes_stays_within_its_traceback() -> None:
     assert line_of("broke", exc_info=details)["traceback"].endswith(r"forged\x1b[2J")
 
 
-def test_a_traceback_is_a_field_of_its_own() -> None:
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        line = line_of("failed", exc_info=sys.exc_info())
-    assert line["message"] == "failed"
-    assert line["traceback"].endswith("ValueError: broken")
-
-
 def test_fields_are_what_a_line_is_given_and_nothing_else() -> None:
     given = record("gone")
     given.event, given.dp_rank, given.step, given.peer = "rank-gone", 3, 7, "a\nb"
