@@ -51,15 +51,6 @@ def test_a_loader_hands_out_micro_batches_as_they_are(server: ServeProcess) -> N
     assert seen == [(step, last, 2) for step in range(STEPS) for last in (False, True)]
 
 
-def test_a_step_that_was_left_half_way_comes_again(server: ServeProcess) -> None:
-    with MicroBatchStream(server.endpoint) as stream:
-        dataset = StreamDataset(stream)
-        once = [batch.index for _, batch in zip(range(3), dataset, strict=False)]
-        again = [(batch.step, batch.index) for batch in dataset]
-    assert once == [0, 1, 0]
-    assert again == [(1, 0), (1, 1), (2, 0), (2, 1)]
-
-
 def gathered(step: Step) -> Iterator[MicroBatch]:
     """All micro-batches of a step are taken before the first is handed out."""
     return iter(list(step))
@@ -70,7 +61,8 @@ def twice(step: Step) -> Iterator[MicroBatch]:
 
 
 @pytest.mark.parametrize(
-    ("of_step", "taken", "items"), [(gathered, 1, [0, 1]), (twice, 3, [0, 1, 0, 1])]
+    ("of_step", "taken", "items"),
+    [(iter, 1, [0, 1]), (gathered, 1, [0, 1]), (twice, 3, [0, 1, 0, 1])],
 )
 def test_a_step_is_half_way_until_all_that_is_made_of_it_was_handed_out(
     server: ServeProcess, of_step: Callable[[Step], Iterator[MicroBatch]], taken: int, items: Any
@@ -85,24 +77,13 @@ def test_a_step_is_half_way_until_all_that_is_made_of_it_was_handed_out(
                 break
         assert states == [-1] * taken
         for batch in dataset:
+            assert dataset.step is not None
+            assert dataset.step.number == batch.step
             seen.append((batch.step, batch.index))
             states.append(dataset.state_dict()["step"])
     assert seen[taken:] == [(step, index) for step in range(STEPS) for index in items]
     before = [-1] * (len(items) - 1)
     assert states[taken:] == [step + less for step in range(STEPS) for less in [*before, 0]]
-
-
-def test_a_state_counts_the_step_at_hand_once_all_of_it_was_handed_out(
-    server: ServeProcess,
-) -> None:
-    with MicroBatchStream(server.endpoint) as stream:
-        dataset = StreamDataset(stream)
-        steps = [dataset.state_dict()["step"]]
-        for micro_batch in loader_of(dataset):
-            assert dataset.step is not None
-            assert dataset.step.number == micro_batch.step
-            steps.append(dataset.state_dict()["step"])
-    assert steps == [-1, -1, 0, 0, 1, 1, 2]
 
 
 def test_the_last_step_of_a_loop_that_breaks_off_is_committed_by_hand(server: ServeProcess) -> None:

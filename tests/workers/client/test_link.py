@@ -56,7 +56,6 @@ class Words:
         self.token: str | None = None
         self.to_say: list[m.Message] = []
         self.payload = b""  # of each
-        self.said: list[m.Message] = []
         self.arrived: list[m.Message] = []
         self.news = asyncio.Event()
         self.wait_s: float | None = None
@@ -69,8 +68,7 @@ class Words:
 
     def take_messages(self, now: float) -> Iterable[Outgoing]:  # noqa: ARG002
         while self.to_say:
-            self.said.append(self.to_say.pop(0))
-            yield self.said[-1], (self.payload,) if self.payload else ()
+            yield self.to_say.pop(0), (self.payload,) if self.payload else ()
 
     def take_answers(self) -> Iterable[Outgoing]:
         return ()

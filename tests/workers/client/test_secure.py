@@ -1,7 +1,5 @@
 """Clients with tokens and TLS against a real dispatcher: they train, or say clearly why not."""
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,8 @@ pytestmark = pytest.mark.e2e
 
 SMALL: dict[str, Any] = {
     "listen": "127.0.0.1:0",
-    "dp_size": 2,
-    "global_batch_size": 4,
+    "dp_size": 1,
+    "global_batch_size": 2,
     "window": 1,
     "micro_batch_tokens": 2**21,
 }
@@ -48,46 +46,6 @@ def pair(authority: Authority) -> Pair:
     return authority.issue("127.0.0.1")
 
 
-def trained(endpoint: str, credentials: Credentials | None) -> list[int]:
-    """Push eight samples and train two steps on two ranks; the values that were trained on."""
-    seen: list[int] = []
-    with RolloutProducer(endpoint, credentials=credentials) as producer, ExitStack() as stack:
-        ranks = [stack.enter_context(rank) for rank in join(endpoint, credentials)]
-        for first in (0, 4):
-            for value in range(first, first + 4):
-                ids = np.full(LARGE, value, dtype=np.int64)
-                assert producer.push({"input_ids": ids}, timeout=30) is Outcome.ACCEPTED
-            seen += take(ranks)
-    return sorted(seen)
-
-
-def join(endpoint: str, credentials: Credentials | None) -> list[RankClient]:
-    first = RankClient(endpoint, dp_rank=0, dp_size=2, credentials=credentials)
-    second = RankClient(
-        endpoint, dp_rank=1, dp_size=2, generation=first.generation, credentials=credentials
-    )
-    return [first, second]
-
-
-def take(ranks: list[RankClient]) -> list[int]:
-    """Train one step on every rank at the same time; the value that each sample consists of."""
-
-    def train(rank: RankClient) -> list[int]:
-        step = rank.next_step(30)
-        assert step is not None
-        found = []
-        for one in step:
-            ids = arrays(one.payload, one.blocks)["input_ids"]
-            for sample in np.split(ids, np.cumsum(one.header.tokens)[:-1]):
-                assert (sample == sample[0]).all()
-                found.append(int(sample[0]))
-        step.commit()
-        return found
-
-    with ThreadPoolExecutor() as threads:
-        return [value for part in threads.map(train, ranks) for value in part]
-
-
 def test_with_token_and_client_certificate_from_the_environment(
     tmp_path: Path, authority: Authority, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +57,20 @@ def test_with_token_and_client_certificate_from_the_environment(
         monkeypatch.setenv("DISPATCHER_TLS_CA", str(authority.ca))
         monkeypatch.setenv("DISPATCHER_TLS_CLIENT_CERT", str(mine.certificate))
         monkeypatch.setenv("DISPATCHER_TLS_CLIENT_KEY", str(mine.key))
-        assert trained(endpoint, None) == list(range(8))
+        with (
+            RolloutProducer(endpoint) as producer,
+            RankClient(endpoint, dp_rank=0, dp_size=1) as rank,
+        ):
+            for value in range(2):
+                ids = np.full(LARGE, value, dtype=np.int64)
+                assert producer.push({"input_ids": ids}, timeout=30) is Outcome.ACCEPTED
+            step = rank.next_step(30)
+            assert step is not None
+            parts = [arrays(one.payload, one.blocks)["input_ids"] for one in step]
+            step.commit()
+        samples = np.concatenate(parts).reshape(2, LARGE)
+        assert sorted(samples[:, 0].tolist()) == [0, 1]
+        assert (samples == samples[:, :1]).all()
 
 
 def rejected(endpoint: str, credentials: Credentials) -> list[DispatcherError]:
@@ -109,7 +80,7 @@ def rejected(endpoint: str, credentials: Credentials) -> list[DispatcherError]:
         RolloutProducer(endpoint, credentials=credentials, reconnect_timeout=3600)
     found.append(by_producer.value)
     with pytest.raises(DispatcherError) as by_rank:
-        RankClient(endpoint, dp_rank=0, dp_size=2, credentials=credentials, reconnect_timeout=3600)
+        RankClient(endpoint, dp_rank=0, dp_size=1, credentials=credentials, reconnect_timeout=3600)
     return [*found, by_rank.value]
 
 
@@ -180,7 +151,7 @@ def test_a_client_certificate_that_is_not_trusted_is_named(
         with pytest.raises((DispatcherUnreachable, TlsFailed), match=r"trainer\.example|refuses"):
             RolloutProducer(endpoint, credentials=theirs, reconnect_timeout=0.3)
         with pytest.raises((DispatcherUnreachable, TlsFailed), match=r"trainer\.example|refuses"):
-            RankClient(endpoint, dp_rank=0, dp_size=2, credentials=theirs, reconnect_timeout=0.3)
+            RankClient(endpoint, dp_rank=0, dp_size=1, credentials=theirs, reconnect_timeout=0.3)
 
 
 def test_files_that_are_not_what_they_should_be_are_named(tmp_path: Path, pair: Pair) -> None:

@@ -29,7 +29,7 @@ from rollout_workers.micro_batch.loss import (
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from tests.support.source import ROOT
 from tests.workers.micro_batch.batches import received
-from tests.workers.normalisers.losses import FORMULAS
+from tests.workers.normalisers.losses import FORMULAS, Counted
 from tests.workers.support.peers import arrived
 
 SCHEMA = Schema(
@@ -112,7 +112,7 @@ def expected(name: str, found: Sequence[tuple[object, list[float]]]) -> float:
     if not any(sum(weights) for _, weights in found):
         return 0.0
     word, _, number = NAMED[name].partition(":")
-    counted = [
+    counted: Counted = [
         (f"{group}", torch.arange(2, len(weights) + 2).double(), torch.tensor(weights).double())
         for group, weights in found
     ]

@@ -64,8 +64,11 @@ def test_every_tensor_type_keeps_its_bits(dtype: DType) -> None:
 @pytest.mark.parametrize(
     ("value", "sent"),
     [
-        (torch.arange(6.0).reshape(2, 3).requires_grad_().t(), np.float32([0, 3, 1, 4, 2, 5])),
-        (np.array([1, 2, 3], ">i4"), np.int32([1, 2, 3])),
+        (
+            torch.arange(6.0).reshape(2, 3).requires_grad_().t(),
+            np.array([0, 3, 1, 4, 2, 5], np.float32),
+        ),
+        (np.array([1, 2, 3], ">i4"), np.array([1, 2, 3], np.int32)),
         (np.frombuffer(bytes(range(32)), np.uint8)[3:-5].view(np.int64), None),  # at any address
     ],
 )

@@ -13,20 +13,13 @@ def attempt(number: int, at: int) -> m.StepHeader:
     return step(number, digest=f"d{at}", attempt=at)
 
 
-def test_a_new_attempt_takes_the_place_of_what_is_held_and_is_prepared_by_itself() -> None:
+def test_a_new_attempt_takes_the_place_of_what_is_held_and_is_trained_alone() -> None:
     core = connected(prefetch=2, max_open_steps=4)
     hear(core, attempt(0, 0), step(1))
     deliver(core, 0)
     assert hear(core, attempt(0, 1)) == [m.Prepared(step=0, digest="d1", attempt=1)]
     assert core.hello().received == [(0, 0), (1, 0)]
     assert core.hello().attempts == [(0, 1)]
-
-
-def test_training_gets_the_newest_attempt_alone() -> None:
-    core = connected(prefetch=2, max_open_steps=4)
-    hear(core, attempt(0, 0))
-    deliver(core, 0)
-    hear(core, attempt(0, 1))
     deliver(core, 0, 0, sample([7, 8]), attempt=1)
     hear(core, m.Release(step=0))
     held = core.ready()

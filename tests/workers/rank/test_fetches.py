@@ -151,19 +151,6 @@ def test_what_is_gone_is_not_named_while_others_of_its_step_were_not_looked_for(
     assert message.sample_ids == ["one", "two"]
 
 
-def test_what_is_gone_is_named_once_all_else_is_fetched() -> None:
-    core = connected()
-    announce(core, 0, 2)
-    deliver(core, 0, 0, THERE)
-    deliver(core, 0, 1, *referenced([sample([4], name="two"), sample([5], name="three")]))
-    first, second = core.take_fetches()
-    core.missed(second, {"three": "no such object"})
-    assert said(core) == []
-    find(core, first)
-    (message,) = said(core)
-    assert message == m.Unresolved(step=0, attempt=0, sample_ids=["three"], why="no such object")
-
-
 def test_a_hello_tells_of_resolved_steps_alone_and_the_rest_is_told_when_it_comes_again() -> None:
     core = connected()
     announce(core, 0, refs=0)

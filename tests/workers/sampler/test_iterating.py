@@ -51,15 +51,6 @@ def test_two_iterators_share_nothing() -> None:
     assert list(sampler) == epoch_of(1)  # both ended epoch 0, and it ended once
 
 
-def test_an_older_iterator_goes_on_and_is_not_counted() -> None:
-    sampler = sampler_of()
-    older, latest = iter(sampler), iter(sampler)
-    seen = [next(older)]
-    assert list(islice(latest, 5)) == epoch_of(0)[:5]
-    assert seen + list(older) == epoch_of(0)
-    assert (sampler.epoch, sampler.state_dict()["yielded"]) == (0, 5)
-
-
 def test_an_epoch_of_which_all_was_yielded_is_over_asked_for_more_or_not() -> None:
     sampler = sampler_of()
     assert len(list(islice(sampler, 64))) == 64

@@ -265,18 +265,20 @@ def test_collectives_in_micro_batches_that_nobody_times_are_said(clock: Clock) -
     group = Group()
     timer = timer_on(clock)
     timer._collectives.groups = [group]  # type: ignore[list-item]
-    for key, told_inside in (("reduced", True), ("waited for", False), ("reduced after", False)):
+    for key in ("nobody waits", "before a wait", "in a wait", "afterwards"):
         with timer.timer(key, 0):
             clock.now += 3
-            if key == "waited for":
+            group.count += key == "before a wait"
+            if key in ("before a wait", "in a wait"):
                 with timer.waiting():
                     group.count += 1
-            group.count += told_inside
+            group.count += key == "nobody waits"
         group.count += 1
     times = told(timer)
-    assert "collectives of default_pg in micro-batches are not timed" in times["reduced"].why
-    assert times["reduced"].collective_s is None
-    assert times["waited for"].why == times["reduced after"].why == ""
+    for key in ("nobody waits", "before a wait"):
+        assert "collectives of default_pg in micro-batches are not timed" in times[key].why
+        assert times[key].collective_s is None
+    assert times["in a wait"].why == times["afterwards"].why == ""
 
 
 def test_what_is_captured_into_a_graph_has_no_times(clock: Clock) -> None:

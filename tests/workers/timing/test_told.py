@@ -2,6 +2,7 @@
 
 import logging
 import time
+from typing import Any
 
 import pytest
 from torch import nn
@@ -16,7 +17,7 @@ TAKES_S = 0.05
 class Joined:
     """A stream and the dispatcher's end of it."""
 
-    def __init__(self, dispatcher: ScriptedDispatcher, **options: int) -> None:
+    def __init__(self, dispatcher: ScriptedDispatcher, **options: Any) -> None:
         self.stream, self.peer = dispatcher.stream(**options)
 
     def train(self, number: int) -> None:
