@@ -350,6 +350,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "guide.md": {"meshes": meshes_table, "integrations": integrations_table},
     "losses.md": {"mix": mix_table},
+    "planner.md": {"seams": seams_table},
 }
 
 
