@@ -43,7 +43,8 @@ REMOVED = {
     "gc": "what killed producers leave is released without it; what an earlier run has left is "
     "deleted with the store's own tools",
     "html": "the table and --json have what the page had",
-    "trace": "dispatcher report sums a record up",
+    "trace": "dispatcher simulate DIR shows how a recorded run went",
+    "report": "dispatcher simulate DIR shows how a recorded run went, Grafana its ranks over time",
 }
 
 
