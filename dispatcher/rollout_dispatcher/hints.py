@@ -44,6 +44,8 @@ REMOVED = {
     "deleted with the store's own tools",
     "html": "the table and --json have what the page had",
     "trace": "dispatcher simulate DIR shows how a recorded run went",
+    "calibrate": "--cost auto fits the cost as it runs, and /statusz has it; simulate DIR "
+    "fits that of a recorded run, and says it",
     "report": "dispatcher simulate DIR shows how a recorded run went, Grafana its ranks over time",
 }
 
