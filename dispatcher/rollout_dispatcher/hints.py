@@ -4,31 +4,20 @@ anything.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable
 
-T = TypeVar("T")
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
-#: What options were called in 0.1, and are called now: the old names are taken until 0.3.0.
-RENAMED = {
-    "window_multiple": "window",
-    "dispatch_batch_size": "global_batch_size",
-    "dispatch_batch_groups": "global_batch_groups",
-    "held_bytes": "blocked_push_bytes",
-    "retain": "sample_retention",
-    "last_batch": "final_batch",
-    "target_excess": "max_imbalance",
-    "elastic": "allow_dp_resize",
-    "oversize": "on_oversize",
-    "staleness_policy": "on_stale",
-    "record": "record_dir",
-    "max_skips": "max_delay",
-    "outlier_max_skips": "outlier_max_delay",
-}
 #: What the base installation lacks, and the extra that brings it.
 EXTRAS = {"aiohttp": "server", "prometheus_client": "server", "torch": "workers"}
-_OLD_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if '_' in name)})\b")
+#: The planner's names of options that the service calls otherwise.
+_OF_PLANNER = {
+    "dispatch_batch_size": "global_batch_size",
+    "max_skips": "max_delay",
+    "outlier_max_skips": "outlier_max_delay",
+    "window_multiple": "window",
+}
+_PLANNER_NAMES = re.compile(rf"\b({'|'.join(_OF_PLANNER)})\b")
 #: Options and commands that there are no more, and what to do instead.
 REMOVED = {
     "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
@@ -50,14 +39,9 @@ REMOVED = {
 }
 
 
-def renamed(values: Mapping[str, T]) -> dict[str, T]:
-    """Values by option, each by the name that it has now."""
-    return {RENAMED.get(name, name): value for name, value in values.items()}
-
-
 def renamed_in(text: str) -> str:
     """A text of the planner, which has names of its own, with the options that they are here."""
-    return _OLD_NAMES.sub(lambda found: RENAMED[found[0]], text)
+    return _PLANNER_NAMES.sub(lambda found: _OF_PLANNER[found[0]], text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -65,9 +49,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("_", "-")
     if plain in REMOVED:
         return f" (it was removed: {REMOVED[plain]})"
-    found = nearest_of(name, known) or ""
-    if now := RENAMED.get(found.removeprefix("--").replace("-", "_")):
-        found = "--" + now.replace("_", "-")
+    if now := _OF_PLANNER.get(plain.replace("-", "_")):
+        name = now
+    found = nearest_of(name, known)
     return f" (did you mean {found}?)" if found else ""
 
 

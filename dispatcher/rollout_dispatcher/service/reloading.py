@@ -6,7 +6,7 @@ nothing is put in force.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Protocol
 
@@ -86,10 +86,6 @@ class Read(Protocol):
     @property
     def sources(self) -> Mapping[str, str]:
         """Flag, variable, or file and line of each option that was set."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What was written as in 0.1, and how to write it."""
 
 
 class Rereading:

@@ -45,8 +45,6 @@ def run(found: Read, read: Callable[[], Read]) -> int:
     set_up(config.log_level, config.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
-    for note in found.notes:
-        log.warning("%s", note)
     raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
