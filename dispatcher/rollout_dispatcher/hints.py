@@ -18,21 +18,8 @@ _OF_PLANNER = {
     "window_multiple": "window",
 }
 _PLANNER_NAMES = re.compile(rf"\b({'|'.join(_OF_PLANNER)})\b")
-#: Options and commands that there are no more, and what to do instead.
+#: Commands that there are no more, and what to do instead.
 REMOVED = {
-    "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
-    "--payload-stores file:///dev/shm/rollouts",
-    "max-waiting-bodies": "64 request bodies wait at most, of whatever size",
-    "max-pending-connections": "512 connections are pending at most, on each plane",
-    "handshake-timeout": "clients introduce themselves within 10s",
-    "write-timeout": "a peer that reads nothing for 1m is left",
-    "progress-interval": "the line on how the run gets on comes every 10s; --log-level warning has "
-    "none",
-    "wait": "a push that is answered 429 is pushed again after Retry-After seconds",
-    "gc": "what killed producers leave is released without it; what an earlier run has left is "
-    "deleted with the store's own tools",
-    "html": "the table and --json have what the page had",
-    "trace": "dispatcher simulate DIR shows how a recorded run went",
     "calibrate": "--cost auto fits the cost as it runs, and /statusz has it; simulate DIR "
     "fits that of a recorded run, and says it",
     "report": "dispatcher simulate DIR shows how a recorded run went, Grafana its ranks over time",

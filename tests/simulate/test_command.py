@@ -175,7 +175,7 @@ def test_on_a_terminal_progress_is_one_line_that_goes_away(
         ("trace.csv.gz --run 7", "no such run"),
         ("lineage --arrivals trace", "--arrivals steady"),
         ("trace.csv.gz --strategy kk --recommend", "--strategy window"),
-        ("trace.csv.gz --html r.html", "it was removed: the table and --json have"),
+        ("trace.csv.gz --html r.html", "unknown argument --html"),
         ("trace.csv.gz --plans .", "cannot be written"),
         ("trace.csv.gz --groups step --global-batch-size 2 --micro-batch-size 1", "--global-b"),
     ],
