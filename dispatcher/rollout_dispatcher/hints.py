@@ -20,8 +20,6 @@ _OF_PLANNER = {
 _PLANNER_NAMES = re.compile(rf"\b({'|'.join(_OF_PLANNER)})\b")
 #: Commands that there are no more, and what to do instead.
 REMOVED = {
-    "calibrate": "--cost auto fits the cost as it runs, and /statusz has it; simulate DIR "
-    "fits that of a recorded run, and says it",
     "report": "dispatcher simulate DIR shows how a recorded run went, Grafana its ranks over time",
 }
 

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.protocol import messages as m
+from rollout_planner.cost import parse_cost
 from rollout_planner.types import FloatArray, Sync, straggler_excess
 from tests.e2e.harness import running
 from tests.e2e.test_prometheus import answered, config_for, known, query, value
@@ -199,6 +201,16 @@ def test_waits_and_computing_are_counted_by_rank(run: tuple[Run, int]) -> None:
 
 def test_a_cost_that_is_right_loses_nothing_though_a_rank_is_slow(run: tuple[Run, int]) -> None:
     assert known(run[1], "dispatcher_cost_loss_ratio") == 0
+
+
+def test_calibrate_tells_the_cost_of_a_dispatcher_that_serves(
+    run: tuple[Run, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Micro-batches took a millisecond a token."""
+    assert main(["calibrate", "--http", str(run[0].server.http)]) == 0
+    cost = parse_cost(capsys.readouterr().out.splitlines()[0].removeprefix("--cost "))
+    two, four = cost(np.array([LONG // 2, LONG]))
+    assert four / two == pytest.approx(2, rel=0.05)
 
 
 def test_whether_a_window_is_too_small_is_what_plans_leave_over(run: tuple[Run, int]) -> None:

@@ -36,7 +36,7 @@ def test_the_client_comes_without_the_servers_libraries() -> None:
     assert run(code).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["check-config", "simulate", "top", "wait-ready"])
+@pytest.mark.parametrize("command", ["check-config", "simulate", "calibrate", "top", "wait-ready"])
 def test_what_asks_and_simulates_comes_without_them(command: str) -> None:
     code = f"from rollout_dispatcher.cli.main import main; main(['{command}', '--help'])"
     assert run(WITHOUT_SERVER + code).returncode == 0

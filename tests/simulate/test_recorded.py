@@ -84,21 +84,39 @@ def test_simulate_takes_the_record_with_its_own_options(
     assert result_of(result.to_json()) == result
 
 
+def test_calibrate_says_what_a_record_cost(
+    record: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["calibrate", str(record)]) == 0
+    option, fitted, lost = capsys.readouterr().out.splitlines()
+    cost = parse_cost(option.removeprefix("--cost "))
+    assert isinstance(cost, Quadratic)
+    assert cost.b / cost.a == pytest.approx(24576, rel=0.1)
+    assert fitted.startswith(f"fitted to {STEPS} steps; typical residual of a micro-batch ")
+    assert lost.endswith("has lost 0.0% of the ranks' time by it")
+    assert main(["simulate", str(record), *option.split(), "--steps", "2", "--json"]) == 0
+
+
 def test_a_cost_that_was_fitted_as_it_ran_is_simulated_as_it_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_record(tmp_path, cost="auto:tokens")
-    assert main(["simulate", str(tmp_path), "--steps", "12", "--json"]) == 0
-    said = capsys.readouterr()
-    cost = parse_cost(str(result_of(said.out).options["cost"]))
-    assert isinstance(cost, Quadratic)
-    assert cost.b / cost.a == pytest.approx(24576, rel=0.1)
-    assert f"without --cost: {cost}, fitted to 12 of the steps" in said.err
-    asked = ["simulate", str(tmp_path), "--steps", "12", "--json", "--cost", "tokens"]
-    assert main(asked) == 0
-    said = capsys.readouterr()
-    assert result_of(said.out).options["cost"] == "tokens"
-    assert "without --cost" not in said.err, "what is given is not fitted"
+    assert main(["calibrate", str(tmp_path)]) == 0
+    fitted = capsys.readouterr().out.splitlines()[0].removeprefix("--cost ")
+    asked: tuple[tuple[list[str], str], ...] = (([], fitted), (["--cost", "tokens"], "tokens"))
+    for flags, expected in asked:
+        assert main(["simulate", str(tmp_path), "--steps", "12", "--json", *flags]) == 0
+        said = capsys.readouterr()
+        assert result_of(said.out).options["cost"] == expected
+        assert ("without --cost" in said.err) == (not flags), "what is given is not fitted"
+
+
+def test_calibrate_says_of_a_record_without_times_that_it_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_record(tmp_path, measured=False)
+    assert main(["calibrate", str(tmp_path)]) == 1
+    assert "of 12 steps 0 were measured, which is too little" in capsys.readouterr().err
 
 
 def test_of_several_runs_the_one_that_is_named_has_its_own_options(

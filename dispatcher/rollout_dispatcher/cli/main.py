@@ -26,6 +26,7 @@ COMMANDS = {
         "run",
         "show on a trace or a record what each window would give",
     ),
+    "calibrate": ("recorded", "calibrate", "say what samples cost, from what micro-batches took"),
     "demo": (
         "demo.command",
         "run",

@@ -1,0 +1,95 @@
+"""`dispatcher calibrate`: what samples cost, of a recorded run or of a dispatcher that serves."""
+
+import http.client
+import json
+import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rollout_dispatcher.cli.ask import Client, NoAnswer, add_address, add_credentials, reason
+from rollout_dispatcher.cli.options import Parser
+from rollout_dispatcher.cli.simulate_options import own_setting
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.record.recording import Recording, load_recording
+from rollout_dispatcher.simulate.recorded import fitted_cost
+
+CALIBRATE = """\
+Print what samples cost as serve and simulate take it, fitted to what micro-batches took: of a
+recorded run, or of a dispatcher that serves now."""
+CALIBRATE_EPILOG = """\
+examples:
+  dispatcher calibrate /var/lib/dispatcher/record     # what serve --record-dir wrote
+  dispatcher calibrate --http 127.0.0.1:9471          # a dispatcher that serves
+  dispatcher simulate lineage ... $(dispatcher calibrate /var/lib/dispatcher/record | head -1)
+
+serve --cost auto does the same while it runs. The first line is the option, what follows says how
+sure it is. The part of a micro-batch itself, the last number, is what another one has to save.
+
+exit codes: 0 done, 1 nothing was measured, or no answer, 2 usage
+"""
+
+
+def calibrate(argv: Sequence[str]) -> int:
+    """Print it. Raises NoAnswer while nothing can be told."""
+    parser = Parser(prog="dispatcher calibrate", description=CALIBRATE, epilog=CALIBRATE_EPILOG)
+    parser.add_argument("record", metavar="DIR", nargs="?", help="a recorded run")
+    parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
+    add_address(parser, ready_file="ask the dispatcher that writes this file")
+    add_credentials(parser)
+    args = parser.parse_strictly(argv)
+    if args.record is not None:
+        lines = _of_record(load_recording(Path(args.record), args.run))
+    elif args.run is not None:
+        raise ConfigError("--run chooses a run of a record; give its DIR")
+    else:
+        lines = _of_service(_measured(args))
+    print("\n".join(lines))
+    return 0
+
+
+def _measured(args: Namespace) -> Mapping[str, Any]:
+    """What the dispatcher has measured."""
+    client = Client(args, os.environ, timeout=5.0)
+    try:
+        response, body = client.get("/statusz", Accept="application/json")
+        said = json.loads(body)
+        if response.status != 200:
+            raise NoAnswer(f"HTTP {response.status} {said['message']}")
+        measured: Mapping[str, Any] = said["measured"]
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(reason(error)) from None
+    except (ValueError, LookupError, TypeError):
+        raise NoAnswer("what answers there is no dispatcher of this release") from None
+    finally:
+        client.close()
+    return measured
+
+
+def _of_record(recording: Recording) -> list[str]:
+    at, seen = fitted_cost(recording, own_setting(recording).core.cost)
+    if at.newest is None or at.error is None:
+        raise NoAnswer(
+            f"{recording.name}: of {len(recording.trained())} steps {seen} were measured, which is "
+            "too little"
+        )
+    return _told(str(at.newest), at.error, at.loss, f"{seen} steps")
+
+
+def _of_service(measured: Mapping[str, Any]) -> list[str]:
+    found = measured.get("cost", {})
+    if not found.get("fitted"):
+        raise NoAnswer(
+            "the dispatcher has not measured enough to tell: "
+            + (measured["why_not"] or "its first steps are still to come")
+        )
+    return _told(found["fitted"], found["error"], found["loss"], "the last micro-batches")
+
+
+def _told(cost: str, error: float, loss: float | None, of: str) -> list[str]:
+    return [
+        f"--cost {cost}",
+        f"fitted to {of}; typical residual of a micro-batch {error:.1%}",
+        f"the cost that these plans balanced has lost {loss or 0:.1%} of the ranks' time by it",
+    ]
