@@ -8,25 +8,46 @@ from collections.abc import Iterable
 
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
-#: What the base installation lacks, and the extra that brings it.
-EXTRAS = {"aiohttp": "server", "prometheus_client": "server", "torch": "workers"}
-#: The planner's names of options that the service calls otherwise.
-_OF_PLANNER = {
+#: What options are called in the planner, or were before 0.2.0, and are here and now.
+RENAMED = {
+    "window_multiple": "window",
     "dispatch_batch_size": "global_batch_size",
+    "dispatch_batch_groups": "global_batch_groups",
+    "held_bytes": "blocked_push_bytes",
+    "retain": "sample_retention",
+    "last_batch": "final_batch",
+    "target_excess": "max_imbalance",
+    "elastic": "allow_dp_resize",
+    "oversize": "on_oversize",
+    "staleness_policy": "on_stale",
+    "record": "record_dir",
     "max_skips": "max_delay",
     "outlier_max_skips": "outlier_max_delay",
-    "window_multiple": "window",
 }
-_PLANNER_NAMES = re.compile(rf"\b({'|'.join(_OF_PLANNER)})\b")
-#: Commands that there are no more, and what to do instead.
+#: What the base installation lacks, and the extra that brings it.
+EXTRAS = {"aiohttp": "server", "prometheus_client": "server", "torch": "workers"}
+_OLD_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if '_' in name)})\b")
+#: Options and commands that there are no more, and what to do instead.
 REMOVED = {
-    "report": "dispatcher simulate DIR shows how a recorded run went, Grafana its ranks over time",
+    "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
+    "--payload-stores file:///dev/shm/rollouts",
+    "max-waiting-bodies": "64 request bodies wait at most, of whatever size",
+    "max-pending-connections": "512 connections are pending at most, on each plane",
+    "handshake-timeout": "clients introduce themselves within 10s",
+    "write-timeout": "a peer that reads nothing for 1m is left",
+    "progress-interval": "the line on how the run gets on comes every 10s; --log-level warning has "
+    "none",
+    "wait": "a push that is answered 429 is pushed again after Retry-After seconds",
+    "gc": "what killed producers leave is released without it; what an earlier run has left is "
+    "deleted with the store's own tools",
+    "html": "the table and --json have what the page had",
+    "trace": "dispatcher report sums a record up",
 }
 
 
 def renamed_in(text: str) -> str:
     """A text of the planner, which has names of its own, with the options that they are here."""
-    return _PLANNER_NAMES.sub(lambda found: _OF_PLANNER[found[0]], text)
+    return _OLD_NAMES.sub(lambda found: RENAMED[found[0]], text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -34,9 +55,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("_", "-")
     if plain in REMOVED:
         return f" (it was removed: {REMOVED[plain]})"
-    if now := _OF_PLANNER.get(plain.replace("-", "_")):
-        name = now
-    found = nearest_of(name, known)
+    found = nearest_of(RENAMED.get(plain.replace("-", "_"), name), known)
     return f" (did you mean {found}?)" if found else ""
 
 

@@ -10,6 +10,7 @@ import pytest
 from rollout_dispatcher.cli.main import main
 from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.record.recording import load_recording
+from rollout_dispatcher.simulate.recorded import Course
 from tests.service.conftest import SMALL, Serve
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess, eventually
@@ -55,6 +56,7 @@ def test_a_run_that_is_killed_is_on_record_up_to_then_and_goes_on(
         assert tokens == [2, 3, 5, 8]
     assert {sample.version for sample in recording.samples.values()} == {1}
     assert recording.config["global_batch_size"] == 4
+    assert main(["report", str(record), "-o", str(tmp_path / "report.html")]) == 0
     assert main(["simulate", str(record), "--recommend"]) == 0
     assert "as it ran: 5 steps" in capsys.readouterr().out
 
@@ -80,6 +82,7 @@ def test_settings_that_change_are_on_record_and_so_is_the_window_of_their_time(
     assert [step.window_multiple for step in recording.trained()] == [1, 2]
     assert recording.config["window"] == 2
     assert own_setting(recording).window == 2
+    assert Course.of(recording.trained(), own_setting(recording)).fill.tolist() == [1, 0.5]
 
 
 def written(record: Path) -> int:

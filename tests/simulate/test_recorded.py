@@ -1,4 +1,4 @@
-"""A recorded run as its users look at it: simulated again, and what its samples cost."""
+"""A recorded run as its users look at it: simulated again, as a page, as a trace."""
 
 import re
 from pathlib import Path
@@ -11,9 +11,10 @@ from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.simulate import table
-from rollout_dispatcher.simulate.recorded import as_it_ran, slowness, trainer_load
+from rollout_dispatcher.simulate.page import page
+from rollout_dispatcher.simulate.recorded import as_it_ran, rank_shares, slowness, trainer_load
 from rollout_planner.cost import Quadratic, parse_cost
-from tests.support.recorded import RANKS, SPEED, STEPS, write_record
+from tests.support.recorded import RANKS, SLOW_RANK, SPEED, STEPS, write_record
 from tests.support.simulated import result_of
 
 
@@ -55,6 +56,15 @@ def test_how_it_ran_is_what_was_planned_and_what_the_clocks_say(record: Path) ->
     assert found.measured > found.run.excess
     assert found.run.timing is not None
     assert found.run.dropped == {"stale": 1}
+
+
+def test_the_rank_that_others_wait_for_is_seen(record: Path) -> None:
+    recording = load_recording(record)
+    shares = rank_shares(recording, recording.trained(), own_setting(recording))
+    assert all(share.measured_steps == share.steps == STEPS for share in shares)
+    assert min(shares, key=lambda share: share.stragglers).rank == SLOW_RANK
+    assert all(sum(share.shares) <= 1.001 for share in shares)
+    assert [share.data for share in shares] == pytest.approx([0.12 * (STEPS - 1)] * RANKS, abs=0.2)
 
 
 def test_the_trainer_is_as_fast_as_it_was(record: Path) -> None:
@@ -155,4 +165,27 @@ def test_the_table_begins_with_how_it_ran(record: Path, capsys: pytest.CaptureFi
 def test_a_run_that_is_not_there_is_named(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(record), "--run", "another"]) == 2
     assert "no such run" in capsys.readouterr().err
-    assert main(["simulate", str(record), "--run", "made", "--steps", "3"]) == 0
+    assert main(["report", str(record), "--run", "made", "-o", str(record / "r.html")]) == 0
+
+
+def test_the_report_says_of_how_many_steps_ranks_told(record: Path) -> None:
+    recording = load_recording(record)
+    recording.trained()[0].measured.clear()
+    shown = page(recording, own_setting(recording))
+    assert f"As ranks measured it in {STEPS - 1} of {STEPS} steps." in shown
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_the_report_says_what_was_measured_and_what_was_not(tmp_path: Path, measured: bool) -> None:
+    write_record(tmp_path / "record", measured=measured)
+    report = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "record"), "-o", str(report)]) == 0
+    text = report.read_text()
+    slow = f"DP rank {SLOW_RANK} is slower than the others: for the same planned cost it takes 1.40"
+    assert (slow in text) == measured
+    assert ("No rank told how long" in text) != measured
+    for words in ("over time?", "<th>window", "dropped: stale"):
+        assert words in text
+    assert ("Who waits for whom?" in text) == measured
+    assert "nan" not in text
+    assert not re.search(r"(src|href)=|url\(|@import|<script", text)

@@ -27,6 +27,7 @@ COMMANDS = {
         "show on a trace or a record what each window would give",
     ),
     "calibrate": ("recorded", "calibrate", "say what samples cost, from what micro-batches took"),
+    "report": ("recorded", "report", "make an HTML page of a recorded run"),
     "demo": (
         "demo.command",
         "run",

@@ -1,4 +1,6 @@
-"""`dispatcher calibrate`: what samples cost, of a recorded run or of a dispatcher that serves."""
+"""Commands that look at a recorded run: `report` makes a page of it, `calibrate` says what its
+samples cost.
+"""
 
 import http.client
 import json
@@ -13,8 +15,15 @@ from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import Recording, load_recording
+from rollout_dispatcher.simulate.page import page
 from rollout_dispatcher.simulate.recorded import fitted_cost
 
+REPORT = "Make an HTML page of a recorded run: what balancing bought, by rank and over time."
+REPORT_EPILOG = """\
+examples:
+  dispatcher serve ... --record-dir /var/lib/dispatcher/record
+  dispatcher report /var/lib/dispatcher/record -o report.html
+"""
 CALIBRATE = """\
 Print what samples cost as serve and simulate take it, fitted to what micro-batches took: of a
 recorded run, or of a dispatcher that serves now."""
@@ -29,6 +38,25 @@ sure it is. The part of a micro-batch itself, the last number, is what another o
 
 exit codes: 0 done, 1 nothing was measured, or no answer, 2 usage
 """
+
+
+def report(argv: Sequence[str]) -> int:
+    """Write the page of a record."""
+    parser = Parser(prog="dispatcher report", description=REPORT, epilog=REPORT_EPILOG)
+    parser.add_argument("record", metavar="DIR", help="what serve --record-dir wrote")
+    parser.add_argument("-o", "--output", metavar="FILE.html", required=True, help="the page")
+    parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
+    args = parser.parse_strictly(argv)
+    recording = load_recording(Path(args.record), args.run)
+    text = page(recording, own_setting(recording))
+    try:
+        Path(args.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{args.output} cannot be written: {error.strerror}") from None
+    return 0
+
+
+# -- calibrate --------------------------------------------------------------------------------
 
 
 def calibrate(argv: Sequence[str]) -> int:

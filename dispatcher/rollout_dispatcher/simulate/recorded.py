@@ -1,9 +1,10 @@
-"""A recorded run: as a trace to simulate, as the row "as it ran", and what its samples cost.
+"""A recorded run: as a trace to simulate, as the row "as it ran", as columns over its steps and
+ranks, and what its samples cost.
 
 Invariant: no plan is made again; what is shown was planned, measured and waited for.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from rollout_dispatcher.core.measuring.cost_in_use import (
     Timing,
 )
 from rollout_dispatcher.core.measuring.speeds import lower_median
+from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import RecordedStep, Recording
@@ -22,7 +24,7 @@ from rollout_dispatcher.simulate.figures import Figures
 from rollout_dispatcher.simulate.replay import Clockwork, Setting, VirtualStep
 from rollout_dispatcher.simulate.result import Recorded
 from rollout_dispatcher.simulate.trace import Trace
-from rollout_planner.types import FloatArray, Plan, straggler_excess
+from rollout_planner.types import FloatArray, Plan, Sync, straggler_excess
 
 #: The pass that a step is planned for; of others the one that takes longest stands for it.
 PLANNED_FOR = "update"
@@ -228,7 +230,112 @@ def _sample(tokens: int) -> Sample:
     return Sample("", tokens, tokens - 1, _NO_FIELDS, _NO_PAYLOAD)
 
 
-# -- what its samples cost --------------------------------------------------------------------
+# -- its course -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Columns over the trained steps, in order; nan where something was not seen.
+
+    at: when planned, seconds since the first. took: seconds in training. fifo, planned, measured,
+    bound: straggler excess. fill: eligible samples over a full window. stale: mean versions.
+    """
+
+    at: FloatArray
+    took: FloatArray
+    fifo: FloatArray
+    planned: FloatArray
+    measured: FloatArray
+    bound: FloatArray
+    fill: FloatArray
+    stale: FloatArray
+
+    @classmethod
+    def of(cls, steps: list[RecordedStep], setting: Setting) -> "Course":
+        """The columns of these steps; there has to be one."""
+        found = [excess_of(step, setting) for step in steps]
+        window = setting.core.trigger.window
+        stale = [np.mean(step.staleness) if step.staleness else np.nan for step in steps]
+        return cls(
+            at=np.array([step.at - steps[0].at for step in steps]),
+            took=np.array(durations(steps)),
+            fifo=np.array([step.fifo_excess for step in steps]),
+            planned=np.array([step.excess for step in steps]),
+            measured=np.array([np.nan if excess is None else excess for excess in found]),
+            bound=np.array([step.lower_bound_excess for step in steps]),
+            fill=np.array(
+                # The window of its own time: --window may change while it serves.
+                [step.eligible / window * setting.window / step.window_multiple for step in steps]
+            ),
+            stale=np.array(stale, dtype=np.float64),
+        )
+
+    def lost(self, excess: FloatArray) -> float | None:
+        """Share of trainer time lost to waiting for stragglers, each step by what it took."""
+        known = ~np.isnan(excess) & ~np.isnan(self.took)
+        if not known.any() or self.took[known].sum() <= 0:
+            return float(np.nanmean(lost_share(excess))) if (~np.isnan(excess)).any() else None
+        return float(np.average(lost_share(excess[known]), weights=self.took[known]))
+
+
+def lost_share(excess: FloatArray) -> FloatArray:
+    """Of the whole time, where the excess is over the work itself."""
+    share: FloatArray = excess / (1 + excess)
+    return share
+
+
+@dataclass(frozen=True, slots=True)
+class RankShare:
+    """One DP rank, in seconds of the time from the first step to the last: at work, waiting for
+    other ranks, for data, and what nobody told, as of the steps that ranks have not measured.
+    """
+
+    rank: int
+    work: float
+    stragglers: float
+    data: float
+    elapsed: float
+    steps: int
+    measured_steps: int
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Work, stragglers, data, over all of the time."""
+        whole = self.elapsed or 1.0
+        return self.work / whole, self.stragglers / whole, self.data / whole
+
+
+def rank_shares(
+    recording: Recording, steps: list[RecordedStep], setting: Setting
+) -> list[RankShare]:
+    """Each rank of the last number of DP ranks, over the steps that had that many.
+
+    None where ranks have measured no step.
+    """
+    ranks = steps[-1].dp_size
+    timed = [
+        step
+        for step, seconds in zip(steps, durations(steps), strict=True)
+        if step.dp_size == ranks and seconds > 0
+    ]
+    found = (_measured_work(step, setting.plan.sync) for step in timed)
+    measured = [each for each in found if each is not None]
+    if not measured:
+        return []
+    work, stragglers = (np.sum(each, axis=0) for each in zip(*measured, strict=True))
+    first = min(min(step.taken) for step in timed)
+    last = max(step.committed or 0.0 for step in timed)
+    data = np.zeros(ranks)
+    for wait in recording.waits:
+        if wait.rank < ranks:
+            data[wait.rank] += max(0.0, min(wait.at + wait.seconds, last) - max(wait.at, first))
+    return [
+        RankShare(
+            rank, float(work[rank]), float(stragglers[rank]), float(data[rank]),
+            last - first, steps=len(timed), measured_steps=len(measured),
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
 
 
 def slowness(steps: list[RecordedStep]) -> FloatArray | None:
@@ -249,6 +356,31 @@ def slowness(steps: list[RecordedStep]) -> FloatArray | None:
     rates = seconds / np.maximum(cost, 1e-300)
     middle = float(lower_median(rates))
     return rates / middle if middle > 0 else None
+
+
+def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArray] | None:
+    """Seconds of computing and of waiting for slower ranks, of each rank over all passes."""
+    found: list[Pass] = list(step.measured.values())
+    computed = [times.compute(step.dp_size) for times in found]
+    known = [compute for compute in computed if compute is not None]
+    if not known or main_pass(step) is None:
+        return None
+    work = sum((compute.sum(axis=1) for compute in known), np.zeros(step.dp_size))
+    lost = sum((_behind(compute, sync) for compute in known), np.zeros(step.dp_size))
+    return work, lost
+
+
+def _behind(cost: FloatArray, sync: Sync) -> FloatArray:
+    """What each rank waits for slower ones, of cost[R, M]."""
+    if sync is Sync.STEP:
+        ranks = cost.sum(axis=1)
+        behind: FloatArray = ranks.max() - ranks
+    else:
+        behind = (cost.max(axis=0) - cost).sum(axis=1)
+    return behind
+
+
+# -- what its samples cost --------------------------------------------------------------------
 
 
 def fitted_cost(recording: Recording, config: CostConfig) -> tuple[CostStatistics, int]:

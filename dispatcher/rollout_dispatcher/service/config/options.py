@@ -281,8 +281,8 @@ class ServeOptions(SelectionOptions, _StepsAndWindow):  # pydantic has the last 
     """sample ids of producers that are remembered to recognise repeats, and as many ids of groups
     that have ended, to refuse late members"""
     record_dir: Path | None = None
-    """directory for arrivals, plans and times, which dispatcher simulate and calibrate read;
-    no payloads, no ids; see docs/operate.md"""
+    """directory for arrivals, plans and times, which dispatcher simulate, report and calibrate
+    read; no payloads, no ids; see docs/operate.md"""
     record_bytes: Advanced[Annotated[Size, Field(ge=2**20)]] = 2**30
     """bytes of the record on disk, beyond which its oldest part is deleted"""
     per_rank_metrics: Advanced[bool] = True
