@@ -106,7 +106,7 @@ def test_there_are_45_flags_at_most() -> None:
     ("argv", "fact"),
     [
         (["srve"], "serve"),
-        (["report"], "unknown command report (it was removed: dispatcher simulate DIR shows"),
+        (["gc"], "unknown command gc (it was removed: what killed producers leave"),
         (["--verbose"], "unknown option --verbose"),
         (["serve"], "--dp-size is required"),
         (["serve", *NEEDED, "--widow", "2"], "--window"),

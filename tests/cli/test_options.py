@@ -156,6 +156,12 @@ def test_a_misspelt_flag_names_the_nearest() -> None:
     assert "--window" in refusal([*NEEDED, "--windw", "2"])
 
 
+def test_what_an_option_was_called_names_what_it_is_called_now(tmp_path: Path) -> None:
+    assert "--window?" in refusal([*NEEDED, "--window-multiple", "2"])
+    assert "sample_retention?" in refusal([*NEEDED, *toml(tmp_path, 'retain = "checkpoint"')])
+    assert "removed: clients introduce" in refusal([*NEEDED, "--handshake-timeout", "2s"])
+
+
 def test_a_flag_is_not_abbreviated() -> None:
     assert "--window" in refusal([*NEEDED, "--window-mult", "2"])
 
