@@ -184,17 +184,16 @@ def _dispatcher(words: list[str]) -> None:
     name, *argv = words
     assert name in COMMANDS
     if name == "serve":
-        assert load_config(ServeConfig, argv, {}, prog="dispatcher serve").notes == []
+        load_config(ServeConfig, argv, {}, prog="dispatcher serve")
     if name == "simulate":
 
         def defaults(source: str | None) -> Layer:
             return ("a record", OF_A_RECORD) if source == "DIR" else NO_DEFAULTS
 
         flags = ["--format=json" if word == "--json" else word for word in argv]
-        found = load_config(
+        load_config(
             SimulateOptions, flags, {}, prog="dispatcher simulate", takes="DIR", defaults=defaults
         )
-        assert found.notes == []
 
 
 def _make(words: list[str]) -> None:

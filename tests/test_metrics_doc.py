@@ -13,7 +13,7 @@ from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.rank_time import MEANS, TimeCause
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
-from rollout_dispatcher.service.metrics.registry import FORMER_NAMES, Metrics
+from rollout_dispatcher.service.metrics.registry import Metrics
 from tests.support.generated import between, rewrite
 from tests.support.journaling import open_journal
 from tests.support.source import ROOT
@@ -52,9 +52,8 @@ def families() -> Iterator[Metric]:
         writer.close(10)
         assert journal is not None
         journal.close()
-    former = FORMER_NAMES.values()
     for item in found:
-        if item.name.startswith("dispatcher_") and item.name not in former:
+        if item.name.startswith("dispatcher_"):
             yield item
 
 

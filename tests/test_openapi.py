@@ -5,25 +5,75 @@ python -m tests.test_openapi    writes the file again that the dispatcher answer
 
 import json
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.config.values import RUN_HEADER
-from rollout_dispatcher.service.http.plane import (
-    ClientsAnswer,
-    CloseQuery,
-    ControlAnswer,
-    EndQuery,
-    GroupPath,
-    PhasePath,
-)
+from rollout_dispatcher.service.http.plane import CloseQuery, EndQuery
 from rollout_dispatcher.service.http.samples import MAX_SAMPLES, PushRequest
 from tests.support.source import ROOT
 
 DOCUMENT = ROOT / "dispatcher/rollout_dispatcher/service/http/openapi.json"
+
+
+class GroupPath(BaseModel):
+    """Of `/v1/groups/ID/close`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    group_id: Annotated[str, Field(min_length=1)]
+    """the group's id, as its samples say it"""
+
+
+class PhasePath(BaseModel):
+    """Of `/v1/phases/V/end`."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    policy_version: Annotated[str, Field(pattern=r"^[0-9]{1,15}$")]
+    """samples of older policy versions come no more"""
+
+
+class ControlAnswer(BaseModel):
+    """What closing a group, and ending a phase or the stream, is answered with."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    waits_for: list[str]
+    """producers whose word is still waited for"""
+
+
+class ClientAnswer(BaseModel):
+    """One client."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    client_id: str
+    """by default the host's name, the process id and a random part; over HTTP `http` and the host,
+    whose producers are one client"""
+    role: str
+    """producer or rank"""
+    dp_rank: int | None
+    """of a rank"""
+    host: str
+    """the address that it connects from; empty of a Unix socket"""
+    connected: bool
+    """whether it is, over HTTP: whether it has pushed within half a minute; others went without a
+    goodbye"""
+    samples_accepted: int
+    """since it has first connected to this process"""
+    samples_per_second: float
+    """accepted in about the last half minute"""
+    last_error: str
+    """why its last connection was lost, or a sample of it refused"""
+
+
+class ClientsAnswer(BaseModel):
+    """What `GET /v1/clients` is answered with."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    clients: list[ClientAnswer]
+    """in the order of their first connection"""
+
 
 Described = dict[str, Any]
 

@@ -10,7 +10,6 @@ import pytest
 
 from rollout_dispatcher.cli.options import format_value, themes
 from rollout_dispatcher.cli.problems import flag_of, set_flag_of
-from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.service.config.serve import ServeConfig
 from tests.support.generated import between, rewrite
 from tests.support.source import ROOT
@@ -34,14 +33,7 @@ def settings_table(*, advanced: bool) -> str:
     return "\n".join(rows)
 
 
-def renamed_line() -> str:
-    """What options were called before."""
-    pairs = (f"`{flag_of(old)[2:]}` is `{flag_of(now)[2:]}`" for old, now in RENAMED.items())
-    return ", ".join(pairs) + "."
-
-
 TABLES: dict[str, Callable[[], str]] = {
-    "renamed": renamed_line,
     "settings": partial(settings_table, advanced=False),
     "advanced": partial(settings_table, advanced=True),
 }

@@ -4,13 +4,11 @@ anything.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable
 
-T = TypeVar("T")
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
-#: What options were called in 0.1, and are called now: the old names are taken until 0.3.0.
+#: What options are called in the planner, or were before 0.2.0, and are here and now.
 RENAMED = {
     "window_multiple": "window",
     "dispatch_batch_size": "global_batch_size",
@@ -47,11 +45,6 @@ REMOVED = {
 }
 
 
-def renamed(values: Mapping[str, T]) -> dict[str, T]:
-    """Values by option, each by the name that it has now."""
-    return {RENAMED.get(name, name): value for name, value in values.items()}
-
-
 def renamed_in(text: str) -> str:
     """A text of the planner, which has names of its own, with the options that they are here."""
     return _OLD_NAMES.sub(lambda found: RENAMED[found[0]], text)
@@ -62,9 +55,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("_", "-")
     if plain in REMOVED:
         return f" (it was removed: {REMOVED[plain]})"
-    found = nearest_of(name, known) or ""
-    if now := RENAMED.get(found.removeprefix("--").replace("-", "_")):
-        found = "--" + now.replace("_", "-")
+    found = nearest_of(RENAMED.get(plain.replace("-", "_"), name), known)
     return f" (did you mean {found}?)" if found else ""
 
 

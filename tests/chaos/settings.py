@@ -69,7 +69,7 @@ class Settings:
             "max-split": self.max_split,
             "buffer-capacity": self.buffer_samples,
             "max-open-steps": self.max_open_steps,
-            "max-skips": self.max_skips,
+            "max-delay": self.max_skips,
             "max-wait": "200ms",
             "heartbeat-interval": "300ms",
             "rank-timeout": f"{self.rank_timeout_s}s",

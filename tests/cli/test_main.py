@@ -104,7 +104,7 @@ def test_there_are_45_flags_at_most() -> None:
         (["gc"], "unknown command gc (it was removed: what killed producers leave"),
         (["--verbose"], "unknown option --verbose"),
         (["serve"], "--dp-size is required"),
-        (["serve", *NEEDED, "--widow-multiple", "2"], "--window"),
+        (["serve", *NEEDED, "--widow", "2"], "--window"),
         (["check-config", *NEEDED, "--buffer-capacity", "3"], "window of 12"),
         (["wait-ready", "--timeout", "soon"], "--timeout soon"),
         (["wait-ready", "--http", "9471"], "host:port"),

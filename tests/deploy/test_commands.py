@@ -50,7 +50,7 @@ def test_serve_understands_it(
     producers = tmp_path / "producer-token"
     producers.write_text("another-token-of-more-than-sixteen-letters\n")
     producers.chmod(0o600)
-    config.write_text("dp_size = 2\ndispatch_batch_size = 16\nmicro_batch_tokens = 4096\n")
+    config.write_text("dp_size = 2\nglobal_batch_size = 16\nmicro_batch_tokens = 4096\n")
     files = ("--token-file", token), ("--producer-token-file", producers), ("--config", config)
     for flag, path in files:
         for index, word in enumerate(flags):

@@ -20,7 +20,7 @@ def unit(root: Path) -> str:
 
 
 def test_systemd_has_nothing_to_say_about_it(unit: str, tool: Tool, tmp_path: Path) -> None:
-    assert unit.count(PROGRAM) == 1
+    assert unit.count(PROGRAM) == 2
     here = tmp_path / "rollout-dispatcher.service"
     here.write_text(unit.replace(PROGRAM, str(Path(sys.executable).parent / "dispatcher")))
     verify = [tool("systemd-analyze"), "verify", str(here)]
@@ -35,5 +35,5 @@ def test_it_waits_longer_than_a_drain_and_restarts_no_wrong_config(unit: str) ->
     service = parser["Service"]
     drain = ServeConfig.model_fields["drain_timeout"].default
     assert float(service["TimeoutStopSec"].removesuffix("s")) > drain + 10
-    assert service["Type"] == "notify"
+    assert service["ExecStartPost"].startswith(f"{PROGRAM} wait-ready ")
     assert service["RestartPreventExitStatus"] == "2"

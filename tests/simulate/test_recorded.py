@@ -33,16 +33,6 @@ def lost_on_the_clock(record: Path) -> float:
     return took / sum(float(each.sum()) / RANKS for each in compute if each is not None) - 1
 
 
-def test_a_record_of_0_1_is_read_as_one_of_now(record: Path, tmp_path: Path) -> None:
-    write_record(tmp_path, of_0_1=True, max_delay=9, on_oversize="drop")
-    found, expected = own_setting(load_recording(tmp_path)), own_setting(load_recording(record))
-    assert (found.plan.max_skips, found.plan.oversize) == (9, "drop")
-    assert (found.window, found.plan.dispatch_batch_size) == (
-        expected.window,
-        expected.plan.dispatch_batch_size,
-    )
-
-
 def test_where_half_of_the_ranks_are_slow_it_is_these_as_in_metrics(record: Path) -> None:
     steps = load_recording(record).trained()
     for step in steps:

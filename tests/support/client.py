@@ -4,7 +4,7 @@ Every wait has a deadline, so a test that waits in vain fails and says for what.
 messages and bytes; `Producer` and `Rank` know their role; `Trainer` is all ranks of a process
 group in lockstep, one step after the other.
 
-    with ServeProcess(tmp_path, dp_size=2, dispatch_batch_size=4, micro_batch_size=2) as server:
+    with ServeProcess(tmp_path, dp_size=2, global_batch_size=4, micro_batch_size=2) as server:
         producer = Producer(server.endpoint, "p")
         producer.push([5, 3, 8, 2])
         trainer = Trainer(server.endpoint, dp_size=2)

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from rollout_dispatcher.core.rank_time import TimeCause
-from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_planner.types import Grouping
@@ -24,12 +23,11 @@ def write_record(
     measured: bool = True,
     seed: int = 0,
     run: str = "made",
-    of_0_1: bool = False,
     **options: Any,
 ) -> None:
     """Four ranks with two micro-batches of one sample a step; one rank is slower than planned.
 
-    options: further ones of `serve`. of_0_1: they are written by the names of that release.
+    options: further ones of `serve`.
     """
     config = ServeConfig(
         dp_size=RANKS,
@@ -39,11 +37,9 @@ def write_record(
         record_dir=folder,
         **options,
     )
-    names = {now: old for old, now in RENAMED.items()} if of_0_1 else {}
-    written = config.model_dump(mode="json").items()
     header = {
         "run": run, "process": "p0", "release": "1.0", "unix": BEGAN,
-        "config": {names.get(name, name): value for name, value in written},
+        "config": config.model_dump(mode="json"),
     }  # fmt: skip
     writer = RecordWriter(folder, 2**30, header)
     rng, ticket, now = np.random.default_rng(seed), 0, 0.0

@@ -1,6 +1,6 @@
 """A real `dispatcher serve` process for tests: free ports on loopback, ended whatever happens.
 
-    with ServeProcess(tmp_path, dp_size=2, dispatch_batch_size=8, micro_batch_tokens=64) as server:
+    with ServeProcess(tmp_path, dp_size=2, global_batch_size=8, micro_batch_tokens=64) as server:
         server.endpoint, server.http        # "127.0.0.1:40123", "127.0.0.1:40124"
         server.get("/readyz").status
         server.status()["balanced"]         # /statusz

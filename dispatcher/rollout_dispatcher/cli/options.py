@@ -4,8 +4,7 @@ Every field of the model is an option under one name: `window` is `--window`,
 `DISPATCHER_WINDOW` and the TOML key `window`; an advanced one, `rank_tokens`, is
 `--set rank-tokens=N`, `DISPATCHER_RANK_TOKENS` and a key of the TOML table [advanced]. Nothing that
 was written is ignored: an unknown flag, variable or key is an error that names the nearest right
-one, and all that is wrong is told at once. What options were called in 0.1, and the flags and
-top-level keys that advanced ones had then, are taken until 0.3.0, with a note on how to write them.
+one, and all that is wrong is told at once.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from pydantic.fields import FieldInfo
 
 from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, set_flag_of, variable_of
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import RENAMED, nearest
+from rollout_dispatcher.hints import nearest
 from rollout_dispatcher.service.config.serve import WRONG
 from rollout_dispatcher.service.config.values import Reach, Unit
 
@@ -54,13 +53,11 @@ NO_DEFAULTS: Layer = ("", {})
 class Loaded(Generic[M]):
     """A valid config and, for each field that was set, where: `--flag`, variable, `file:line`.
 
-    notes: what was written as in 0.1, and how to write it from 0.3.0 on. given: the word among the
-    flags that is none.
+    given: the word among the flags that is none.
     """
 
     config: M
     sources: Mapping[str, str]
-    notes: Sequence[str] = ()
     given: str | None = None
 
 
@@ -84,6 +81,8 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _Formatter)
         kwargs["allow_abbrev"] = False  # an abbreviation breaks when an option is added
         super().__init__(*args, **kwargs)
+        #: Options without a flag of their own, by what that would be, and how they are written.
+        self.advanced: dict[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and leaving."""
@@ -106,6 +105,8 @@ class Parser(argparse.ArgumentParser):
             is_flag = text.startswith("-") and len(text) > 1
             if is_flag or not value_due:
                 hint = nearest(name, flags) if is_flag else ""
+                if instead := self.advanced.get(name.replace("--no-", "--", 1)):
+                    hint = f" (write {instead}=VALUE)"
                 problems.append(f"unknown argument {name}{hint}; see {self.prog} --help")
             value_due = is_flag and not equals
         return values, problems
@@ -148,27 +149,16 @@ def load_config(
             raise ConfigError(*problems, *error.problems) from None
     problems += _take_environment(written, environ)
     assignments = flags.pop("set", ())
-    for shown, value in flags.items():
-        name = RENAMED.get(shown, shown)
-        _take(written, name, value, flag_of(shown))
-        if is_advanced(field := model.model_fields[name]):
-            no = "no-" if value is False else ""
-            instead = f"{set_flag_of(name)}={format_value(field, value)}"
-            _note(written, f"--{no}{flag_of(shown)[2:]}", instead)
-        elif name != shown:
-            _note(written, flag_of(shown), flag_of(name))
+    for name, value in flags.items():
+        _take(written, name, value, flag_of(name))
     problems += _take_assignments(written, assignments)
-    return Loaded(_validated(written, problems), written.sources, written.notes, given)
+    return Loaded(_validated(written, problems), written.sources, given)
 
 
 def _take(written: Written, name: str, value: object, place: str) -> None:
     unset = value == NONE and is_optional(written.model.model_fields[name])
     written.values[name] = None if unset else value
     written.sources[name] = place
-
-
-def _note(written: Written, place: str, instead: str) -> None:
-    written.notes.append(f"{place} is taken until 0.3.0; write {instead}")
 
 
 def _validated(written: Written, problems: list[str]) -> Any:
@@ -213,7 +203,7 @@ def build_parser(
     """A parser with one flag a field, under the headings that the model's HEADINGS give.
 
     Of a model with COMMON options the help shows these, by theme, unless it is to show everything.
-    Advanced options share `--set`; the flags that they had in 0.1 are parsed, and not shown.
+    Advanced options share `--set`.
     """
     required = [flag_of(name) for name, field in model.model_fields.items() if field.is_required()]
     words = [prog, *filter(None, [takes]), *(f"{flag} N" for flag in required), "[options]"]
@@ -226,6 +216,7 @@ def build_parser(
     options = options_of(model)
     advanced = {name: field for name, field in options.items() if is_advanced(field)}
     if advanced:
+        parser.advanced = {flag_of(name): set_flag_of(name) for name in advanced}
         parser.add_argument(
             "--set", metavar="NAME=VALUE", action="append", default=argparse.SUPPRESS,
             help="set an advanced option, repeatable; see docs/settings.md",
@@ -244,9 +235,8 @@ def build_parser(
             _add_flag(group, name, options.pop(name))
     if advanced and (everything or not common):
         parser.add_argument_group("advanced, each as --set NAME=VALUE", _listed(advanced))
-    for name, now in names_of(model).items():
-        if now in options or name != now:
-            _add_flag(parser, name, model.model_fields[now], hidden=True)
+    for name in options.keys() - advanced:
+        _add_flag(parser, name, options[name], hidden=True)
     return parser
 
 
@@ -291,7 +281,6 @@ def _take_assignments(written: Written, texts: Sequence[str]) -> Iterator[str]:
     for text in texts:
         shown, equals, value = text.partition("=")
         name = shown.strip().replace("-", "_")
-        name = RENAMED.get(name, name)
         if name in known and not is_advanced(known[name]):
             yield f"--set {shown}: this option has a flag of its own; write {flag_of(name)}"
         elif name not in known:
@@ -303,7 +292,7 @@ def _take_assignments(written: Written, texts: Sequence[str]) -> Iterator[str]:
 
 
 def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[str]:
-    known = {variable_of(name): now for name, now in names_of(written.model).items()}
+    known = {variable_of(name): name for name in options_of(written.model)}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or FOREIGN.fullmatch(variable):
             continue
@@ -312,25 +301,20 @@ def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[
             many = expects_list(written.model.model_fields[name])
             value = [part.strip() for part in text.split(",")] if many else text
             _take(written, name, value, variable)
-            if variable != variable_of(name):
-                _note(written, variable, variable_of(name))
         elif variable != f"{ENV_PREFIX}CONFIG":
-            hint = nearest(variable, map(variable_of, options_of(written.model)))
+            hint = nearest(variable, known)
             yield f"unknown environment variable {variable}{hint}"
 
 
 def _take_file(written: Written, path: Path) -> Iterator[str]:
     file = read_toml(path)
-    known, names = options_of(written.model), names_of(written.model)
+    known = options_of(written.model)
     for key, value in file.values.items():
         place, is_table = file.place(key), isinstance(value, dict)
-        if key in names:
-            name = names[key]
-            _take(written, name, value, place)
-            if is_advanced(known[name]):
-                _note(written, f"{key} in {place}", f"{name} in the table [{ADVANCED}]")
-            elif name != key:
-                _note(written, f"{key} in {place}", name)
+        if key in known and is_advanced(known[key]):
+            yield f"{place}: {key} stands in the table [{ADVANCED}]"
+        elif key in known:
+            _take(written, key, value, place)
         elif key == ADVANCED and is_table:
             yield from _take_table(written, value, file)
         elif is_table and value.keys() & known:
@@ -410,13 +394,6 @@ def options_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Fields that can be set outside Python."""
     fields = model.model_fields.items()
     return {name: field for name, field in fields if Reach.FIXED not in field.metadata}
-
-
-def names_of(model: type[BaseModel]) -> dict[str, str]:
-    """What an option may be called, and is called now: by its name, or by that of 0.1."""
-    options = options_of(model)
-    old = {before: now for before, now in RENAMED.items() if now in options}
-    return {name: name for name in options} | old
 
 
 def is_advanced(field: FieldInfo) -> bool:

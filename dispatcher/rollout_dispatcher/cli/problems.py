@@ -47,8 +47,6 @@ class Written:
     model: type[BaseModel]
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
-    #: What is still taken as it was written in 0.1, and how to write it.
-    notes: list[str] = field(default_factory=list)
 
     def wrong_values(self, error: ValidationError) -> dict[str, list[str]]:
         """Of each option that cannot be read, by name, why; the name is empty where it is none."""

@@ -91,7 +91,7 @@ def as_object(loaded: Loaded[ServeConfig]) -> str:
         }
         for name, value in values.items()
     }
-    found = {"valid": True, "options": options, "notes": [*notes(loaded.config), *loaded.notes]}
+    found = {"valid": True, "options": options, "notes": [*notes(loaded.config)]}
     return json.dumps(found, indent=1)
 
 
@@ -126,5 +126,5 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
                 else:
                     source = loaded.sources.get(name, "default")
                     yield f"{name} = {toml_value(field, value)}  # {source}"
-    for note in (*notes(loaded.config), *loaded.notes):
+    for note in notes(loaded.config):
         yield f"\n# note: {note}"

@@ -70,8 +70,6 @@ def run(argv: Sequence[str]) -> int:
 
     found = _options(argv, recorded)
     options, source = found.config, found.given
-    for note in found.notes:
-        print(f"dispatcher simulate: {note}", file=sys.stderr)
     if source is None:
         raise ConfigError(
             "name a trace first, a CSV file or a built-in profile: "

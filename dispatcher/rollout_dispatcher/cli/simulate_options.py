@@ -11,10 +11,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from rollout_dispatcher.cli.options import names_of
+from rollout_dispatcher.cli.options import options_of
 from rollout_dispatcher.cli.problems import ENV_PREFIX
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.recording import Recording
 from rollout_dispatcher.service.config.options import SelectionOptions, StepOptions
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
@@ -135,9 +134,8 @@ class SimulateOptions(SelectionOptions, StepOptions):
         return ServeConfig(**ours | limits | row)
 
     def written(self) -> dict[str, Any]:
-        """Every option that shapes the figures, as JSON has it; by the names of 0.1 as well."""
-        found = self.model_dump(mode="json", exclude={"format", "recommend", "plans"})
-        return found | {old: found[new] for old, new in RENAMED.items() if new in found}
+        """Every option that shapes the figures, as JSON has it."""
+        return self.model_dump(mode="json", exclude={"format", "recommend", "plans"})
 
     @model_validator(mode="after")
     def _servable(self) -> Self:
@@ -148,7 +146,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what is meant for `serve` alone, such as the addresses in a pod."""
-    foreign = names_of(ServeConfig).keys() - names_of(SimulateOptions).keys() | {"config"}
+    foreign = options_of(ServeConfig).keys() - options_of(SimulateOptions).keys() | {"config"}
     names = {ENV_PREFIX + name.upper() for name in foreign}
     return {name: value for name, value in environ.items() if name not in names}
 

@@ -58,9 +58,6 @@ class JournalStatistics:
     appended_lsn: int
     queued_batches: int
     batches: int
-    records: int
-    blocks: int
-    syncs: int
     nbytes: int
     live_bytes: int
     live_samples: int
@@ -344,9 +341,6 @@ class Journal:
             appended_lsn=self._appended,
             queued_batches=len(self._queue),
             batches=self._batches,
-            records=store.num_records,
-            blocks=store.num_blocks,
-            syncs=store.num_syncs,
             nbytes=store.nbytes,
             live_bytes=sum(part.nbytes for part in live),
             live_samples=sum(part.samples for part in live),

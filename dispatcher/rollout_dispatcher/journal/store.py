@@ -48,7 +48,6 @@ class Store:
     ) -> None:
         self.on_sync: Callable[[float], None] = _ignore
         self.state = state
-        self.num_syncs = self.num_records = self.num_blocks = 0
         self._start_writeback = start_writeback
         self._unwritten: _Unwritten | None = None
         self._index_trouble: JournalFull | None = None
@@ -217,7 +216,7 @@ class Store:
             raise JournalError(f"facts contradict the journal: {error}; this is a bug") from error
         self.state.ledger.totals = totals
         head = block.head(active.front, active.end, sequence, lsn)
-        self._unwritten = _Unwritten(head, size, sequence, lsn, len(rows))
+        self._unwritten = _Unwritten(head, size, sequence, lsn)
 
     def flush(self) -> None:
         """Write the block that was placed. Raises JournalFull; call again then."""
@@ -226,14 +225,11 @@ class Store:
         self._active.append(block.head, block.size)
         self._unwritten = None
         self.sequence, self.lsn = block.sequence, block.lsn
-        self.num_records += block.num_records
-        self.num_blocks += 1
 
     def sync(self) -> None:
         """Make what was written durable."""
         begun = perf_counter()
         self._active.sync(self.sequence)
-        self.num_syncs += 1
         self.on_sync(perf_counter() - begun)
 
     def close(self) -> None:
@@ -317,7 +313,6 @@ class _Unwritten:
     size: int
     sequence: int
     lsn: int
-    num_records: int
 
 
 def _ignore(seconds: float) -> None:

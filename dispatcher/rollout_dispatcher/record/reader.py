@@ -13,7 +13,6 @@ from typing import Any
 from pydantic_core import from_json
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import renamed
 from rollout_dispatcher.record.segments import FORMAT, Event, segments
 
 #: How much of a segment is in memory at a time, as it is compressed.
@@ -122,5 +121,5 @@ def _header(path: Path, line: Any) -> Header:
             f"release that wrote it, {line['release']}"
         )
     return Header(
-        line["run"], line["process"], line["release"], float(line["unix"]), renamed(line["config"])
+        line["run"], line["process"], line["release"], float(line["unix"]), line["config"]
     )

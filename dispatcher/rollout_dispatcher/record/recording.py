@@ -16,7 +16,6 @@ import numpy as np
 
 from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import renamed
 from rollout_dispatcher.record.reader import Header, Reader
 from rollout_dispatcher.record.segments import Event
 from rollout_planner.types import FloatArray, IntArray, Sync, even_time, straggler_excess
@@ -345,7 +344,7 @@ def _redelivered(into: Recording, header: Header, event: Event) -> None:
 
 
 def _settings(into: Recording, header: Header, event: Event) -> None:
-    into.settings[header.process] = renamed(event["config"])
+    into.settings[header.process] = event["config"]
 
 
 def _state(into: Recording, header: Header, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""What the service asks of its machine: memory, threads that may hang, the log, a service manager.
+"""What the service asks of its machine: memory, threads that may hang, the log.
 
 Log lines are text for a person at a terminal, one JSON object a line for everything else. Messages
 quote what peers call themselves and their samples. Invariant: whatever they say, a record is one
@@ -11,10 +11,6 @@ the `kind` of what they did, and of each kind only a `FEW` are written; metrics 
 glibc gives what is free at the end of its heap back to the kernel, and gets it again page by page,
 each zeroed: with samples of 1 MB that is an eighth of the dispatcher's system time or more. It is
 told to keep up to `KEPT_BYTES` of it.
-
-A service manager is told by systemd's `sd_notify`: the address is in NOTIFY_SOCKET, and in
-WATCHDOG_USEC for how long it waits for a sign of life. The event loop gives it, so a loop that
-hangs is noticed, and the process started again.
 """
 
 import asyncio
@@ -24,16 +20,14 @@ import json
 import logging
 import os
 import re
-import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from time import monotonic_ns
 from typing import TypeVar
 
 from rollout_dispatcher.hints import harmless
@@ -239,72 +233,3 @@ def set_up(level: LogLevel, form: LogFormat) -> None:
     as_text = form is LogFormat.TEXT or (form is LogFormat.AUTO and sys.stderr.isatty())
     handler.setFormatter(TextFormatter() if as_text else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-#: Signs of life in the time that the manager waits for one.
-SIGNS = 3
-USEC = 1e6
-
-
-class ServiceManager:
-    """Whoever has started this process and wants to know how it is; does nothing if nobody does.
-
-    environ: where it says so.
-    """
-
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
-        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
-        for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        patience = environ.get("WATCHDOG_USEC", "") if for_us and self._address else ""
-        self._pause = int(patience) / USEC / SIGNS if patience.isdecimal() else 0.0
-
-    def ready(self, status: str) -> None:
-        """The process serves."""
-        self._tell("READY=1", f"STATUS={status}")
-
-    def stopping(self, status: str) -> None:
-        """It ends, in order."""
-        self._tell("STOPPING=1", f"STATUS={status}")
-
-    @contextlib.contextmanager
-    def reloading(self) -> Iterator[None]:
-        """Its settings are being read again, within."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={monotonic_ns() // 1000}")
-        try:
-            yield
-        finally:
-            self._tell("READY=1")
-
-    @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
-        """Within, the event loop gives signs of life."""
-        if not self._pause:
-            yield
-            return
-        signs = asyncio.get_running_loop().create_task(self._give_signs(), name="watchdog")
-        try:
-            yield
-        finally:
-            signs.cancel()
-            await asyncio.wait([signs])
-
-    async def _give_signs(self) -> None:
-        while True:
-            self._tell("WATCHDOG=1")
-            await asyncio.sleep(self._pause)
-
-    def _tell(self, *said: str) -> None:
-        if not self._address:
-            return
-        # Whether anybody listens is no concern of the service; it never waits for a manager.
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
-            to.setblocking(False)
-            to.sendto("\n".join(said).encode(), self._address)
-
-
-def _address(given: str) -> str:
-    if given[:1] not in {"", "/", "@"}:
-        text = "NOTIFY_SOCKET is %r, which is no Unix socket: systemd is not notified"
-        log.warning(text, given, extra={"event": "not-notified"})
-        return ""
-    return "\0" + given[1:] if given[:1] == "@" else given

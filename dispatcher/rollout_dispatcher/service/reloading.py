@@ -6,8 +6,8 @@ nothing is put in force.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from rollout_dispatcher.errors import ConfigError
@@ -96,27 +96,22 @@ class Read(Protocol):
     def sources(self) -> Mapping[str, str]:
         """Flag, variable, or file and line of each option that was set."""
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """What was written as in 0.1, and how to write it."""
-
 
 class Rereading:
     """Reads when it is asked to, one time after the other.
 
     read: from the disk, which may hang; raises ConfigError. reloads: None before there are any.
-    within: what is entered while it reads. renew: heeds what the files of tokens and certificates
-    hold, and returns what has changed, in words.
+    renew: heeds what the files of tokens and certificates hold, and returns what has changed, in
+    words.
     """
 
     def __init__(
         self,
         read: Callable[[], Read],
         reloads: Callable[[], Reloads | None],
-        within: Callable[[], AbstractContextManager[None]],
         renew: Callable[[Access], list[str]],
     ) -> None:
-        self._read, self._reloads, self._within, self._renew = read, reloads, within, renew
+        self._read, self._reloads, self._renew = read, reloads, renew
         self._task: asyncio.Task[None] | None = None
         self._is_asked = False
 
@@ -142,16 +137,15 @@ class Rereading:
                 extra={"event": "settings-unchanged"},
             )
             return
-        with self._within():
-            try:
-                found, access = await in_own_thread(self._read_all)
-            except ConfigError as error:
-                reloads.refuse(error)
-                return
-            with suppress(ConfigError):  # it was logged and counted
-                reloads.reread(found.config, found.sources)
-                for change in self._renew(access):
-                    log.info("SIGHUP: %s", change, extra={"event": "access-renewed"})
+        try:
+            found, access = await in_own_thread(self._read_all)
+        except ConfigError as error:
+            reloads.refuse(error)
+            return
+        with suppress(ConfigError):  # it was logged and counted
+            reloads.reread(found.config, found.sources)
+            for change in self._renew(access):
+                log.info("SIGHUP: %s", change, extra={"event": "access-renewed"})
 
     def _read_all(self) -> tuple[Read, Access]:
         found = self._read()

@@ -9,8 +9,6 @@ accepted is given up.
 
 SIGHUP reads the options again (reloading/), tokens and certificates too; SIGUSR1 has the log say
 where the run stands; SIGUSR2 is logged and changes nothing.
-Under systemd (`Type=notify`) the service manager is told when it serves, reads its options again
-and ends, and the event loop feeds its watchdog.
 """
 
 import asyncio
@@ -24,7 +22,7 @@ from prometheus_client import disable_created_metrics
 
 from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
-from rollout_dispatcher.service.process import ServiceManager, keep_freed_memory, name_run, set_up
+from rollout_dispatcher.service.process import keep_freed_memory, name_run, set_up
 from rollout_dispatcher.service.reloading import Read, Rereading
 from rollout_dispatcher.service.signals import Signals
 from rollout_dispatcher.transport.turns import FairEventLoop
@@ -45,8 +43,6 @@ def run(found: Read, read: Callable[[], Read]) -> int:
     set_up(config.log_level, config.log_format)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     keep_freed_memory()
-    for note in found.notes:
-        log.warning("%s", note, extra={"event": "former-name"})
     raise_soft_limit(config.connection_limits)
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -59,8 +55,8 @@ def run(found: Read, read: Callable[[], Read]) -> int:
 
 async def _serve(found: Read, read: Callable[[], Read]) -> bool:
     """Returns whether nothing that was accepted was given up."""
-    dispatcher, manager = Dispatcher(found.config), ServiceManager()
-    rereading = Rereading(read, lambda: dispatcher.reloads, manager.reloading, dispatcher.renew)
+    dispatcher = Dispatcher(found.config)
+    rereading = Rereading(read, lambda: dispatcher.reloads, dispatcher.renew)
     signals = Signals(
         {
             signal.SIGHUP: rereading.ask,
@@ -77,18 +73,15 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
         log.info(text, asked.name, extra={"event": "stopping"})
         return True
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(manager.watched())
         stack.push_async_exit(dispatcher)
         name_run(dispatcher.run_id)
-        manager.ready(f"run {dispatcher.run_id}: samples on {', '.join(dispatcher.endpoints)}")
-        return await _end(dispatcher, signals, manager)
+        return await _end(dispatcher, signals)
 
 
-async def _end(dispatcher: Dispatcher, signals: Signals, manager: ServiceManager) -> bool:
+async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
     ended = await signals.unless_asked(dispatcher.drained())
     if isinstance(ended, bool):
         return ended
-    manager.stopping(f"{ended.name}: what is here is kept, or trained on")
     if dispatcher.config.journal_dir is not None:
         at = dispatcher.statistics()
         log.info(

@@ -25,7 +25,6 @@ from rollout_planner.types import (
     Layout,
     computed_lengths,
     even_time,
-    round_up,
     step_time,
     summed,
 )
@@ -42,8 +41,6 @@ class _Times:
     even: float
     mean: float
     largest: float
-    fifo: float
-    fifo_largest: float
     bound: float
     unpadded: float
 
@@ -57,9 +54,6 @@ class Figures:
     def __init__(self, setting: Setting, kept: IntArray) -> None:
         self._setting = setting
         self._kept = kept
-        costs = setting.plan.cost(round_up(kept, setting.plan.sample_length_multiple))
-        share = float(costs.mean()) * setting.plan.dispatch_batch_size / setting.plan.dp_size
-        self._outlier_tokens = int(kept[costs > share].min(initial=2**62))
         self._arrived: list[int] = []
         # Samples as they arrive and their loss tokens, as `UsualLoss` sums them up.
         self._usual_sums = np.zeros(2)
@@ -95,9 +89,7 @@ class Figures:
         step_excess = [each.step / each.even - 1 if each.even else 0.0 for each in times]
         tokens = np.concatenate(self._tokens)
         skips = np.concatenate([step.skips for step in steps])
-        outliers = skips[tokens >= self._outlier_tokens]
-        config, bound = setting.plan, setting.plan.max_skips
-        fixed = config.outlier_max_skips
+        config = setting.plan
         arrived = np.array(self._arrived, dtype=np.int64)
         work_of = np.array([float(step.plan.cost.sum()) for step in steps])
         ks, ks_fifo = selection_bias(self._kept, self._tokens, arrived, self._dispatched_before)
@@ -111,21 +103,14 @@ class Figures:
             excess=excess,
             step_excess=spread(step_excess),
             imbalance=sum(each.largest for each in times) / work - 1,
-            fifo_excess=sum(each.fifo for each in times) / even - 1,
-            fifo_imbalance=sum(each.fifo_largest for each in times) / work - 1,
             # A record has bounds of nine digits, which may be a hair below the work itself.
             lower_bound=max(0.0, sum(each.bound for each in times) / even - 1),
             padding=work / (sum(each.unpadded for each in times) or 1.0) - 1,
             delay=spread(skips),
-            outlier_delay=spread(outliers),
             delays=np.bincount(skips).tolist(),
-            outlier_delays=np.bincount(outliers).tolist(),
-            max_skips=bound,
-            outlier_max_skips=bound if fixed is None else fixed,
             small_steps=sum(len(each) < config.dispatch_batch_size for each in self._tokens),
             dropped=dict(self._dropped),
             triggers=dict(Counter(str(step.trigger) for step in steps)),
-            micro_batches=float(np.mean([step.plan.num_micro_batches for step in steps])),
             ks=ks,
             ks_fifo=ks_fifo,
             mix=mix,
@@ -149,8 +134,6 @@ class Figures:
             even=even,
             mean=mean,
             largest=float(ranks.max()),
-            fifo=(1 + made.fifo_excess) * even,
-            fifo_largest=(1 + made.fifo_imbalance) * mean,
             bound=made.lower_bound,
             unpadded=own / made.cost.shape[0],
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from rollout_dispatcher.core.totals import StepMix
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,12 @@ class Run:
     """One row of the table: a strategy at a window multiple.
 
     excess: straggler excess, ratio of sums over the counted steps; step_excess: per step.
-    fifo_excess: that of the same samples dealt as they came. lower_bound: no split could be below.
+    lower_bound: no split could be below.
     padding: cost of padding over the samples' own. ks: Kolmogorov-Smirnov distance of the lengths
     in 20 dispatches from the trace's; ks_fifo: that of as many samples in the order they arrived.
-    delays[k]: samples dispatched after k dispatches had passed them over; outlier_delays: those
-    of them that cost more than a rank's mean share. long_weight_expected: as the mix has it, under
-    token-mean-expected; None in results of earlier releases. cost_errors: excess of the same plans
-    if the linear part of the cost were so many times as large.
+    delays[k]: samples dispatched after k dispatches had passed them over. long_weight_expected: as
+    the mix has it, under token-mean-expected. cost_errors: excess of the same plans if the linear
+    part of the cost were so many times as large.
     """
 
     strategy: str
@@ -61,20 +60,13 @@ class Run:
     excess: float
     step_excess: Spread
     imbalance: float
-    fifo_excess: float
-    fifo_imbalance: float
     lower_bound: float
     padding: float
     delay: Spread
-    outlier_delay: Spread
     delays: list[int]
-    outlier_delays: list[int]
-    max_skips: int
-    outlier_max_skips: int
     small_steps: int
     dropped: dict[str, int]
     triggers: dict[str, int]
-    micro_batches: float
     ks: float
     ks_fifo: float
     mix: StepMix

@@ -20,7 +20,7 @@ from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.metrics.exposition import RankFamily, render
-from rollout_dispatcher.service.metrics.registry import FORMER_NAMES, Metrics
+from rollout_dispatcher.service.metrics.registry import Metrics
 
 RANKS = 3
 
@@ -119,14 +119,3 @@ def test_when_a_series_was_created_is_not_told_whatever_the_process_has_set() ->
         disable_created_metrics()  # type: ignore[no-untyped-call]
     assert any(each.name.endswith("_created") for family in families for each in family.samples)
     assert b"_created" not in render(families)
-
-
-@pytest.mark.parametrize(("name", "former"), FORMER_NAMES.items())
-def test_a_renamed_metric_has_its_former_name_as_well(name: str, former: str) -> None:
-    found = {metric.name: metric for metric in of_a_dispatcher().collect()}
-    samples = [
-        sample._replace(name=sample.name.replace(name, former)) for sample in found[name].samples
-    ]
-    assert found[former].samples == samples
-    assert found[former].documentation == f"Until 0.3.0: {name}."
-    assert found[former].type == found[name].type

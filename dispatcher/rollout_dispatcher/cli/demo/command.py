@@ -314,10 +314,10 @@ def _start_dispatcher(children: Children, strategy: Strategy, load: Load, folder
         "listen": "127.0.0.1:0",
         "http": "127.0.0.1:0",
         "ready-file": ready,
-        "drain-timeout": "1s",
         "log-level": "warning",
     }
     flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    flags += ["--set", "drain-timeout=1s"]
     name = f"dispatcher-{strategy}"
     children.start(name, [PYTHON, "-m", "rollout_dispatcher.cli.main", "serve", *flags])
     deadline = time.monotonic() + STALL_SECONDS

@@ -6,14 +6,12 @@ a TOML key (`window`) and, by the docstring under it, a line of help. One that i
 of a file; one that is `Fixed` is no option at all.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rollout_dispatcher.core.buffer.phases import StalenessPolicy
-from rollout_dispatcher.hints import renamed
 from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.messages import MAX_OPEN_STEPS
 from rollout_dispatcher.service.config.values import (
@@ -50,11 +48,6 @@ class Options(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_called_now(cls, values: object) -> object:
-        return renamed(values) if isinstance(values, Mapping) else values
 
 
 class StepOptions(Options):

@@ -4,6 +4,7 @@ aiohttp parses, limits and serves; here is only what the answers mean.
 """
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.effects import Advised, Decision
@@ -26,6 +27,8 @@ from rollout_dispatcher.service.router import Router
 
 #: Producers that are named as awaited.
 MAX_NAMED = 100
+#: All policy versions are below 2**53, on this plane as on the other.
+_VERSION = re.compile(r"[0-9]{1,15}")
 
 
 class CloseQuery(Query):
@@ -42,63 +45,6 @@ class EndQuery(Query):
 
     force: bool = False
     """it ends for all producers, whatever they have said"""
-
-
-class GroupPath(BaseModel):
-    """Of `/v1/groups/ID/close`."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    group_id: Annotated[str, Field(min_length=1)]
-    """the group's id, as its samples say it"""
-
-
-class PhasePath(BaseModel):
-    """Of `/v1/phases/V/end`."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    #: All policy versions are below 2**53, on this plane as on the other.
-    policy_version: Annotated[str, Field(pattern=r"^[0-9]{1,15}$")]
-    """samples of older policy versions come no more"""
-
-
-class ControlAnswer(BaseModel):
-    """What closing a group, and ending a phase or the stream, is answered with."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    waits_for: list[str]
-    """producers whose word is still waited for"""
-
-
-class ClientAnswer(BaseModel):
-    """One client."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    client_id: str
-    """by default the host's name, the process id and a random part; over HTTP `http` and the host,
-    whose producers are one client"""
-    role: str
-    """producer or rank"""
-    dp_rank: int | None
-    """of a rank"""
-    host: str
-    """the address that it connects from; empty of a Unix socket"""
-    connected: bool
-    """whether it is, over HTTP: whether it has pushed within half a minute; others went without a
-    goodbye"""
-    samples_accepted: int
-    """since it has first connected to this process"""
-    samples_per_second: float
-    """accepted in about the last half minute"""
-    last_error: str
-    """why its last connection was lost, or a sample of it refused"""
-
-
-class ClientsAnswer(BaseModel):
-    """What `GET /v1/clients` is answered with."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-    clients: list[ClientAnswer]
-    """in the order of their first connection"""
 
 
 class HttpPlane:
@@ -160,8 +106,7 @@ class HttpPlane:
 
     async def clients(self, _: web.Request) -> web.Response:
         """Producers and DP ranks, and those that went without a goodbye."""
-        answer = ClientsAnswer.model_validate({"clients": self._router.clients()})
-        return indented(answer.model_dump(mode="json"))
+        return indented({"clients": self._router.clients()})
 
     async def close_group(self, request: web.Request) -> web.Response:
         """No further member will come, or none beyond `size`."""
@@ -175,12 +120,10 @@ class HttpPlane:
 
     async def end_phase(self, request: web.Request) -> web.Response:
         """No sample older than this policy version comes over HTTP any more; or from anybody."""
-        try:
-            asked = PhasePath.model_validate(dict(request.match_info))
-        except ValidationError:
-            version = request.match_info["policy_version"]
+        version = request.match_info["policy_version"]
+        if not _VERSION.fullmatch(version):
             return problem(400, "invalid", f"{version[:40]!r} is no policy version of 15 digits")
-        return await self._end(request, int(asked.policy_version))
+        return await self._end(request, int(version))
 
     async def end_stream(self, request: web.Request) -> web.Response:
         """No sample comes over HTTP any more; with `force` from anybody."""
@@ -212,7 +155,7 @@ class HttpPlane:
             if isinstance(effect, Advised) and effect.producer == "":
                 return problem(422, "unknown-group", effect.text)
         await self._router.barrier.settled()
-        return web.json_response(ControlAnswer(waits_for=waits()[:MAX_NAMED]).model_dump())
+        return web.json_response({"waits_for": waits()[:MAX_NAMED]})
 
 
 def _check(failure: DispatcherError | None) -> None:

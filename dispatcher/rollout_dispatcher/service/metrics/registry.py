@@ -18,7 +18,6 @@ from rollout_dispatcher import __version__
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import StepPlanned
 from rollout_dispatcher.core.statistics import GAUGE, Statistics
-from rollout_dispatcher.hints import RENAMED
 from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
@@ -71,25 +70,6 @@ _ENDED = {
         "connection-limit",
     ),
 }  # fmt: skip
-
-#: What metrics were called in 0.1; both names are exposed until 0.3.0.
-FORMER_NAMES = {
-    "dispatcher_objects_releasable": "dispatcher_objects_unneeded",
-    "dispatcher_partial_steps": "dispatcher_small_steps",
-    "dispatcher_step_requested": "dispatcher_step_wanted",
-    "dispatcher_steps_lost": "dispatcher_steps_not_rewound",
-    "dispatcher_steps_without_timing": "dispatcher_unmeasured_steps",
-}
-
-
-def _renamed(metric: Metric, name: str) -> Metric:
-    """The same values under another name."""
-    found = Metric(name, f"Until 0.3.0: {metric.name}.", metric.type)
-    found.samples = [
-        sample._replace(name=name + sample.name.removeprefix(metric.name))
-        for sample in metric.samples
-    ]
-    return found
 
 
 class Metrics:
@@ -215,10 +195,7 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Every family, as it is now."""
         for source in self._sources:
-            for found in source():
-                yield found
-                if (former := FORMER_NAMES.get(found.name)) is not None:
-                    yield _renamed(found, former)
+            yield from source()
 
     def _now(self) -> Iterator[Metric]:
         self._core.rank_time(self._clock())
@@ -308,4 +285,4 @@ def _config_labels(config: ServeConfig) -> dict[str, str]:
     )  # fmt: skip
     labels = {name: str(getattr(config, name)) for name in names}
     labels["max_delay"] = str(config.skips_bound)
-    return labels | {old: labels[new] for old, new in RENAMED.items() if new in labels}
+    return labels
