@@ -50,12 +50,20 @@ def renamed_in(text: str) -> str:
     return _OLD_NAMES.sub(lambda found: RENAMED[found[0]], text)
 
 
+def called_now(name: str) -> str:
+    """An option's or a flag's present name, where it had another."""
+    now = RENAMED.get(name.removeprefix("--").replace("-", "_"))
+    if now is None:
+        return name
+    return f"--{now.replace('_', '-')}" if name.startswith("--") else now
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the nearest of `known`, what became of a removed one, or nothing."""
     plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("_", "-")
     if plain in REMOVED:
         return f" (it was removed: {REMOVED[plain]})"
-    found = nearest_of(RENAMED.get(plain.replace("-", "_"), name), known)
+    found = nearest_of(called_now(name), known)
     return f" (did you mean {found}?)" if found else ""
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Self
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from rollout_dispatcher.cli.options import Loaded, load_config
-from rollout_dispatcher.cli.problems import flag_of
+from rollout_dispatcher.cli.options import Loaded, is_advanced, load_config
+from rollout_dispatcher.cli.problems import flag_of, set_flag_of
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.hints import REMOVED, RENAMED
 from rollout_dispatcher.service.config.serve import ServeConfig
@@ -166,8 +166,10 @@ def test_what_is_not_known_or_not_there_is_refused_and_the_nearest_named(
 def test_what_an_option_was_called_names_what_it_is_called_now(
     old: str, name: str, tmp_path: Path
 ) -> None:
-    assert f"did you mean {flag_of(name)}?" in refusal([*NEEDED, flag_of(old), "1"])
-    assert f"did you mean {name}?" in refusal([*NEEDED, *toml(tmp_path, f"{old} = 1")])
+    advanced = is_advanced(ServeConfig.model_fields[name])
+    flag = f"(write {set_flag_of(name)}=" if advanced else f"(did you mean {flag_of(name)}?"
+    assert flag in refusal([*NEEDED, flag_of(old), "1"])
+    assert f"(did you mean {name}?" in refusal([*NEEDED, *toml(tmp_path, f"{old} = 1")])
 
 
 def test_what_kubernetes_sets_beside_a_service_is_not_ours() -> None:

@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 
 from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, set_flag_of, variable_of
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import nearest
+from rollout_dispatcher.hints import called_now, nearest
 from rollout_dispatcher.service.config.serve import WRONG
 from rollout_dispatcher.service.config.values import Reach, Unit
 
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
             is_flag = text.startswith("-") and len(text) > 1
             if is_flag or not value_due:
                 hint = nearest(name, flags) if is_flag else ""
-                if instead := self.advanced.get(name.replace("--no-", "--", 1)):
+                if instead := self.advanced.get(called_now(name.replace("--no-", "--", 1))):
                     hint = f" (write {instead}=VALUE)"
                 problems.append(f"unknown argument {name}{hint}; see {self.prog} --help")
             value_due = is_flag and not equals

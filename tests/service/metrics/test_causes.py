@@ -57,7 +57,7 @@ def test_the_line_of_readyz_the_log_and_top_has_them(serve: Serve) -> None:
             r"^lost: \S+ % of the ranks' time in ", server.get("/readyz").text, re.MULTILINE
         )
         eventually(lambda: "; lost: " in server.log(), "the log's line of progress")
-        text = server.request("GET", "/statusz", b"", [("Accept", "text/plain")]).text
+        text = server.get("/statusz", ("Accept", "text/plain")).text
         assert "lost: " in text, "top shows this"
 
 
