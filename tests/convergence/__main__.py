@@ -39,13 +39,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tasks", nargs="+", type=Task, choices=list(Task), default=list(Task))
     parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps of each run")
     parser.add_argument("--first-steps", type=int, default=900, help="those of the first policy")
     parser.add_argument("--processes", type=int, default=cpu_count())
     parser.add_argument("--json", type=Path, default=Path("build/convergence.json"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    seeds = range(FIRST_SEED, FIRST_SEED + given.seeds)
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
     found = []
     for name in given.tasks:
         first = first_policy(0, given.first_steps) if name is Task.CLOSED else first_answerer()

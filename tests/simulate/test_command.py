@@ -169,7 +169,7 @@ def test_on_a_terminal_progress_is_one_line_that_goes_away(
         ("trace.csv.gz --window", "--window"),
         ("trace.csv.gz --strategy magic", "--strategy"),
         ("trace.csv.gz --max-delay 0 --window 2", "max_delay"),
-        ("trace.csv.gz --micro-batch-tokens 100", "micro_batch_tokens"),
+        ("trace.csv.gz --micro-batch-tokens 100", "--micro-batch-tokens"),
         ("trace.csv.gz --cost magic", "magic"),
         ("trace.csv.gz --steps 0", "--steps"),
         ("trace.csv.gz --run 7", "no such run"),

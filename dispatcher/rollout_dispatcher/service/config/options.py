@@ -63,8 +63,8 @@ class StepOptions(Options):
     """token budget of a micro-batch; with --layout padded its samples times the longest stay within
     it"""
     micro_batch_multiple: Positive = 1
-    """a rank's number of micro-batches is rounded up to a multiple of this (virtual pipeline
-    stages) by splitting some; empty ones are made only where there are too few samples"""
+    """multiple to which a rank's number of micro-batches is rounded up (virtual pipeline stages),
+    by splitting some; empty ones are made only where there are too few samples"""
     min_micro_batches: Advanced[Positive] = 1
     """least number of micro-batches of a rank, as pipelines need; larger ones are split, and empty
     ones are made only where there are too few samples"""
