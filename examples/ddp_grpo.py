@@ -3,7 +3,7 @@
 Three commands, each in a terminal of its own:
 
     dispatcher serve --dp-size 2 --global-batch-groups 8 --group-size 8 \
-        --micro-batch-tokens 512 --max-staleness 8
+        --micro-batch-tokens 512 --sync step --max-staleness 8
     torchrun --standalone --nproc-per-node 2 examples/ddp_grpo.py train
     python examples/ddp_grpo.py rollout
 
@@ -74,10 +74,10 @@ def train(endpoint: str, weights: Path, steps: int | None) -> None:
                         loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            step.commit()
             # The next rollouts come from these weights, and staleness is judged by their version.
             publish(model, weights, version=step.number + 1)
             stream.set_policy_version(step.number + 1)
+            step.commit()
             # integration: end
             trained += step.num_samples
             dist.all_reduce(gained)

@@ -3,7 +3,7 @@
 Three commands, each in a terminal of its own:
 
     dispatcher serve --dp-size 2 --global-batch-size 32 --micro-batch-tokens 512 \
-        --steps-per-version 4 --max-staleness 4
+        --sync step --steps-per-version 4 --max-staleness 4
     torchrun --standalone --nproc-per-node 2 examples/ddp_ppo.py train
     python examples/ddp_ppo.py rollout
 

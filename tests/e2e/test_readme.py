@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from rollout_dispatcher.errors import SampleRefused
 from rollout_dispatcher.protocol.messages import EndStream
+from rollout_workers import RolloutProducer
 from tests.e2e.harness import finish, running
 from tests.support.client import Producer, Trainer
 from tests.support.server import ServeProcess
@@ -102,8 +104,9 @@ def test_checkpoints_are_saved_as_the_readme_shows(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     journal = {"journal-dir": tmp_path / "journal", "buffer-capacity": 100}
     with ServeProcess(tmp_path, **(serve_options() | journal)) as server:
-        producer = block("RolloutProducer").replace("127.0.0.1:7077", server.endpoint)
-        stream = block("import MicroBatchStream").replace("127.0.0.1:7077", server.endpoint)
+        endpoint = server.endpoint
+        producer = block("RolloutProducer").replace("127.0.0.1:7077", endpoint)
+        stream = block("import MicroBatchStream").replace("127.0.0.1:7077", endpoint)
         connect = stream[: stream.index("for step")] + f"folder = {str(tmp_path)!r}\n"
         often = block("dcp.save").replace("% 100 == 99", "% 2 == 1")
         run_script(tmp_path / "producer.py", PRODUCER_SETUP + producer)
@@ -111,6 +114,12 @@ def test_checkpoints_are_saved_as_the_readme_shows(
         run_script(tmp_path / "trainer.py", script, torchrun_command(2, tmp_path))
         assert server.wait() == 0
     assert (tmp_path / "1" / ".metadata").exists()
+    with ServeProcess(tmp_path, **serve_options()) as server:  # of another run
+        connect = connect.replace(endpoint, server.endpoint)
+        load = f"import torch.distributed.checkpoint as dcp\nnewest = {str(tmp_path / '1')!r}\n"
+        end = "assert saved['stream']['step'] == 1\nassert stream.state_dict()['step'] == -1\n"
+        script = TRAINER_SETUP + connect + load + block("strict=False") + end + TRAINER_END
+        run_script(tmp_path / "begin.py", script, torchrun_command(2, tmp_path))
 
 
 def test_more_ranks_than_the_dispatcher_was_started_for_train_as_shown(
@@ -144,6 +153,62 @@ def test_the_request_that_is_shown_is_accepted(tmp_path: Path) -> None:
 
 def test_a_trainer_s_integration_is_short() -> None:
     assert len(block("import MicroBatchStream").strip().splitlines()) <= 13
+
+
+GROUP_SETUP = """
+import numpy as np
+import torch
+import torch.distributed as dist
+from rollout_workers import MicroBatchStream, RolloutProducer
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+endpoint, version = {endpoint!r}, 3
+producer = RolloutProducer(endpoint)
+answers = [(np.arange(n) % 7, np.ones(n, dtype=bool), 0.25 * n) for n in range(2, 18)]
+
+def log_probs(model, micro_batch):
+    return micro_batch.input_ids * model
+
+"""
+STEP_SETUP = """
+producer.end_stream()
+model = torch.ones((), requires_grad=True)
+stream = MicroBatchStream(endpoint, loss_normalisation="sequence-mean-token-sum")
+step = next(stream)
+"""
+STEP_END = """
+expected = sum(-advantage * ids[1:].sum() for ids, _, advantage in answers) / len(answers)
+torch.testing.assert_close(total.item(), float(expected), rtol=1e-5, atol=0)
+assert {each for m in step for each in m.policy_versions} == {version}
+step.commit()
+stream.close()
+"""
+
+
+def test_a_group_is_pushed_and_trained_on_as_the_guide_shows(tmp_path: Path) -> None:
+    """Of the advantages, one a sample, each token's loss has its own sample's."""
+    with ServeProcess(
+        tmp_path, dp_size=1, global_batch_size=16, micro_batch_tokens=40, max_staleness=8
+    ) as server:
+        setup = GROUP_SETUP.format(endpoint=server.endpoint)
+        step = STEP_SETUP + block("repeat_interleave") + STEP_END
+        run_script(tmp_path / "group.py", setup + block("push_group") + step)
+        assert server.wait() == 0
+
+
+def test_a_producer_ends_with_the_stream_as_the_guide_shows(tmp_path: Path) -> None:
+    fields = {"input_ids": [1, 2, 3]}
+    with (
+        ServeProcess(tmp_path, **serve_options()) as server,
+        RolloutProducer(server.endpoint) as producer,
+    ):
+        names: dict[str, Any] = {"producer": producer, "rollouts": [fields] * 3}
+        exec(block("RunFinished"), names)
+        assert server.status()["accepted"] == 3
+        assert server.post("/v1/stream/end?force=true", b"").status == 200
+        exec(block("RunFinished"), names)
+        assert server.status()["accepted"] == 3
+        with pytest.raises(SampleRefused, match="input_ids"):
+            exec(block("RunFinished"), names | {"rollouts": [{"loss_mask": [True]}]})
 
 
 async def test_a_dispatcher_inside_of_a_program_runs_as_written() -> None:

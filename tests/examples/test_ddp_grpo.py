@@ -16,7 +16,7 @@ GROUPS = 176
 def trained(folder: Path, *options: object) -> str:
     """What ranks print that train on what a worker writes, until all of it is over."""
     with ServeProcess(
-        folder, dp_size=2, global_batch_groups=8, group_size=8, micro_batch_tokens=512
+        folder, dp_size=2, global_batch_groups=8, group_size=8, micro_batch_tokens=512, sync="step"
     ) as server:
         where = ("--endpoint", server.endpoint, "--weights", folder / "weights.pt")
         with (

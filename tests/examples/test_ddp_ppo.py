@@ -17,7 +17,7 @@ def test_mini_batches_of_a_version_train_actor_and_critic(tmp_path: Path) -> Non
     weights = tmp_path / "weights.pt"
     with ServeProcess(
         tmp_path, dp_size=2, global_batch_size=BATCH, micro_batch_tokens=512,
-        steps_per_version=4, max_staleness=4,
+        sync="step", steps_per_version=4, max_staleness=4,
     ) as server:  # fmt: skip
         where = ("--endpoint", server.endpoint, "--weights", weights)
         with (

@@ -11,6 +11,7 @@ from typing import Any
 
 from rollout_dispatcher.simulate.table import percent
 from tests.chaos import figures as chaos
+from tests.convergence.runs import CLAIMED
 from tests.peers import table as peers
 from tests.results.files import FOLDER, Measured, load
 from tests.support.generated import rewrite
@@ -225,12 +226,15 @@ def convergence_table() -> str:
     for task in found.figures["tasks"]:
         of_fifo = _with_interval(task["fifo_gain"], task["fifo_gain_interval_95"])
         name = f"{task['name']}, {task['seeds']} seeds"
-        rows.append((name, "`fifo`, gain", of_fifo, "shown" if task["shown"] else "NOT SHOWN"))
+        rows.append((name, "`fifo`, gain", of_fifo, ""))
         rows += [
             (f"margin {task['margin']:.4f}", f"`{arm}`, less FIFO",
              _with_interval(each["mean"], each["interval_95"]), each["verdict"])
             for arm, each in task["differences"].items()
         ]  # fmt: skip
+        claimed = " and ".join(f"`{arm}`" for arm in CLAIMED if arm in task["differences"])
+        claim = f"claim: FIFO gains, {claimed} same, `control` differs"
+        rows.append((name, claim, "", "**shown**" if task["shown"] else "**not shown**"))
     return _table("task | arm | score, 95 % interval | verdict", rows, found)
 
 

@@ -342,9 +342,9 @@ class MicroBatchStream(Closing):
 
         It counts for the step at hand if that step is taken, not committed, and none of its
         micro-batches was asked for yet; otherwise from the step after the last one taken. So call
-        it when the weights of a new version are in place: after `commit()`, or first thing in the
-        loop's body; not before `load_state_dict`. Staleness is judged by it, as far as it is known:
-        said before `commit()`, it is known to a plan that is made upon the commit.
+        it when the weights of a new version are in place: after `optimizer.step()`, and before
+        `commit()`, so that a plan that is made upon the commit knows it; or first thing in the
+        loop's body. After a checkpoint was loaded report its version: not before `load_state_dict`.
 
         DP rank 0's report counts; on other ranks this does nothing, so every rank may call it.
         Raises ConfigError below 0, and StepContractError for a version below the last one once a
