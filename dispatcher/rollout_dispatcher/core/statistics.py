@@ -142,6 +142,7 @@ class Statistics(_Table):
     that lost their connection and have not come back, without a goodbye. missing_ranks: those that
     have not joined. steps: planned and not committed, by number. open_steps: those that ranks may
     hold, at most `max_open_steps`; steps_waiting: those behind, which a rewind has brought back.
+    last_committed: a step's number, -1 for none; steps_committed counts rewound steps again.
     lengths: of accepted samples. steps_unjudged: committed with --max-staleness set while DP rank 0
     had reported no policy version.
     ready_units: groups, where a dispatch batch and so the window are counted in these.
@@ -216,6 +217,7 @@ class Statistics(_Table):
                                       lambda parts: parts.totals.dispatched.tokens)
     steps_committed: int = _counter("steps_committed", "Steps that every rank committed.",
                                     lambda parts: parts.totals.steps_committed)
+    last_committed: int = _value(lambda parts: parts.ledger.steps.committed)
     samples_committed: int = _counter("samples_committed", "Samples of committed steps.",
                                       lambda parts: parts.totals.samples_committed)
     steps_rewound: int = _counter("steps_rewound",
