@@ -211,8 +211,8 @@ class Statistics(_Table):
     steps_planned: Mapping[Trigger, int] = _counter(
         "steps_planned", "Steps planned, by trigger.",
         lambda parts: dict(parts.totals.planned), "trigger")
-    small_steps: int = _counter("partial_steps", "Steps of fewer samples than a batch.",
-                                lambda parts: parts.totals.small_steps)
+    partial_steps: int = _counter("partial_steps", "Steps of fewer samples than a batch.",
+                                  lambda parts: parts.totals.small_steps)
     dispatched_tokens: int = _counter("dispatched_tokens", "Tokens of planned samples.",
                                       lambda parts: parts.totals.dispatched.tokens)
     steps_committed: int = _counter("steps_committed", "Steps that every rank committed.",
@@ -225,7 +225,7 @@ class Statistics(_Table):
                                   lambda parts: parts.totals.steps_rewound)
     samples_rewound: int = _counter("samples_rewound", "Samples of steps that were rewound.",
                                     lambda parts: parts.totals.samples_rewound)
-    steps_not_rewound: int = _counter(
+    steps_lost: int = _counter(
         "steps_lost", "Steps after the loaded checkpoint that could not be given again.",
         lambda parts: parts.totals.steps_not_rewound)
     steps_evicted: int = _counter(

@@ -186,7 +186,7 @@ def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
         trainer.load(0, allow_lost_steps=True)
         assert trainer.ranks[0].position == 5 - kept
         assert trainer.train(kept) == found[-kept:]
-        server.await_status(steps_not_rewound=5 - kept, balanced=True)
+        server.await_status(steps_lost=5 - kept, balanced=True)
         trainer.vanish()
 
 
