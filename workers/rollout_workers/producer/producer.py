@@ -220,7 +220,9 @@ class _Producer:
         """Say that this producer will push nothing any more.
 
         When every producer that has contributed has said so, or has left, the rest is flushed and
-        the ranks' streams end. With `force` at once: a controller speaks for all of them.
+        the ranks' streams end. With `force` at once: a controller speaks for all of them. Goes out
+        when every push begun before it is answered, however long that takes: also one that has
+        raised BufferFull or TimeoutError and may still be accepted.
         """
         return self._client.control(m.EndStream(force=force))
 
