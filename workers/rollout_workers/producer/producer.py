@@ -174,7 +174,10 @@ class _Producer:
         group_size: GroupSize | None = None,
         timeout: float | None = None,
     ) -> _Call[list[Outcome]]:
-        """Push members of one group; `group_size` is their number unless given."""
+        """Push members of one group; `group_size` is their number unless given.
+
+        Raises as `push_many` does; a dispatcher with `--group-size` refuses groups of another size.
+        """
         return self._push_many(members(samples, group_id, group_size), timeout=timeout)
 
     def _push_references(
