@@ -198,6 +198,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(serve: Serve) -> None:
     assert done.stderr.startswith("dispatcher serve: ")
     assert f"--listen {taken}: " in done.stderr
     assert "in use" in done.stderr
+    assert done.stderr.endswith("running there already? Stop it, or choose another --listen\n")
     assert len(done.stderr.splitlines()) == 1
 
 

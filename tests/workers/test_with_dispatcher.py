@@ -108,6 +108,23 @@ def test_a_mask_of_all_ones_marks_all_but_the_first_token_whichever_way_it_comes
     assert batch.labels.tolist() == [-100, 6, 7] * 4
 
 
+def test_a_group_of_another_size_than_group_size_is_refused_and_may_come_whole(
+    tmp_path: Path,
+) -> None:
+    options: dict[str, Any] = {"dp_size": 1, "global_batch_size": 4, "micro_batch_size": 1}
+    with (
+        ServeProcess(tmp_path, group_size=4, **options) as server,
+        RolloutProducer(server.endpoint) as producer,
+    ):
+        for count in (2, 3, 5):
+            words = rf"group g is of {count} samples, and --group-size is 4: push the group whole"
+            with pytest.raises(SampleRefused, match=words) as refused:
+                producer.push_group([FIELDS] * count, "g")
+            assert refused.value.reason == "group-size"
+        producer.push_group([FIELDS] * 4, "g")
+        server.await_status(accepted=4, ready=4, balanced=True)
+
+
 def test_who_pushes_samples_of_weights_to_come_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

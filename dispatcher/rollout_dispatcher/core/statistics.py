@@ -142,6 +142,7 @@ class Statistics(_Table):
     that lost their connection and have not come back, without a goodbye. missing_ranks: those that
     have not joined. steps: planned and not committed, by number. open_steps: those that ranks may
     hold, at most `max_open_steps`; steps_waiting: those behind, which a rewind has brought back.
+    last_committed: a step's number, -1 for none; steps_committed counts rewound steps again.
     lengths: of accepted samples. steps_unjudged: committed with --max-staleness set while DP rank 0
     had reported no policy version.
     ready_units: groups, where a dispatch batch and so the window are counted in these.
@@ -210,12 +211,13 @@ class Statistics(_Table):
     steps_planned: Mapping[Trigger, int] = _counter(
         "steps_planned", "Steps planned, by trigger.",
         lambda parts: dict(parts.totals.planned), "trigger")
-    small_steps: int = _counter("partial_steps", "Steps of fewer samples than a batch.",
-                                lambda parts: parts.totals.small_steps)
+    partial_steps: int = _counter("partial_steps", "Steps of fewer samples than a batch.",
+                                  lambda parts: parts.totals.small_steps)
     dispatched_tokens: int = _counter("dispatched_tokens", "Tokens of planned samples.",
                                       lambda parts: parts.totals.dispatched.tokens)
     steps_committed: int = _counter("steps_committed", "Steps that every rank committed.",
                                     lambda parts: parts.totals.steps_committed)
+    last_committed: int = _value(lambda parts: parts.ledger.steps.committed)
     samples_committed: int = _counter("samples_committed", "Samples of committed steps.",
                                       lambda parts: parts.totals.samples_committed)
     steps_rewound: int = _counter("steps_rewound",
@@ -223,7 +225,7 @@ class Statistics(_Table):
                                   lambda parts: parts.totals.steps_rewound)
     samples_rewound: int = _counter("samples_rewound", "Samples of steps that were rewound.",
                                     lambda parts: parts.totals.samples_rewound)
-    steps_not_rewound: int = _counter(
+    steps_lost: int = _counter(
         "steps_lost", "Steps after the loaded checkpoint that could not be given again.",
         lambda parts: parts.totals.steps_not_rewound)
     steps_evicted: int = _counter(

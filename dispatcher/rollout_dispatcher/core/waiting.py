@@ -313,7 +313,10 @@ class Waiting:
             yield Reason(Cause.OPEN_STEPS, self._open_steps())
 
     def _stands(self, found: Stall, now: float) -> Reason:
-        usual = "" if found.usual is None else f", and a step usually takes {found.usual:.0f} s"
+        usual = ""
+        if found.usual is not None:
+            digits = ".0f" if found.usual >= 1 else ".2g"
+            usual = f", and a step usually takes {found.usual:{digits}} s"
         stood = f"no DP rank has progressed for {now - found.since:.0f} s{usual}"
         if found.hung:
             one = len(found.hung) == 1

@@ -1,8 +1,10 @@
 """The two planes on their sockets, over TLS where asked for; both end with their context."""
 
 import contextlib
+import errno
 import json
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator
 from functools import partial
@@ -106,6 +108,11 @@ async def _listen(
         listener = await stack.enter_async_context(listen(endpoint, handler))
     except OSError as error:
         why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = (
+                f"{os.strerror(error.errno)}: is a dispatcher running there already? Stop it, or "
+                f"choose another {option}"
+            )
         raise OSError(error.errno, f"{option} {endpoint}: {why}") from error
     return listener.endpoint
 

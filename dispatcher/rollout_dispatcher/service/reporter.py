@@ -275,14 +275,14 @@ class ProgressLog:
         (since, old), at = self._before, self._core.statistics()
         self._before = now, at
         if _SHOWN(old) != _SHOWN(at):
-            fields = {"event": "progress", "step": at.steps_committed - 1}
+            fields = {"event": "progress", "step": at.last_committed}
             log.info("%s", self._line(old, at, now - since), extra=fields)
 
     def _line(self, old: Statistics, at: Statistics, seconds: float) -> str:
         came = (at.accepted - old.accepted) / seconds
         went = (at.samples_committed - old.samples_committed) / seconds
         return (
-            f"{at.steps_committed} steps ({at.steps_committed - old.steps_committed:+d}), "
+            f"{at.last_committed + 1} steps ({at.last_committed - old.last_committed:+d}), "
             f"samples/s: {came:.3g} accepted, {went:.3g} trained on; {at.ready_units} ready of a "
             f"window of {self._core.config.trigger.window}, DP ranks {at.ranks_connected} of "
             f"{at.dp_size}, producers {at.producers_connected}; lost: {self._health.lost()}; the "
@@ -491,12 +491,12 @@ def speeds_changed(effect: e.SpeedsChanged) -> None:
 
 def drained(effect: e.Drained, at: Statistics) -> None:
     """Nothing is left to train."""
-    fields = {"event": "drained", "step": at.steps_committed - 1}
+    fields = {"event": "drained", "step": at.last_committed}
     if effect.reason == "finished":
         log.info(
             "the DP ranks have finished the run after %d steps: %d samples that were not used are "
             "dropped, %d stay in the journal for the next start",
-            at.steps_committed, at.dropped[DropReason.UNUSED], at.buffered + at.in_flight,
+            at.last_committed + 1, at.dropped[DropReason.UNUSED], at.buffered + at.in_flight,
             extra=fields,
         )  # fmt: skip
         return

@@ -87,7 +87,7 @@ async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
         log.info(
             "%s: %d samples buffered and %d in open steps stay in the journal for the next "
             "start; a second signal quits at once", ended.name, at.buffered, at.in_flight,
-            extra={"event": "stopping", "step": at.steps_committed - 1},
+            extra={"event": "stopping", "step": at.last_committed},
         )  # fmt: skip
         return await signals.unless_asked(dispatcher.stop()) is True
     log.info(
@@ -107,5 +107,5 @@ def _say_state(dispatcher: Dispatcher) -> None:
         "SIGUSR1: run %s is %s: %d samples buffered, %d open steps with %d samples, %d steps "
         "committed, %d of %d DP ranks connected",
         at.run_id, at.run_state, at.buffered, at.open_steps, at.in_flight, at.steps_committed,
-        at.ranks_connected, at.dp_size, extra={"event": "state", "step": at.steps_committed - 1},
+        at.ranks_connected, at.dp_size, extra={"event": "state", "step": at.last_committed},
     )  # fmt: skip

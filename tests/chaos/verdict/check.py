@@ -185,8 +185,8 @@ def _rewinds(history: History, groups: list[Group]) -> Iterator[str]:
         return
     if not fewest <= (told := history.final["steps_rewound"]) <= most:
         yield f"/statusz says steps_rewound is {told}, the histories say {fewest} to {most}"
-    if history.final["steps_not_rewound"]:
-        yield f"{history.final['steps_not_rewound']} steps were not given again after a rewind"
+    if history.final["steps_lost"]:
+        yield f"{history.final['steps_lost']} steps were not given again after a rewind"
     saved = max((one.saved for one in history.ranks), default=-1)
     kept = history.final["steps_retained"]
     if saved >= 0 and kept != max(_last_of(groups) - saved, 0):

@@ -58,7 +58,7 @@ def final(samples: int, steps: int, dropped: int = 0, **more: object) -> dict[st
         "steps_committed": steps,
         "samples_rewound": 0,
         "steps_rewound": 0,
-        "steps_not_rewound": 0,
+        "steps_lost": 0,
         "steps_retained": 0,
         "open_group_samples": 0,
         "pushes_held": 0,

@@ -5,7 +5,7 @@ import pytest
 from rollout_dispatcher.core.buffer.buffer import SampleBuffer
 from rollout_dispatcher.core.buffer.entry import NO_LIMITS, BufferLimits, MicroBatchLimits
 from rollout_dispatcher.errors import SampleRefused
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import SIZE_AT_CLOSE, Sample
 from tests.support.core.admissions import make_groups
 from tests.support.samples import make_sample
 
@@ -21,10 +21,12 @@ def make_buffer(
     by_groups: bool = False,
     too_long: int | None = None,
     micro_batch: MicroBatchLimits = NO_LIMITS,
+    group_size: int | None = None,
 ) -> SampleBuffer:
     limits = BufferLimits(
-        samples, group, tokens, nbytes, max_sample_tokens, micro_batch=micro_batch
-    )
+        samples, group, tokens, nbytes, max_sample_tokens,
+        micro_batch=micro_batch, group_size=group_size,
+    )  # fmt: skip
     return SampleBuffer(
         limits,
         make_groups(),
@@ -52,6 +54,19 @@ def test_what_can_never_be_accepted_is_refused_with_its_reason(reason: str, samp
     with pytest.raises(SampleRefused) as caught:
         buffer.check(sample)  # type: ignore[arg-type]
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_a_new_group_of_another_size_than_all_have_is_refused(size: int) -> None:
+    buffer = make_buffer(group_size=4)
+    words = rf"group g is of {size} samples, and --group-size is 4: push the group whole, or leave"
+    with pytest.raises(SampleRefused, match=words) as caught:
+        buffer.check_group(member("g0", "g", size))
+    assert caught.value.reason == "group-size"
+    buffer.check_group(member("g0", "g", 4))
+    buffer.check_group(member("g0", "g", SIZE_AT_CLOSE))  # `close_group` tells it
+    buffer.add(member("h0", "h", 3), "p", 0.0)  # of before a start with this option
+    buffer.check_group(member("h1", "h", 3))
 
 
 def test_a_group_that_no_micro_batch_could_hold_is_refused_where_it_has_to_stay_in_one() -> None:

@@ -11,7 +11,7 @@ STEP_S = 30.0
 class Training(Bench):
     """Two ranks that have trained a few steps, of half a minute each, and hold the next one."""
 
-    def __init__(self, steps: int = 4, **options: object) -> None:
+    def __init__(self, steps: int = 4, *, step_s: float = STEP_S, **options: object) -> None:
         super().__init__(**options)  # type: ignore[arg-type]
         self.join()
         for step in range(steps + 1):
@@ -20,7 +20,7 @@ class Training(Bench):
             self.pass_time(3.0)  # --max-wait
             self.take(step, 0, 1)
             if step < steps:
-                self.pass_time(STEP_S)
+                self.pass_time(step_s)
                 self.commit(step, 0, 1)
         self.step = steps
 
@@ -69,6 +69,15 @@ def test_the_rank_that_is_behind_is_named_and_nobody_else(
         "and a step usually takes 30 s"
     )
     assert Cause.OPEN_STEPS not in run.reasons(), "which would name them all"
+
+
+@pytest.mark.parametrize(("step_s", "told"), [(0.0521, "0.052"), (0.2, "0.2"), (1.6, "2")])
+def test_what_a_short_step_usually_takes_is_told_in_parts_of_a_second(
+    step_s: float, told: str
+) -> None:
+    run = Training(step_s=step_s)
+    run.beat(100, (5, 0), (3, 0))
+    assert f"and a step usually takes {told} s" in run.reasons()[Cause.HUNG_RANKS]
 
 
 def test_a_rank_that_does_not_commit_or_begin_a_step_is_named() -> None:

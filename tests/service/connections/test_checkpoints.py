@@ -1,5 +1,6 @@
 """Checkpoints against a real dispatcher: what ranks are told, what is counted, what a kill does."""
 
+import json
 import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,39 @@ def test_a_rewind_gives_the_same_samples_again_and_survives_kills(tmp_path: Path
         trainer.vanish()
 
 
+def test_after_a_rewind_the_log_has_the_number_of_the_last_committed_step(tmp_path: Path) -> None:
+    with serve(tmp_path, progress_interval="100ms") as server:
+
+        def last(event: str) -> dict[str, Any]:
+            lines = [json.loads(line) for line in server.log().splitlines()]
+            return next((line for line in lines[::-1] if line["event"] == event), {"step": None})
+
+        trainer = Trainer(server)
+        for step in range(3):
+            push(server, 4, 4 * step)
+            trainer.train(1)
+        server.await_status(steps_committed=3)
+        trainer.vanish()
+        eventually(lambda: last("progress")["step"] == 2, "all are committed")
+        trainer = Trainer(server)
+        trainer.load(0)
+        trainer.train(1)
+        server.await_status(steps_committed=4, last_committed=1)
+        eventually(lambda: last("progress")["step"] == 1, "two of three are taken back, one came")
+        assert last("progress")["message"].startswith("2 steps (")
+        server.send_signal(signal.SIGUSR1)
+        eventually(lambda: '"state"' in server.log(), "its state")
+        assert last("state")["step"] == 1
+        trainer.train(1)
+        with RolloutProducer(server.endpoint) as producer:
+            producer.end_stream(force=True)
+        for rank in trainer.ranks:
+            assert rank.next_step(20) is None
+        trainer.vanish()
+        server.wait()
+        assert last("drained")["step"] == 2
+
+
 def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +186,7 @@ def test_a_resume_whose_steps_had_to_go_is_refused_unless_it_is_asked_for(
         trainer.load(0, allow_lost_steps=True)
         assert trainer.ranks[0].position == 5 - kept
         assert trainer.train(kept) == found[-kept:]
-        server.await_status(steps_not_rewound=5 - kept, balanced=True)
+        server.await_status(steps_lost=5 - kept, balanced=True)
         trainer.vanish()
 
 

@@ -167,12 +167,14 @@ async def test_another_size_for_groups_that_lack_members_is_refused_at_start(
 
 
 async def test_groups_of_a_size_that_was_said_need_no_setting(tmp_path: Path) -> None:
-    first = Life(tmp_path, group_size=4)
+    first = Life(tmp_path)
     await first.push(*group("part", 3, 2))
     first.end()
     Life(tmp_path, group_size=4).end()
-    Life(tmp_path, group_size=2).end()
     Life(tmp_path).end()
+    last = Life(tmp_path, group_size=2)
+    await last.push(group("part", 3, 3)[2], first=2)
+    last.end()
 
 
 async def test_a_group_whose_size_is_told_at_its_close_fits_as_far_as_it_has_come(

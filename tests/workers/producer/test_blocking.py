@@ -132,6 +132,27 @@ def test_a_push_that_stays_blocked_is_logged_with_the_cause(
     assert caplog.text.count("it waits for: DP rank 0 not joined yet") == 2
 
 
+def test_an_end_of_the_stream_that_waits_for_a_push_given_up_says_so(
+    dispatcher: ScriptedDispatcher,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("rollout_workers.producer.client.CONTROL_LOG_S", 0.2)
+    producer, peer = dispatcher.producer(credits=1)
+    pushing = dispatcher.meanwhile(producer.push, FIELDS, timeout=0.3)
+    push = peer.expect(m.Push)
+    peer.send(m.Blocked(first_seq=push.first_seq, cap="tokens", held=10, capacity=12))
+    with pytest.raises(BufferFull, match="tokens cap"):
+        pushing.result(10)
+    ending = dispatcher.meanwhile(producer.end_stream)
+    told = "EndStream has waited 0.2 s for a push begun before it: the sample buffer is at its tok"
+    eventually(lambda: told in caplog.text, "the producer logs it")
+    peer.answer(push)
+    peer.expect(m.EndStream)
+    assert peer.hears_nothing()  # and answers its Ping
+    ending.result(10)
+
+
 def test_a_dispatcher_that_reads_slowly_is_not_taken_for_dead(
     dispatcher: ScriptedDispatcher,
 ) -> None:

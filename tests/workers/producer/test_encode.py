@@ -152,6 +152,15 @@ def test_a_bad_field_is_refused_by_name(fields: dict[str, Any], complaint: str) 
         encode(**fields)
 
 
+def test_a_sample_with_metadata_belongs_into_push_many() -> None:
+    sample: Any = RolloutSample({"input_ids": [5]}, group_id="g", group_size=1)
+    told = r"no mapping but RolloutSample; push it with push_many\(\[sample\]\)"
+    with pytest.raises(SampleRefused, match=told):
+        Encoder().encode(RolloutSample(sample))
+    with pytest.raises(SampleRefused, match="no mapping but list; push names to tensors"):
+        Encoder().encode(RolloutSample([sample]))  # type: ignore[arg-type]
+
+
 def test_large_arrays_are_sent_from_where_they_are_and_all_else_is_joined() -> None:
     ids = np.arange(JOINED_BYTES // 8)
     features = torch.ones(len(ids), 5, dtype=torch.bfloat16)

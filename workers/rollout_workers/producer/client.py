@@ -46,6 +46,8 @@ LIMITS = FrameLimits(header=16 * 1024 * 1024, payload=0)
 #: Seconds after which a blocked push is logged, the first one of a producer. Each further log line
 #: takes twice as long, as slow trainers block every push for a while.
 BLOCKED_LOG_S = 30.0
+#: Seconds after which the end of a group, phase or stream that waits for a blocked push is logged.
+CONTROL_LOG_S = 10.0
 
 
 class ProducerClient:
@@ -125,9 +127,14 @@ class ProducerClient:
 
     def _log_blocked(self) -> None:
         if (cap := self._core.blocked) is not None:
-            full = BufferFull(cap.cap, cap.held, cap.capacity, cap.waits_for)
+            full = _buffer_full(cap)
             log.warning("a push has been blocked for %g s: %s", self._blocked_log_s, full)
             self._blocked_log_s *= 2
+
+    def _log_waiting(self, what: str) -> None:
+        if (cap := self._core.blocked) is not None:
+            told = "%s has waited %g s for a push begun before it: %s"
+            log.warning(told, what, CONTROL_LOG_S, _buffer_full(cap))
 
     async def control(self, message: m.CloseGroup | m.EndPhase | m.EndStream) -> None:
         """Send a control message behind the pushes it is about; returns when it was handled."""
@@ -135,9 +142,13 @@ class ProducerClient:
         handle = self._core.control(message)
         future = self._expect(handle)
         connector.pump()
+        reminder = asyncio.get_running_loop().call_later(
+            CONTROL_LOG_S, self._log_waiting, type(message).__name__
+        )
         try:
             await future
         finally:
+            reminder.cancel()
             self._waiting.pop(handle, None)
             self._core.forget(handle)
 
@@ -205,8 +216,7 @@ class ProducerClient:
             )
         if not caps:
             return TimeoutError(f"the dispatcher did not answer within {timeout} s; {fate}")
-        cap = caps[0]
-        error = BufferFull(cap.cap, cap.held, cap.capacity, cap.waits_for)
+        error = _buffer_full(caps[0])
         error.add_note(fate)
         return error
 
@@ -261,6 +271,10 @@ class ProducerClient:
         failure = await connector.run()
         if failure is not None:
             self._fail(failure)
+
+
+def _buffer_full(cap: m.Blocked) -> BufferFull:
+    return BufferFull(cap.cap, cap.held, cap.capacity, cap.waits_for)
 
 
 #: Objects that are put at a time: one thread alone does not keep a network file system busy.

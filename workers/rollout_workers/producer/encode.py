@@ -228,10 +228,9 @@ class Encoder:
         """
         fields: object = sample.fields
         if type(fields) is not dict and not isinstance(fields, Mapping):
-            kind = type(fields).__name__
-            raise SampleRefused(
-                "bad-sample", f"the fields are no mapping but {kind}; push names to tensors"
-            )
+            kind, metadata = type(fields).__name__, isinstance(fields, RolloutSample)
+            remedy = "push it with push_many([sample])" if metadata else "push names to tensors"
+            raise SampleRefused("bad-sample", f"the fields are no mapping but {kind}; {remedy}")
         layout, arrays = self._lay_out(sample.fields)
         ids = arrays[layout.ids]
         layout.check_ids(ids)

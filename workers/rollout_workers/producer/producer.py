@@ -174,7 +174,10 @@ class _Producer:
         group_size: GroupSize | None = None,
         timeout: float | None = None,
     ) -> _Call[list[Outcome]]:
-        """Push members of one group; `group_size` is their number unless given."""
+        """Push members of one group; `group_size` is their number unless given.
+
+        Raises as `push_many` does; a dispatcher with `--group-size` refuses groups of another size.
+        """
         return self._push_many(members(samples, group_id, group_size), timeout=timeout)
 
     def _push_references(
@@ -220,7 +223,9 @@ class _Producer:
         """Say that this producer will push nothing any more.
 
         When every producer that has contributed has said so, or has left, the rest is flushed and
-        the ranks' streams end. With `force` at once: a controller speaks for all of them.
+        the ranks' streams end. With `force` at once: a controller speaks for all of them. Goes out
+        when every push begun before it is answered, however long that takes: also one that has
+        raised BufferFull or TimeoutError and may still be accepted.
         """
         return self._client.control(m.EndStream(force=force))
 

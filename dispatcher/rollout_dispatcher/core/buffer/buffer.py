@@ -189,6 +189,13 @@ class SampleBuffer:
                 "sample ('at-close' if close_group tells it), or set --group-size",
             )
         group = self.groups.get(group_id)
+        if group is None and self.limits.group_size not in (None, size) and size != SIZE_AT_CLOSE:
+            raise SampleRefused(
+                "group-size",
+                f"group {group_id} is of {size} samples, and --group-size is "
+                f"{self.limits.group_size}: push the group whole, or leave --group-size out where "
+                "sizes vary",
+            )
         if size == SIZE_AT_CLOSE and group is not None:
             size = max(group.size or 0, len(group.entries) + 1)
         if largest is not None and size > largest:

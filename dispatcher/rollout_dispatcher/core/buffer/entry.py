@@ -136,7 +136,8 @@ NO_LIMITS = MicroBatchLimits()
 class BufferLimits:
     """samples, tokens: soft; `samples` counts groups where a batch is counted in groups.
 
-    group: samples of the largest group, None: any. tokens=None: not capped. nbytes: hard.
+    group: samples of the largest group, None: any. group_size: of all new groups, None: any;
+    `close_group` may tell another. tokens=None: not capped. nbytes: hard.
     max_sample_tokens: of one sample. held_bytes: payloads of pushes that are blocked.
     stores: addresses of those that references may be into; referenced_bytes: there, hard.
     micro_batch: for groups that have to stay in one.
@@ -151,6 +152,7 @@ class BufferLimits:
     stores: frozenset[str] = frozenset()
     referenced_bytes: int = 1 << 40
     micro_batch: MicroBatchLimits = NO_LIMITS
+    group_size: int | None = None
 
     def too_large(self, size: int) -> str:
         """What does not take a group of so many samples, in words; empty if all does."""

@@ -232,8 +232,8 @@ class Checkpoints:
                 f"the checkpoint is of run {position.run_id}, after its step {position.step}; this "
                 f"dispatcher serves run {run_id}, whose last committed step is "
                 f"{self._ledger.steps.committed}: start it with the --journal-dir of the "
-                "checkpoint's run, or do not load the stream's part of the checkpoint to go on "
-                "with what there is here"
+                "checkpoint's run, or go on with what there is here: "
+                "load_state_dict(state, strict=False)"
             )
 
     def resume(

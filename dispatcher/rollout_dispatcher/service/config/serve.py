@@ -250,6 +250,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
             stores=frozenset(config.payload_stores),
             referenced_bytes=config.referenced_capacity,
             micro_batch=_micro_batch(config),
+            group_size=config.group_size,
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
         target_excess=config.max_imbalance,

@@ -72,6 +72,7 @@ def test_a_status_is_json_or_in_text_what_a_person_looks_for(trained: ServeProce
     status = trained.status()
     assert (status["is_ready"], status["producers_connected"]) == (True, 1)
     assert [each["cause"] for each in status["delays"]] == ["samples"]
+    assert (status["partial_steps"], status["steps_lost"]) == (0, 0), "named as their metrics are"
     answer = trained.get("/statusz", ("Accept", "text/plain"))
     assert answer.headers["Content-Type"].startswith("text/plain")
     lines = re.sub(r" \(\d+ \w+\)", "", answer.text).splitlines()
