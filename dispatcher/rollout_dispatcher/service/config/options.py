@@ -162,7 +162,7 @@ class ServeOptions(SelectionOptions, _StepsAndWindow):  # pydantic has the last 
     groups: Grouping = Grouping.STEP
     """unit that keeps a group whole: ignore (none), step, rank, micro-batch"""
     group_size: Positive | None = None
-    """samples of one prompt, of all prompts; unset: the size that each push names"""
+    """samples of each prompt; unset: the size that each push names"""
     incomplete_groups: Advanced[IncompleteGroups] = IncompleteGroups.DROP
     """fate of a group that will never be complete: drop it, or keep (train on the members that
     came)"""
