@@ -50,20 +50,20 @@ def renamed_in(text: str) -> str:
     return _OLD_NAMES.sub(lambda found: RENAMED[found[0]], text)
 
 
-def called_now(name: str) -> str:
-    """An option's or a flag's present name, where it had another."""
-    now = RENAMED.get(name.removeprefix("--").replace("-", "_"))
-    if now is None:
-        return name
-    return f"--{now.replace('_', '-')}" if name.startswith("--") else now
+def option_of(name: str) -> str:
+    """The option that a flag, a variable or a key is of, by its present name."""
+    plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("-", "_")
+    return RENAMED.get(plain, plain)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the nearest of `known`, what became of a removed one, or nothing."""
-    plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("_", "-")
-    if plain in REMOVED:
-        return f" (it was removed: {REMOVED[plain]})"
-    found = nearest_of(called_now(name), known)
+    option = option_of(name)
+    if (removed := option.replace("_", "-")) in REMOVED:
+        return f" (it was removed: {REMOVED[removed]})"
+    names = list(known)
+    found = next((one for one in names if option_of(one) == option), None)
+    found = found or nearest_of(name, names)
     return f" (did you mean {found}?)" if found else ""
 
 

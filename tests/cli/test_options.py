@@ -170,6 +170,8 @@ def test_what_an_option_was_called_names_what_it_is_called_now(
     flag = f"(write {set_flag_of(name)}=" if advanced else f"(did you mean {flag_of(name)}?"
     assert flag in refusal([*NEEDED, flag_of(old), "1"])
     assert f"(did you mean {name}?" in refusal([*NEEDED, *toml(tmp_path, f"{old} = 1")])
+    told = refusal(NEEDED, {f"DISPATCHER_{old.upper()}": "1"})
+    assert f"(did you mean DISPATCHER_{name.upper()}?" in told
 
 
 def test_what_kubernetes_sets_beside_a_service_is_not_ours() -> None:

@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 
 from rollout_dispatcher.cli.problems import ENV_PREFIX, Written, flag_of, set_flag_of, variable_of
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.hints import called_now, nearest
+from rollout_dispatcher.hints import nearest, option_of
 from rollout_dispatcher.service.config.serve import WRONG
 from rollout_dispatcher.service.config.values import Reach, Unit
 
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _Formatter)
         kwargs["allow_abbrev"] = False  # an abbreviation breaks when an option is added
         super().__init__(*args, **kwargs)
-        #: Options without a flag of their own, by what that would be, and how they are written.
+        #: Options without a flag of their own, and how they are written.
         self.advanced: dict[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
             is_flag = text.startswith("-") and len(text) > 1
             if is_flag or not value_due:
                 hint = nearest(name, flags) if is_flag else ""
-                if instead := self.advanced.get(called_now(name.replace("--no-", "--", 1))):
+                if instead := self.advanced.get(option_of(name.replace("--no-", "--", 1))):
                     hint = f" (write {instead}=VALUE)"
                 problems.append(f"unknown argument {name}{hint}; see {self.prog} --help")
             value_due = is_flag and not equals
@@ -216,7 +216,7 @@ def build_parser(
     options = options_of(model)
     advanced = {name: field for name, field in options.items() if is_advanced(field)}
     if advanced:
-        parser.advanced = {flag_of(name): set_flag_of(name) for name in advanced}
+        parser.advanced = {name: set_flag_of(name) for name in advanced}
         parser.add_argument(
             "--set", metavar="NAME=VALUE", action="append", default=argparse.SUPPRESS,
             help="set an advanced option, repeatable; see docs/settings.md",

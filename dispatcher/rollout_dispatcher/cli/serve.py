@@ -91,7 +91,7 @@ def as_object(loaded: Loaded[ServeConfig]) -> str:
         }
         for name, value in values.items()
     }
-    found = {"valid": True, "options": options, "notes": [*notes(loaded.config)]}
+    found = {"valid": True, "options": options, "notes": list(notes(loaded.config))}
     return json.dumps(found, indent=1)
 
 

@@ -14,7 +14,6 @@ rank of a group has nothing to do.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
-from math import log2
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +22,7 @@ from rollout_planner.errors import SampleTooLong, UnequalPartitions
 from rollout_planner.public import arguments
 from rollout_planner.public.partition import balanced_partition
 from rollout_planner.public.step import plan_step
-from rollout_planner.split.blocks import BlockWork, in_blocks
+from rollout_planner.split.blocks import BlockWork, in_blocks, pieces_of, share_of
 from rollout_planner.tuning import SPLIT_OVERHEAD
 from rollout_planner.types import CostModel, Grouping, IntArray, PlanConfig, Sync, round_up
 
@@ -169,8 +168,8 @@ class PackedBlockScheduler:
         """Of the slowest block of a group."""
         time = 0.0
         for own, k in Counter(map(tuple, group)).items():
-            padded = round_up(tokens[list(own)], 2 * k if k > 1 else 1)
-            share = ((1 + self._overhead) / 2) ** log2(k)
+            padded = round_up(tokens[list(own)], int(pieces_of(np.array(k))))
+            share = float(share_of(np.array(k), self._overhead))
             time = max(time, share * float(self._cost(padded).sum()))
         return time
 

@@ -41,6 +41,17 @@ from rollout_planner.types import (
 )
 
 
+def pieces_of(ranks: IntArray) -> IntArray:
+    """That samples on blocks of so many ranks are padded to: two a rank, or the one."""
+    return np.where(ranks > 1, 2 * ranks, 1)
+
+
+def share_of(ranks: IntArray, overhead: float) -> FloatArray:
+    """Time of blocks of so many ranks, over that of one rank."""
+    found: FloatArray = np.power((1 + overhead) / 2, np.log2(ranks))
+    return found
+
+
 class BlockWork:
     """What each sample takes of blocks of each size, by doublings: time and tokens, [e, n].
 
@@ -58,10 +69,10 @@ class BlockWork:
         longest: int | None = None,
     ) -> None:
         each = np.arange(min(most, config.dp_size).bit_length())
-        self.pieces = np.where(each, 2 << each, 1)
+        self.pieces = pieces_of(1 << each)
         multiples = (config.sample_length_multiple * self.pieces).tolist()
         self.tokens = np.array([round_up(tokens, multiple) for multiple in multiples])
-        self.shares = np.power((1 + overhead) / 2, each, dtype=np.float64)
+        self.shares = share_of(1 << each, overhead)
         self.time = np.array(list(map(config.cost, self.tokens))) * self.shares[:, None]
         self.budget = config.micro_batch_tokens or 1
         self.longest = self.budget if longest is None else longest
