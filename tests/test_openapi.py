@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.sample import DType
 from rollout_dispatcher.service.config.values import RUN_HEADER
-from rollout_dispatcher.service.http.plane import CloseQuery, EndQuery
+from rollout_dispatcher.service.http.plane import VERSION, CloseQuery, EndQuery
 from rollout_dispatcher.service.http.samples import MAX_SAMPLES, PushRequest
 from tests.support.source import ROOT
 
@@ -31,7 +31,7 @@ class PhasePath(BaseModel):
     """Of `/v1/phases/V/end`."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
-    policy_version: Annotated[str, Field(pattern=r"^[0-9]{1,15}$")]
+    policy_version: Annotated[str, Field(pattern=VERSION.pattern)]
     """samples of older policy versions come no more"""
 
 

@@ -28,7 +28,7 @@ from rollout_dispatcher.service.router import Router
 #: Producers that are named as awaited.
 MAX_NAMED = 100
 #: All policy versions are below 2**53, on this plane as on the other.
-_VERSION = re.compile(r"[0-9]{1,15}")
+VERSION = re.compile(r"^[0-9]{1,15}$")
 
 
 class CloseQuery(Query):
@@ -121,7 +121,7 @@ class HttpPlane:
     async def end_phase(self, request: web.Request) -> web.Response:
         """No sample older than this policy version comes over HTTP any more; or from anybody."""
         version = request.match_info["policy_version"]
-        if not _VERSION.fullmatch(version):
+        if not VERSION.fullmatch(version):
             return problem(400, "invalid", f"{version[:40]!r} is no policy version of 15 digits")
         return await self._end(request, int(version))
 
