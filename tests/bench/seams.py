@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,7 @@ import numpy as np
 from rollout_planner.types import IntArray, Layout, Sync
 from tests.bench.cells import TRACES, read_trace
 from tests.bench.rows import report
-from tests.peers.adapters import nemo_rl, slime, verl
+from tests.peers.adapters import nemo_rl, slime, torchspec, verl
 from tests.peers.loading import UNPACKED, commit_of, load
 from tests.peers.problem import Corner, Peer, Problem, Schedule, Solve, Unanswered, rate
 from tests.peers.random_cases import budget, lengths, shape
@@ -259,14 +258,7 @@ def dispatches() -> tuple[Solve | None, Solve]:
     """Theirs and ours, on their controller: nothing where it is not there."""
     if not (SOURCES / "TorchSpec" / "torchspec").exists():
         return None, sampled_by_nobody
-    types = module("torchspec.training.data_fetcher", TrainSample=SimpleNamespace)
-    memory = module("torchspec.utils.memory", estimate_tensor_bytes=lambda *_: 1)
-    queues = module("ray.util.queue", Queue=SimpleQueue)
-    found = load(
-        SOURCES / "TorchSpec", "torchspec.controller.training_controller",
-        ("ray", "torchspec.utils.logging", "torchspec.utils.types"),
-        {each.__name__: each for each in (types, memory, queues)},
-    ).AsyncTrainingController  # fmt: skip
+    found = torchspec.controller("ray")
     page = seam("try_dispatch_batch")["try_dispatch_batch"]
     return partial(dispatched, found, found.try_dispatch_batch), partial(dispatched, found, page)
 

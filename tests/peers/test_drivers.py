@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 
 from rollout_planner import Quadratic
 from rollout_planner.types import Sync, straggler_excess
+from tests.peers.adapters import torchspec
 from tests.peers.loading import load
 from tests.peers.roster import SOURCES
 from tests.support.seams import SEAMS, ReplayBuffer, at_hand, module, shown
@@ -121,14 +121,7 @@ def test_torchspec_dispatches_a_planned_step_with_the_block(path: Path) -> None:
     shutil.copy(SEAMS / "torchspec.py", path / "torchspec_dispatch.py")
     (path / "train.py").write_text(shown("TorchSpec's controller"))
     ray = module("ray", remote=actor_of)
-    types = module("torchspec.training.data_fetcher", TrainSample=SimpleNamespace)
-    memory = module("torchspec.utils.memory", estimate_tensor_bytes=lambda *_: 1)
-    queues = module("ray.util.queue", Queue=SimpleQueue)
-    controller = load(
-        SOURCES / "TorchSpec", "torchspec.controller.training_controller",
-        ("ray.util", "torchspec.utils.logging", "torchspec.utils.types"),
-        {"ray": ray, **{each.__name__: each for each in (types, memory, queues)}},
-    ).AsyncTrainingController  # fmt: skip
+    controller = torchspec.controller("ray.util", ray=ray)
     trained: list[list[list[str]]] = []
 
     def train(args: Any) -> None:
