@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import Metric
 
-from rollout_dispatcher.service.metrics.exposition import Histogram as Ours
+from rollout_dispatcher.service.metrics.histogram import Histogram as Ours
 
 BOUNDS = (0, 0.001, 0.5, 1, 2.5, 60, 7200, 1_000_000)
 

@@ -58,7 +58,6 @@ class HttpPlane:
     def application(self) -> web.Application:
         """The routes."""
         app = web.Application(middlewares=[self._guard.middleware, self._of_run])
-        app.on_cleanup.append(self._close)
         app.add_routes(
             [
                 web.get("/", self._probes.page),
@@ -96,9 +95,6 @@ class HttpPlane:
             return answer
 
         return of_run
-
-    async def _close(self, _: web.Application) -> None:
-        self._probes.close()
 
     async def openapi(self, _: web.Request) -> web.Response:
         """A description of this plane."""

@@ -1,7 +1,6 @@
-"""What is asked again and again: whether we live and are ready, how we are, and the metrics.
+"""`/livez`, `/readyz`, `/statusz`, `/metrics` and the page at `/`.
 
-Scrapes: values are read on the event loop, all of them at one moment, and become text and gzip in a
-thread, one answer at a time.
+Metrics are read on the event loop, all at one moment; a thread turns them into text and gzip.
 """
 
 import asyncio
@@ -9,12 +8,12 @@ import dataclasses
 import gzip
 import json
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 
 from rollout_dispatcher import __version__
@@ -22,67 +21,73 @@ from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
 from rollout_dispatcher.service.config.values import RUN_HEADER, VERSION_HEADER
 from rollout_dispatcher.service.http.guard import dumps, indented, problem
 from rollout_dispatcher.service.http.status_page import POLICY, page
-from rollout_dispatcher.service.metrics.exposition import CONTENT_TYPE, render
 from rollout_dispatcher.service.router import Router
 
 
 def preferred(request: web.Request, offered: Sequence[str]) -> str:
-    """The first of these media types that `Accept` names, which lists them by preference; or ours,
-    the first that is offered.
-    """
+    """Return the first media type in `Accept` that is offered; else the first offered."""
     accept = ",".join(request.headers.getall("Accept", ()))
     named = (part.partition(";")[0].strip().lower() for part in accept.split(","))
     return next((each for each in named if each in offered), offered[0])
 
 
-#: In a thread: 5 % less than with 6, where ranks are hundreds.
-GZIP_LEVEL = 9
-
-
-def _written(families: list[Metric], gzipped: bool) -> bytes:
-    text = render(families)
-    return gzip.compress(text, GZIP_LEVEL, mtime=0) if gzipped else text
-
-
 TEXT, JSON = "text/plain", "application/json"
+#: The text format, which every scraper reads.
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Snapshot:
+    """Metric families of one moment, as the collector that `generate_latest` writes.
+
+    Without the time at which each series was created: the text format would have it as one family
+    more for each.
+    """
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+        for family in self._families:
+            family.samples = [it for it in family.samples if not it.name.endswith("_created")]
+
+    def collect(self) -> list[Metric]:
+        """Return the families."""
+        return self._families
+
+    def text(self, *, gzipped: bool) -> bytes:
+        """Return the exposition, compressed or not."""
+        text = generate_latest(self)
+        return gzip.compress(text, mtime=0) if gzipped else text
 
 
 class Probes:
     """Handlers over one router; text is for people, JSON for machines that ask for it.
 
-    knows: whether a request has shown what is asked for.
+    may_control: whether a request shows the token that opens everything.
     """
 
-    def __init__(self, router: Router, knows: Callable[[web.Request], bool]) -> None:
-        self._router, self._knows = router, knows
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrape")
-
-    def close(self) -> None:
-        """Let go of the thread that writes metrics."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def __init__(self, router: Router, may_control: Callable[[web.Request], bool]) -> None:
+        self._router, self._may_control = router, may_control
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """What Prometheus scrapes, compressed if it asks for that."""
+        """Answer a scrape, compressed if it accepts gzip."""
         gzipped = "gzip" in request.headers.get("Accept-Encoding", "").lower()
-        headers = {"Content-Type": CONTENT_TYPE, "Vary": "Accept-Encoding"}
+        headers = {"Content-Type": METRICS, "Vary": "Accept-Encoding"}
         if gzipped:
             headers["Content-Encoding"] = "gzip"
-        families = list(self._router.metrics.registry.collect())
-        make = asyncio.get_running_loop().run_in_executor
-        body = await make(self._thread, _written, families, gzipped)
+        snapshot = Snapshot(self._router.metrics.registry.collect())
+        body = await asyncio.to_thread(snapshot.text, gzipped=gzipped)
         return web.Response(body=body, headers=headers)
 
     async def livez(self, _: web.Request) -> web.Response:
-        """The process serves."""
+        """Answer that the process serves."""
         return web.Response(text="ok\n", headers=self._identity())
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """Samples are accepted. Ranks that are absent are named, and do not make it unready.
+        """Answer whether samples are accepted. An absent rank is named, and is no reason for 503.
 
-        Clients and groups are named to who shows the token, or where none is asked for.
+        Clients and groups are named only to requests with the token, or where none is required.
         """
         health, at = self._router.health, self._router.core.statistics()
-        ready, anonymous = health.is_ready(at), not self._knows(request)
+        ready, anonymous = health.is_ready(at), not self._may_control(request)
         failing = "the journal cannot be written" if anonymous else health.failure
         lines = [
             f"{'ok' if ready else 'not ready'}: {failing if health.failure else at.run_state}",
@@ -107,14 +112,14 @@ class Probes:
         return web.Response(text="\n".join(lines) + "\n", headers=self._identity())
 
     async def statusz(self, request: web.Request) -> web.Response:
-        """A snapshot: everything in JSON, or in text what a person looks for first."""
+        """Answer a snapshot of everything in JSON, or a summary in text."""
         at = self._router.core.statistics()
         if preferred(request, [JSON, TEXT]) == TEXT:
             return web.Response(text=self._summary(at))
         return indented(self._status(at))
 
     async def page(self, _: web.Request) -> web.Response:
-        """The same for a browser."""
+        """Answer the same for a browser."""
         at = self._router.core.statistics()
         status = json.loads(dumps(self._status(at)))
         html = page(status, self._router.clients(), self._summary(at), status["now"])
@@ -124,7 +129,7 @@ class Probes:
         )
 
     def _status(self, at: Statistics) -> dict[str, Any]:
-        """All of it. Times of day are ISO 8601, in UTC."""
+        """Return everything; times of day are ISO 8601, in UTC."""
         status, offset = dataclasses.asdict(at), time.time() - self._router.clock()
         del status["lengths"]  # a histogram, for /metrics
         oldest = at.oldest_arrival
@@ -149,11 +154,11 @@ class Probes:
         )
 
     def _identity(self) -> dict[str, str]:
-        """Who answers, for those who would take another server for this one."""
+        """Return the headers that name this run and release."""
         return {RUN_HEADER: self._router.core.run_id, VERSION_HEADER: __version__}
 
     def _state(self, at: Statistics, *, anonymous: bool = False) -> dict[str, object]:
-        """Where the run stands, and all that the next step waits for."""
+        """Return the run's state and everything that the next step waits for."""
         stall = self._router.core.stall(self._router.clock())
         return {
             "is_ready": self._router.health.is_ready(at),
@@ -201,7 +206,7 @@ def _time_of_day(unix: float) -> str:
 
 
 def _objects_in_words(at: ObjectStatistics) -> str:
-    """A line where there is anything to say."""
+    """Return the summary's line on payload stores; empty where none is used."""
     if not any((at.needed, at.unneeded, at.sweeps, at.freed)):
         return ""
     waits = f", {at.unneeded} to be released" if at.unneeded else ""

@@ -24,14 +24,13 @@ from rollout_dispatcher.core.statistics import (
     Statistics,
 )
 from rollout_dispatcher.record.writer import RecordWriter
-from rollout_dispatcher.service.metrics.exposition import RankFamily
 
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
 
 #: Of seconds that are added up, and of ratios: each digit is 200 bytes of a scrape of 512 ranks.
 _DIGITS = 2
-_Label = TypeVar("_Label", bound=str)
+_Label = TypeVar("_Label", str, int)
 
 
 def family(
@@ -131,17 +130,16 @@ def of_measured(at: MeasuredStatistics, *, per_rank: bool) -> Iterator[Metric]:
         ),
     )
     for row, (name, text) in enumerate(rows):
-        found = RankFamily(f"dispatcher_rank_{name}_seconds", text, COUNTER)
+        labels = ["cost_key", "dp_rank"]
+        found = CounterMetricFamily(f"dispatcher_rank_{name}_seconds", text, labels=labels)
         for cost_key, seconds in at.totals.items():
-            found.add(dict(enumerate(seconds[row].round(_DIGITS).tolist())), cost_key=cost_key)
+            for dp_rank, value in enumerate(seconds[row].round(_DIGITS).tolist()):
+                found.add_metric([cost_key, str(dp_rank)], value)
         yield found
-    slowness = dict(enumerate(at.slowness.round(_DIGITS).tolist()))
-    yield RankFamily(
-        "dispatcher_rank_slowness_ratio",
-        "Seconds a unit of planned cost over the median rank's; 1 is as fast as that.",
-        GAUGE,
-        {dp_rank: value for dp_rank, value in slowness.items() if not math.isnan(value)},
-    )
+    text = "Seconds a unit of planned cost over the median rank's; 1 is as fast as that."
+    slowness = enumerate(at.slowness.round(_DIGITS).tolist())
+    known = {dp_rank: value for dp_rank, value in slowness if not math.isnan(value)}
+    yield family(GAUGE, "rank_slowness_ratio", text, known, "dp_rank")
 
 
 def of_journal(journal: "Journal") -> Iterator[Metric]:
@@ -186,29 +184,19 @@ class PerRank:
     def collect(self) -> Iterator[Metric]:
         """Every family."""
         now, (dp_size, last_seen) = self._clock(), self._core.ranks_seen
-        yield RankFamily(
-            "dispatcher_rank_dispatched_cost",
-            "Estimated cost planned for each rank.",
-            "counter",
-            {
-                dp_rank: round(self._cost.get(dp_rank, 0.0), self._digits or 0)
-                for dp_rank in range(dp_size)
-            },
-        )
+        text = "Estimated cost planned for each rank."
+        costs = {rank: round(self._cost[rank], self._digits or 0) for rank in range(dp_size)}
+        yield family(COUNTER, "rank_dispatched_cost", text, costs, "dp_rank")
+        text = "1 for each rank that blocks all others while its heartbeats come, as in /readyz."
         stall = self._core.stall(now)
         hung = frozenset(() if stall is None else stall.hung)
-        yield RankFamily(
-            "dispatcher_rank_hung",
-            "1 for each rank that blocks all others while its heartbeats come, as in /readyz.",
-            "gauge",
-            {dp_rank: float(dp_rank in hung) for dp_rank in range(dp_size)},
-        )
+        hangs = {rank: rank in hung for rank in range(dp_size)}
+        yield family(GAUGE, "rank_hung", text, hangs, "dp_rank")
         # The core's clock is monotonic; dashboards want the time of day.
         offset = time.time() - now
-        yield RankFamily(
-            "dispatcher_rank_last_seen_timestamp_seconds",
+        text = (
             "Time of a rank's last message, heartbeats included; absent before it joins and after "
-            "its goodbye.",
-            "gauge",
-            {dp_rank: round(at + offset, 1) for dp_rank, at in last_seen.items()},
+            "its goodbye."
         )
+        seen = {dp_rank: round(at + offset, 1) for dp_rank, at in last_seen.items()}
+        yield family(GAUGE, "rank_last_seen_timestamp_seconds", text, seen, "dp_rank")

@@ -22,11 +22,8 @@ from rollout_dispatcher.record.writer import RecordWriter
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.metrics import collectors
-from rollout_dispatcher.service.metrics.collectors import (
-    PerRank,
-    family,
-)
-from rollout_dispatcher.service.metrics.exposition import Histogram
+from rollout_dispatcher.service.metrics.collectors import PerRank, family
+from rollout_dispatcher.service.metrics.histogram import Histogram
 from rollout_dispatcher.service.reloading import OUTCOMES
 from rollout_dispatcher.transport.listener import Pending
 from rollout_planner.types import Layout, round_up
