@@ -184,7 +184,7 @@ def test_samples_that_are_told_field_by_field_are_on_record_like_others(told: To
     fields = SamplesByField.of(entry.sample for entry in entries[:2])
     told.step_trace.accepted(e.SamplesAccepted(entries[:2], fields))
     told.step_trace.accepted(e.SamplesAccepted(entries[2:]))
-    told.step_trace.look(Bench().core.statistics)
+    told.step_trace.record_state(Bench().core.statistics)
     found = told.read().samples.values()
     assert [(it.ticket, it.tokens, it.version, it.group) for it in found] == [
         (at, 3 + at, at % 2, None) for at in range(4)

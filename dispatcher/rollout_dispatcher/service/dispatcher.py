@@ -39,7 +39,7 @@ from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
 from rollout_dispatcher.service.process import in_own_thread
 from rollout_dispatcher.service.reloading import Reloads
-from rollout_dispatcher.service.reporter import JournalLog, ProgressLog, StallLog
+from rollout_dispatcher.service.reporter import RunLog
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.service.step_trace import StepTrace
 
@@ -237,7 +237,7 @@ class Dispatcher:
         router.perform(core.tick(clock()))  # what an earlier process left may be due
         if journal is not None and config.retains:
             self._retention = Retention(config, core, journal, router.perform)
-            self._retention.look(clock())
+            self._retention.refresh(clock())
         return router
 
     async def _close_journal(self, journal: "Journal") -> None:
@@ -350,14 +350,10 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
 
 
 async def _watch(router: Router, retention: Retention | None) -> None:
-    """Measure the event loop's lateness; end what is silent, or in others' way, for too long.
-
-    And say how the run gets on, whom the next step waits for, and what becomes of the journal.
-    """
-    loop = asyncio.get_running_loop()
-    stalls = StallLog(router.core, router.health)
-    journal, config, next_look = JournalLog(router.barrier), router.config, 0.0
-    progress = ProgressLog(router.core, router.health, config.progress_interval, router.clock())
+    """Observe the event loop's lag, close silent and slow connections, and write log and record."""
+    loop, record_at = asyncio.get_running_loop(), 0.0
+    interval = router.config.progress_interval
+    run_log = RunLog(router.core, router.health, interval, router.clock())
     while True:
         due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
         await asyncio.sleep(LAG_PROBE_SECONDS)
@@ -365,16 +361,15 @@ async def _watch(router: Router, retention: Retention | None) -> None:
         away = max(0.0, router.clock() - due_by_clock)
         router.close_silent(away)
         router.keep_pace(away)
-        router.health.look(router.clock())
-        stalls.check(router.clock())
-        progress.check(router.clock())
-        router.drops_log.check(router.clock())
-        if loop.time() >= next_look:
-            next_look = loop.time() + RECORD_STATE_SECONDS
-            router.step_trace.look(router.core.statistics)
-        journal.check()
+        now = router.clock()
+        router.health.refresh(now)
+        run_log.check(now)
+        router.drops_log.check(now)
+        if now >= record_at:
+            record_at = now + RECORD_STATE_SECONDS
+            router.step_trace.record_state(router.core.statistics)
         if retention is not None:
-            retention.look(router.clock())
+            retention.refresh(now)
 
 
 def _name_unfinished(core: DispatcherCore) -> bool:

@@ -170,7 +170,7 @@ class EffectRunner:
     def close(self) -> None:
         """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
         self._closed = True
-        self.drops_log.close()
+        self.drops_log.check(math.inf)
         if self._timer is not None:
             self._timer.cancel()
         self.feedback.close()

@@ -217,7 +217,7 @@ def _held(config: ServeConfig, count: int) -> str:
 
 
 VOLUME_SHARE, MOST_BYTES = 10, 50 * 2**30
-LOOK_EVERY_SECONDS = 1.0
+REFRESH_SECONDS = 1.0
 
 
 class Retention:
@@ -233,14 +233,14 @@ class Retention:
         assert config.journal_dir is not None, "only a journal keeps steps"
         self._directory, self._asked = config.journal_dir, config.retain_bytes
         self._core, self._journal, self._perform = core, journal, perform
-        self._look_at = 0.0
+        self._refresh_at = 0.0
         self._limit: int | None = None
 
-    def look(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """Tell how much there may be, if it is time again and something has changed."""
-        if now < self._look_at:
+        if now < self._refresh_at:
             return
-        self._look_at = now + LOOK_EVERY_SECONDS
+        self._refresh_at = now + REFRESH_SECONDS
         limit = self._most()
         if isinstance(self._journal.failure, JournalFull):
             limit = min(limit, self._core.retained_bytes // 2)

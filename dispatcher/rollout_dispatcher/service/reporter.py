@@ -1,16 +1,16 @@
-"""How the service is, in words: whether it is ready, what it waits for, and how it gets on.
+"""The state of the service in words: whether it is ready, what it waits for, and its progress.
 
-The core knows what is so at a moment. How long it has been so is seen by looking often: a reason
-begins when it is first seen, and anew once a step was planned meanwhile. Invariants: `ready` is one
-answer, which `/readyz`, the metrics and the log give alike; every drop is in some line of the log,
-by its reason, and the first of them is told at once.
+The core knows which reasons delay the next step, and `Health` for how long: a reason begins when a
+refresh first finds it, and again once a step was planned. Invariants: `/readyz`, the metrics and
+the log agree on `ready`; each dropped sample is counted in some line of the log, by its reason, and
+the first of a reason at once.
 """
 
 import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import Final
 
@@ -23,24 +23,23 @@ from rollout_dispatcher.core.rank_time import LOST, TimeCause
 from rollout_dispatcher.core.statistics import Statistics
 from rollout_dispatcher.core.waiting import Cause
 from rollout_dispatcher.errors import DispatcherError
-from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.connections.clients import Client
 
 log = logging.getLogger(__name__)
 
-#: Often enough to tell seconds; what there are hundreds of ranks or producers of takes a while.
-LOOK_EVERY_SECONDS = 1.0
-#: Looks that are remembered: a minute of them.
-LOOKS = 60
-#: A share of the ranks' time that is worth a word.
+#: Ages are shown in seconds; with hundreds of ranks or producers a refresh takes a while.
+REFRESH_SECONDS = 1.0
+#: Refreshes that are kept: a minute of them.
+KEPT_REFRESHES = 60
+#: Smaller shares of the ranks' time are not shown.
 SHOWN = 0.001
-#: A rank that needs a tenth more than the median is named, as in docs/operate.md; so many of them.
+#: A rank that needs a tenth more than the median is named, as in docs/operate.md; at most so many.
 SLOW, NAMED = 1.1, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """What the next step waits for, and for how many seconds already."""
+    """One reason that delays the next step, and for how many seconds it has."""
 
     cause: Cause
     text: str
@@ -52,14 +51,14 @@ class Delay:
 
 @dataclass(frozen=True, slots=True)
 class LostTime:
-    """Where the DP ranks' time went of late. spent: rank-seconds by cause, in `seconds` seconds."""
+    """Time of DP ranks. spent: rank-seconds by cause, over `seconds` seconds."""
 
     spent: Mapping[TimeCause, float]
     seconds: float
 
     @property
     def shares(self) -> dict[TimeCause, float]:
-        """Of the ranks' time, what each cause but work has taken, the largest first."""
+        """The share that each cause but work has taken, the largest first."""
         total = sum(self.spent.values())
         found = {cause: self.spent[cause] / total for cause in LOST if total}
         return dict(sorted(found.items(), key=itemgetter(1), reverse=True))
@@ -73,7 +72,7 @@ class LostTime:
         return f"{whole}: {', '.join(causes)}" if causes else whole
 
     def as_json(self) -> dict[str, object]:
-        """Shares of the ranks' time, 0 to 1."""
+        """Return the shares, 0 to 1."""
         return {
             "seconds": round(self.seconds, 1),
             "share": round(sum(self.shares.values()), 4),
@@ -86,7 +85,7 @@ def _percent(share: float) -> str:
 
 
 class Health:
-    """Looks at one core. failure: why nothing becomes durable at present, if so."""
+    """The health of one core. failure: returns why nothing becomes durable at present, or None."""
 
     def __init__(
         self,
@@ -97,35 +96,35 @@ class Health:
         self._core, self._failure, self._clock = core, failure, clock
         self._since: dict[Cause, float] = {}
         self._next_step = core.next_step
-        self._look_at = clock()
-        self._spent = deque([(clock(), dict(core.rank_time(clock())))], LOOKS)
+        self._refresh_at = clock()
+        self._spent = deque([(clock(), dict(core.rank_time(clock())))], KEPT_REFRESHES)
 
     @property
     def failure(self) -> DispatcherError | None:
-        """Why nothing becomes durable at present, if so."""
+        """Why nothing becomes durable at present, or None."""
         return self._failure()
 
     def is_ready(self, at: Statistics) -> bool:
-        """Whether samples are accepted."""
+        """Return whether samples are accepted."""
         return at.run_state == "running" and self.failure is None
 
-    def look(self, now: float) -> None:
-        """See what has begun and what is over, if it is time again."""
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_SECONDS
+    def refresh(self, now: float) -> None:
+        """Note which reasons have begun and ended; does nothing until `REFRESH_SECONDS` passed."""
+        if now >= self._refresh_at:
+            self._refresh_at = now + REFRESH_SECONDS
             self._spent.append((now, dict(self._core.rank_time(now))))
             self.delays()
 
     def lost(self) -> LostTime:
-        """Where the DP ranks' time went in the last minute."""
+        """Return where the DP ranks' time went in the last minute."""
         now, (since, before) = self._clock(), self._spent[0]
         spent = {cause: after - before[cause] for cause, after in self._core.rank_time(now).items()}
         return LostTime(spent, now - since)
 
     def slow_ranks(self) -> str:
-        """In words, the DP ranks that others wait for, by the last measured steps; empty if none.
+        """Return the slow DP ranks of the last measured steps, in words; empty if there is none.
 
-        Once the last measured step is no more of this generation, nothing is known.
+        Of another generation's steps nothing is used.
         """
         measured = self._core.measured
         ratios = enumerate([] if measured.last is None else measured.slowness.tolist())
@@ -135,7 +134,7 @@ class Health:
         return f"{named} times as long as the median one for the same work{more}" if slow else ""
 
     def delays(self, *, anonymous: bool = False) -> list[Delay]:
-        """Everything that the next step waits for; nothing if it is on its way.
+        """Return all reasons that delay the next step.
 
         anonymous: without the names of clients, groups and files.
         """
@@ -155,7 +154,7 @@ class Health:
         return [Delay(cause, text, now - self._since[cause]) for cause, text in found]
 
     def warnings(self, at: Statistics) -> list[str]:
-        """What is not as the settings ask for, though steps go on."""
+        """Return what deviates from the settings without stopping the run."""
         cost = self._core.measured.cost.warning
         found = [cost] if cost else []
         if not at.steps_unjudged:
@@ -168,7 +167,7 @@ class Health:
         return [*found, unenforced]
 
     def explain(self, *, anonymous: bool = False) -> str:
-        """All of it in one line, as `delays`; `nobody` if there is nothing."""
+        """Return `delays` in one line, or `nobody`."""
         return "; ".join(map(str, self.delays(anonymous=anonymous))) or "nobody"
 
 
@@ -179,9 +178,9 @@ def _spoken(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-#: Where samples expire, each step may drop some.
+#: Seconds between two lines of one reason: where samples expire, each step may drop some.
 INTERVAL_SECONDS = 10.0
-#: Level and words of each reason; what the settings ask for is no warning.
+#: Level and words of each reason; a drop that the settings ask for is no warning.
 WORDS: Final = {
     DropReason.STALE: (
         logging.WARNING, "older than --max-staleness allows when their step was planned",
@@ -201,48 +200,30 @@ WORDS: Final = {
 }  # fmt: skip
 
 
-@dataclass(slots=True)
-class _Unreported:
-    """What was dropped for one reason since its last line. due: when the next may be written."""
-
-    due: float
-    drops: DropCounts = field(default_factory=DropCounts)
-
-
 class DropsLog:
-    """Lines for one run."""
+    """Logs the dropped samples of one run."""
 
     def __init__(self) -> None:
-        self._unreported: dict[DropReason, _Unreported] = {}
+        #: Drops of each reason since its last line, and when its next line may be written.
+        self._drops: dict[DropReason, DropCounts] = {}
+        self._due: dict[DropReason, float] = {}
 
     def note(self, dropped: Mapping[DropReason, Sequence[Entry]], now: float) -> None:
-        """These were dropped."""
+        """Count dropped samples, and log the reasons that are due."""
         for reason in filter(dropped.__contains__, WORDS):  # in that order
-            self._unreported.setdefault(reason, _Unreported(now)).drops.add(reason, dropped[reason])
+            self._drops.setdefault(reason, DropCounts()).add(reason, dropped[reason])
         self.check(now)
 
     def check(self, now: float) -> None:
-        """Write what is due."""
-        for reason, unsent in self._unreported.items():
-            if unsent.drops.samples and now >= unsent.due:
-                self._write(reason, unsent)
-                unsent.due = now + INTERVAL_SECONDS
-
-    def close(self) -> None:
-        """Write what is left."""
-        for reason, unsent in self._unreported.items():
-            if unsent.drops.samples:
-                self._write(reason, unsent)
-
-    def _write(self, reason: DropReason, unsent: _Unreported) -> None:
-        level, why = WORDS[reason]
-        count = unsent.drops.samples
-        log.log(
-            level, "%d accepted %s dropped (%s), %s: %s",
-            count, "sample is" if count == 1 else "samples are", reason, why, unsent.drops.named,
-            extra={"event": "samples-dropped"},
-        )  # fmt: skip
-        unsent.drops = DropCounts()
+        """Log the reasons that are due; all of them if `now` is infinite."""
+        for reason in [it for it in self._drops if now >= self._due.get(it, now)]:
+            drops, (level, why) = self._drops.pop(reason), WORDS[reason]
+            self._due[reason] = now + INTERVAL_SECONDS
+            are = "sample is" if drops.samples == 1 else "samples are"
+            log.log(
+                level, "%d accepted %s dropped (%s), %s: %s",
+                drops.samples, are, reason, why, drops.named, extra={"event": "samples-dropped"},
+            )  # fmt: skip
 
 
 #: What has to change for a line on progress to be worth writing.
@@ -252,93 +233,74 @@ _SHOWN = attrgetter(
 )  # fmt: skip
 
 
-class ProgressLog:
-    """Looks at one run, as often as it is asked to. interval: seconds between lines; None: none."""
-
-    def __init__(
-        self,
-        core: DispatcherCore,
-        health: Health,
-        interval: float | None,
-        now: float,
-    ) -> None:
-        self._core, self._health = core, health
-        self._interval = interval
-        self._due = now + (interval or 0.0)
-        self._before = now, core.statistics()
-
-    def check(self, now: float) -> None:
-        """Speak if it is due, and there is anything new."""
-        if self._interval is None or now < self._due:
-            return
-        self._due = now + self._interval
-        (since, old), at = self._before, self._core.statistics()
-        self._before = now, at
-        if _SHOWN(old) != _SHOWN(at):
-            fields = {"event": "progress", "step": at.last_committed}
-            log.info("%s", self._line(old, at, now - since), extra=fields)
-
-    def _line(self, old: Statistics, at: Statistics, seconds: float) -> str:
-        came = (at.accepted - old.accepted) / seconds
-        went = (at.samples_committed - old.samples_committed) / seconds
-        return (
-            f"{at.last_committed + 1} steps ({at.last_committed - old.last_committed:+d}), "
-            f"samples/s: {came:.3g} accepted, {went:.3g} trained on; {at.ready_units} ready of a "
-            f"window of {self._core.config.trigger.window}, DP ranks {at.ranks_connected} of "
-            f"{at.dp_size}, producers {at.producers_connected}; lost: {self._health.lost()}; the "
-            f"next step waits for: {self._health.explain()}"
-        )
-
-
-#: Ranks that have waited for so long are spoken of, and again each time that this has passed.
+#: Seconds that ranks have waited before the first line on it, and between that and the next.
 FIRST_AFTER_SECONDS, AGAIN_AFTER_SECONDS = 10.0, 60.0
 
 
-class StallLog:
-    """Looks at one core, as often as it is asked to."""
+class RunLog:
+    """Logs progress, stalls and the journal's state of one run, whenever `check` is called.
 
-    def __init__(self, core: DispatcherCore, health: Health) -> None:
-        self._core, self._health = core, health
-        self._silent_until = -math.inf
-        #: Ranks that were said to hang; None where ranks waited for a step.
+    interval: seconds between two lines on progress; None: none.
+    """
+
+    def __init__(
+        self, core: DispatcherCore, health: Health, interval: float | None, now: float
+    ) -> None:
+        self._core, self._health, self._interval = core, health, interval
+        self._progress_due = now + (interval or 0.0)
+        self._before = now, core.statistics()
+        self._stall_due = -math.inf
+        #: Ranks that were reported to hang; None where ranks waited for a step.
         self._hung: tuple[int, ...] | None = None
+        self._failure: DispatcherError | None = None
 
     def check(self, now: float) -> None:
-        """Speak if it is due."""
+        """Log what is due and has changed."""
+        self._check_stall(now)
+        if self._interval is not None and now >= self._progress_due:
+            self._progress_due = now + self._interval
+            self._check_progress(now)
+        self._check_journal()
+
+    def _check_progress(self, now: float) -> None:
+        (since, old), at = self._before, self._core.statistics()
+        self._before = now, at
+        if _SHOWN(old) == _SHOWN(at):
+            return
+        log.info(
+            "%d steps (%+d), samples/s: %.3g accepted, %.3g trained on; %d ready of a window of "
+            "%d, DP ranks %d of %d, producers %d; lost: %s; the next step waits for: %s",
+            at.last_committed + 1, at.last_committed - old.last_committed,
+            (at.accepted - old.accepted) / (now - since),
+            (at.samples_committed - old.samples_committed) / (now - since),
+            at.ready_units, self._core.config.trigger.window, at.ranks_connected, at.dp_size,
+            at.producers_connected, self._health.lost(), self._health.explain(),
+            extra={"event": "progress", "step": at.last_committed},
+        )  # fmt: skip
+
+    def _check_stall(self, now: float) -> None:
         since, stall = self._core.hungry_since, self._core.stall(now)
         if stall is None and (since is None or now < since + FIRST_AFTER_SECONDS):
             return
         hung = None if stall is None else stall.hung
-        if hung == self._hung and now < self._silent_until:
+        if hung == self._hung and now < self._stall_due:
             return
-        self._hung, self._silent_until = hung, now + AGAIN_AFTER_SECONDS
+        self._hung, self._stall_due = hung, now + AGAIN_AFTER_SECONDS
         whom = f"{self._core.waits_for(now)}; lost: {self._health.lost()}"
         if stall is not None:
             level = logging.WARNING if hung else logging.INFO
             fields = {"event": "ranks-hang", "dp_rank": list(hung or ())}
             log.log(level, "training stands still: %s", whom, extra=fields)
         elif since is not None:
-            log.warning(
-                "ranks have waited %.0f s for a step, which waits for: %s",
-                now - since,
-                whom,
-                extra={"event": "ranks-wait"},
-            )
+            text = "ranks have waited %.0f s for a step, which waits for: %s"
+            log.warning(text, now - since, whom, extra={"event": "ranks-wait"})
 
-
-class JournalLog:
-    """Looks at one barrier, as often as it is asked to."""
-
-    def __init__(self, barrier: DurabilityBarrier) -> None:
-        self._barrier = barrier
-        self._told: DispatcherError | None = None
-
-    def check(self) -> None:
-        """Speak if something has changed; the same trouble in other words is no news."""
-        failure = self._barrier.failure
-        if type(failure) is type(self._told):
+    def _check_journal(self) -> None:
+        """Log that the journal fails or works again; the same error in other words is no news."""
+        failure = self._health.failure
+        if type(failure) is type(self._failure):
             return
-        self._told = failure
+        self._failure = failure
         if failure is None:
             text = "the journal can be written again; what waited for it is answered"
             log.warning(text, extra={"event": "journal-recovered"})
@@ -348,7 +310,7 @@ class JournalLog:
 
 
 def producer_gone(client: Client, reason: str) -> None:
-    """A producer's connection is lost, and it did not say goodbye."""
+    """Log that a producer's connection ended without a goodbye."""
     log.warning(
         "producer %s%s is gone without a goodbye (%s), after %d accepted samples",
         client.client_id, f" at {client.host}" if client.host else "", reason, client.accepted,
@@ -357,7 +319,7 @@ def producer_gone(client: Client, reason: str) -> None:
 
 
 def rank_gone(dp_rank: int, client_id: str, host: str, reason: str) -> None:
-    """A DP rank's connection is over."""
+    """Log that a DP rank's connection ended."""
     log.log(
         logging.INFO if reason == "bye" else logging.WARNING,
         "DP rank %d (%s%s) disconnected (%s)",
@@ -367,7 +329,7 @@ def rank_gone(dp_rank: int, client_id: str, host: str, reason: str) -> None:
 
 
 def accepted_unknown(effect: e.AcceptedUnknown) -> None:
-    """The journal is not the one that has acknowledged."""
+    """Log that a producer has an acknowledgement that the journal lacks."""
     log.error(
         "producer %s has an acknowledgement of its sample %d that the journal lacks (it has %s): "
         "the journal is an older copy, or its disk lost the last writes; samples between are lost. "
@@ -379,7 +341,7 @@ def accepted_unknown(effect: e.AcceptedUnknown) -> None:
 
 
 def step_measured(effect: e.StepMeasured) -> None:
-    """Every rank has reported its times."""
+    """Log a pass that every rank has timed."""
     log.debug(
         "step %d, %s: ranks waited for slower ones %s of their time, %s as the plan expected",
         effect.step, effect.cost_key, _percent(effect.lost), _percent(effect.lost_by_plan),
@@ -387,7 +349,7 @@ def step_measured(effect: e.StepMeasured) -> None:
 
 
 def group_evicted(effect: e.GroupEvicted) -> None:
-    """A group left, for want of room."""
+    """Log that a group was evicted for lack of room."""
     in_stores = effect.cap.cap == STORES_CAP
     log.warning(
         "group %s was evicted with its %d samples: incomplete groups fill the buffer at its %s cap "
@@ -399,7 +361,7 @@ def group_evicted(effect: e.GroupEvicted) -> None:
 
 
 def unresolved(effect: e.SamplesUnresolved) -> None:
-    """Samples left their step."""
+    """Log that samples were dropped from their step."""
     where = "payload store" if effect.reason is DropReason.UNRESOLVED else "journal, damaged there"
     log.warning(
         "DP rank %d cannot get samples of step %d from their %s: %d are dropped (%s), groups "
@@ -411,7 +373,7 @@ def unresolved(effect: e.SamplesUnresolved) -> None:
 
 
 def rewound(effect: e.Rewound) -> None:
-    """An older checkpoint was loaded."""
+    """Log that an older checkpoint was loaded."""
     fields = {"event": "rewound", "step": effect.after}
     if effect.missing:
         log.warning(
@@ -428,7 +390,7 @@ def rewound(effect: e.Rewound) -> None:
 
 
 def evicted(effect: e.StepsEvicted) -> None:
-    """Steps can be delivered again no more."""
+    """Log that retained steps were deleted."""
     log.warning(
         "there is no room for more than %.1f MiB of committed steps that no saved checkpoint "
         "covers: the steps up to %d were deleted (%d in all), and a checkpoint before that cannot "
@@ -439,7 +401,7 @@ def evicted(effect: e.StepsEvicted) -> None:
 
 
 def ids_repeated(effect: e.IdsRepeated) -> None:
-    """Samples come under ids that were accepted before, and are not trained on."""
+    """Log that samples have ids of accepted samples, and are not trained on."""
     who = f"producer {effect.producer}" if effect.producer else "an HTTP client"
     fields = {"event": "ids-repeated", "producer": effect.producer}
     if effect.conflicts:
@@ -459,14 +421,14 @@ def ids_repeated(effect: e.IdsRepeated) -> None:
 
 
 def schema_decided(effect: e.SchemaDecided) -> None:
-    """Which fields samples have."""
+    """Log the fields of the run's samples."""
     fields = ", ".join(f"{field.name} {field}" for field in effect.schema.fields)
     text = "samples have the fields %s (%s)"
     log.info(text, fields, effect.set_by, extra={"event": "schema-decided"})
 
 
 def cost_changed(effect: e.CostChanged) -> None:
-    """Plans are made with what was measured."""
+    """Log that plans use a fitted cost."""
     fitted = effect.fitted
     log.info(
         "from step %d on plans are made with the cost %s, fitted to what micro-batches took (they "
@@ -477,7 +439,7 @@ def cost_changed(effect: e.CostChanged) -> None:
 
 
 def speeds_changed(effect: e.SpeedsChanged) -> None:
-    """Plans are made for ranks of other speed."""
+    """Log that plans use other rank speeds."""
     measured = effect.measured
     slow = [f"{rank} takes {slow:.2f}" for rank, slow in enumerate(measured.slowness) if slow != 1]
     log.info(
@@ -490,7 +452,7 @@ def speeds_changed(effect: e.SpeedsChanged) -> None:
 
 
 def drained(effect: e.Drained, at: Statistics) -> None:
-    """Nothing is left to train."""
+    """Log that nothing is left to train."""
     fields = {"event": "drained", "step": at.last_committed}
     if effect.reason == "finished":
         log.info(

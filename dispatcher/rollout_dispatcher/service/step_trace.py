@@ -352,7 +352,7 @@ class StepTrace:
 
     # -- once a second ----------------------------------------------------------------------
 
-    def look(self, statistics: Callable[[], Statistics]) -> None:
+    def record_state(self, statistics: Callable[[], Statistics]) -> None:
         """Record what is held, if it is not what was held before, and where the ranks' time went by
         now; and who came and waited since.
         """

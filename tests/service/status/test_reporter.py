@@ -1,6 +1,7 @@
 """What the service says of itself: since when a reason is there, and a line now and then."""
 
 import logging
+import math
 import re
 
 import pytest
@@ -10,19 +11,14 @@ from rollout_dispatcher.core.facts import DropReason
 from rollout_dispatcher.core.rank_time import TimeCause
 from rollout_dispatcher.core.waiting import FIRST_SECONDS, Cause
 from rollout_dispatcher.errors import DispatcherError, JournalFull
-from rollout_dispatcher.service.barrier import DurabilityBarrier
-from rollout_dispatcher.service.completion import Failure
 from rollout_dispatcher.service.reporter import (
     INTERVAL_SECONDS,
     DropsLog,
     Health,
-    JournalLog,
     LostTime,
-    ProgressLog,
-    StallLog,
+    RunLog,
 )
 from tests.service.conftest import Serve
-from tests.service.wires import SlowLog
 from tests.support.client import Producer, Trainer
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -39,17 +35,15 @@ class Watched:
         self.bench = bench = Bench()
         self.failure: DispatcherError | None = None
         self.health = Health(bench.core, lambda: self.failure, lambda: bench.now)
-        self.progress = ProgressLog(bench.core, self.health, progress, bench.now)
-        self.stalls = StallLog(bench.core, self.health)
+        self.log = RunLog(bench.core, self.health, progress, bench.now)
         if joined:
             bench.join()
 
-    def passes(self, seconds: float, log: ProgressLog | StallLog | None = None) -> None:
+    def passes(self, seconds: float) -> None:
         for _ in range(int(4 * seconds)):
             self.bench.pass_time(0.25)
-            self.health.look(self.bench.now)
-            if log is not None:
-                log.check(self.bench.now)
+            self.health.refresh(self.bench.now)
+            self.log.check(self.bench.now)
 
     def trains(self, step: int) -> None:
         """A step of four samples."""
@@ -66,7 +60,7 @@ class Watched:
 
 def test_each_reason_has_an_age_of_its_own() -> None:
     watched = Watched(joined=False)
-    watched.health.look(watched.bench.now)
+    watched.health.refresh(watched.bench.now)
     watched.passes(30)
     watched.bench.join()
     watched.passes(10)
@@ -108,9 +102,9 @@ def test_ranks_that_wait_are_spoken_of_after_ten_seconds_and_each_minute(
 ) -> None:
     watched = Watched()
     watched.bench.hungry()
-    watched.passes(9.5, watched.stalls)
+    watched.passes(9.5)
     assert caplog.messages == []
-    watched.passes(140.0, watched.stalls)
+    watched.passes(140.0)
     waited = [message.partition(" for a step")[0] for message in caplog.messages]
     assert waited == [f"ranks have waited {seconds} s" for seconds in (10, 70, 130)]
     assert "0 of 4 samples are ready" in caplog.messages[0]
@@ -119,11 +113,11 @@ def test_ranks_that_wait_are_spoken_of_after_ten_seconds_and_each_minute(
 def test_ranks_that_have_work_again_are_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.bench.hungry()
-    watched.passes(5.0, watched.stalls)
+    watched.passes(5.0)
     watched.bench.push_plain(4)
-    watched.passes(5.0, watched.stalls)
+    watched.passes(5.0)
     watched.bench.train(0)
-    watched.passes(60.0, watched.stalls)
+    watched.passes(60.0)
     assert caplog.messages == []
 
 
@@ -141,17 +135,21 @@ def test_a_rank_that_hangs_is_spoken_of_though_nobody_asks_for_a_step(
         bench.perform(bench.core.prepared(rank, 0, digest, bench.now))
     for rank in (0, 1):
         bench.perform(bench.core.demand(rank, 0, bench.now, hungry=False))
-    watched.passes(FIRST_SECONDS + 1, watched.stalls)
+    watched.passes(FIRST_SECONDS + 1)
     (paused,) = caplog.messages
     assert paused.startswith("training stands still: all DP ranks stand still at the same place")
     bench.core.progressed(1, 2, 0, bench.now)  # so the other one is behind
-    watched.passes(FIRST_SECONDS + 61, watched.stalls)
+    watched.passes(FIRST_SECONDS + 61)
     hung = caplog.messages[1:]
     assert len(hung) == 2, "at once, and again after a minute"
     assert all(text.startswith("training stands still: DP rank 0 hangs in step 0") for text in hung)
 
 
 # -- progress
+
+
+def progress_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [message for message in caplog.messages if "samples/s: " in message]
 
 
 def test_a_line_says_what_has_changed_and_then_there_is_none(
@@ -161,26 +159,26 @@ def test_a_line_says_what_has_changed_and_then_there_is_none(
     watched = Watched(10.0)
     for step in range(3):
         watched.trains(step)
-    watched.passes(9.5, watched.progress)
-    assert caplog.messages == []
-    watched.passes(100, watched.progress)
-    (line,) = caplog.messages
+    watched.passes(9.5)
+    assert progress_of(caplog) == []
+    watched.passes(100)
+    (line,) = progress_of(caplog)
     assert line.startswith(
         "3 steps (+3), samples/s: 1.2 accepted, 1.2 trained on; 0 ready of a window of 6, "
         "DP ranks 2 of 2, producers 1; lost: 0 % of the ranks' time in 10 s; the next "
         "step waits for: 0 of 4"
     )
     watched.bench.push_plain(2)
-    watched.passes(10, watched.progress)
-    assert "3 steps (+0), samples/s: 0.2 accepted, 0 trained on; 2 ready" in caplog.messages[1]
+    watched.passes(10)
+    assert "3 steps (+0), samples/s: 0.2 accepted, 0 trained on; 2 ready" in progress_of(caplog)[1]
 
 
 def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     watched = Watched(None)
     watched.trains(0)
-    watched.passes(100, watched.progress)
-    assert caplog.messages == []
+    watched.passes(100)
+    assert progress_of(caplog) == []
 
 
 def test_the_service_says_how_the_run_gets_on(serve: Serve) -> None:
@@ -193,22 +191,20 @@ def test_the_service_says_how_the_run_gets_on(serve: Serve) -> None:
 # -- the journal
 
 
-async def test_a_trouble_is_told_when_it_begins_and_when_it_is_over(
+def test_a_failing_journal_is_logged_when_it_begins_and_when_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    log = SlowLog()
-    watch = JournalLog(DurabilityBarrier(log, Failure()))
-    watch.check()
+    watched = Watched()
+    watched.passes(1)
     assert caplog.messages == []
     for words in ("no room: free some", "no room at all"):
-        log.failure = JournalFull(words)
-        watch.check()
+        watched.failure = JournalFull(words)
+        watched.passes(1)
     assert caplog.messages == [
         "the journal cannot be written, and nothing is acknowledged: no room: free some"
     ]
-    log.failure = None
-    watch.check()
-    watch.check()
+    watched.failure = None
+    watched.passes(1)
     assert caplog.messages[1:] == [
         "the journal can be written again; what waited for it is answered"
     ]
@@ -253,7 +249,7 @@ def test_the_end_tells_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
     log = DropsLog()
     log.note({DropReason.STALE: entries("a")}, 0.0)
     log.note({DropReason.STALE: entries("b")}, 0.0)
-    log.close()
+    log.check(math.inf)
     assert [line[-1] for line in caplog.messages] == ["a", "b"]
 
 

@@ -1,4 +1,4 @@
-"""Families that are read when Prometheus asks, and kept nowhere else."""
+"""Metric families that are read from snapshots at each scrape."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from rollout_dispatcher.record.writer import RecordWriter
 if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
 
-#: Of seconds that are added up, and of ratios: each digit is 200 bytes of a scrape of 512 ranks.
+#: Digits after the point of sums of seconds and of ratios.
 _DIGITS = 2
 _Label = TypeVar("_Label", str, int)
 
@@ -36,7 +36,7 @@ _Label = TypeVar("_Label", str, int)
 def family(
     kind: str, name: str, text: str, value: float | Mapping[_Label, float] | None, label: str = ""
 ) -> Metric:
-    """A counter or gauge of one value, absent while that is None; or of one for each `label`."""
+    """Return a counter or gauge of one value, absent while that is None; or of one a `label`."""
     make = CounterMetricFamily if kind == COUNTER else GaugeMetricFamily
     found = make(f"dispatcher_{name}", text, labels=[label] if label else ())
     if isinstance(value, Mapping):
@@ -48,14 +48,14 @@ def family(
 
 
 def of_statistics(at: Statistics | ObjectStatistics) -> Iterator[Metric]:
-    """A family for each row of the table that is a metric."""
+    """Return a family for each field that is a metric."""
     for row in fields(at):
         if (info := row.metadata.get(METRIC)) is not None:
             yield family(info.kind, info.name, info.text, getattr(at, row.name), info.label)
 
 
 def of_core(core: DispatcherCore, at: Statistics, now: float) -> Iterator[Metric]:
-    """What a snapshot of the core shows, and the settings that it is to be compared with."""
+    """Return the families of the core's snapshot, and the settings to compare them with."""
     yield from of_statistics(at)
     yield from of_statistics(at.objects)
     age = 0.0 if at.oldest_arrival is None else now - at.oldest_arrival
@@ -107,9 +107,9 @@ def of_core(core: DispatcherCore, at: Statistics, now: float) -> Iterator[Metric
 
 
 def of_measured(at: MeasuredStatistics, *, per_rank: bool) -> Iterator[Metric]:
-    """What the DP ranks have measured; of which nothing can be told is absent.
+    """Return what DP ranks have measured; unknown values are absent.
 
-    per_rank: also what there is of each DP rank.
+    per_rank: with series of each DP rank.
     """
     text = "Passes over steps that every rank has timed."
     yield family(COUNTER, "measured_steps", text, at.steps)
@@ -143,7 +143,7 @@ def of_measured(at: MeasuredStatistics, *, per_rank: bool) -> Iterator[Metric]:
 
 
 def of_journal(journal: "Journal") -> Iterator[Metric]:
-    """What the journal holds, and whether it can hold more."""
+    """Return the journal's size and failures."""
     at = journal.statistics()
     yield family(GAUGE, "journal_bytes", "Bytes on disk.", at.nbytes)
     text = "1 while nothing becomes durable: no room, or broken."
@@ -153,39 +153,29 @@ def of_journal(journal: "Journal") -> Iterator[Metric]:
 
 
 def of_record(writer: RecordWriter) -> Iterator[Metric]:
-    """What is on record, and what could not be written."""
+    """Return the record's size and failed writes."""
     yield family(GAUGE, "recorded_bytes", "Bytes of the record on disk.", writer.nbytes)
     text = "Failed writes of the record, and events lost before them."
     yield family(COUNTER, "record_errors", text, writer.errors)
 
 
 class PerRank:
-    """Families with one series a DP rank of the current process group, present from the start.
-
-    Values have no digits that nobody needs: each takes hundreds of bytes of a scrape where ranks
-    are hundreds.
-    """
+    """Families with one series a DP rank of the current process group, present from the start."""
 
     def __init__(self, core: DispatcherCore, clock: Callable[[], float]) -> None:
         self._core, self._clock = core, clock
-        #: Planned for each rank so far, and digits after its point: those of a thousandth of the
-        #: first step. It is a counter, so they stay the same.
         self._cost: defaultdict[int, float] = defaultdict(float)
-        self._digits: int | None = None
 
     def planned(self, costs: Sequence[float]) -> None:
-        """A step was planned: of what cost, by DP rank."""
-        mean = sum(costs) / len(costs)
-        if self._digits is None and mean > 0:
-            self._digits = 3 - math.floor(math.log10(mean))
+        """Add a planned step's cost of each DP rank."""
         for dp_rank, cost in enumerate(costs):
             self._cost[dp_rank] += cost
 
     def collect(self) -> Iterator[Metric]:
-        """Every family."""
+        """Return every family."""
         now, (dp_size, last_seen) = self._clock(), self._core.ranks_seen
         text = "Estimated cost planned for each rank."
-        costs = {rank: round(self._cost[rank], self._digits or 0) for rank in range(dp_size)}
+        costs = {rank: float(f"{self._cost[rank]:.9g}") for rank in range(dp_size)}
         yield family(COUNTER, "rank_dispatched_cost", text, costs, "dp_rank")
         text = "1 for each rank that blocks all others while its heartbeats come, as in /readyz."
         stall = self._core.stall(now)
