@@ -3,23 +3,24 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp import ClientSession
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.facts import Accepted, Fact
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
-from rollout_dispatcher.service.http.guard import HttpGuard
-from rollout_dispatcher.service.http.plane import HttpPlane
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.planes import http_plane
 from rollout_dispatcher.service.router import Router
 from tests.support.client import make_push
 from tests.support.samples import span_of
@@ -87,13 +88,15 @@ def make_router(
     return Router(config, core, Metrics(config, core, clock), clock, log)
 
 
-def http_client(router: Router) -> TestClient[Any, Any]:
-    """A client of the HTTP plane over this router; to be entered."""
-    guard = HttpGuard(
-        router.config, router.access, lambda _: None, router.clock,
-        max_connections=8, pending=router.http_pending,
-    )  # fmt: skip
-    return TestClient(TestServer(HttpPlane(router, guard).application()))
+@asynccontextmanager
+async def http_client(router: Router) -> AsyncIterator[ClientSession]:
+    """A client of the HTTP plane over this router."""
+    config = router.config.model_copy(update={"http": Endpoint.parse("127.0.0.1:0")})
+    async with (
+        http_plane(config, router) as at,
+        ClientSession(f"http://{at.host}:{at.port}") as client,
+    ):
+        yield client
 
 
 class Wire(asyncio.Transport):

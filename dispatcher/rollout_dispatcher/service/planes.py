@@ -19,7 +19,7 @@ from rollout_dispatcher.protocol.frame import FrameLimits
 from rollout_dispatcher.service.access import Access, exposed
 from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.peer import Peer, PeerLimits
-from rollout_dispatcher.service.http.guard import HttpGuard, server_log
+from rollout_dispatcher.service.http.guard import HttpGuard
 from rollout_dispatcher.service.http.plane import HttpPlane
 from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.transport.listener import ConnectionHandler, ServerTls
@@ -78,7 +78,6 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
         HttpPlane(router, guard).application(),
         handle_signals=False,
         access_log=None,
-        logger=server_log(count),
         auto_decompress=False,
         shutdown_timeout=HTTP_SHUTDOWN_SECONDS,
         keepalive_timeout=config.idle_timeout,
@@ -86,12 +85,12 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
     async with contextlib.AsyncExitStack() as stack:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        stack.callback(guard.places.close)
+        stack.callback(guard.connections.close)
         web_server = runner.server
         assert web_server is not None
         handler = ConnectionHandler(
             protocol=lambda: guard.protocol(web_server),
-            pending=guard.places.pending,
+            pending=guard.connections.pending,
             refused=count,
             died=router.fail,
             handshake_timeout=config.handshake_timeout,

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import ClientSession
 
 from rollout_dispatcher.core.facts import Dropped, PhaseEnded, StreamEnded
 from rollout_dispatcher.errors import JournalFull
@@ -24,7 +25,7 @@ class Plane:
     def __init__(self) -> None:
         self.log = SlowLog()
         self.router = make_router(self.log, dp_size=4, global_batch_size=4)
-        self.client = http_client(self.router)
+        self.client: ClientSession
 
     async def post(self, path: str, body: object = None) -> tuple[int, dict[str, object]]:
         async with self.client.post(path, json=body) as answer:
@@ -47,7 +48,7 @@ class Plane:
 @pytest.fixture
 async def http() -> AsyncIterator[Plane]:
     plane = Plane()
-    async with plane.client:
+    async with http_client(plane.router) as plane.client:
         await plane.push_member()
         yield plane
     plane.router.close()
