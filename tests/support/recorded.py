@@ -61,8 +61,7 @@ def write_record(
         done = planned + 0.02 + took
         writer.put({
             "event": "committed", "at": done, "step": number,
-            "delivered": [planned + 0.01] * RANKS, "taken": [planned + 0.02] * RANKS,
-            "done": [done] * RANKS,
+            "taken": [planned + 0.02] * RANKS, "done": [done] * RANKS,
         })  # fmt: skip
         if measured:
             writer.put({

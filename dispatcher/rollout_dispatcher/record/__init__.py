@@ -19,10 +19,9 @@ planned      step, attempt, generation; first: ticket; tickets: by DP rank and m
              known one
 withdrawn    no sample of the step remains; the next step has its number
 released     step: all ranks may train it
-committed    step; delivered, taken, done: when each rank was sent its last micro-batch, began,
-             and committed; null if not seen
+committed    step; taken, done: when each rank began and committed; null if not seen
 measured     step, cost_key (the pass), ranks; busy, collective: seconds of each micro-batch, null
-             if unknown; why
+             if unknown; why. Several of a pass add up, with the first report of each rank
 redelivered  step, reason
 waited       ranks, since, seconds: one each for a wait for a step that is over
 version      the trainer reported another policy version

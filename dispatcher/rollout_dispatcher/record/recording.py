@@ -325,8 +325,10 @@ def _measured(into: Recording, header: Header, event: Event) -> None:
         return
     found = step.measured.setdefault(event["cost_key"], Pass())
     columns = zip(event["ranks"], event["busy"], event["collective"], strict=True)
+    ranks, micro_batches = step.cost.shape
     for rank, busy, collective in columns:
-        found.report(rank, busy, collective, event.get("why", ""))
+        if rank < ranks and len(busy) == micro_batches:
+            found.report(rank, busy, collective, event.get("why", ""))
 
 
 def _waited(into: Recording, header: Header, event: Event) -> None:

@@ -228,6 +228,7 @@ class Dispatcher:
         origin = clock()
         writer = self._record(stack, core, metrics)
         step_trace = StepTrace(clock, writer, origin)
+        stack.callback(step_trace.flush)
         router = Router(
             config, core, metrics, clock, journal,
             access=config.access(), limits=limits, read=self.config, step_trace=step_trace,

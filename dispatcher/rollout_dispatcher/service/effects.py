@@ -81,8 +81,7 @@ class EffectRunner:
         self._planner = Planner(config.plan_config(), metrics.plan_duration.observe, clock)
         self._deliveries = Deliveries(
             core, connections, Frames(barrier, config.sample_length_multiple), failure,
-            metrics=metrics, step_trace=step_trace, clock=clock, later=self._later,
-            perform=self.perform,
+            metrics=metrics, clock=clock, later=self._later, perform=self.perform,
         )  # fmt: skip
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at: float | None = None

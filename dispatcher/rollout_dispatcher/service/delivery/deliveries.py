@@ -23,7 +23,6 @@ from rollout_dispatcher.service.completion import Failure
 from rollout_dispatcher.service.connections.connections import Connections, RankConnection
 from rollout_dispatcher.service.delivery.frames import Frames
 from rollout_dispatcher.service.metrics.registry import Metrics
-from rollout_dispatcher.service.step_trace import StepTrace
 
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
@@ -48,14 +47,13 @@ class Deliveries:
         failure: Failure,
         *,
         metrics: Metrics,
-        step_trace: StepTrace,
         clock: Callable[[], float],
         later: Callable[[Callable[[], None]], None],
         perform: Callable[[Decision], None],
     ) -> None:
         self._core, self._connections = core, connections
         self._frames, self._failure = frames, failure
-        self._metrics, self._step_trace = metrics, step_trace
+        self._metrics = metrics
         self._clock, self._later, self._perform = clock, later, perform
         #: By step until it is committed: the plan's digest, its header and what is told of groups.
         self._announced: dict[int, tuple[str, bytes, GroupTotals | None]] = {}
@@ -134,9 +132,7 @@ class Deliveries:
         if self._core.step(step.number) is not step:
             return None
         if index == len(step.micro_batches[rank.dp_rank]) - 1:
-            now = self._clock()
-            self._metrics.delivery_duration.observe(now - step.planned_at)
-            self._step_trace.delivered(step.number, rank.dp_rank, now)
+            self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
         try:
             return self._frames.of(rank.dp_rank, step, groups, index, rank.peer.slicing)
         except JournalCorrupt:  # since it was looked at
