@@ -1,11 +1,11 @@
-"""How the service ends: by itself once all is done, or by an error that it cannot go on with.
+"""The end of the service: by itself once all is done, or by an error that is fatal.
 
-It stops by itself when everything is committed and everybody has heard so. Invariant: nobody who is
-connected is left without a word; who went without a goodbye is waited for, within a bound, and so
-is somebody who releases what is left in payload stores.
+The service stops by itself when every step is committed and every client knows. Invariant: all
+connected clients are notified. For a client that left without a goodbye, and for a worker that
+releases objects in payload stores, it waits within a bound.
 
-Whatever the event loop, the journal or a peer calls goes through `Failure.guard`. Invariant: what
-fails there is told once, loudly, and holds up nobody who comes after it.
+Callbacks of the event loop, the journal and peers run through `Failure.guard`. Invariant: the first
+error is logged once, as critical, and later callbacks run all the same.
 """
 
 import asyncio
@@ -22,11 +22,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _T = TypeVarTuple("_T")
 
+A_WORKER = "a worker to release what is left in payload stores"
+
 
 class Failure:
-    """The first error of ours, if there is one.
+    """The first fatal error, if there is one.
 
-    future: fails with it; never gets a result otherwise, and is cancelled by `cancel`.
+    future: fails with it; never has a result, and is cancelled by `cancel`.
     """
 
     def __init__(self) -> None:
@@ -34,12 +36,12 @@ class Failure:
 
     @property
     def error(self) -> BaseException | None:
-        """What has broken, if anything has."""
+        """The fatal error, or None."""
         future = self.future
         return None if future.cancelled() or not future.done() else future.exception()
 
     def fail(self, error: BaseException) -> None:
-        """Something of ours broke; the first such error is what the service ends with."""
+        """Log and keep a fatal error, unless there is one."""
         if not self.future.done():
             unexpected = None if isinstance(error, DispatcherError) else error
             text = "the dispatcher has failed: %s"
@@ -47,32 +49,28 @@ class Failure:
             self.future.set_exception(error)
 
     def guard(self, what: Callable[[*_T], object], *values: *_T) -> None:
-        """Call where nobody above could do better than to log what goes wrong, and go on."""
+        """Call; an error is fatal, and not raised here."""
         try:
             what(*values)
         except Exception as error:
             self.fail(error)
 
     def guard_asking(self, what: Callable[[], T]) -> T:
-        """Call for who asks over HTTP, and hears of what is its own fault and of our error too."""
+        """Call for an HTTP request. Raises what it raises, which is fatal if it is a bug."""
         try:
             return what()
-        except IllegalTransition as bug:
-            self.fail(bug)
-            raise
-        except DispatcherError:
-            raise
         except Exception as error:
-            self.fail(error)
+            if isinstance(error, IllegalTransition) or not isinstance(error, DispatcherError):
+                self.fail(error)
             raise
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Cancel the future."""
         self.future.cancel()
 
 
 class Completion:
-    """Waits for the end of a run; timeout: seconds that the absent have to come back."""
+    """Waits for the end of a run. timeout: seconds that absent clients have to reconnect."""
 
     def __init__(self, core: DispatcherCore, connections: Connections, timeout: float) -> None:
         self._core, self._connections, self._timeout = core, connections, timeout
@@ -80,10 +78,10 @@ class Completion:
         self._timer: asyncio.TimerHandle | None = None
 
     async def over(self, failure: asyncio.Future[None]) -> None:
-        """Return when everything is committed and everybody has left. Raises `failure`'s error.
+        """Return when every step is committed and all clients have left. Raises `failure`'s error.
 
-        Who went without a goodbye has `timeout` to come back for the end: a DP rank, or a producer
-        that ended the stream and would look for us until it hears that it was heard.
+        A client that left without a goodbye has `timeout` to reconnect for the end: a DP rank, or a
+        producer that ended the stream and was not answered.
         """
         failure.add_done_callback(lambda _: self._over.set())
         await self._over.wait()
@@ -93,58 +91,50 @@ class Completion:
             failure.result()
 
     def check(self) -> None:
-        """Something has happened that may have been the last thing."""
+        """End the run if nothing is awaited any more; called after every event."""
         if not self._core.drained:  # not yet, or no more: ranks may go back to a checkpoint
-            if self._timer is not None:
-                self.close()
+            self.close()
+        elif self._connections.ranks:
             return
-        if self._connections.ranks:
-            return
-        if self._is_over:
+        elif not (awaited := self._awaited):
             self._over.set()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timeout, self._give_up)
-            most = self._timeout
             text = "waiting %g s at most (--set drain-timeout) for %s"
-            log.info(text, most, self._awaited, extra={"event": "clients-awaited"})
-
-    @property
-    def _is_over(self) -> bool:
-        return self._everybody_knows and not self._core.pending_store_work
-
-    @property
-    def _everybody_knows(self) -> bool:
-        core = self._core  # that a run is finished was the last that producers heard
-        return core.deserted and (core.finished or self._connections.end_is_known)
+            log.info(text, self._timeout, awaited, extra={"event": "clients-awaited"})
 
     @property
     def _awaited(self) -> str:
-        if not self._core.deserted:
+        """What the end waits for, or nothing."""
+        core = self._core
+        if not core.deserted:
             return "DP ranks that left without a goodbye to reconnect and receive the stream's end"
-        if not self._connections.end_is_known:
+        # A producer's last answer says whether the run is finished.
+        if not (core.finished or self._connections.end_is_known):
             return "producers that ended the stream to reconnect and receive the answer"
-        return "a worker to release what is left in payload stores"
+        return A_WORKER if core.pending_store_work else ""
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _give_up(self) -> None:
         self._timer = None
-        if not self._connections.ranks:
-            if self._everybody_knows:
-                log.warning(
-                    "%d objects or more are left in payload stores, and nobody is there to release "
-                    "them: the journal remembers that for the next start on it",
-                    self._core.pending_store_work,
-                    extra={"event": "objects-left"},
-                )
-            else:
-                log.warning(
-                    "a client left without a goodbye and did not come back",
-                    extra={"event": "client-lost"},
-                )
-            self._over.set()
+        if self._connections.ranks:
+            return
+        if self._awaited == A_WORKER:
+            log.warning(
+                "%d objects or more are left in payload stores, and nobody is there to release "
+                "them: the journal remembers that for the next start on it",
+                self._core.pending_store_work,
+                extra={"event": "objects-left"},
+            )
+        else:
+            log.warning(
+                "a client left without a goodbye and did not come back",
+                extra={"event": "client-lost"},
+            )
+        self._over.set()

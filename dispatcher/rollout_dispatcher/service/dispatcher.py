@@ -1,9 +1,9 @@
-"""One dispatcher, as an object: what `dispatcher serve` runs, and others in programs of their own.
+"""One dispatcher as an object, for `dispatcher serve` and for other programs.
 
-It lives on the event loop that starts it, is called from there only, and leaves alone what belongs
-to the process: signals, logging, the garbage collector, metrics of others. So several may run side
-by side. Invariant: whatever was accepted and is given up by its end is named in the log, and
-`drain`, `drained` and `stop` say that there was some.
+It is used on the event loop that starts it, and changes nothing of the process: no signals,
+logging, garbage collection or global metrics, so several may run side by side. Invariant: accepted
+samples that are lost at its end are named in the log, and `drain`, `drained` and `stop` return
+False.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rollout_dispatcher.service.connections.descriptors import (
     open_files_limit,
     warn_if_lowered,
 )
-from rollout_dispatcher.service.journaling import Opened, Retention, go_on_from, read_journal
+from rollout_dispatcher.service.journaling import Retention, read_journal, restore
 from rollout_dispatcher.service.metrics.registry import Metrics
 from rollout_dispatcher.service.planes import http_plane, sample_plane
 from rollout_dispatcher.service.process import in_own_thread
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often the event loop's lateness is measured, and silent peers are looked for.
+#: Seconds between two probes of the event loop's lag and of silent peers.
 LAG_PROBE_SECONDS = 0.25
-#: How long the journal has to write what nobody waits for any more.
+#: Deadline for the journal's last writes.
 JOURNAL_CLOSE_SECONDS = 10.0
-#: How long the record has, which nobody waits for either: a second of events is written in less.
+#: The same of the record; a second of events is written in less.
 RECORD_CLOSE_SECONDS = 2.0
-#: How often it is recorded what is held.
+#: Seconds between two records of the state.
 RECORD_STATE_SECONDS = 1.0
 GOES_ON_LATER = "the dispatcher is stopping; it goes on from its journal when it is started again"
 
@@ -76,9 +76,9 @@ class Dispatcher:
         self._router: Router | None = None
         self._retention: Retention | None = None
         self._open = AsyncExitStack()
-        self._begun = self._serves = self._is_over = self._was_told = False
-        #: How long the journal has at the end to write what is queued.
-        self._journal_patience = JOURNAL_CLOSE_SECONDS
+        self._begun = self._serves = self._is_over = self._failure_raised = False
+        #: Deadline for the journal's last writes.
+        self._journal_close_seconds = JOURNAL_CLOSE_SECONDS
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -103,11 +103,11 @@ class Dispatcher:
 
     @property
     def run_id(self) -> str:
-        """The run's; with a journal it outlives this dispatcher."""
+        """The run's id; with a journal the run outlives this dispatcher."""
         return self._started.core.run_id
 
     def statistics(self) -> Statistics:
-        """What it holds and has done so far; also after its end. Raises NotServing before."""
+        """Return a snapshot, also after the end. Raises NotServing before the start."""
         return self._started.core.statistics()
 
     # -- its life ---------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Dispatcher:
         """Serve. Raises ConfigError, JournalError, or OSError for an address that is not free, or a
         ready file that cannot be written.
 
-        A large journal takes a while to be read, in a thread; whoever cancels need not wait for it.
+        A thread reads the journal, which may take a while; a cancelled start does not wait for it.
         """
         if self._begun:
             raise NotServing("a dispatcher is started once; make another one")
@@ -136,18 +136,18 @@ class Dispatcher:
 
     @property
     def reloads(self) -> Reloads | None:
-        """The settings in force, and what changes them; None before it serves."""
+        """The options in force; None before it serves."""
         return None if self._router is None else self._router.reloads
 
     def renew(self, access: Access) -> list[str]:
-        """Go by tokens and certificates as their files hold them now; returns what has changed."""
+        """Use these tokens and certificates; returns what has changed, in words."""
         router = self._started
         return router.access.renew(access, router.clock())
 
     async def drained(self) -> bool:
-        """Wait until the stream has ended, every step is committed and everybody has left.
+        """Wait until the stream has ended, every step is committed and all clients have left.
 
-        Returns whether nothing that was accepted was given up. Raises what the dispatcher broke
+        Returns whether no accepted sample was lost. Raises the error that the dispatcher failed
         with, and NotServing if it is stopped meanwhile.
         """
         router = self._started
@@ -155,7 +155,7 @@ class Dispatcher:
             try:
                 await router.finished()
             except Exception:
-                self._was_told = True
+                self._failure_raised = True
                 raise
             if not self._is_over:
                 router.perform(router.core.finish_carried_out())
@@ -167,11 +167,10 @@ class Dispatcher:
         return not losses.samples
 
     async def drain(self) -> bool:
-        """Accept nothing more, and wait until what is here is trained on, for `drain_timeout`.
+        """Refuse pushes, and wait until all samples are trained on, for `drain_timeout`.
 
-        Where no ranks are, nobody will train on it: it is dropped. With a journal it can wait for
-        the next dispatcher instead, after `stop`. Returns and raises as `drained` does; False if
-        the time was too short.
+        Without ranks they are dropped; with a journal they can wait for the next dispatcher
+        instead, after `stop`. Returns and raises as `drained` does; False after the time-out.
         """
         router = self._serving
         router.drain()
@@ -184,16 +183,16 @@ class Dispatcher:
             return False
 
     async def stop(self) -> bool:
-        """End at once; what is here waits in the journal, or is given up if there is none.
+        """End at once; samples stay in the journal, or are lost without one.
 
-        Connections that hang have some seconds; afterwards nothing is left to the event loop.
-        Returns whether nothing that was accepted is given up. Raises what the dispatcher broke
-        with, unless it was raised before. Once it has ended: True, and nothing happens.
+        Connections that hang have some seconds; afterwards nothing is left on the event loop.
+        Returns whether no accepted sample is lost. Raises the error that the dispatcher failed
+        with, unless it was raised before. After the end: returns True, and does nothing.
         """
         kept = await self._end()
         failure = None if self._router is None else self._router.failure
-        if failure is not None and not self._was_told:
-            self._was_told = True
+        if failure is not None and not self._failure_raised:
+            self._failure_raised = True
             raise failure
         return kept
 
@@ -217,13 +216,14 @@ class Dispatcher:
         limits = _limits(config)
         opened = None
         if config.journal_dir is not None:
-            opened = await in_own_thread(partial(read_journal, config, clock), Opened.let_go)
+            read = partial(read_journal, config, clock)
+            opened = await in_own_thread(read, lambda unused: unused.journal.close(0.0))
         config = config.model_copy(update={"max_connections": limits.sample})
         core = DispatcherCore(core_config(config), uuid4().hex)
         metrics = Metrics(config, core, clock)
         journal = None
         if opened is not None:
-            journal = go_on_from(opened, config, core, metrics, clock)
+            journal = restore(opened, config, core, metrics, clock)
             stack.push_async_callback(self._close_journal, journal)
         origin = clock()
         writer = self._record(stack, core, metrics)
@@ -235,20 +235,20 @@ class Dispatcher:
         )  # fmt: skip
         stack.callback(router.close)
         stack.push_async_callback(router.hang_up)
-        router.perform(core.tick(clock()))  # what an earlier process left may be due
+        router.perform(core.tick(clock()))  # deadlines of an earlier process may be due
         if journal is not None and config.retains:
             self._retention = Retention(config, core, journal, router.perform)
             self._retention.refresh(clock())
         return router
 
     async def _close_journal(self, journal: "Journal") -> None:
-        """Raises JournalError if the journal may lack what it took, and nobody was told that."""
-        patience = self._journal_patience
-        if await in_own_thread(partial(journal.close, patience)) or not patience:
+        """Raises JournalError if appended facts may be lost, and that was not reported before."""
+        seconds = self._journal_close_seconds
+        if await in_own_thread(partial(journal.close, seconds)) or not seconds:
             return
         if self._router is None or self._router.failure is None:
             failure = journal.failure or JournalError(
-                f"the journal was not closed within {patience:g} s: its disk does not answer"
+                f"the journal was not closed within {seconds:g} s: its disk does not answer"
             )
             text = "the journal was not closed in order: %s"
             log.critical(text, failure, extra={"event": "journal-failing"})
@@ -257,7 +257,7 @@ class Dispatcher:
     def _record(
         self, stack: AsyncExitStack, core: DispatcherCore, metrics: Metrics
     ) -> RecordWriter | None:
-        """Have the run recorded if that is asked for, until the very end."""
+        """Return the run's record, if there is one; it is closed last."""
         config = self.config
         if config.record_dir is None:
             return None
@@ -290,7 +290,7 @@ class Dispatcher:
         stack.push_async_callback(end)
 
     async def _end(self) -> bool:
-        """Let go of everything; returns whether nothing that was accepted is given up."""
+        """Close everything; returns whether no accepted sample is lost."""
         if not self._serves:
             return True
         self._serves = False
@@ -300,7 +300,7 @@ class Dispatcher:
             await self._open.aclose()
 
     async def _keep(self) -> bool:
-        """With a journal there is nothing to drain: the next process goes on with what is here."""
+        """Wait until the journal has all facts, from which the next process goes on."""
         router = self._started
         if self.config.journal_dir is None:
             return _name_unfinished(router.core)
@@ -310,8 +310,8 @@ class Dispatcher:
         try:
             async with asyncio.timeout(self.config.drain_timeout):
                 await router.barrier.settled()
-        except BaseException as error:  # what does not come in this time is not waited for again
-            self._journal_patience = 0.0
+        except BaseException as error:  # closing the journal need not wait again
+            self._journal_close_seconds = 0.0
             why = router.barrier.failure or "its disk does not answer"
             log.error(
                 "the journal could not be written: %s", why, extra={"event": "journal-failing"}
@@ -338,7 +338,7 @@ class Dispatcher:
 
 
 def _limits(config: ServeConfig) -> ConnectionLimits:
-    """How many connections there may be. Raises ConfigError where they are too few."""
+    """Return the limits on connections. Raises ConfigError if the ranks need more."""
     asked, limit = config.connection_limits, open_files_limit()
     limits = fit(asked, limit)
     warn_if_lowered(asked, limits, limit)
@@ -374,7 +374,7 @@ async def _watch(router: Router, retention: Retention | None) -> None:
 
 
 def _name_unfinished(core: DispatcherCore) -> bool:
-    """Name what an end that was not waited for gives up; returns whether there is nothing."""
+    """Log the samples that are lost at this end; returns whether there are none."""
     at = core.statistics()
     if not at.buffered and not at.in_flight:
         return True
@@ -388,10 +388,10 @@ def _name_unfinished(core: DispatcherCore) -> bool:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Written beside and renamed, so that whoever waits for it never reads half of it.
+    """Write a file beside `path` and rename it, so that it is never read by halves.
 
-    Under a name that nobody knows before: the directory may be one that others write to as well.
-    Raises OSError that names `path`.
+    Its name cannot be guessed, as others may write to the directory. Raises OSError that names
+    `path`.
     """
     beside = path.with_name(f"{path.name}.{uuid4().hex}.part")
     try:

@@ -1,9 +1,9 @@
-"""Performs what the core decided: frames to peers, plans, the next deadline.
+"""Performs the core's effects: frames to peers, plans, the next deadline.
 
-Effects are carried out in the core's order, behind the barrier if anybody outside hears of them.
-Ranks that fail are heard no more from the decision on, and hear of it behind the barrier; what was
-decided for one generation is not told to the next. A planner that fails is our own bug, and stops
-the service rather than stall it unseen.
+Effects are performed in the core's order, behind the durability barrier if a peer sees them. From
+the decision on that ranks fail their messages are ignored; their error is sent behind the barrier.
+Effects for one generation are never sent to another. A failing planner is a bug, and stops the
+service rather than stall it unseen.
 """
 
 import asyncio
@@ -42,22 +42,22 @@ log = logging.getLogger(__name__)
 
 _T = TypeVarTuple("_T")
 
-#: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
-#: Of the last two a part is done at once, and the rest goes behind the barrier by itself.
+#: Effects that wait for no fact: no peer sees them, or nothing that a crash may undo. The last two
+#: are performed in part; they put the rest behind the barrier themselves.
 AT_ONCE = frozenset((
     e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
     e.WelcomeProducer, e.RefuseRank, e.WelcomeRank, e.FailRanks,
 ))  # fmt: skip
-#: What a producer hears of its push.
-_Answer = e.PushAnswered | e.PushBlocked | e.ResendRequested
+#: Effects that answer a push.
+ANSWERS = (e.PushAnswered, e.PushBlocked, e.ResendRequested)
 #: Effects that are for the DP ranks of one generation.
 TO_RANKS = (e.Deliver, e.Release, e.WithdrawStep, e.LimitSteps, e.EndRanks)
-#: How long what the next step waits for is told in the same words.
+#: Seconds for which the text on the next step's delay is reused.
 EXPLAINED_FOR_SECONDS = 0.25
 
 
 class EffectRunner:
-    """Hands for the core."""
+    """Performs the decisions of one core."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class EffectRunner:
         self._ways: dict[type[e.Effect], Callable[[Any], None]] = {
             e.WelcomeProducer: self._welcome_producer,
             e.AcceptedUnknown: reporter.accepted_unknown,
-            e.PushAnswered: self._tell_outcomes,
+            e.PushAnswered: self._send_outcomes,
             e.PushBlocked: self._send_blocked,
             e.ResendRequested: self._request_resend,
-            e.SchemaDecided: self._tell_schema,
+            e.SchemaDecided: self._send_schema,
             e.IdsRepeated: reporter.ids_repeated,
             e.SamplesAccepted: step_trace.accepted,
-            e.SamplesDropped: self._tell_dropped,
-            e.PolicyReported: self._tell_of_policy,
+            e.SamplesDropped: self._report_dropped,
+            e.PolicyReported: self._report_policy,
             e.PayloadsToJournal: self._spill,
             e.FreeWanted: store_workers.ask,
             e.SweepWanted: store_workers.ask,
@@ -112,15 +112,13 @@ class EffectRunner:
             e.Deliver: self._deliveries.deliver,
             e.Release: self._release,
             e.WithdrawStep: self._withdraw,
-            e.LimitSteps: lambda effect: self._tell_ranks(
-                effect.dp_ranks, m.LastStep(step=effect.last)
-            ),
+            e.LimitSteps: self._limit_steps,
             e.SamplesUnresolved: reporter.unresolved,
             e.EndRanks: self._end,
             e.EndProducers: self._end_producers,
             e.StepPlanned: self._observe,
-            e.Redelivered: self._count_again,
-            e.StepCommitted: self._forget,
+            e.Redelivered: self._redelivered,
+            e.StepCommitted: self._committed,
             e.StepMeasured: reporter.step_measured,
             e.CostChanged: reporter.cost_changed,
             e.SpeedsChanged: reporter.speeds_changed,
@@ -131,16 +129,16 @@ class EffectRunner:
         }
 
     def configure(self, config: ServeConfig) -> None:
-        """Plan with these settings from the next plan on."""
+        """Use these settings from the next plan on."""
         self._config = config
         self._planner.configure(config.plan_config())
 
     def perform(self, decision: Decision) -> None:
-        """Carry out what the core decided; then set the clock for what is due next."""
-        if self._closed:  # the journal may tell the barrier of its last batches, and of its end
+        """Perform a decision of the core, and set the timer for its next deadline."""
+        if self._closed:  # the barrier may still open for the journal's last batches
             return
         try:  # as `guard` does, which would be a call more for each effect
-            if decision.facts:  # without which nothing may be told
+            if decision.facts:
                 self._barrier.note(decision.facts, decision.totals)
             for effect in decision.effects:
                 try:
@@ -156,18 +154,24 @@ class EffectRunner:
             self._failure.fail(error)
 
     def _put_behind_barrier(self, effect: e.Effect) -> None:
-        """Do it once the barrier is open, if whom it is for is still the same by then."""
-        if isinstance(effect, _Answer):
-            asked = self._connections.producers.get(effect.producer)
-            self._barrier.after(partial(self._answer, effect, asked))
-        elif isinstance(effect, TO_RANKS):
-            number = self._core.generation
-            self._barrier.after(partial(self._tell_generation, number, effect))
-        else:
-            self._barrier.after(partial(self._ways[type(effect)], effect))
+        """Perform it once the barrier is open, if the connection or generation is still the same.
+
+        A producer that has reconnected pushes again, and a new generation gets its own effects.
+        """
+
+        def addressee() -> object:
+            if isinstance(effect, ANSWERS):
+                return self._connections.producers.get(effect.producer)
+            return self._core.generation if isinstance(effect, TO_RANKS) else None
+
+        def perform(before: object) -> None:
+            if addressee() == before:
+                self._ways[type(effect)](effect)
+
+        self._barrier.after(partial(perform, addressee()))
 
     def close(self) -> None:
-        """Let go of the thread, the timer and plans that nobody waits for; perform nothing more."""
+        """Release the thread, the timer and pending plans; later decisions are ignored."""
         self._closed = True
         self.drops_log.check(math.inf)
         if self._timer is not None:
@@ -179,7 +183,7 @@ class EffectRunner:
 
     def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
         if self._planner.plans_here(effect):
-            # A turn later: what was written before, such as a producer's answer, leaves first.
+            # In the next turn: frames that were written before, such as answers, are sent first.
             asyncio.get_running_loop().call_soon(self._run, self._plan_here, effect)
         else:
             self._planner.plan_in_thread(effect, partial(self._planned, effect), self._failure.fail)
@@ -195,33 +199,33 @@ class EffectRunner:
         )
         self.feedback.welcome(peer)
 
-    def _tell_outcomes(self, effect: e.PushAnswered) -> None:
+    def _send_outcomes(self, effect: e.PushAnswered) -> None:
         accepted = effect.outcomes.count(Outcome.ACCEPTED)
         error = harmless(next(iter(effect.errors.values()), ""))
         self._connections.clients.answered(effect.producer, accepted, error, self._clock())
         self.feedback.answer(effect)
 
-    def _tell_schema(self, effect: e.SchemaDecided) -> None:
+    def _send_schema(self, effect: e.SchemaDecided) -> None:
         reporter.schema_decided(effect)
         if (decided := self._core.schema) is None:
             return
-        told = welcomes.schema_known(*decided)
+        message = welcomes.schema_known(*decided)
         for peer in self._connections.producers.values():
             if peer.hears_feedback:
-                peer.send(told)
+                peer.send(message)
 
-    def _tell_dropped(self, effect: e.SamplesDropped) -> None:
+    def _report_dropped(self, effect: e.SamplesDropped) -> None:
         self._step_trace.dropped(effect)
         self.drops_log.note(effect.dropped, self._clock())
         self.feedback.dropped(effect)
 
-    def _tell_of_policy(self, effect: e.PolicyReported) -> None:
+    def _report_policy(self, effect: e.PolicyReported) -> None:
         self._step_trace.policy_reported(effect)
         self.feedback.changed()
 
     def _attach_rank(self, effect: e.WelcomeRank) -> None:
         peer = self._connections.take_hello(effect.client_id)
-        if peer.welcomed:  # on this connection: it has loaded a checkpoint since
+        if peer.welcomed:  # it has loaded a checkpoint since its first hello on this connection
             peer.forget()
         else:
             self._metrics.connections.labels("rank").inc()
@@ -229,7 +233,7 @@ class EffectRunner:
         self._barrier.after(partial(self._welcome_rank, attached, effect))
 
     def _welcome_rank(self, rank: RankConnection, effect: e.WelcomeRank) -> None:
-        # What was decided before its hello and waits at the barrier too is not for this connection.
+        # Effects that were decided before its hello and wait too are not for this connection.
         if not self._connections.is_attached(rank):
             return
         rank.peer.welcomed = True
@@ -239,24 +243,22 @@ class EffectRunner:
     def _refuse_rank(self, effect: e.RefuseRank) -> None:
         self._connections.take_hello(effect.client_id).fail(effect.error)
 
-    def _tell_generation(self, number: int, effect: e.Effect) -> None:
-        """Tell the ranks of this generation; what it was to hear is void once another has begun."""
-        if number == self._core.generation:
-            self._ways[type(effect)](effect)
-
     def _release(self, effect: e.Release) -> None:
         self._step_trace.released(effect.step)
-        self._tell_ranks(effect.dp_ranks, m.Release(step=effect.step))
+        self._send_to_ranks(effect.dp_ranks, m.Release(step=effect.step))
 
     def _withdraw(self, effect: e.WithdrawStep) -> None:
         self._step_trace.withdrawn(effect.step)
-        self._tell_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
+        self._send_to_ranks(effect.dp_ranks, m.StepWithdrawn(step=effect.step))
+
+    def _limit_steps(self, effect: e.LimitSteps) -> None:
+        self._send_to_ranks(effect.dp_ranks, m.LastStep(step=effect.last))
 
     def _advise(self, effect: e.Advised) -> None:
         advice, producer = m.Advice(text=effect.text), effect.producer
         if producer is None:
             log.warning("%s", effect.text, extra={"event": "advice", "dp_rank": 0})
-            self._tell_ranks((0,), advice)
+            self._send_to_ranks((0,), advice)
             return
         who = f"producer {producer}" if producer else "an HTTP client"
         log.warning("%s: %s", who, effect.text, extra={"event": "advice", "producer": producer})
@@ -265,7 +267,7 @@ class EffectRunner:
             peer.send(advice)
 
     def _fail_ranks(self, effect: e.FailRanks) -> None:
-        """These ranks are heard no more, and do not wait for a step; they hear why."""
+        """Ignore these ranks from now on, and send them the error behind the barrier."""
         for client_id in effect.client_ids:
             if (rank := self._connections.ranks.get(client_id)) is not None:
                 self._metrics.waiting_since.pop(rank.dp_rank, None)
@@ -275,22 +277,22 @@ class EffectRunner:
     def _end(self, effect: e.EndRanks) -> None:
         for dp_rank in effect.dp_ranks:
             self._metrics.waiting_since.pop(dp_rank, None)
-        self._tell_ranks(effect.dp_ranks, m.End(reason=effect.reason))
+        self._send_to_ranks(effect.dp_ranks, m.End(reason=effect.reason))
 
     def _end_producers(self, effect: e.EndProducers) -> None:
         for peer in list(self._connections.producers.values()):
             peer.fail(effect.error)
 
     def _observe(self, effect: e.StepPlanned) -> None:
-        # Ranks wait for the step, nobody for its metrics: a turn later.
+        # In a later turn: ranks wait for the step, and nothing waits for its metrics.
         self._later(self._metrics.step_planned, effect)
         self.feedback.changed()
 
-    def _count_again(self, effect: e.Redelivered) -> None:
+    def _redelivered(self, effect: e.Redelivered) -> None:
         self._metrics.redeliveries.labels(effect.reason).inc()
         self._step_trace.redelivered(effect)
 
-    def _forget(self, effect: e.StepCommitted) -> None:
+    def _committed(self, effect: e.StepCommitted) -> None:
         self._deliveries.forget(effect.step)
         self._step_trace.committed(effect.step)
         self.feedback.changed()
@@ -305,7 +307,7 @@ class EffectRunner:
         self._connections.to_producer(effect.producer, blocked)
 
     def whom_it_waits_for(self) -> str:
-        """As of not long ago: every producer asks at once when a cap is reached."""
+        """Return a recent text: every producer asks at once when a cap is reached."""
         now = self._clock()
         if now > self._explained_at + EXPLAINED_FOR_SECONDS:
             self._explained_at, self._explained = now, self._core.waits_for(now)
@@ -318,13 +320,8 @@ class EffectRunner:
         self.perform(self._core.payloads_durable(effect.entries, self._clock()))
         self.feedback.changed()
 
-    def _answer(self, effect: _Answer, asked: Peer | None) -> None:
-        """Answer on the connection that asked; on a newer one the push is sent and asked again."""
-        if self._connections.producers.get(effect.producer) is asked:
-            self._ways[type(effect)](effect)
-
-    def _tell_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
-        """Tell these ranks, as far as they are connected, the same; encoded once."""
+    def _send_to_ranks(self, dp_ranks: Iterable[int], message: m.Message) -> None:
+        """Send one message, encoded once, to those of the ranks that are connected."""
         frame = codec.encode(message)
         for dp_rank in dp_ranks:
             if (rank := self._connections.welcomed_rank(self._core.client_of(dp_rank))) is not None:
@@ -354,11 +351,11 @@ class EffectRunner:
     # -- turns of the event loop ------------------------------------------------------------
 
     def _later(self, what: Callable[[*_T], None], *values: *_T) -> None:
-        """Call in a later turn, behind what is ready by then."""
+        """Call in a later turn, after the callbacks that are ready by then."""
         asyncio.get_running_loop().call_later(0, self._run, what, *values)
 
     def _run(self, what: Callable[[*_T], None], *values: *_T) -> None:
-        """Call for the event loop, while we are not closed."""
+        """Call unless closed; an error of it ends the service."""
         if not self._closed:
             self._failure.guard(what, *values)
 

@@ -1,14 +1,13 @@
-"""The journal of the service: opened, fitted to the settings, gone on from and kept within bounds.
+"""The journal of the service: opened, checked against the options, restored, and bounded.
 
-A sample that no micro-batch holds, or a group that no step holds, would end each start with an
-error from the planner, or wait for ever. So settings that do not fit what an earlier process left
-are refused at once, with what to change. What a setting itself decides of (`--on-oversize drop`,
-`--groups ignore`) is no reason to refuse: groups that are ignored now are none any more.
+A sample that fits no micro-batch, or a group that fits no step, would end each start with an error
+from the planner, or wait for ever. So options that do not fit what the journal holds are refused at
+start, with a remedy, unless the option itself says what becomes of it (`--on-oversize drop`,
+`--groups ignore`).
 
-Of committed steps the journal keeps `retain_bytes` until a checkpoint covers them, by default a
-tenth of the volume and at most 50 GiB, and never more than half of what the volume has for the
-journal: retained steps give way before a disk is full, and where it is full all the same (a quota,
-others' files) half of them go with each look.
+The journal retains `retain_bytes` of committed steps until a checkpoint covers them, by default a
+tenth of the volume and at most 50 GiB, and never more than half of the room on the volume. If the
+disk is full all the same (a quota, others' files), each refresh deletes half of them.
 """
 
 import logging
@@ -18,7 +17,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.core.dispatch import DispatcherCore
@@ -37,9 +35,9 @@ log = logging.getLogger(__name__)
 
 
 def fit(config: ServeConfig, memory: RecoveredState) -> None:
-    """Make what is remembered fit these settings.
+    """Fit restored state to these options.
 
-    Raises ConfigError if there is something in it that they cannot train on.
+    Raises ConfigError if they cannot train on a part of it.
     """
     _check_lengths(config, memory)
     _check_blocks(config, memory)
@@ -57,10 +55,7 @@ def fit(config: ServeConfig, memory: RecoveredState) -> None:
 
 
 def _check_lengths(config: ServeConfig, memory: RecoveredState) -> None:
-    """Buffered samples longer than the token budget have no micro-batch, unless they go alone.
-
-    In open steps they do: these are planned again, if at all, with exactly their samples.
-    """
+    """Check buffered samples against the token budget; open steps keep their samples anyway."""
     budget = config.longest_in_budget
     if budget is None or config.on_oversize is not Oversize.ERROR:
         return
@@ -78,7 +73,7 @@ def _check_lengths(config: ServeConfig, memory: RecoveredState) -> None:
 
 
 def _check_blocks(config: ServeConfig, memory: RecoveredState) -> None:
-    """Open steps are delivered as they were planned, to ranks that make no larger blocks."""
+    """Check the blocks of open steps, which are delivered as planned."""
     steps = (*memory.steps, *memory.retained)
     most = max((size for step in steps for rank in step.cp_sizes for size in rank), default=1)
     if most > config.max_split:
@@ -90,10 +85,9 @@ def _check_blocks(config: ServeConfig, memory: RecoveredState) -> None:
 
 
 def _check_fields(config: ServeConfig, memory: RecoveredState) -> None:
-    """Once a step was planned, its samples and those that wait keep the run's fields.
+    """Check the fields of all samples, once a step was planned.
 
-    Before that the first push may have been a mistake: the core drops what has other fields than
-    are declared now.
+    Before that the first push may have been a mistake: the core drops samples with other fields.
     """
     declared = config.declared_schema
     if declared is None or memory.next_step == 0:
@@ -109,7 +103,7 @@ def _check_fields(config: ServeConfig, memory: RecoveredState) -> None:
 
 
 def _check_stores(config: ServeConfig, memory: RecoveredState) -> None:
-    """Nobody opens other payload stores than those that are told of, to fetch or to release."""
+    """Check that clients may open every payload store in use."""
     payloads = [entry.sample.payload for entry in (*memory.entries, *_in_steps(memory))]
     stores = [payload.stored.store for payload in payloads if isinstance(payload, Reference)]
     if lacking := sorted({*stores} - {*config.payload_stores}):
@@ -132,7 +126,7 @@ def _check_stores(config: ServeConfig, memory: RecoveredState) -> None:
 
 
 def _check_accepted_in_groups(config: ServeConfig, entries: Iterable[Entry]) -> None:
-    """Of a group whose samples were accepted one by one, any number may have left already."""
+    """Check samples that were accepted one by one: a part of their group may have been trained."""
     apart = [entry.sample for entry in entries if entry.group < 0 and _has_company(entry)]
     if apart:
         raise ConfigError(
@@ -156,7 +150,7 @@ def _check_sizes(config: ServeConfig, groups: list[list[Entry]]) -> None:
 
 
 def _check_micro_batches(config: ServeConfig, groups: list[list[Entry]]) -> None:
-    """Groups that have to stay in one micro-batch fit one."""
+    """Check that groups that have to stay in one micro-batch fit one."""
     limits = core_config(config).limits.micro_batch
     m = limits.samples
     large = [group for group in groups if m is not None and _size(group) > m]
@@ -171,12 +165,12 @@ def _check_micro_batches(config: ServeConfig, groups: list[list[Entry]]) -> None
 
 
 def _check_open_groups(config: ServeConfig, groups: list[list[Entry]], before: int | None) -> None:
-    """Members still to come that do not say would get the new size, and be refused.
+    """Check open groups of the default size, as later members would have another one.
 
-    before: the size that those which are here got, unless they said one.
+    before: the default of the members so far.
     """
     now = config.group_size
-    cut = [group for group in groups if len(group) < _said(group) == before]
+    cut = [group for group in groups if len(group) < _declared(group) == before]
     if cut and now != before:
         raise ConfigError(
             f"{_held(config, sum(map(len, cut)))} in groups that lack members and have "
@@ -193,13 +187,13 @@ def _groups(entries: Iterable[Entry]) -> list[list[Entry]]:
     return list(groups.values())
 
 
-def _said(group: list[Entry]) -> int:
-    """The size that its members say, below 1 while nobody knows."""
+def _declared(group: list[Entry]) -> int:
+    """Return the size that its members declare; below 1 if none does."""
     return max(entry.sample.group_size for entry in group)
 
 
 def _size(group: list[Entry]) -> int:
-    return max(_said(group), len(group))
+    return max(_declared(group), len(group))
 
 
 def _has_company(entry: Entry) -> bool:
@@ -221,7 +215,7 @@ REFRESH_SECONDS = 1.0
 
 
 class Retention:
-    """Tells one core, which performs nothing itself."""
+    """Bounds the bytes of retained steps of one core."""
 
     def __init__(
         self,
@@ -237,7 +231,7 @@ class Retention:
         self._limit: int | None = None
 
     def refresh(self, now: float) -> None:
-        """Tell how much there may be, if it is time again and something has changed."""
+        """Set the core's bound, if it is due and has changed."""
         if now < self._refresh_at:
             return
         self._refresh_at = now + REFRESH_SECONDS
@@ -255,7 +249,7 @@ class Retention:
         return min(asked, (free + self._journal.statistics().nbytes) // 2)
 
 
-#: What a start on the journal of a run that was over has to say.
+#: Logged at a start on the journal of a run that was over.
 OVER = "journal %s is of a run that %s. To begin another run give --journal-dir another directory"
 IS_FINISHED = (
     "its DP ranks have finished: it takes no samples, and stops once all clients are notified"
@@ -269,30 +263,26 @@ HAS_ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A journal, and what it remembers. created: its directory was not there."""
+    """A journal and its restored state. created: its directory did not exist."""
 
     journal: Journal
     memory: RecoveredState
     created: bool
 
-    def let_go(self) -> None:
-        """Nobody goes on from it now."""
-        self.journal.close(0.0)
-
 
 def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
-    """What the disk has to do with it, which takes a while and may be done by another thread.
+    """Open and read the journal, which takes a while; may run in another thread.
 
-    Raises JournalError when the directory cannot be used.
+    Raises JournalError if the directory cannot be used.
     """
     assert config.journal_dir is not None, "only a service that has a journal reads it"
-    created = not _is_there(config.journal_dir)
+    created = not os.access(config.journal_dir, os.F_OK)
     offset = time.time() - clock()  # the core's clock starts anew with every boot
     journal, memory = Journal.open(
         config.journal_dir,
         parse_sync(config.journal_sync),
         to_wall=lambda at: at + offset,
-        # The time of day may have been set back since: nothing has happened in the future.
+        # The time of day may have been set back since; no time lies in the future.
         from_wall=lambda at: min(at - offset, clock()),
         id_horizon=config.sample_id_horizon,
         payload_bytes=config.buffer_memory,
@@ -300,23 +290,16 @@ def read_journal(config: ServeConfig, clock: Callable[[], float]) -> Opened:
     return Opened(journal, memory, created)
 
 
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # whoever uses it says what is wrong with it
-        return False
-
-
-def go_on_from(
+def restore(
     opened: Opened,
     config: ServeConfig,
     core: DispatcherCore,
     metrics: Metrics,
     clock: Callable[[], float],
 ) -> "Journal":
-    """Have the core go on from what was read; a journal that it cannot go on from is let go of.
+    """Restore the core's state, and return the journal.
 
-    Raises ConfigError when the settings do not fit what is in the journal.
+    Raises ConfigError, with the journal closed, if the options do not fit it.
     """
     journal, memory = opened.journal, opened.memory
     with ExitStack() as undo:
@@ -337,7 +320,7 @@ def go_on_from(
 
 
 def _log_begin(opened: Opened, config: ServeConfig, run_id: str) -> None:
-    """Say where the journal is, and whether anything was in it: a new one may be the wrong one."""
+    """Log where the journal is and whether it was empty: a new one may be the wrong one."""
     assert config.journal_dir is not None, "it was read"
     memory, where = opened.memory, config.journal_dir.absolute()
     if not memory.run_id:

@@ -1,4 +1,4 @@
-"""The two planes on their sockets, over TLS where asked for; both end with their context."""
+"""The sample plane and the HTTP plane on their sockets, with TLS if configured."""
 
 import contextlib
 import errno
@@ -28,17 +28,17 @@ from rollout_dispatcher.transport.sockets import listen
 
 log = logging.getLogger(__name__)
 
-#: Headers hold up to a few hundred bytes a sample, of which a push has at most `m.MAX_SAMPLES`; to
-#: parse one of this size takes milliseconds.
+#: A header has up to a few hundred bytes a sample, and a push at most `m.MAX_SAMPLES`; parsing one
+#: of this size takes milliseconds.
 MAX_HEADER_BYTES = 2**20
-#: How long requests that are under way may hold up the end.
+#: Deadline for requests under way at the end.
 HTTP_SHUTDOWN_SECONDS = 2.0
 SPEAKS_TLS = "this port speaks TLS; write its address as tls://host:port"
 
 
 @contextlib.asynccontextmanager
 async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[list[Endpoint]]:
-    """Serve peers on every `--listen` address; yields where."""
+    """Serve peers on every `--listen` address; yields the bound addresses."""
     limits = PeerLimits(
         frame=FrameLimits(MAX_HEADER_BYTES, config.max_frame_bytes),
         handshake_timeout=config.handshake_timeout,
@@ -63,7 +63,7 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
 
 @contextlib.asynccontextmanager
 async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpoint]:
-    """Serve HTTP on the `--http` address; yields where."""
+    """Serve HTTP on the `--http` address; yields the bound address."""
     count = partial(_count, router, "http")
     guard = HttpGuard(
         config,
@@ -102,7 +102,7 @@ async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpo
 async def _listen(
     stack: contextlib.AsyncExitStack, option: str, endpoint: Endpoint, handler: ConnectionHandler
 ) -> Endpoint:
-    """Listen until the stack ends; returns where. Raises OSError that names option and address."""
+    """Listen until the stack ends. Raises OSError that names option and address."""
     try:
         listener = await stack.enter_async_context(listen(endpoint, handler))
     except OSError as error:
@@ -117,7 +117,7 @@ async def _listen(
 
 
 def _tls(access: Access, endpoint: Endpoint, to_plain: bytes) -> ServerTls | None:
-    """How to serve TLS on this address, if it is."""
+    """Return how to serve TLS on this address; None: without."""
     if access.tls_for(endpoint) is None:
         return None
 
@@ -126,7 +126,7 @@ def _tls(access: Access, endpoint: Endpoint, to_plain: bytes) -> ServerTls | Non
         return access.tls
 
     def secured(peer: StreamProtocol, certificate: object) -> None:
-        """A peer without the certificate that is asked for is told so, in its own protocol."""
+        """Reject a peer without the required certificate, in its own protocol."""
         assert isinstance(peer, Peer)
         try:
             access.check_certificate(certificate)
@@ -151,7 +151,7 @@ def _speaks_tls_in_http() -> bytes:
 
 
 def _warn_if_open(config: ServeConfig, router: Router) -> None:
-    """Say so when what travels, or who may connect, is anybody's who reaches these addresses."""
+    """Warn if addresses that other machines reach have no token, certificates or TLS."""
     named = ", ".join(map(str, exposed([*config.listen, config.http])))
     if not named:
         return

@@ -1,7 +1,7 @@
-"""Runs the planner: a small window here, a large one in a thread of its own.
+"""Runs the planner: for a small window on the event loop, for a large one in its own thread.
 
-A large window would keep connections waiting; for a small one the thread would only compete with
-the event loop for the interpreter.
+A large window would delay connections; for a small one a thread would only compete with the event
+loop for the interpreter.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
 from rollout_planner.planner import plan
 from rollout_planner.types import Grouping, Oversize, Plan, PlanConfig, Window
 
-#: A window of up to so many samples is planned on the event loop: that takes a millisecond or two,
-#: less than a slice of deliveries.
+#: Windows of up to so many samples are planned on the event loop, in a millisecond or two: less
+#: than a slice of deliveries.
 PLANNED_HERE_SAMPLES = 1024
 #: The same where samples may be split over ranks, which takes some ten times as long.
 SPLIT_HERE_SAMPLES = 128
 
 
 class Planner:
-    """Plans for any number of DP ranks; `observe` is told how long each plan has taken.
+    """Plans for any number of DP ranks. observe: called with the seconds that a plan took.
 
-    clock: for the event loop's thread alone, so the thread that plans never asks it.
+    clock: used on the event loop's thread only.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class Planner:
         self._planning: set[asyncio.Future[Plan]] = set()
 
     def configure(self, config: PlanConfig) -> None:
-        """Plan so from the next one on; one that is under way stays as it was asked for."""
+        """Use this config from the next plan on."""
         self._config = config
 
     def plans_here(self, wanted: PlanWanted | ReplanWanted) -> bool:
-        """Whether the event loop has time for this plan."""
+        """Return whether to plan on the event loop."""
         most = PLANNED_HERE_SAMPLES if self._config.max_split == 1 else SPLIT_HERE_SAMPLES
         return len(wanted.window) <= most
 
     def plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
-        """Plan now; raises what the planner raises, which is a bug of ours."""
+        """Plan now. Raises what the planner raises, which is a bug."""
         began = self._clock()
         found = self._plan(wanted, self._config)
         self._observe(self._clock() - began)
@@ -73,7 +73,7 @@ class Planner:
         then: Callable[[Plan], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Call `then` with the plan, or `fail` with what it or the planner has raised."""
+        """Call `then` with the plan, or `fail` with the error of it or of the planner."""
         began = self._clock()
 
         def done(planning: asyncio.Future[Plan]) -> None:
@@ -93,17 +93,16 @@ class Planner:
         planning.add_done_callback(done)
 
     def close(self) -> None:
-        """Let go of the thread, and of plans that nobody waits for."""
+        """Cancel pending plans, and release the thread."""
         for planning in self._planning:
             planning.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _for_open_step(config: PlanConfig, window: Window) -> PlanConfig:
-    """As an earlier process may have planned it, whose micro-batches were larger.
+    """Relax limits for a step that an earlier process planned with larger micro-batches.
 
-    What exceeds the token budget goes alone, and groups of more samples than a micro-batch has stay
-    on one rank instead.
+    A sample above the token budget goes alone; groups larger than a micro-batch stay on one rank.
     """
     config, m = replace(config, oversize=Oversize.ALONE), config.micro_batch_size
     if config.grouping is Grouping.MICRO_BATCH and m is not None:

@@ -150,7 +150,7 @@ class Router:
         except Exception as error:
             self._failure.fail(error)
         # Ranks are heard always: their commits free the journal's room.
-        if peer.role != "producer" or not self.barrier.heard(peer):
+        if peer.role != "producer" or not self.barrier.message_handled(peer):
             self._answered(peer, peer.readable_since)
             return
         self.barrier.after(partial(self.receiving.durable, self.receiving.queued(peer)))

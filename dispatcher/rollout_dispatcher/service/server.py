@@ -1,43 +1,62 @@
-"""`dispatcher serve`: one dispatcher in a process of its own, with signals and an orderly end.
+"""`dispatcher serve`: one dispatcher in a process of its own, with signals.
 
-The first SIGTERM or SIGINT drains: nothing more is accepted, what is buffered is dispatched, ranks
-are told that the stream has ended, and the service stops when the last step is committed and the
-ranks have left, or after `drain_timeout`. The second signal quits at once, whatever hangs. With a
-journal the first signal stops at once too, since the next process goes on with what is here, and
-while it is still being read any signal does. Invariant: the exit code is not 0 if anything that was
-accepted is given up.
+The first SIGTERM or SIGINT drains: pushes are refused, buffered samples are dispatched, ranks
+receive the stream's end, and the service stops when the last step is committed and the ranks have
+left, or after `drain_timeout`. With a journal it stops at once instead, as the next process goes on
+from there; so it does while the journal is being read. The second signal quits at once, whatever
+hangs. Invariant: the exit code is not 0 if any accepted sample is lost.
 
-SIGHUP reads the options again (reloading/), tokens and certificates too; SIGUSR1 has the log say
-where the run stands; SIGUSR2 is logged and changes nothing.
+SIGHUP reads options, tokens and certificates again; SIGUSR1 logs the state of the run; SIGUSR2 is
+logged and changes nothing.
 """
 
 import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 from prometheus_client import disable_created_metrics
 
+from rollout_dispatcher.errors import ConfigError
+from rollout_dispatcher.service.access import Access
+from rollout_dispatcher.service.config.serve import ServeConfig
 from rollout_dispatcher.service.connections.descriptors import raise_soft_limit
 from rollout_dispatcher.service.dispatcher import Dispatcher
-from rollout_dispatcher.service.process import keep_freed_memory, name_run, set_up
-from rollout_dispatcher.service.reloading import Read, Rereading
+from rollout_dispatcher.service.process import (
+    in_own_thread,
+    keep_freed_memory,
+    name_run,
+    set_up,
+)
 from rollout_dispatcher.service.signals import Signals
 from rollout_dispatcher.transport.turns import FairEventLoop
 
 log = logging.getLogger(__name__)
 
-#: Samples are freed by their reference counts and are in no cycles: to look for cycles among them
-#: at Python's own pace takes a twentieth of the dispatcher's time.
+#: Samples are in no reference cycles: collecting them at Python's default pace takes a twentieth of
+#: the dispatcher's time.
 GC_THRESHOLDS = (10_000, 20, 20)
+
+
+class Read(Protocol):
+    """The options as they were read: a valid config, and where each option is set."""
+
+    @property
+    def config(self) -> ServeConfig:
+        """The config."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Flag, variable, or file and line, by option that is set."""
 
 
 def run(found: Read, read: Callable[[], Read]) -> int:
     """Serve until the stream is done or a signal ends it; returns the exit code.
 
-    found: the options as they were read; read: reads them again. Raises ConfigError then.
+    read: reads the options again; raises ConfigError.
     """
     config = found.config
     set_up(config.log_level, config.log_format)
@@ -50,24 +69,24 @@ def run(found: Read, read: Callable[[], Read]) -> int:
         with asyncio.Runner(loop_factory=FairEventLoop) as runner:
             return 0 if runner.run(_serve(found, read)) else 1
     finally:
-        Signals.heed_no_more()
+        Signals.ignore()
 
 
 async def _serve(found: Read, read: Callable[[], Read]) -> bool:
-    """Returns whether nothing that was accepted was given up."""
+    """Returns whether no accepted sample was lost."""
     dispatcher = Dispatcher(found.config)
-    rereading = Rereading(read, lambda: dispatcher.reloads, dispatcher.renew)
+    rereading = Rereading(dispatcher, read)
     signals = Signals(
         {
             signal.SIGHUP: rereading.ask,
-            signal.SIGUSR1: lambda: _say_state(dispatcher),
+            signal.SIGUSR1: lambda: _log_state(dispatcher),
             signal.SIGUSR2: lambda: log.info(
                 "SIGUSR2: nothing changes; SIGUSR1 logs the state",
                 extra={"event": "signal-ignored"},
             ),
         }
     )
-    asked = await signals.unless_asked(dispatcher.start())
+    asked = await signals.unless_signalled(dispatcher.start())
     if asked is not None:
         text = "%s: stopped before anything was accepted"
         log.info(text, asked.name, extra={"event": "stopping"})
@@ -79,7 +98,7 @@ async def _serve(found: Read, read: Callable[[], Read]) -> bool:
 
 
 async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
-    ended = await signals.unless_asked(dispatcher.drained())
+    ended = await signals.unless_signalled(dispatcher.drained())
     if isinstance(ended, bool):
         return ended
     if dispatcher.config.journal_dir is not None:
@@ -89,16 +108,16 @@ async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
             "start; a second signal quits at once", ended.name, at.buffered, at.in_flight,
             extra={"event": "stopping", "step": at.last_committed},
         )  # fmt: skip
-        return await signals.unless_asked(dispatcher.stop()) is True
+        return await signals.unless_signalled(dispatcher.stop()) is True
     log.info(
         "%s: draining for %g s at most (--set drain-timeout), until what is here is trained on and "
         "DP ranks have said goodbye; a second signal quits at once",
         ended.name, dispatcher.config.drain_timeout, extra={"event": "draining"},
     )  # fmt: skip
-    return await signals.unless_asked(dispatcher.drain()) is True
+    return await signals.unless_signalled(dispatcher.drain()) is True
 
 
-def _say_state(dispatcher: Dispatcher) -> None:
+def _log_state(dispatcher: Dispatcher) -> None:
     if not dispatcher.endpoints:
         log.info("SIGUSR1: the journal is still being read", extra={"event": "state"})
         return
@@ -109,3 +128,48 @@ def _say_state(dispatcher: Dispatcher) -> None:
         at.run_id, at.run_state, at.buffered, at.open_steps, at.in_flight, at.steps_committed,
         at.ranks_connected, at.dp_size, extra={"event": "state", "step": at.last_committed},
     )  # fmt: skip
+
+
+class Rereading:
+    """Reads the options of a dispatcher again on request, one time after the other."""
+
+    def __init__(self, dispatcher: Dispatcher, read: Callable[[], Read]) -> None:
+        self._dispatcher, self._read = dispatcher, read
+        self._task: asyncio.Task[None] | None = None
+        self._is_asked = False
+
+    def ask(self) -> None:
+        """Read again, after the present reading if there is one."""
+        self._is_asked = True
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="reread")
+
+    async def _run(self) -> None:
+        try:
+            while self._is_asked:
+                self._is_asked = False
+                await self._once()
+        finally:
+            self._task = None
+
+    async def _once(self) -> None:
+        reloads = self._dispatcher.reloads
+        if reloads is None:
+            log.info(
+                "SIGHUP: nothing changes; the journal is still being read",
+                extra={"event": "settings-unchanged"},
+            )
+            return
+        try:
+            found, access = await in_own_thread(self._read_all)
+            reloads.reread(found.config, found.sources)
+        except ConfigError as error:
+            reloads.refuse(error)
+            return
+        for change in self._dispatcher.renew(access):
+            log.info("SIGHUP: %s", change, extra={"event": "access-renewed"})
+
+    def _read_all(self) -> tuple[Read, Access]:
+        """Read from the disk, which may hang."""
+        found = self._read()
+        return found, found.config.access()

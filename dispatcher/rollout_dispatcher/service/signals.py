@@ -1,12 +1,12 @@
 """Signals of the process.
 
-    SIGTERM, SIGINT   the first and the second are told; after the second the process has
-                      `QUIT_SECONDS` to end in order, and is ended then; a third ends it at once
-    others            are told as often as they come, and end nothing
+    SIGTERM, SIGINT   the first and the second are reported; after the second the process has
+                      `QUIT_SECONDS` to end in order, and then exits; a third ends it at once
+    others            are reported each time, and end nothing
 
-Python handles them on the main thread, between two of its steps or where it waits in the kernel for
-a log that nobody reads. Invariant: once asked twice, the process is gone within `QUIT_SECONDS`,
-unless the kernel itself cannot let go of it.
+Handlers are `signal.signal`'s and not the event loop's, which may hang: in a write to a log that
+nobody reads, for one. Invariant: the process is gone `QUIT_SECONDS` after the second signal, unless
+the kernel itself blocks.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
-#: Connections that hang have two seconds at the end, and so have requests over HTTP.
+#: Seconds; connections and HTTP requests that hang have two of them.
 QUIT_SECONDS = 5
-#: What a process exits with that could not end in order.
+#: Exit code of a process that could not end in order.
 FAILURE = 1
 
 
 class Signals:
-    """Heeds signals from its making until the process ends; made on the main thread's event loop.
+    """Handles signals until the process ends; made on the main thread's event loop.
 
-    others: what is done on the event loop about signals that end nothing; one that has a handler
-    already, or is ignored, as under `nohup`, keeps it.
+    others: by signal that ends nothing, what to call on the event loop. A signal that has a handler
+    already, or is ignored, as under `nohup`, stays so.
     """
 
     def __init__(self, others: Mapping[signal.Signals, Callable[[], None]]) -> None:
@@ -47,21 +47,19 @@ class Signals:
             signal.signal(number, lambda it, _: self._call(self._others[signal.Signals(it)]))
 
     @staticmethod
-    def heed_no_more() -> None:
-        """The process ends, with an exit code that no signal changes: the interpreter on its way
-        out would let it be killed.
-        """
+    def ignore() -> None:
+        """Ignore signals at the end, so that none changes the exit code."""
         for number in ENDING:
             signal.signal(number, signal.SIG_IGN)
 
-    async def unless_asked(self, work: Coroutine[None, None, T]) -> T | signal.Signals:
-        """What comes of the work; or the signal that came before it, which cancels the work."""
+    async def unless_signalled(self, work: Coroutine[None, None, T]) -> T | signal.Signals:
+        """Return the result of the work, or the signal that came first and cancelled it."""
         working, asked = asyncio.create_task(work), asyncio.create_task(self._asked.get())
         try:
             await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 return asked.result()
-            if asked.done():  # at the same moment: it is heeded next
+            if asked.done():  # at the same moment: the next call returns it
                 self._asked.put_nowait(asked.result())
             return working.result()
         finally:
@@ -84,5 +82,5 @@ class Signals:
 
 
 def _exit(*_: object) -> None:
-    """End without waiting for anything: other threads may never return, and hold any lock."""
+    """End without waiting for other threads, which may hold any lock."""
     os._exit(FAILURE)
