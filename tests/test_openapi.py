@@ -94,7 +94,7 @@ PUSH_ERRORS: Final = {
     "413": "The body is larger than --set max-body-bytes; push fewer samples",
     "415": "The body is compressed",
     "503": "Nothing was taken: see code; with Retry-After, push it again. stopping: the "
-    "dispatcher shuts down, its successor will take it; receiving, busy: too much at once",
+    "dispatcher shuts down, its successor will take it; receiving: too much at once",
 }
 #: Where a push is answered sample by sample.
 PUSH_OUTCOMES: Final = {

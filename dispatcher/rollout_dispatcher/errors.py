@@ -17,7 +17,6 @@
     +-- RunFinished          the trainer has finished the run: nothing more is trained on
     +-- BufferFull           a cap is reached; retry after the next step
     +-- ReceivingFull        too much is being received; retry later
-    +-- TooManyBodies        too many request bodies wait to be read; retry later
     +-- ConnectionLimit      too many connections; retry later
     +-- Unauthorized         the token or certificate is missing or wrong
     |   +-- Forbidden        a producer's token is shown for more than to push
@@ -174,16 +173,6 @@ class ReceivingFull(DispatcherError):
             f"{nbytes} bytes are being received already, of {limit} at a time over all "
             "connections; push again in a moment, or raise --set receive-bytes"
         )
-
-
-class TooManyBodies(DispatcherError):
-    """Too many request bodies wait to be read."""
-
-    code = "busy"
-    retriable = True
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} request bodies wait to be read already; push again in a moment")
 
 
 class ConnectionLimit(DispatcherError):

@@ -31,7 +31,7 @@ _OLD_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if '_' in name)
 REMOVED = {
     "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
     "--payload-stores file:///dev/shm/rollouts",
-    "max-waiting-bodies": "64 request bodies wait at most, of whatever size",
+    "max-waiting-bodies": "request bodies wait as far as --set receive-bytes has room",
     "max-pending-connections": "512 connections are pending at most, on each plane",
     "handshake-timeout": "clients introduce themselves within 10s",
     "write-timeout": "a peer that reads nothing for 1m is left",

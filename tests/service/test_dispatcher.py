@@ -277,7 +277,7 @@ async def test_a_watch_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise RuntimeError("our own bug")
 
-    monkeypatch.setattr("rollout_dispatcher.service.reporter.StallLog.check", fail)
+    monkeypatch.setattr("rollout_dispatcher.service.reporter.RunLog.check", fail)
     async with Dispatcher(config()) as dispatcher:
         with pytest.raises(RuntimeError, match="our own bug"):
             async with asyncio.timeout(10):

@@ -155,20 +155,20 @@ async def test_what_fails_at_once_is_reported_too() -> None:
 async def test_a_speaker_of_too_many_unanswered_messages_is_held_until_half_are_answered() -> None:
     log, loud, quiet = SlowLog(), Chatterbox(), Chatterbox()
     barrier = DurabilityBarrier(log, Failure())
-    barrier.heard(loud)  # answered at once
+    barrier.message_handled(loud)  # answered at once
     barrier.note([StreamEnded()], {})
     for message in range(1, MAX_UNANSWERED):
-        barrier.heard(loud)
+        barrier.message_handled(loud)
         if message == MAX_UNANSWERED // 2:
             barrier.note([StreamEnded()], {})
     assert loud.told == []
-    barrier.heard(loud)
-    barrier.heard(quiet)
+    barrier.message_handled(loud)
+    barrier.message_handled(quiet)
     assert loud.told == ["hold"]
     await log.durable(1)
     assert loud.told == ["hold", "go on"]
     for _ in range(MAX_UNANSWERED // 2):
-        barrier.heard(loud)
+        barrier.message_handled(loud)
     assert loud.told == ["hold", "go on", "hold"]
     await log.durable(2)
     assert loud.told == ["hold", "go on", "hold", "go on"]

@@ -16,7 +16,7 @@ from rollout_workers import RolloutProducer
 from tests.service.conftest import SMALL, Serve
 from tests.service.http.test_limits import connect, read_all
 from tests.support.client import Producer, Trainer
-from tests.support.server import Response, ServeProcess, eventually, series
+from tests.support.server import ServeProcess, eventually, series
 
 MIB = 2**20
 SAMPLE = b'{"fields": {"input_ids": [5, 6, 7]}}'
@@ -94,25 +94,6 @@ def test_a_body_is_asked_for_only_if_it_may_come(shared: ServeProcess) -> None:
     with connect(shared) as client:
         client.sendall(post(b"", expect).replace(b"Length: 0", b"Length: 99999999"))
         assert client.recv(65536).startswith(b"HTTP/1.1 413")
-
-
-def test_more_bodies_than_may_wait_are_told_when_to_come_again(serve: Serve) -> None:
-    server, body = serve(max_waiting_bodies=1), large(4 * MIB)
-
-    def busy(answers: list[Response]) -> list[Response]:
-        return [answer for answer in answers if answer.status == 503]
-
-    found: list[Response] = []
-    with ThreadPoolExecutor(8) as threads:
-
-        def is_busy() -> bool:
-            found[:] = threads.map(lambda _: server.post("/v1/samples", body), range(8))
-            return bool(busy(found))
-
-        eventually(is_busy, "more bodies come than may wait")
-    assert all(answer.json["code"] == "busy" for answer in busy(found))
-    assert all(answer.headers["Retry-After"] == "1" for answer in busy(found))
-    assert len(busy(found)) < len(found)
 
 
 def test_a_body_that_nobody_waits_for_any_more_is_left(serve: Serve) -> None:

@@ -1,11 +1,12 @@
-"""Work in pieces lets others in, and one body is worked on at a time, in order."""
+"""Work in pieces lets other callbacks run."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
-from rollout_dispatcher.errors import TooManyBodies
-from rollout_dispatcher.service.http.bodies import Turns, Work, in_pieces
+from rollout_dispatcher.service.http.bodies import Work, in_pieces
+from tests.service.wires import http_client, make_router
 
 
 def counting(to: int, seen: list[str], name: str) -> Work[str]:
@@ -33,46 +34,19 @@ async def test_what_work_raises_is_raised() -> None:
         await in_pieces(broken())
 
 
-class Line:
-    """Bodies in line for their turns."""
+async def test_a_small_body_does_not_wait_until_a_large_one_is_read() -> None:
+    router = make_router()
+    large = b'{"fields": {"input_ids": [' + b"1, " * 1_000_000 + b"1]}}"
 
-    def __init__(self, limit: int) -> None:
-        self.turns, self.order = Turns(limit), list[str]()
-        self.may_end = asyncio.Event()
+    async def in_chunks() -> AsyncIterator[bytes]:
+        yield large
 
-    def body(self, name: str, *, small: bool = False) -> asyncio.Task[None]:
-        async def take() -> None:
-            async with self.turns.turn(small=small):
-                self.order.append(name)
-                await self.may_end.wait()
-
-        return asyncio.create_task(take())
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def test_one_large_and_one_small_body_have_a_turn_at_a_time_in_order() -> None:
-    line = Line(10)
-    tasks = [line.body(name, small=name.islower()) for name in ("A", "B", "a", "C", "b")]
-    await settle()
-    assert line.order == ["A", "a"]
-    line.may_end.set()
-    await asyncio.gather(*tasks)
-    assert line.order[2:] == ["B", "b", "C"]
-
-
-async def test_no_more_wait_than_may_and_who_leaves_makes_room() -> None:
-    line = Line(2)
-    first, second, third = (line.body(name) for name in "ABC")
-    await settle()
-    with pytest.raises(TooManyBodies, match="2 request bodies wait"):
-        await line.body("D")
-    second.cancel()
-    fourth = line.body("E")
-    await settle()
-    line.may_end.set()
-    await asyncio.gather(first, third, fourth)
-    assert line.order == ["A", "C", "E"]
+    async with http_client(router) as client:
+        posted = asyncio.ensure_future(client.post("/v1/samples", data=in_chunks()))
+        while router.receiving.nbytes < len(large):  # as it has no length, it counts as it arrives
+            await asyncio.sleep(0)
+        async with client.post("/v1/samples", data=b"{}") as answer:
+            assert answer.status == 400
+        assert not posted.done()
+        (await posted).release()
+    router.close()

@@ -250,8 +250,6 @@ class ServeOptions(SelectionOptions, _StepsAndWindow):  # pydantic has the last 
     """bytes beyond which a frame is refused"""
     max_body_bytes: Advanced[Size] = 4 * 2**20
     """bytes beyond which an HTTP request body is refused; cut larger ones into several requests"""
-    max_waiting_bodies: Fixed[Positive] = 64
-    """HTTP request bodies that may wait to be read, one after the other; more are answered 503"""
     producer_credits: Advanced[Positive] = 8
     """pushes that a producer may have unanswered"""
     max_connections: Advanced[Positive] = 4096

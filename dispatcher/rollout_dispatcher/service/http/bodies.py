@@ -1,25 +1,19 @@
-"""The body of an HTTP request: received as far as there is room, and read by pieces.
+"""The body of an HTTP request: received if there is room for it, and read by pieces.
 
-Nobody else on the event loop waits for more than a piece.
+A body is parsed as JSON and admitted by generators that yield after each piece, of a millisecond or
+so, which is the longest that the event loop is blocked. Threads would take as long, as all of it
+holds the interpreter's lock, and the loop would get that lock back only every 5 ms.
 
-A request body is read as JSON and admitted by generators that yield after each piece, in a
-millisecond or so. In threads it would take as long, as all of it holds the interpreter's lock,
-and the loop would get that lock back only every 5 ms.
+A compressed body is refused: aiohttp would decompress it before anything is counted.
 
-Of large bodies one is worked on at a time, in order of arrival, so that however many wait there is
-one piece a turn of the loop, and memory for what is read of one. Small ones have a line of their
-own.
-
-A compressed body is refused: aiohttp would decompress as it arrives, before anything is counted.
-
-Among all that is received a body is counted by its Content-Length before any of it is read, and by
-what arrives where there is none (chunks). It never waits in line: a client that finds no room is
-told so at once, and when to come again.
+A body counts among the bytes being received from before it is read until its samples are admitted:
+by its Content-Length, or by its chunks as they arrive. Without room it is refused at once, with
+Retry-After.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -33,13 +27,12 @@ from rollout_dispatcher.errors import (
     ProtocolError,
     ReceivingFull,
     Stopping,
-    TooManyBodies,
     UnknownEncoding,
 )
 from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.http.guard import RETRY_AFTER_SECONDS, Refused
 
-#: Bytes of text that are read at once; takes under a millisecond.
+#: Bytes of text that are parsed at once, in less than a millisecond.
 PIECE: Final = 32 * 1024
 
 T = TypeVar("T")
@@ -47,7 +40,7 @@ Work = Generator[None, None, T]
 
 
 async def in_pieces(work: Work[T]) -> T:
-    """What comes of the work, which lets others in after each piece."""
+    """Return the work's result; other callbacks run after each piece."""
     while True:
         try:
             next(work)
@@ -57,39 +50,15 @@ async def in_pieces(work: Work[T]) -> T:
         await asyncio.sleep(0)
 
 
-class Turns:
-    """Who may work on a body: one large and one small at a time. limit: bodies that may wait."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._waiting = limit, 0
-        self._small, self._large = asyncio.Lock(), asyncio.Lock()
-
-    @asynccontextmanager
-    async def turn(self, *, small: bool) -> AsyncIterator[None]:
-        """Wait for a turn, and have it. Raises TooManyBodies if as many wait as may."""
-        line = self._small if small else self._large
-        if line.locked() and self._waiting >= self._limit:
-            raise TooManyBodies(self._limit)
-        self._waiting += 1
-        try:
-            await line.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            line.release()
-
-
-#: Chunks are put together up to this size: of single bytes each would take forty.
+#: Chunks are joined up to this size: a chunk of one byte would take forty.
 SMALL_CHUNK = 16 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Body:
-    """Room for one request's body; within `with`, so that it is given back."""
+    """The room of one request's body, released at the end of `with`."""
 
-    #: `request_timeout` ends a body that does not come, whether others wait or not.
+    #: `request_timeout` ends a slow body, whether others wait or not.
     filled = None
 
     def __init__(self, receiving: Receiving) -> None:
@@ -105,19 +74,16 @@ class Body:
         self.done()
 
     def done(self) -> None:
-        """It was handed on."""
+        """Release the room."""
         self._receiving.done(self)
 
     def let_in(self) -> None:
-        """Nothing to do: it never waits."""
+        """Do nothing: a body never waits for room."""
 
     pause_reading = resume_reading = let_in
 
     async def read(self, request: web.Request, limit: int) -> list[bytes]:
-        """The whole body as it came. Raises ReceivingFull, BodyTooLarge, UnknownEncoding.
-
-        It is put together in its turn: many come at once, and to copy all of them takes long.
-        """
+        """Return the body's chunks. Raises ReceivingFull, BodyTooLarge, UnknownEncoding."""
         for coding in request.headers.getall("Content-Encoding", ()):
             if coding.strip().lower() not in ("", "identity"):
                 raise UnknownEncoding(coding[:100])
@@ -147,14 +113,14 @@ class Body:
 
 
 async def leave_unasked(_: web.Request) -> None:
-    """An `Expect: 100-continue` waits until the body is wanted; aiohttp would answer it first."""
+    """Leave `Expect: 100-continue` to `Body.read`, which may refuse; aiohttp answers at once."""
 
 
 async def _next_of(request: web.Request) -> bytes:
-    """What has come of the body; empty at its end. Raises ConnectionError if nothing more comes."""
+    """Return the next chunk; empty at the end. Raises ConnectionError if the connection is lost."""
     try:
         return await request.content.readany()
-    except RuntimeError as error:  # aiohttp's word for it, if it was lost before it was waited for
+    except RuntimeError as error:  # raised by aiohttp if it was lost before this call
         if request.protocol.connected:
             raise
         raise ConnectionResetError("the connection ended before the body did") from error
@@ -163,21 +129,20 @@ async def _next_of(request: web.Request) -> bytes:
 async def _ask_for(request: web.Request) -> None:
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
         await request.writer.write(CONTINUE)
-        request.writer.output_size = 0  # or aiohttp takes it for the beginning of the answer
+        request.writer.output_size = 0  # aiohttp takes any output for the beginning of the answer
 
 
 _STATUS: Final[dict[type[DispatcherError], int]] = {
     BodyTooLarge: 413,
     UnknownEncoding: 415,
     ReceivingFull: 503,
-    TooManyBodies: 503,
     Stopping: 503,
 }
 
 
 @contextmanager
 def refusing(timeout: float) -> Iterator[None]:
-    """Raise Refused for what is wrong with a body, or with how it comes within so many seconds."""
+    """Turn errors of a body into Refused. timeout: that of its arrival, in seconds."""
     try:
         yield
     except TimeoutError:

@@ -1,8 +1,8 @@
-"""`POST /v1/samples`: a body is received, waits for its turn, is read and admitted.
+"""`POST /v1/samples`: a body is received, parsed and admitted.
 
-What finds no room is answered `full`, and 429: its client pushes it again. Invariant: of what is
-read of bodies and not admitted yet there is one large one's, and one small one's, in memory; and
-none of this keeps the event loop for more than a piece.
+Samples without room are answered `full`, and 429: the client pushes them again. One large body and
+one small one are parsed at a time, in order of arrival. Invariant: parsed samples of one of each
+are in memory, and the event loop is never blocked for more than a piece.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from rollout_dispatcher.sample import Outcome, Sample
 from rollout_dispatcher.service.http.bodies import (
     PIECE,
     Body,
-    Turns,
     Work,
     in_pieces,
     refusing,
@@ -27,7 +26,7 @@ from rollout_dispatcher.service.http.samples import Read, first_of, read_samples
 from rollout_dispatcher.service.http.tensors import Reading
 from rollout_dispatcher.service.router import Router
 
-#: Samples that the core is told of at once; it takes a millisecond or so.
+#: Samples that are pushed to the core at once, in a millisecond or so.
 PUSHED_AT_ONCE: Final = 64
 _STATUS: Final = {Outcome.REFUSED: 422, Outcome.FULL: 429}
 
@@ -36,13 +35,13 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Query(BaseModel):
-    """What stands behind the question mark; nothing else may."""
+    """The query of a URL, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 def valid(model: type[M], given: dict[str, Any], known: Iterable[str] | None = None) -> M:
-    """What a request says, as this model. Raises Refused. known: keys that may be meant."""
+    """Return a request's values as this model. Raises Refused. known: keys to suggest."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -51,7 +50,7 @@ def valid(model: type[M], given: dict[str, Any], known: Iterable[str] | None = N
 
 
 class SamplePush:
-    """Samples that are pushed. named: their ids were given."""
+    """Samples of one request. named: their ids were given."""
 
     def __init__(self, samples: list[Sample], *, named: bool) -> None:
         self._samples, self._named = samples, named
@@ -62,7 +61,7 @@ class SamplePush:
         self._oldest = min((version for version in versions if version is not None), default=None)
 
     def push(self, router: Router) -> Work[None]:
-        """Push all of them, some at a time."""
+        """Push them to the core, some at a time."""
         for first in range(0, len(self._samples), PUSHED_AT_ONCE):
             if first:
                 yield
@@ -74,7 +73,7 @@ class SamplePush:
         self._samples = []
 
     def answer(self, router: Router, host: str) -> web.Response:
-        """What is said of them to that host, and of where the trainer is."""
+        """Return the answer to that host: their outcomes, and the trainer's progress."""
         accepted = self._outcomes.count(Outcome.ACCEPTED)
         router.pushed_over_http(host, accepted, next(iter(self._errors.values()), ""))
         worst = max((_STATUS.get(outcome, 200) for outcome in set(self._outcomes)), default=200)
@@ -100,7 +99,7 @@ class Pushes:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._turns = Turns(router.config.max_waiting_bodies)
+        self._small, self._large = asyncio.Lock(), asyncio.Lock()
 
     async def push(self, request: web.Request) -> web.Response:
         """Accept samples: one JSON object, an array of them, or NDJSON."""
@@ -125,13 +124,10 @@ class Pushes:
         return push
 
     async def _take(self, request: web.Request, chunks: list[bytes]) -> SamplePush:
-        """Read a body in its turn, and push what is in it. Raises ConnectionError, DispatcherError.
-
-        What nobody waits for any more is left: it was not acknowledged, and may come again.
-        """
+        """Parse a body and push its samples. Raises ConnectionError, DispatcherError."""
         small = sum(map(len, chunks)) <= PIECE
-        async with self._turns.turn(small=small):
-            if request.transport is None:
+        async with self._small if small else self._large:
+            if request.transport is None:  # its samples are not acknowledged, and may come again
                 raise ConnectionResetError
             body = b"".join(chunks)
             chunks.clear()
@@ -144,12 +140,12 @@ class Pushes:
             return push
 
     async def _read(self, body: bytes) -> Read:
-        """As `read_samples`: once more if the run's fields were decided meanwhile."""
+        """Parse as `read_samples`; once more if the run's fields were decided meanwhile."""
         reading = self._reading()
         found = await in_pieces(read_samples(body, reading))
         if reading.schema is not None or (decided := self._reading()).schema is None:
             return found
-        del found  # there is one body's in memory
+        del found
         return await in_pieces(read_samples(body, decided))
 
     def _reading(self) -> Reading:
@@ -158,6 +154,6 @@ class Pushes:
         return Reading(config.group_size, schema, config.allow_non_finite)
 
     def _check_serves(self) -> None:
-        """Raise why nothing can be taken now, if that is so."""
+        """Raise the error that keeps samples from being accepted, if there is one."""
         if (why := self._router.stopping or self._router.barrier.failure) is not None:
             raise why
