@@ -245,13 +245,13 @@ def _control(
         "summary": summary,
         "parameters": [*named, *_parameters(query, "query")],
         "responses": {
-            "200": _answer("It is heard", "ControlAnswer"), **_errors(ANY_ERROR | wrong),
+            "200": _answer("It is done", "ControlAnswer"), **_errors(ANY_ERROR | wrong),
         },
     }  # fmt: skip
 
 
 def _parameters(model: type[BaseModel], place: str) -> Iterator[Described]:
-    """From the model that checks them, as text has them: null is not to be said."""
+    """From the model that checks them, as text has them: null is not allowed."""
     for name, schema in model.model_json_schema()["properties"].items():
         kinds = [kind for kind in schema.get("anyOf", [schema]) if kind.get("type") != "null"]
         texts = [kind for kind in kinds if kind.get("type") == "string"]

@@ -39,9 +39,8 @@
     +-- ClientClosed         a stream or producer is used after its close
     +-- IllegalTransition    our own bug: a state machine was asked for a move it does not have
 
-A message says what was found, what it means and what to do about it. `retriable` tells a client
-whether the same call can succeed later; `code` is the stable word that goes over the wire and
-into metrics labels.
+A message has the fact, its meaning and a remedy. `retriable`: the same call can succeed later.
+`code` is the stable word on the wire and in metrics labels.
 """
 
 from rollout_planner import errors as planning
@@ -176,7 +175,7 @@ class ReceivingFull(DispatcherError):
 
 
 class ConnectionLimit(DispatcherError):
-    """More connections than the dispatcher was told to serve."""
+    """More connections than the dispatcher may serve."""
 
     code = "connection-limit"
     retriable = True
@@ -196,7 +195,7 @@ class MadeRoom(DispatcherError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"{limit} connections have not said hello, and the oldest make room for others; "
+            f"{limit} connections have not sent a hello, and the oldest make room for others; "
             "connect again"
         )
 
@@ -346,7 +345,7 @@ class JournalCorrupt(JournalError):
 
 
 class DispatcherUnreachable(DispatcherError):
-    """A client tried to reach the dispatcher for as long as it was told to, in vain."""
+    """A client could not reach the dispatcher within its time-out."""
 
     code = "unreachable"
     retriable = True

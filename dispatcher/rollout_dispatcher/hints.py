@@ -1,6 +1,4 @@
-"""Words for people: the nearest right one for a wrong one, what to install, names that may hold
-anything.
-"""
+"""Texts for users: the nearest known name, what to install, names from peers made harmless."""
 
 import difflib
 import re
@@ -8,7 +6,7 @@ from collections.abc import Iterable
 
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
-#: What options are called in the planner, or were before 0.2.0, and are here and now.
+#: Names of options in the planner, or before 0.2.0, and their names here.
 RENAMED = {
     "window_multiple": "window",
     "dispatch_batch_size": "global_batch_size",
@@ -24,10 +22,10 @@ RENAMED = {
     "max_skips": "max_delay",
     "outlier_max_skips": "outlier_max_delay",
 }
-#: What the base installation lacks, and the extra that brings it.
+#: Packages that the base installation lacks, and the extra that has them.
 EXTRAS = {"aiohttp": "server", "prometheus_client": "server", "torch": "workers"}
 _OLD_NAMES = re.compile(rf"\b({'|'.join(name for name in RENAMED if '_' in name)})\b")
-#: Options and commands that there are no more, and what to do instead.
+#: Options and commands that were removed, and what to do instead.
 REMOVED = {
     "shared-memory": "payloads are sent; on one host large ones had better go by reference, with "
     "--payload-stores file:///dev/shm/rollouts",
@@ -46,18 +44,18 @@ REMOVED = {
 
 
 def renamed_in(text: str) -> str:
-    """A text of the planner, which has names of its own, with the options that they are here."""
+    """Return a text of the planner with the names that options have here."""
     return _OLD_NAMES.sub(lambda found: RENAMED[found[0]], text)
 
 
 def option_of(name: str) -> str:
-    """The option that a flag, a variable or a key is of, by its present name."""
+    """Return the present name of the option of a flag, a variable or a key."""
     plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("-", "_")
     return RENAMED.get(plain, plain)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for the nearest of `known`, what became of a removed one, or nothing."""
+    """Return ` (did you mean X?)` for the nearest of `known`, or why it was removed, or nothing."""
     option = option_of(name)
     if (removed := option.replace("_", "-")) in REMOVED:
         return f" (it was removed: {REMOVED[removed]})"
@@ -68,14 +66,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_of(name: str, known: Iterable[str]) -> str | None:
-    """The nearest of `known`, whatever its case; None if none is near."""
+    """Return the nearest of `known`, ignoring case; None if none is near."""
     folded = {word.casefold(): word for word in known}
     found = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     return folded[found[0]] if found else None
 
 
 def to_install(error: ModuleNotFoundError) -> str | None:
-    """Which extra of ours brings the module that is missing; None if none does."""
+    """Return which extra has the missing module, in words; None if none has."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return None
@@ -86,10 +84,10 @@ def to_install(error: ModuleNotFoundError) -> str | None:
 
 
 def harmless(text: str) -> str:
-    r"""The same on one line, without what a terminal would obey, and not too long.
+    r"""Return a text as one line of bounded length, without control characters.
 
-    "a\nb" is a line feed between two letters, in such a text: breaks of lines, control characters
-    and those that turn the direction of writing are written as Python writes them.
+    Line breaks, control characters and those that change the direction of writing are escaped as in
+    Python: "a\nb" has a line feed between two letters.
     """
     beyond = len(text) - MAX_CHARACTERS
     if beyond > 0:

@@ -1,7 +1,7 @@
-"""Tokens, certificates and addresses: what both ends of a connection check before they trust it.
+"""Tokens, certificates and addresses, for both ends of a connection.
 
-Files are read here and nowhere else, and whatever is wrong with one is a ConfigError of one line
-that names the file and the remedy. A secret never appears in an error.
+Only this module reads their files. A fault of one is a ConfigError of one line with the file and
+the remedy. A secret never appears in an error.
 """
 
 import os
@@ -49,8 +49,8 @@ def read_token(path: Path) -> str:
 def server_tls(certificate: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
     """TLS 1.2 or newer for a listener. Raises ConfigError.
 
-    With `client_ca` a client's certificate is verified if it shows one; whether it has to is left
-    to who listens, since only after the handshake can a client be told what is wrong.
+    With `client_ca` a client's certificate is verified if it shows one. The listener requires one
+    after the handshake, since before it no error can be sent.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -80,7 +80,7 @@ def client_tls(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether every address of a name or literal stays on this machine. Raises ConfigError."""
+    """Return whether every address of a name or literal is this machine's. Raises ConfigError."""
     try:
         found = {str(item[4][0]) for item in socket.getaddrinfo(host, None)}
     except OSError as error:
@@ -99,7 +99,7 @@ def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for path in (certificate, key):
         _check_readable(path)
     try:
-        # Without a password of ours OpenSSL would ask for one on the terminal.
+        # Without a password argument OpenSSL would prompt for one on the terminal.
         context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
         if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
@@ -118,7 +118,7 @@ def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
 
 
 def _check_readable(path: Path) -> None:
-    """OpenSSL's own error would not say which file it was."""
+    """Raise ConfigError with the file's name, which OpenSSL's errors lack."""
     try:
         with path.open("rb"):
             pass

@@ -1,14 +1,14 @@
-"""Values of tensors: the type of numbers that have none, and what another type holds of them.
+"""Values of tensors: the type of untyped numbers, and whether another type can hold them.
 
-The type of numbers without one (Python's own, JSON's) hangs on their field's name, and never on
-their values, as of `[1, 0]` and `[0.5, 1]` only one looks like integers to most who write them:
+The type of untyped numbers (Python's, JSON's) follows from their field's name and never from their
+values, as the same field may have `[1, 0]` in one sample and `[0.5, 1]` in another:
 
     booleans                                bool
     input_ids, labels, *_ids                int64
     *_mask                                  bool
     others                                  float32
 
-Only clients and the HTTP plane make types; on the sample plane the dispatcher looks at no value.
+Only clients and the HTTP plane assign types; on the sample plane the dispatcher reads no value.
 """
 
 from typing import Any
@@ -28,16 +28,16 @@ Place = tuple[Any, ...]
 
 
 def type_of_numbers(name: str) -> DType:
-    """The type of numbers without one in the field of this name, unless they are booleans."""
+    """Return the type of untyped numbers in the field of this name, unless they are booleans."""
     if name in ("input_ids", "labels") or name.endswith("_ids"):
         return DType.INT64
     return DType.BOOL if name.endswith("_mask") else DType.FLOAT32
 
 
 def first_changed(array: NDArray[Any], cast: NDArray[Any], *, rounds: bool) -> Place | None:
-    """Where the first value stands that became another one in `cast`; None if there is none.
+    """Return the index of the first value that `cast` changed; None if there is none.
 
-    rounds: to the nearest float is no change, as long as a finite number stays one.
+    rounds: rounding to the nearest float is no change, as long as a finite number stays finite.
     """
     if rounds and cast.dtype.kind == "f":
         same = np.isfinite(cast) == np.isfinite(array)
@@ -51,13 +51,13 @@ def first_changed(array: NDArray[Any], cast: NDArray[Any], *, rounds: bool) -> P
 
 
 def _same_number(array: NDArray[Any], cast: NDArray[Any]) -> NDArray[np.bool_]:
-    """Value by value; an integer is compared as one, since floats hide what they cannot hold."""
+    """Compare value by value; integers as integers, since floats round them."""
     with np.errstate(all="ignore"):
         back = cast.astype(array.dtype)
         same = back == array
         if array.dtype.kind == cast.dtype.kind == "f":
             same |= np.isnan(cast) & np.isnan(array)
-        if array.dtype.kind != "f":  # 2**63 - 1 becomes 2**63, and that comes back as it pleases
+        if array.dtype.kind != "f":  # 2**63 - 1 becomes 2**63, whose cast back is undefined
             same &= np.abs(cast.astype(np.float64)) < 2.0**63
         if cast.dtype.kind != "f":
             same &= cast.astype(np.float64) == array
@@ -65,7 +65,7 @@ def _same_number(array: NDArray[Any], cast: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def negative_id(place: str, value: int) -> str:
-    """What is said of a negative token id."""
+    """Return the error text on a negative token id."""
     return (
         f"{place} is {value}, and token ids are never negative; -100, say, leaves a token out of "
         "the loss in labels: push its real id, and 0 for it in loss_mask"
@@ -73,5 +73,5 @@ def negative_id(place: str, value: int) -> str:
 
 
 def place_of(at: Place) -> str:
-    """As Python writes an index: `[3]`, `[3, 1]`, or nothing for a tensor of one number."""
+    """Return an index as Python writes it: `[3]`, `[3, 1]`; empty for a scalar."""
     return f"[{', '.join(map(str, at))}]" if at else ""

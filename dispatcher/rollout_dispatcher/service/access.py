@@ -1,13 +1,13 @@
-"""Who may connect: tokens, certificates, and which addresses need them.
+"""Authorization: tokens, certificates, and the addresses that need them.
 
-A dispatcher that can be reached from other machines starts only if it can tell who connects, by a
-token or by client certificates, unless it is told to trust its network (`--insecure`).
+A dispatcher that other machines can reach starts only with a token or client certificates, or with
+`--insecure`.
 
-Who has the token may do whatever clients may, who has the producers' token may push; what keeps one
-producer from speaking for another is the key that each makes for itself.
+The token opens everything, the producers' token opens pushes. A producer cannot act for another
+one, as each makes a key of its own.
 
-Files are read at start and at each SIGHUP (`renew`). Invariant: a connection that is there stays,
-whatever it had shown; a token that was replaced is as good as the new one for `OVERLAP_SECONDS`.
+Files are read at start and at each SIGHUP (`renew`). Invariant: present connections stay; a
+replaced token is valid for another `OVERLAP_SECONDS`.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ from rollout_dispatcher.security import is_loopback, read_token, server_tls
 if TYPE_CHECKING:
     from rollout_dispatcher.service.config.serve import ServeConfig
 
-#: How long a former token is valid: a mounted secret takes two minutes to reach every pod of a
-#: cluster, and files that are copied by hand some more. A restart ends it at once.
+#: Seconds for which a replaced token is valid: a mounted secret takes two minutes to reach all pods
+#: of a cluster, and files that are copied by hand more. After a restart it is not.
 OVERLAP_SECONDS = 600.0
 
 
 class Rights(Enum):
-    """What whoever has shown a token may do."""
+    """Rights of a token."""
 
     ALL = "all"
     PUSH = "push"
@@ -39,20 +39,20 @@ class Rights(Enum):
 
 @dataclass(slots=True, repr=False, eq=False)
 class Access:
-    """What a client must show. tls: None for plain TCP; Unix sockets are always plain.
+    """Credentials that clients need. tls: None for plain TCP; Unix sockets are always plain.
 
-    producer_token: opens less than `token`, which there is then, too.
+    certificate: whether one is required. producer_token: requires `token` too.
     """
 
     token: str | None = None
     tls: ssl.SSLContext | None = None
     certificate: bool = False
     producer_token: str | None = None
-    #: Each with what it opens, and until when.
+    #: Replaced tokens, with their rights and the time of their end.
     _former: list[tuple[str, Rights, float]] = field(default_factory=list)
 
     def renew(self, read: "Access", now: float) -> list[str]:
-        """Go by what the files hold now; returns what has changed, in words."""
+        """Use the tokens and certificates of `read`; returns what has changed, in words."""
         changed = []
         pairs = (
             ("--token-file", self.token, read.token, Rights.ALL),
@@ -70,9 +70,9 @@ class Access:
         return changed
 
     def rights(self, shown: str | None, now: float) -> Rights:
-        """What this token opens. Raises Unauthorized where one is asked for and this is none.
+        """Return the rights of this token. Raises Unauthorized if it is required and not valid.
 
-        Takes as long for a token that is nearly right as for one that is all wrong.
+        The time it takes does not depend on how much of the token is right.
         """
         if self.token is None:
             return Rights.ALL
@@ -81,23 +81,25 @@ class Access:
                 "this dispatcher asks for a token and got none; give the client the file of its "
                 "--token-file (DISPATCHER_TOKEN_FILE)"
             )
-        # Bytes that are not UTF-8 come from a header as surrogates.
-        said = shown.encode(errors="surrogatepass")
+        # A header has bytes that are not UTF-8 as surrogates.
+        given = shown.encode(errors="surrogatepass")
         self._former = [former for former in self._former if now < former[2]]
         known = [(token, rights) for token, rights, _ in self._former]
         known += [(self.producer_token or "", Rights.PUSH), (self.token, Rights.ALL)]
         found = [
-            rights for token, rights in known if hmac.compare_digest(said, token.encode()) and token
+            rights
+            for token, rights in known
+            if hmac.compare_digest(given, token.encode()) and token
         ]
         if not found:
             raise Unauthorized(
                 "the token is not this dispatcher's; give the client the file of its --token-file "
                 "(DISPATCHER_TOKEN_FILE)"
             )
-        return found[-1]  # by what the files hold now, if they hold it
+        return found[-1]  # the present tokens come last
 
     def check_certificate(self, shown: object) -> None:
-        """Raise Unauthorized if a certificate is asked for; one that is `shown` was verified."""
+        """Raise Unauthorized if a certificate is required; one that is `shown` was verified."""
         if self.certificate and not shown:
             raise Unauthorized(
                 "this dispatcher asks for a client certificate of its --tls-client-ca and got "
@@ -105,24 +107,24 @@ class Access:
             )
 
     def tls_for(self, endpoint: Endpoint) -> ssl.SSLContext | None:
-        """How to serve on this address."""
+        """Return the TLS context for this address; None for plain TCP."""
         return None if endpoint.path else self.tls
 
 
 def digest_of(key: str | None) -> str:
-    """What is remembered of a client's key: nobody who reads it can show the key."""
+    """Return a digest of a client's key, which does not reveal it; empty without a key."""
     if key is None:
         return ""
     return hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def exposed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """Those that other machines may reach. Raises ConfigError for a name that has no address."""
+    """Return those that other machines can reach. Raises ConfigError for an unknown name."""
     return [item for item in endpoints if not item.path and not is_loopback(item.host)]
 
 
 def open_access(config: "ServeConfig") -> Access:
-    """Read the files. Raises ConfigError for what is wrong with them, or missing off loopback."""
+    """Read the files. Raises ConfigError if one is wrong, or missing off loopback."""
     endpoints, producer_token_file = [*config.listen, config.http], config.producer_token_file
     certificate, key, client_ca = config.tls_cert, config.tls_key, config.tls_client_ca
     if (certificate is None) != (key is None):

@@ -257,7 +257,7 @@ IS_FINISHED = (
 WAS_FINISHED = "its DP ranks had finished: it goes on with what they left, and takes samples again"
 HAS_ENDED = (
     "has ended (end_stream(), or POST /v1/stream/end): it takes no samples, and stops once what is "
-    "left is trained on and all have heard so"
+    "left is trained on and all clients are notified"
 )
 
 

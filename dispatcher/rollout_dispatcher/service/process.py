@@ -1,16 +1,13 @@
-"""What the service asks of its machine: memory, threads that may hang, the log.
+"""Resources of the process: memory, threads that may hang, the log.
 
-Log lines are text for a person at a terminal, one JSON object a line for everything else. Messages
-quote what peers call themselves and their samples. Invariant: whatever they say, a record is one
-line of bounded length, with nothing in it that a terminal would obey; a traceback follows in
-indented lines. And however often they make us say the same, the log grows by a bounded pace: of
-each line of code that logs, `BURST` lines are written in any `PERIOD_SECONDS` that begin with one,
-and the next line says how many were left out. Where strangers can cause a line it is logged with
-the `kind` of what they did, and of each kind only a `FEW` are written; metrics count them all.
+Log lines are text on a terminal, and else one JSON object a line. Messages quote names that peers
+choose. Invariant: a record is one line of bounded length without control characters; a traceback
+follows in indented lines. The log grows at a bounded rate: each logging statement writes `BURST`
+lines in `PERIOD_SECONDS`, and the next one has the number that was left out. Lines that strangers
+can cause have a `kind`, of which a `FEW` each are written; metrics count them all.
 
-glibc gives what is free at the end of its heap back to the kernel, and gets it again page by page,
-each zeroed: with samples of 1 MB that is an eighth of the dispatcher's system time or more. It is
-told to keep up to `KEPT_BYTES` of it.
+glibc returns the free end of its heap to the kernel, and gets it back page by page, each zeroed:
+with samples of 1 MB an eighth of the dispatcher's system time or more. Here it keeps `KEPT_BYTES`.
 """
 
 import asyncio
@@ -35,12 +32,12 @@ from rollout_dispatcher.service.config.values import LogFormat, LogLevel
 
 log = logging.getLogger(__name__)
 
-#: Where a control group's limit stands: of version 2 (no controller is named), and of version 1.
+#: Files with a control group's limit: of version 2 (no controller is named), and of version 1.
 _FILES = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
 
 
 def machine_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory, swap not counted. root: where /proc and /sys are, for tests."""
+    """Return the bytes of memory without swap. root: the folder of /proc and /sys, for tests."""
     return min(_machine(root / "proc/meminfo"), *_groups(root))
 
 
@@ -52,7 +49,7 @@ def _machine(meminfo: Path) -> int:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """Limits of the groups of this process, from its own to the root, as far as there are any."""
+    """Yield the limits of this process's groups, from its own to the root."""
     lines: list[str] = []
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -75,9 +72,9 @@ T = TypeVar("T")
 
 
 async def in_own_thread(work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-    """What comes of `work`, or its error. It ends with the process, whatever it waits for.
+    """Return the result of `work`. Its thread does not delay the end of the process if it hangs.
 
-    undo: called in a thread with what came of it if nobody waits for it any more.
+    undo: called in a thread with the result if the call was cancelled meanwhile.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -106,11 +103,11 @@ async def in_own_thread(work: Callable[[], T], undo: Callable[[T], object] = lam
     return await done
 
 
-#: Free memory to keep at the end of the heap: about what is received while a step is committed.
+#: Free memory to keep at the end of the heap: about the bytes received while a step is committed.
 KEPT_BYTES = 128 * 2**20
-#: Memory to ask the kernel for at a time; only what is used of it takes up any.
+#: Memory to get from the kernel at a time; unused pages take up none.
 GROWTH_BYTES = 16 * 2**20
-#: Larger blocks come from the kernel each by itself; glibc allows no more than this.
+#: Larger blocks are mapped one by one; glibc allows no more than this.
 LARGEST_ON_HEAP = 32 * 2**20
 
 #: Parameters of mallopt, from glibc's malloc.h.
@@ -118,10 +115,10 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_freed_memory() -> bool:
-    """Set it for this process; returns whether the C library can and did."""
+    """Set glibc's parameters for this process; returns whether it is glibc and did."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library, which does as it does
+    except (AttributeError, OSError):  # another C library
         return False
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
     options = {
@@ -132,15 +129,15 @@ def keep_freed_memory() -> bool:
     return all(mallopt(option, nbytes) == 1 for option, nbytes in options.items())
 
 
-#: More than a fleet of ranks or producers causes when it comes or goes.
+#: More than a fleet of ranks or producers causes when it connects or leaves.
 BURST = 1000
-#: Whoever reaches a port can have a connection refused thousands of times a second.
+#: Anybody who reaches a port can cause thousands of refused connections a second.
 FEW = 10
 PERIOD_SECONDS = 60.0
 
 
 class Repeats(logging.Filter):
-    """Leaves out lines that come too often. clock: in seconds."""
+    """Drops lines that are too frequent. clock: in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -148,7 +145,7 @@ class Repeats(logging.Filter):
         self._periods: dict[tuple[str, int, str], _Period] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write this line, which notes how many like it were left out before."""
+        """Return whether to write this line; adds the number that was left out before it."""
         now, kind = self._clock(), getattr(record, "kind", "")
         where, most = (record.pathname, record.lineno, kind), FEW if kind else BURST
         period = self._periods.get(where)
@@ -165,7 +162,7 @@ class Repeats(logging.Filter):
 
 @dataclass(slots=True)
 class _Period:
-    """How many lines of one place there were since `start`, the first of them included."""
+    """Lines of one statement since `start`, the first included."""
 
     start: float
     lines: int = 1
@@ -188,13 +185,14 @@ class TextFormatter(logging.Formatter):
         return "\n".join((first, *(f"    {harmless(line)}" for line in others)))
 
 
-#: What a line may say besides its message, given as `extra`; event: what happened, in a word.
+#: Fields of a line beside its message, given as `extra`; event: in a word.
 FIELDS = ("event", "run_id", "dp_rank", "step", "producer", "peer", "left_out")
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, those of FIELDS that it has, and the
-    traceback if there is one. run_id: of each line, once it is known.
+    """One object a line: time (UTC), level, logger, message, its FIELDS, and any traceback.
+
+    run_id: of each line, once it is known.
     """
 
     run_id = ""
@@ -207,12 +205,10 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": harmless(record.getMessage()),
         }
-        said = {"run_id": self.run_id} | vars(record)
-        fields = {name: said[name] for name in FIELDS if said.get(name, "") != ""}
-        line |= {
-            name: harmless(value) if isinstance(value, str) else value
-            for name, value in fields.items()
-        }
+        given = {"run_id": self.run_id} | vars(record)
+        for name in FIELDS:
+            if (value := given.get(name, "")) != "":
+                line[name] = harmless(value) if isinstance(value, str) else value
         if record.exc_info:
             traceback = self.formatException(record.exc_info)
             line["traceback"] = "\n".join(map(harmless, traceback.split("\n")))
@@ -220,7 +216,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def name_run(run_id: str) -> None:
-    """Have every line of JSON say of which run it is."""
+    """Put the run's id into every JSON line."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonFormatter):
             handler.formatter.run_id = run_id

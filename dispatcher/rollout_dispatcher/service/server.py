@@ -111,7 +111,7 @@ async def _end(dispatcher: Dispatcher, signals: Signals) -> bool:
         return await signals.unless_signalled(dispatcher.stop()) is True
     log.info(
         "%s: draining for %g s at most (--set drain-timeout), until what is here is trained on and "
-        "DP ranks have said goodbye; a second signal quits at once",
+        "DP ranks have left; a second signal quits at once",
         ended.name, dispatcher.config.drain_timeout, extra={"event": "draining"},
     )  # fmt: skip
     return await signals.unless_signalled(dispatcher.drain()) is True

@@ -38,12 +38,12 @@ async def test_a_small_body_does_not_wait_until_a_large_one_is_read() -> None:
     router = make_router()
     large = b'{"fields": {"input_ids": [' + b"1, " * 1_000_000 + b"1]}}"
 
-    async def in_chunks() -> AsyncIterator[bytes]:
+    async def in_chunks() -> AsyncIterator[bytes]:  # without a length it counts as it arrives
         yield large
 
     async with http_client(router) as client:
         posted = asyncio.ensure_future(client.post("/v1/samples", data=in_chunks()))
-        while router.receiving.nbytes < len(large):  # as it has no length, it counts as it arrives
+        while router.receiving.nbytes < len(large):  # noqa: ASYNC110
             await asyncio.sleep(0)
         async with client.post("/v1/samples", data=b"{}") as answer:
             assert answer.status == 400

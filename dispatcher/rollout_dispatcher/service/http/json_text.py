@@ -1,15 +1,14 @@
-"""JSON read in bounded pieces: numbers go into arrays as they are met.
+"""A JSON parser that works in bounded pieces, and parses numbers into arrays.
 
-Python's own readers, and pydantic's, hold the interpreter's lock from the first byte to the last,
-and make an object of each number before the first becomes part of a tensor. Here the structure is
-followed by hand, which is little as a sample has few members, and of arrays, which are nearly all
-of the text, as many whole elements as a piece holds are read at once:
+Python's parser and pydantic's hold the interpreter's lock to the end of the text, and make an
+object of each number. This one follows the structure itself, as a sample has few members; of
+arrays, which are nearly all of the text, it has all whole elements of a piece parsed at once:
 
     {"fields": {"input_ids": [5, 6, 7, ... , 8, 9, ... , 10]}}
                              |----piece---|--------|-------|    each from_json, then an array
 
-The text is checked as it is read: UTF-8, no name given twice, nesting bounded, and, unless they
-are allowed, no NaN, no infinity and no number that becomes one.
+It checks UTF-8, unique names, bounded nesting, and, unless they are allowed, that no number is or
+becomes NaN or infinite.
 """
 
 import re
@@ -24,15 +23,15 @@ from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.service.http.bodies import PIECE, Work
 from rollout_dispatcher.service.http.tensors import Tensor
 
-#: Nested objects: a sample, its fields, a field with its dtype, and one for good measure.
+#: Nested objects: a sample, its fields, a field with its dtype, and one more.
 MAX_OBJECTS: Final = 4
 #: Nested arrays of which each is larger than a piece; those within a piece are numpy's to bound.
 MAX_ARRAYS: Final = 16
 #: Members of one object; a sample has at most 64 fields.
 MAX_MEMBERS: Final = 256
-#: What it takes to follow the structure by a step, in bytes of text that are read meanwhile.
+#: The work of one step through the structure, in bytes of text that are parsed in the same time.
 STEP: Final = 256
-#: Bytes among which the end of nested elements is looked for, as few as will do.
+#: Bytes to search for the end of nested elements, tried in this order.
 WINDOWS: Final = (PIECE // 32, PIECE // 4, PIECE)
 
 END: Final = -1
@@ -47,9 +46,9 @@ _PLACE = re.compile(r" at line (\d+) column (\d+)$")
 
 
 class JsonText:
-    """A text and how far it was read. Its methods raise ProtocolError, with the place.
+    """A text and the position in it. The methods raise ProtocolError, with the place.
 
-    finite: whether all numbers have to be. path: the names of the members that it stands within.
+    finite: whether all numbers have to be. path: the names of the members around the position.
     """
 
     def __init__(self, text: bytes, *, finite: bool = True) -> None:
@@ -58,10 +57,10 @@ class JsonText:
         self.path: list[str] = []
         self._since = 0
 
-    # -- where it stands
+    # -- the position
 
     def peek(self) -> int:
-        """The next byte that is no white space, which is skipped; or END."""
+        """Skip white space, and return the next byte, or END."""
         text, at = self.text, self.at
         while True:
             stop = min(at + PIECE, len(text))
@@ -72,13 +71,13 @@ class JsonText:
         return text[at] if at < len(text) else END
 
     def take(self, byte: int) -> bool:
-        """Whether this byte comes next; then it is read."""
+        """Read this byte if it comes next; returns whether it did."""
         found = self.peek() == byte
         self.at += found
         return found
 
     def goes_on(self, end: int) -> bool:
-        """Whether a comma comes next, and not the `end` of what is listed; one of them is read."""
+        """Read a comma or the `end` of a list; returns whether it was a comma."""
         if self.take(COMMA):
             return True
         if not self.take(end):
@@ -86,7 +85,7 @@ class JsonText:
         return False
 
     def begins_line(self) -> bool:
-        """Whether something follows, which then has to be on a line of its own."""
+        """Return whether anything follows, which has to be on a line of its own."""
         end = self.at
         if self.peek() == END:
             return False
@@ -95,14 +94,14 @@ class JsonText:
         return True
 
     def fail(self, what: str, at: int | None = None) -> NoReturn:
-        """Raise ProtocolError for what stands `at` a place, or here."""
+        """Raise ProtocolError for the text at `at`, or at the position."""
         at = self.at if at is None else at
         line = self.text.count(b"\n", 0, at) + 1
         column = at - self.text.rfind(b"\n", 0, at)
         raise ProtocolError(f"{what} (line {line} column {column})")
 
     def worked(self, nbytes: int = 0) -> bool:
-        """Count a step, and what it read; returns whether others are to be let in."""
+        """Count a step of work; returns whether a piece is complete."""
         self._since += STEP + nbytes
         if self._since < PIECE:
             return False
@@ -112,9 +111,9 @@ class JsonText:
     # -- values
 
     def value(self, depth: int = 0) -> Work[Any]:
-        """Whatever comes: a dict, a Tensor for an array, a str, a number, a bool or None.
+        """Parse a value: a dict, a Tensor for an array, a str, a number, a bool or None.
 
-        A list of strings for the array `per_sample`.
+        The array `per_sample` is a list of strings.
         """
         comes = self.peek()
         if comes == OPEN_OBJECT:
@@ -136,7 +135,7 @@ class JsonText:
         return found
 
     def object(self, depth: int = 0) -> Work[dict[str, Any]]:
-        """The object that begins here."""
+        """Parse an object."""
         if not self.take(OPEN_OBJECT):
             self.fail(f"a sample, in braces, is expected, and {self._found()} comes")
         if depth == MAX_OBJECTS:
@@ -178,7 +177,7 @@ class JsonText:
         return text
 
     def _strings(self) -> list[str]:
-        """The array of strings that begins here."""
+        """Parse an array of strings."""
         self.at += 1
         found: list[str] = []
         if self.take(CLOSE):
@@ -193,7 +192,7 @@ class JsonText:
                 return found
 
     def _array(self, depth: int) -> Work[Tensor]:
-        """The array that begins here, of numbers, or of arrays that hold as much each."""
+        """Parse an array of numbers, or of arrays of one shape."""
         if depth > MAX_ARRAYS:
             self.fail("the body nests its brackets too deeply")
         tensor, goes_on = Tensor(), False
@@ -215,7 +214,7 @@ class JsonText:
                 return tensor
 
     def _expect_row(self) -> int:
-        """Where the row begins that comes next."""
+        """Return the beginning of the next row."""
         if self.peek() != OPEN:
             if self.peek() in (QUOTE, OPEN_OBJECT):
                 self._fail_in_array()
@@ -225,9 +224,9 @@ class JsonText:
         return self.at
 
     def _end_of_elements(self) -> int:
-        """Where the whole elements of a piece end: at a comma, or at the array's end.
+        """Return the end of a piece's last whole element: at a comma, or at the array's end.
 
-        Less than 0 if there is not one.
+        Less than 0 if there is none.
         """
         text, start = self.text, self.at
         limit = min(start + PIECE, len(text))
@@ -239,7 +238,7 @@ class JsonText:
         )
 
     def _elements(self, start: int, stop: int, *, may_be_empty: bool) -> NDArray[Any]:
-        """Numbers, or rows of them. Shape (elements, ...)."""
+        """Parse numbers, or rows of them. Shape (elements, ...)."""
         content = self.text[start:stop]
         if b'"' in content or b"{" in content:
             self._fail_in_array()
@@ -300,7 +299,7 @@ class JsonText:
 
 
 def _end_of_nested(text: bytes, start: int, window: int) -> int:
-    """`_end_of_elements` among brackets, of which it follows the depth."""
+    """Find `_end_of_elements` among nested brackets."""
     seen = np.frombuffer(text, np.uint8, count=min(window, len(text) - start), offset=start)
     steps = (seen == OPEN).astype(np.int8) - (seen == CLOSE).astype(np.int8)
     depth = np.cumsum(steps, dtype=np.int32)

@@ -1,7 +1,4 @@
-"""The HTTP plane: metrics, health, status, and pushes from producers in any language.
-
-aiohttp parses, limits and serves; here is only what the answers mean.
-"""
+"""The routes of the HTTP plane: metrics, health, status, and pushes from any language."""
 
 import json
 import re
@@ -25,7 +22,7 @@ from rollout_dispatcher.service.http.probes import Probes
 from rollout_dispatcher.service.http.pushes import Pushes, Query, valid
 from rollout_dispatcher.service.router import Router
 
-#: Producers that are named as awaited.
+#: Producers that `waits_for` names.
 MAX_NAMED = 100
 #: All policy versions are below 2**53, on this plane as on the other.
 VERSION = re.compile(r"^[0-9]{1,15}$")
@@ -44,7 +41,7 @@ class EndQuery(Query):
     """Of the ends of a phase and of the stream."""
 
     force: bool = False
-    """it ends for all producers, whatever they have said"""
+    """it ends for all producers, whether they have ended it or not"""
 
 
 class HttpPlane:
@@ -77,7 +74,7 @@ class HttpPlane:
 
     @property
     def _of_run(self) -> Middleware:
-        """Each answer names the run; a request that names another one is refused, and not heard."""
+        """Puts the run's id into each answer, and refuses requests for another run."""
 
         @web.middleware
         async def of_run(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -97,32 +94,32 @@ class HttpPlane:
         return of_run
 
     async def openapi(self, _: web.Request) -> web.Response:
-        """A description of this plane."""
+        """Answer a description of this plane."""
         return web.json_response(describe())
 
     async def clients(self, _: web.Request) -> web.Response:
-        """Producers and DP ranks, and those that went without a goodbye."""
+        """Answer the clients of both planes, and those that left without a goodbye."""
         return indented({"clients": self._router.clients()})
 
     async def close_group(self, request: web.Request) -> web.Response:
-        """No further member will come, or none beyond `size`."""
+        """Close a group: it gets no more members, or none beyond `size`."""
         asked, core = valid(CloseQuery, dict(request.query)), self._router.core
         if asked.size is not None and (why := core.config.limits.too_large(asked.size)):
             return problem(422, "group-too-large", f"{why}, and the group has {asked.size}")
         group_id, now = request.match_info["group_id"], self._router.clock()
-        return await self._tell(
+        return await self._control(
             lambda: core.close_group(group_id, now, size=asked.size, keep=asked.keep)
         )
 
     async def end_phase(self, request: web.Request) -> web.Response:
-        """No sample older than this policy version comes over HTTP any more; or from anybody."""
+        """End a phase for HTTP clients; with `force` for all producers."""
         version = request.match_info["policy_version"]
         if not VERSION.fullmatch(version):
             return problem(400, "invalid", f"{version[:40]!r} is no policy version of 15 digits")
         return await self._end(request, int(version))
 
     async def end_stream(self, request: web.Request) -> web.Response:
-        """No sample comes over HTTP any more; with `force` from anybody."""
+        """End the stream for HTTP clients; with `force` for all producers."""
         return await self._end(request, None)
 
     async def _end(self, request: web.Request, version: int | None) -> web.Response:
@@ -134,15 +131,19 @@ class HttpPlane:
             end = partial(core.end_stream, now, force=force)
         else:
             end = partial(core.end_phase, version, now, force=force)
-        return await self._tell(end, partial(core.end_waits, version))
+        return await self._control(end, partial(core.end_waits, version))
 
-    async def _tell(
-        self, say: Callable[[], Decision], waits: Callable[[], list[str]] = list
+    async def _control(
+        self, event: Callable[[], Decision], waits: Callable[[], list[str]] = list
     ) -> web.Response:
-        """Answer once what was said is durable; waits: producers whose word is still awaited."""
-        _check(self._router.barrier.failure)
+        """Perform a core's decision, and answer once it is durable.
+
+        waits: returns the producers that have not ended it yet.
+        """
+        if (failure := self._router.barrier.failure) is not None:
+            raise Refused(503, failure.code, str(failure))
         try:
-            decision = self._router.ask(say)
+            decision = self._router.ask(event)
         except IllegalTransition:
             raise  # a bug of ours
         except DispatcherError as error:
@@ -154,15 +155,9 @@ class HttpPlane:
         return web.json_response({"waits_for": waits()[:MAX_NAMED]})
 
 
-def _check(failure: DispatcherError | None) -> None:
-    """Raise Refused if nothing can be heard at present."""
-    if failure is not None:
-        raise Refused(503, failure.code, str(failure))
-
-
 @cache
 def describe() -> dict[str, Any]:
-    """OpenAPI's description of the routes, which `python -m tests.test_openapi` writes."""
+    """Return the OpenAPI description of the routes, which `python -m tests.test_openapi` writes."""
     described: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text())
     described["info"]["version"] = __version__
     return described

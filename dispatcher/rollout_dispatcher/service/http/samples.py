@@ -3,13 +3,12 @@
     {"fields": {"input_ids": [1, 2, 3], "loss_mask": [false, true, true]},
      "group_id": "p17", "group_size": 8, "policy_version": 3}
 
-A list of numbers is a tensor, whose element type is found in `tensors`; `{"dtype": "float64",
-"data": [...]}` says otherwise. A string is a text. A field whose first dimension has as many
-entries as `input_ids` is per token, any other is per sample, unless `per_sample` names it, the
-run's samples have it so, or it says that its rows are its own: `"ragged": true` beside its `dtype`.
-`loss_mask` says of each token whether it is a target of the loss, predicted from those before it;
-without one, all are. The first token never is, whatever the mask says. With `"loss_mask_shifted":
-true` beside the fields position i of the mask is for token i + 1.
+A list of numbers is a tensor, whose element type `tensors` finds; `{"dtype": "float64", "data":
+[...]}` declares one. A string is a text. A field with as many rows as `input_ids` is per token, any
+other is per sample, unless `per_sample` names it, the run's samples have it so, or it is declared
+`"ragged": true` beside its `dtype`, with rows of its own. `loss_mask` marks the tokens that are
+targets of the loss, predicted from those before them; without one all are. The first token never
+is. With `"loss_mask_shifted": true` beside the fields position i of the mask is for token i + 1.
 """
 
 import re
@@ -46,25 +45,21 @@ from rollout_dispatcher.service.http.tensors import (
 )
 from rollout_dispatcher.values import NUMPY_DTYPES, negative_id
 
-#: Samples of one request: each takes a kilobyte and a tenth of a millisecond, however
-#: short its text is, and their outcomes are written as one answer.
+#: Samples of one request: each takes a kilobyte and a tenth of a millisecond, however short.
 MAX_SAMPLES: Final = 4096
 INTEGERS: Final = {item for item, dtype in NUMPY_DTYPES.items() if dtype.kind in "iu"}
-#: Fields that have one value a token, whoever says otherwise.
+#: Fields that always have one value a token.
 PER_TOKEN: Final = frozenset(("input_ids", "loss_mask"))
-#: What it takes to make a sample, in bytes of text that are read meanwhile.
+#: The work of making a sample, in bytes of text that are parsed in the same time.
 SAMPLE_WORK: Final = 4096
-#: What a `group_size` says that is told when the group is closed.
+#: A `group_size` that is declared when the group is closed.
 AT_CLOSE: Final = "at-close"
 #: As in `group_size.constrained-int` and `group_size.literal['at-close']`.
 _ALTERNATIVE: Final = re.compile(r"constrained-\w+|literal\[.*\]")
 
 
 class TypedTensor(BaseModel):
-    """A tensor whose element type is given, or a text, whose type is str.
-
-    ragged: each sample has a number of rows of its own.
-    """
+    """A tensor with its element type, which is str for a text. ragged: its rows are its own."""
 
     model_config = ConfigDict(extra="forbid")
     dtype: DType
@@ -119,7 +114,7 @@ class Read(NamedTuple):
 
 
 def read_samples(body: bytes, reading: Reading) -> Work[Read]:
-    """Samples of a body that is one object, an array of objects, or an object a line.
+    """Return the samples of a body: one object, an array of objects, or an object a line.
 
     Raises ProtocolError, with the place.
     """
@@ -159,9 +154,9 @@ def read_samples(body: bytes, reading: Reading) -> Work[Read]:
 
 
 def first_of(error: ValidationError, known: Iterable[str] = ()) -> str:
-    """The first thing that is wrong, in words, with the place; `known`: keys that there are.
+    """Return the first error in words, with the place. known: valid keys.
 
-    A key that there is not comes first, as one that is missing may be meant by it.
+    Unknown keys come first, as one may be meant by a missing key.
     """
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = min(found, key=lambda each: each["type"] != "extra_forbidden")
@@ -174,7 +169,7 @@ def first_of(error: ValidationError, known: Iterable[str] = ()) -> str:
 
 
 def _beside(given: dict[str, Any], known: Iterable[str]) -> str | None:
-    """What is said where the first key that there is not is a field, for all that is known."""
+    """Return the error text if the first unknown key is a field beside `fields`."""
     name = next((name for name in given if name not in known), None)
     if name is None or not (isinstance(given[name], Tensor) or not nearest(name[:60], known)):
         return None
@@ -183,19 +178,19 @@ def _beside(given: dict[str, Any], known: Iterable[str]) -> str | None:
 
 
 def _place(parts: tuple[int | str, ...]) -> str:
-    """Without the names that pydantic gives the alternatives of a value."""
+    """Return the place without pydantic's names for the alternatives of a value."""
     return ".".join(part for part in map(str, parts) if not _ALTERNATIVE.fullmatch(part))
 
 
 def _words(message: str) -> str:
-    """What pydantic says, as everybody else here would."""
+    """Return pydantic's message in the words of our other errors."""
     message = message.removeprefix("Value error, ").replace("Field required", "it is missing")
     message = re.sub(r" or instance of \w+| after validation, not \d+", "", message)
     return re.sub(r"^(Input|String|Dictionary|List) should", "it must", message)
 
 
 def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
-    """A sample, and how many positions that its mask marks are left out."""
+    """Return a sample, and how many positions that its mask marks are left out."""
     given = {name: _tensor(name, request.fields[name], reading) for name in sorted(request.fields)}
     _check_per_sample(request)
     group_size = _group_size(request, reading)
@@ -236,7 +231,7 @@ def _sample(request: PushRequest, reading: Reading) -> Work[tuple[Sample, int]]:
 
 
 def _group_size(request: PushRequest, reading: Reading) -> int:
-    """Raises FieldRefused for a size without a group."""
+    """Return the size, or a marker. Raises FieldRefused for a size without a group."""
     size = request.group_size
     if request.group_id is None:
         if size not in (None, 1):
@@ -277,7 +272,7 @@ def _schema(
 
 
 def _check_ids(ids: Tensor) -> None:
-    """Raise FieldRefused for a token id that no embedding has."""
+    """Raise FieldRefused for a negative token id."""
     at = 0
     for piece in ids.pieces:
         if piece.dtype.kind in "if" and len(piece) and piece.min() < 0:
@@ -288,7 +283,7 @@ def _check_ids(ids: Tensor) -> None:
 
 
 def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Those that the loss counts, and those left out: the first, if the mask marks it."""
+    """Return the number of loss tokens, and of left out ones: 1 if the mask marks the first."""
     if mask.shape != shape:
         raise FieldRefused(f"fields.loss_mask has shape {mask.shape}, input_ids {shape}")
     if not all(((piece == 0) | (piece == 1)).all() for piece in mask.pieces):
@@ -301,7 +296,7 @@ def _loss_tokens(mask: Tensor, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementType]:
-    """A field's values, and their element type."""
+    """Return a field's values and their element type."""
     if is_reserved(name):
         raise FieldRefused(f"a field may not be called {name!r}")
     if name in METADATA:
@@ -328,7 +323,7 @@ def _tensor(name: str, value: Any, reading: Reading) -> tuple[Tensor, ElementTyp
 def _field(
     name: str, dtype: DType, tensor: Tensor, tokens: int | None, known: Field | None
 ) -> Field:
-    """tokens: None for a field that is said to be per sample."""
+    """tokens: None for a field that `per_sample` names."""
     shape = tensor.shape
     if tensor.ragged or (known is not None and known.ragged):
         return _ragged(name, dtype, shape, known)
@@ -339,7 +334,7 @@ def _field(
 
 
 def _ragged(name: str, dtype: DType, shape: tuple[int, ...], known: Field | None) -> Field:
-    """A field whose rows are its own; an empty list is no rows, whatever their shape."""
+    """Return a ragged field; an empty list has no rows, of any shape."""
     if name in ("input_ids", "loss_mask"):
         raise FieldRefused(f"fields.{name} is a list of numbers, one a token")
     if not shape:
@@ -349,7 +344,7 @@ def _ragged(name: str, dtype: DType, shape: tuple[int, ...], known: Field | None
 
 
 def _checked(name: str, dtype: DType, shape: tuple[int, ...], field: Field) -> Field:
-    try:  # ranks are told of the field in these words, so it has to keep to their limits
+    try:  # the header of a step has to hold the field
         FieldHeader(name=name, dtype=dtype, per_token=field.per_token, shape=list(field.shape))
     except ValidationError as error:
         why = error.errors(include_url=False)[0]["msg"]

@@ -1,7 +1,7 @@
-"""`/`: what `/statusz` and `/v1/clients` know, as one page for people.
+"""The page at `/`: `/statusz` and `/v1/clients` for people.
 
-A browser loads nothing else for it and runs nothing, and asks again every few seconds. Invariant:
-every text on it is escaped, as clients choose their names and what their errors say.
+A browser loads nothing else, runs no script and refreshes every few seconds. Invariant: every text
+is escaped, as clients choose their names.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,9 @@ from html import escape
 from typing import Any
 
 REFRESH_SECONDS = 5
-#: Clients that are shown; `/v1/clients` has all.
+#: Clients on the page; `/v1/clients` has all.
 MAX_CLIENTS = 200
-#: A browser keeps to this whatever the page has in it.
+#: The Content-Security-Policy.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 ELSEWHERE = ("/readyz", "/statusz", "/v1/clients", "/metrics")
 
@@ -46,21 +46,12 @@ td:last-child {{ white-space: normal; min-width: 6rem; overflow-wrap: break-word
 def page(
     status: Mapping[str, Any], clients: Sequence[Mapping[str, Any]], summary: str, now: str
 ) -> str:
-    """HTML. status, summary: `/statusz` as JSON and as text; clients: of `/v1/clients`."""
+    """Return HTML. status, summary: `/statusz` as JSON and as text; clients: of `/v1/clients`."""
     tables = [
         _table("Time of DP ranks", ("cause", "last minute", "since the first step"), _time(status)),
         _table(
             "DP ranks",
-            (
-                "rank",
-                "state",
-                "step",
-                "computing",
-                "waiting",
-                "slowness",
-                "last heard of",
-                "client",
-            ),
+            ("rank", "state", "step", "computing", "waiting", "slowness", "last message", "client"),
             _ranks(status),
         ),
         _table(
@@ -83,7 +74,7 @@ def page(
 
 
 def rank_state(status: Mapping[str, Any], rank: int) -> str:
-    """Whether a DP rank is missing, absent, has left or hangs; empty if all is well."""
+    """Return whether a DP rank is missing, absent, has left or hangs; empty if it is well."""
     about, absent = status["ranks"].get(str(rank)), rank in status["absent_ranks"]
     if about is None:
         return "missing"
@@ -95,7 +86,7 @@ def rank_state(status: Mapping[str, Any], rank: int) -> str:
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """With a heading; a sentence where there are no rows."""
+    """Return a table with its heading, or `none` without rows."""
     body = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
     if not body:
         return f"<h2>{title}</h2>\n<p>none</p>"
@@ -105,7 +96,7 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]])
 
 
 def _time(status: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """A row a cause that has taken any time."""
+    """Yield a row for each cause that has taken time."""
     lost, whole = status["lost"], sum(status["rank_time"].values())
     shares = {"work": 1 - lost["share"], **lost["causes"]} if lost["causes"] else {}
     for cause, seconds in status["rank_time"].items():
@@ -133,7 +124,7 @@ def _figure(value: float | None, unit: str = "") -> str:
 
 
 def _clients(clients: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[object]]:
-    """Those that are gone first."""
+    """Yield those that are gone first."""
     for one in sorted(clients, key=lambda one: bool(one["connected"]))[:MAX_CLIENTS]:
         role = one["role"] if one["dp_rank"] is None else f"{one['role']} {one['dp_rank']}"
         rate = f"{one['samples_per_second']:.1f}"

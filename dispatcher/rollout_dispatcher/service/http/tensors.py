@@ -1,13 +1,13 @@
-"""Tensors that are built from pieces of an array, and then written where they belong.
+"""Tensors that are built from pieces of a JSON array, and then written into a sample's span.
 
-A field's type is, the first that applies:
+A field's type is the first of these that applies:
 
-    text                                    for a string, and for nothing else
-    what the run's samples have, once that is known
-    what is said with it                    {"dtype": "int64", "data": [...]}
+    text, for a string and nothing else
+    the type of the run's samples, once it is known
+    the declared type                       {"dtype": "int64", "data": [...]}
     that of numbers, by the field's name    `values.py:type_of_numbers`
 
-Only float32 and narrower floats round; whatever else a type does not hold exactly is refused.
+float32 and narrower floats round; any other value that the type does not hold exactly is refused.
 """
 
 from dataclasses import dataclass
@@ -26,20 +26,20 @@ ELEMENTS: Final[dict[DType, np.dtype[Any]]] = {
     **{item: dtype.newbyteorder("<") for item, dtype in NUMPY_DTYPES.items()},
     DType.STR: np.dtype(np.uint8),
 }
-#: Values that are written at once, in much less than a millisecond.
+#: Values that are written at once, in less than a millisecond.
 VALUES_AT_ONCE: Final = 16 * 1024
 
 
 class FieldRefused(ProtocolError):
-    """A field of a sample is not what it has to be; the message has no place in the text yet."""
+    """A field of a sample is refused; the message lacks its place in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How samples are read.
+    """Options of parsing samples.
 
-    group_size: of groups whose samples do not say. schema: of the run's samples, None while it is
-    not known. allow_non_finite: whether NaN and infinities are taken.
+    group_size: default of samples without one. schema: of the run's samples; None: not known yet.
+    allow_non_finite: whether NaN and infinities are accepted.
     """
 
     group_size: int | None = None
@@ -47,23 +47,23 @@ class Reading:
     allow_non_finite: bool = False
 
     def known(self, name: str) -> Field | None:
-        """What the run's samples have under this name."""
+        """Return the run's field of this name, if it is known."""
         return None if self.schema is None else self.schema.by_name.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """An element type, and why it is this one."""
+    """An element type, and the reason for it."""
 
     dtype: DType
     why: str
 
 
 class Tensor:
-    """Rows of one shape, as they are added; of numbers alone the shape of a row is ().
+    """Rows of one shape, as they are added; a number is a row of shape ().
 
-    pieces: flat arrays, one after the other all values, each of the type that it was found in.
-    ragged: whether its rows are said to be its own; is_text: they are bytes of UTF-8.
+    pieces: flat arrays of all values in order, each of the type that it was parsed in. ragged: its
+    rows are declared to be its own. is_text: the values are bytes of UTF-8.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Tensor:
 
     @classmethod
     def scalar(cls, value: object) -> "Tensor":
-        """A tensor without dimensions. Raises ValueError for what is no number."""
+        """Return a tensor without dimensions. Raises ValueError for anything but a number."""
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
             raise ValueError("no number or boolean")
@@ -84,7 +84,7 @@ class Tensor:
 
     @classmethod
     def text(cls, value: str) -> "Tensor":
-        """The bytes of a text."""
+        """Return the bytes of a text."""
         found = cls()
         found.add(np.frombuffer(value.encode(), ELEMENTS[DType.STR]))
         found.ragged = found.is_text = True
@@ -97,16 +97,16 @@ class Tensor:
 
     @property
     def kind(self) -> str:
-        """The type that holds all values, as numpy's `kind`."""
+        """The `kind` of the numpy type that holds all values."""
         return np.result_type(*(piece.dtype for piece in self.pieces)).kind
 
     def add(self, rows: NDArray[Any]) -> None:
-        """More rows. Raises ValueError if their shape is another."""
+        """Add rows. Raises ValueError if their shape is another."""
         self._extend(len(rows), rows.shape[1:])
         self.pieces.append(rows.reshape(-1))
 
     def add_row(self, row: "Tensor") -> None:
-        """One row more. Raises ValueError if its shape is another."""
+        """Add a row. Raises ValueError if its shape is another."""
         self._extend(1, row.shape)
         self.pieces += row.pieces
 
@@ -123,7 +123,7 @@ class Tensor:
         self._rows, self._row = self._rows + rows, shape
 
     def written(self, name: str, element: ElementType, place: memoryview) -> Work[None]:
-        """Write all values to a place, a piece at a time; the pieces are let go.
+        """Write all values to memory, a piece at a time, and release the pieces.
 
         Raises FieldRefused for a value that the type does not hold.
         """
@@ -134,7 +134,7 @@ class Tensor:
             piece = self.pieces.pop()
             with np.errstate(all="ignore"):
                 cast = piece.astype(dtype)
-            # JSON has one kind of number: rounding to the floats that are asked for is no loss.
+            # JSON has one kind of number, so rounding to the requested floats is no loss.
             if cast.dtype != piece.dtype:
                 self._check(name, element, piece, first_changed(piece, cast, rounds=rounds), at)
             target[at : at + len(cast)] = cast
@@ -158,7 +158,7 @@ class Tensor:
 
 
 def element_type(name: str, tensor: Tensor, given: DType | None, reading: Reading) -> ElementType:
-    """The type that a field's values are written in. Raises FieldRefused: text is no number."""
+    """Return the type that a field is written in. Raises FieldRefused: text is no number."""
     known = reading.known(name)
     if tensor.is_text and (known is None or known.is_text):
         return ElementType(DType.STR, "as it is")

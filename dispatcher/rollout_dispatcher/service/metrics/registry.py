@@ -1,8 +1,8 @@
 """The metrics: families that are read at each scrape, and histograms that are observed.
 
 Counts and gauges are read from the core's `statistics()` at scrape, so the books balance in every
-scrape. Only what is over once it has happened (durations, a plan's quality) is observed as it
-happens. Nothing is registered globally.
+scrape. Durations and the quality of plans are observed as they occur. Nothing is registered
+globally.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from rollout_dispatcher.journal.journal import Journal
 
 # Buckets are the same whatever the settings are, as series of one name are added up.
-#: What this process does itself, from a tenth of a millisecond on.
+#: Of work in this process, from a tenth of a millisecond on.
 _SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5,
     10, 30, 60, 300,
 )  # fmt: skip
-#: What ranks and disks take part in.
+#: Of work that ranks or disks take part in.
 _STEP_SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,
     1800,
@@ -46,7 +46,7 @@ _LONG_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 36
 _SMALL_COUNTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
-# Label values that are known beforehand: their series begin at 0, so that the first event shows.
+# Known label values: their series begin at 0, so that the first event shows.
 _ROLES = ("producer", "rank")
 _SPLITS = ("even", "bound", "planned", "baseline")
 _REDELIVERIES = ("reconnect", "rewind", "new-generation", "new-size", "unresolved")
@@ -70,9 +70,9 @@ _ENDED = {
 
 
 class Metrics:
-    """Everything that /metrics shows, in a registry of its own.
+    """The metrics of one dispatcher, in a registry of its own.
 
-    is_ready, receiving, pending: who serves says whose they are, the last by plane.
+    is_ready, receiving, pending: set by the router, the last by plane.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Metrics:
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, as it is now."""
+        """Return every family."""
         for source in self._sources:
             yield from source()
 
@@ -216,11 +216,11 @@ class Metrics:
         yield from collectors.of_measured(measured, per_rank=per_rank)
 
     def configured(self, config: ServeConfig, generation: int) -> None:
-        """These settings are in force from now on, after so many changes."""
+        """Use these options from now on. generation: changes so far."""
         self._config, self._generation = config, generation
 
     def watch_journal(self, journal: "Journal") -> None:
-        """Export what the journal does; it calls from its own thread."""
+        """Export the journal's metrics; its own thread observes syncs."""
         syncs = SharedHistogram(
             "dispatcher_journal_fsync_duration_seconds",
             "Time to make a group of batches durable.",
@@ -231,11 +231,11 @@ class Metrics:
         journal.on_sync = syncs.observe
 
     def watch_record(self, writer: RecordWriter) -> None:
-        """Export what the record takes, and what it lacks."""
+        """Export the record's metrics."""
         self._sources.append(lambda: collectors.of_record(writer))
 
     def step_planned(self, step: StepPlanned) -> None:
-        """Observe the quality of a plan and what its samples went through."""
+        """Observe the quality of a plan, and the delays of its samples."""
         plan, even = step.plan, step.plan.even_time
         costs = plan.cost.sum(axis=1).tolist()
         for split, cost in zip(
@@ -253,7 +253,7 @@ class Metrics:
         self._per_rank.planned(costs)
 
     def _padding(self, step: StepPlanned) -> int:
-        """Tokens computed for layout's sake only: what pads samples, and fillers, of a token."""
+        """Return the padding tokens computed: of samples, and of fillers, one token each."""
         counts = step.plan.counts
         full = counts[counts > 0]
         multiple = self._config.sample_length_multiple
