@@ -17,7 +17,7 @@ from rollout_dispatcher.payload import InJournal, InMemory, Payload, Reference, 
 from rollout_dispatcher.spans import ROWS, SAMPLES, TOKENS, SpanLayout
 
 #: Group sizes that are no number of members: nobody has said; said when the group is closed.
-SIZE_NOT_TOLD, SIZE_AT_CLOSE = 0, -1
+SIZE_UNKNOWN, SIZE_AT_CLOSE = 0, -1
 
 #: Names that a micro-batch computes by itself; a field of that name would hide or be hidden.
 RESERVED = frozenset({"cu_seqlens", "max_seqlen", "loss_weights", "loss_scale", "loss_scales"})

@@ -20,7 +20,7 @@ from rollout_dispatcher.protocol.assemble import (
 from rollout_dispatcher.protocol.frame import FrameLimits, FrameReader
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.sample import (
-    SIZE_NOT_TOLD,
+    SIZE_UNKNOWN,
     DType,
     Field,
     Sample,
@@ -144,7 +144,7 @@ def test_gathering_copies_no_field_of_some_size() -> None:
 
 def test_group_sizes_come_from_the_push_then_from_the_default() -> None:
     push, payload = make_push("p", 0, [1, 1], group_ids=["g", None])
-    assert [s.group_size for s in pushed(push, payload)] == [SIZE_NOT_TOLD, 1]
+    assert [s.group_size for s in pushed(push, payload)] == [SIZE_UNKNOWN, 1]
     assert [s.group_size for s in pushed(push, payload, 8)] == [8, 1]
     told = push.model_copy(update={"group_sizes": [4, 4]})
     assert [s.group_size for s in pushed(told, payload, 8)] == [4, 1]

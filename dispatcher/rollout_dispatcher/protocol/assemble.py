@@ -25,7 +25,7 @@ from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
 from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import (
     SIZE_AT_CLOSE,
-    SIZE_NOT_TOLD,
+    SIZE_UNKNOWN,
     Sample,
     SamplesByField,
     Schema,
@@ -47,7 +47,7 @@ def samples_of(
     payloads: Iterable[Payload] = spans if push.places is None else _placed(push, spans)
     sizes: Iterable[int] = repeat(1)
     if push.group_ids is not None:
-        default = SIZE_NOT_TOLD if group_size is None else group_size
+        default = SIZE_UNKNOWN if group_size is None else group_size
         given: Iterable[int] = repeat(default)
         if push.group_sizes is not None:
             given = (size or SIZE_AT_CLOSE for size in push.group_sizes)

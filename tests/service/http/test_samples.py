@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.sample import SIZE_NOT_TOLD, DType, Field, Sample, Schema
+from rollout_dispatcher.sample import SIZE_UNKNOWN, DType, Field, Sample, Schema
 from rollout_dispatcher.service.http.samples import read_samples
 from rollout_dispatcher.service.http.tensors import Reading
 from tests.support.bodies import finish, parse_body
@@ -149,7 +149,7 @@ def test_samples_without_an_id_get_one_each() -> None:
     assert len({sample.sample_id for sample in samples}) == 2
 
 
-@pytest.mark.parametrize(("default", "size"), [(None, SIZE_NOT_TOLD), (8, 8)])
+@pytest.mark.parametrize(("default", "size"), [(None, SIZE_UNKNOWN), (8, 8)])
 def test_a_group_that_does_not_say_its_size_gets_the_default(
     default: int | None, size: int
 ) -> None:

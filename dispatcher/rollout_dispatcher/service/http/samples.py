@@ -26,7 +26,7 @@ from rollout_dispatcher.protocol.messages import MAX_FIELDS, Extent, FieldHeader
 from rollout_dispatcher.sample import (
     METADATA,
     SIZE_AT_CLOSE,
-    SIZE_NOT_TOLD,
+    SIZE_UNKNOWN,
     DType,
     Field,
     Sample,
@@ -240,7 +240,7 @@ def _group_size(request: PushRequest, reading: Reading) -> int:
             )
         return 1
     if size is None:
-        return SIZE_NOT_TOLD if reading.group_size is None else reading.group_size
+        return SIZE_UNKNOWN if reading.group_size is None else reading.group_size
     return SIZE_AT_CLOSE if size == AT_CLOSE else int(size)
 
 
