@@ -59,18 +59,27 @@ def expected() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [["--fsdp"], [], ["--slicing", "contiguous"]],
-    ids=["FSDP2", "DDP", "DDP, contiguous"],
+    ("options", "is_stored"),
+    [(["--fsdp"], False), ([], True), (["--slicing", "contiguous"], False)],
+    ids=["FSDP2", "DDP, samples in a store", "DDP, contiguous"],
 )
 def test_four_ranks_that_share_samples_train_as_one_process(
-    tmp_path: Path, options: list[str], expected: dict[str, torch.Tensor]
+    tmp_path: Path,
+    options: list[str],
+    is_stored: bool,
+    expected: dict[str, torch.Tensor],
 ) -> None:
+    stored: dict[str, Any] = {}
+    if is_stored:
+        (payloads := tmp_path / "payloads").mkdir()
+        stored = {"payload_stores": f"file://{payloads}", "inline_limit": "200B"}
+        stored["journal_dir"] = tmp_path / "journal"
     with ServeProcess(
         tmp_path, dp_size=4, global_batch_size=BATCH, micro_batch_tokens=BUDGET, window=1,
-        buffer_capacity=STEPS * BATCH, max_split=4,
+        buffer_capacity=STEPS * BATCH, max_split=4, **stored,
     ) as server:  # fmt: skip
         push(server, rollouts())
+        assert not is_stored or any(payloads.iterdir())
         where = ("--endpoint", server.endpoint, "--weights", tmp_path / "weights.pt")
         with torchrun(tmp_path, 4, "context_parallel.py", *where, *options) as trainers:
             printed = finish(trainers)

@@ -117,7 +117,7 @@ def micro_batch(
     """The frame of one micro-batch: header and payload as buffers to write in order.
 
     block: ranks that train it together, and the place of this one among them. slicing, multiple:
-    what it is sent of samples that are all here, see `Slicing`; None: the whole of them.
+    what it has of its samples, see `Slicing`; None: the whole of them.
     """
     held = SamplesByField.of(samples)
     header: dict[str, object] = {
@@ -141,17 +141,17 @@ def micro_batch(
     if schema.ragged:
         rows = tuple(zip(*held.rows, strict=True))
         header["rows"] = dict(zip(schema.ragged, rows, strict=True))
+    ranges = None
+    if slicing is not None and block[0] > 1:
+        size, place = block
+        ranges = [slicing.ranges(tokens, multiple, place, size) for tokens in held.tokens]
+        header["ranges"] = ranges
     if are_in_memory(held.payloads):
-        ranges = None
-        if slicing is not None and block[0] > 1:
-            size, place = block
-            ranges = [slicing.ranges(tokens, multiple, place, size) for tokens in held.tokens]
-            header["ranges"] = ranges
         payload, nbytes = _gather(schema, held.payloads, held.tokens, rows, ranges)
     else:
         header |= places_of(held.payloads)
         here = [not isinstance(payload, Reference) for payload in held.payloads]
-        payload, nbytes = _gather_some(schema, held, rows, here)
+        payload, nbytes = _gather_some(schema, held, rows, ranges, here)
     return [codec.encode_checked(m.MicroBatch, header, nbytes), *payload]
 
 
@@ -172,7 +172,11 @@ def places_of(payloads: Iterable[Payload | None]) -> dict[str, Any]:
 
 
 def _gather_some(
-    schema: Schema, held: SamplesByField, rows: RowsByField, here: Sequence[bool]
+    schema: Schema,
+    held: SamplesByField,
+    rows: RowsByField,
+    ranges: Sequence[Sequence[tuple[int, int]]] | None,
+    here: Sequence[bool],
 ) -> tuple[list[Buffer], int]:
     """`_gather` of those that are in the frame's payload."""
     spans = list(compress(held.payloads, here))
@@ -184,6 +188,7 @@ def _gather_some(
         spans,
         list(compress(held.tokens, here)),
         [list(compress(counts, here)) for counts in rows],
+        None if ranges is None else list(compress(ranges, here)),
     )
 
 

@@ -914,8 +914,8 @@ class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
     cp_size: DP ranks of the block that trains it together: a power of two, and the first of them is
         a multiple of it. All get it at the same index. Left out where the rank trains it alone.
     cp_rank: place of this rank in its block; the samples count for the first. Left out if 0.
-    ranges: of each sample the tokens that the payload has of its per-token fields, as pairs of the
-        first and the one behind the last; left out where it has all.
+    ranges: of each sample the tokens whose values of per-token fields the payload has, or the rank
+        fetches, as pairs of the first and the one behind the last; left out where these are all.
     """
 
     each = (*HasSamples.each, "group_numbers", "ranges")
@@ -930,7 +930,7 @@ class MicroBatch(HasSamples, code=14, optional=("attempt", "cp_rank")):
 
     @property
     def tokens_held(self) -> list[int]:
-        """Tokens of each sample that the payload has."""
+        """Tokens of each sample that this rank has."""
         if self.ranges is None:
             return self.tokens
         return [sum(stop - start for start, stop in own) for own in self.ranges]

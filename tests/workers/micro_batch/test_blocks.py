@@ -1,5 +1,6 @@
 """Micro-batches of several ranks: each row is on one of them, with what it predicts."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
 from rollout_dispatcher.errors import ConfigError, ProtocolError
+from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import assemble
+from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.slices import Slicing
-from rollout_dispatcher.sample import Sample
+from rollout_dispatcher.sample import DType, Field, Sample, Schema
+from rollout_dispatcher.transport.memory import uninitialised
 from rollout_workers.micro_batch.blocks import (
     Blocks,
     block_sum,
@@ -27,8 +31,13 @@ from rollout_workers.micro_batch.loss import LossConfig
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.process_group import Place
 from rollout_workers.rank.held_steps import Received
+from rollout_workers.rank.payload import cut, lay_out
+from rollout_workers.stores.file import FileStore
+from rollout_workers.stores.interface import Missing, PayloadStore, part_of
+from rollout_workers.stores.registry import OpenedStores
 from tests.workers.micro_batch.batches import HEADER, received
-from tests.workers.support.peers import sample
+from tests.workers.support.peers import SCHEMA, arrived, sample
+from tests.workers.support.stored import make_store, put
 
 #: Of 11 and 3 tokens, of which the loss counts every other one.
 SAMPLES = (
@@ -116,6 +125,75 @@ def test_a_rank_that_was_sent_whole_samples_makes_the_same_of_them(
         for name in expected:
             assert torch.equal(found[name], expected[name]), name
         assert (found.tokens, found.lengths) == (expected.tokens, expected.lengths)
+
+
+@pytest.mark.parametrize("reads_parts", [True, False])
+def test_ranks_fetch_their_slices_of_samples_in_stores(tmp_path: Path, reads_parts: bool) -> None:
+    how, long = config(group_of(4)), sample(list(range(8_000)), [1] * 8_000, "long")
+    store = make_store(f"file://{tmp_path / 'store'}")
+    placed = (*put(store, "p.1/0", long), SAMPLES[0])
+    stores = OpenedStores(lambda _: store if reads_parts else Whole(store))
+    stores.allow([store.address])
+    nbytes = []
+    for rank in range(4):
+        frame = assemble.micro_batch(3, 1, placed, block=(4, rank), slicing=Slicing.ZIGZAG)
+        header, carried = arrived(frame)
+        assert isinstance(header, m.MicroBatch)
+        payload, parts = lay_out(SCHEMA, header, carried, uninitialised)
+        references = [reference for reference in header.references(SCHEMA) if reference]
+        before = bytes_read()
+        assert stores.get_into(references, payload, parts) == [None]
+        nbytes.append(bytes_read() - before)
+        found = collate(Received(header, payload, cut(SCHEMA, header, payload)), HEADER, how)
+        expected = of_rank(how, 4, rank, long, SAMPLES[0])
+        assert found.keys() == expected.keys()
+        for name in expected:
+            assert torch.equal(found[name], expected[name]), name
+    overhead = 600  # headers of files, the counter itself, and the token behind each piece
+    if reads_parts:
+        assert sum(nbytes) <= long.nbytes + 4 * overhead
+        assert max(nbytes) <= long.nbytes / 4 + overhead
+    else:
+        assert min(nbytes) >= long.nbytes
+
+
+class Whole(FileStore):
+    """A store that returns whole objects alone."""
+
+    def __init__(self, store: FileStore) -> None:
+        super().__init__(store.address, store.root)
+
+    get_into = PayloadStore.get_into
+
+    def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
+        there = (self.root / references[0].stored.key).read_bytes()[-references[0].stored.nbytes :]
+        return [part_of(memoryview(there), reference) for reference in references]
+
+
+def bytes_read() -> int:
+    """By this thread so far."""
+    text = Path("/proc/thread-self/io").read_text()
+    return int(text.split()[1])
+
+
+def test_nothing_is_fetched_of_a_sample_that_has_no_token_for_a_rank(tmp_path: Path) -> None:
+    schema = Schema((Field("input_ids", DType.INT64),))
+    short = SAMPLES[1]._replace(schema=schema, payload=memoryview(bytes(24)))
+    store = make_store(f"file://{tmp_path / 'store'}")
+    stores = OpenedStores(lambda _: store)
+    stores.allow([store.address])
+    placed = put(store, "p.1/0", short)
+    store.release(["p.1/0"])
+    missing = []
+    for rank in range(4):
+        header, carried = arrived(
+            assemble.micro_batch(3, 1, placed, block=(4, rank), slicing=Slicing.ZIGZAG)
+        )
+        assert isinstance(header, m.MicroBatch)
+        payload, parts = lay_out(schema, header, carried, uninitialised)
+        references = [reference for reference in header.references(schema) if reference]
+        missing.append([bool(each) for each in stores.get_into(references, payload, parts)])
+    assert missing == [[True], [True], [True], [False]]
 
 
 def test_slices_for_another_padding_are_an_error() -> None:

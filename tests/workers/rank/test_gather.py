@@ -10,17 +10,28 @@ from hypothesis import strategies as st
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import assemble
 from rollout_dispatcher.protocol import messages as m
+from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.sample import Sample, Schema
-from rollout_workers.rank.payload import Whole, lay_out
-from tests.support.samples import make_sample, span_of
+from rollout_workers.rank.held_steps import HeldStep
+from rollout_workers.rank.payload import lay_out
+from tests.support.samples import span_of
 from tests.support.schemas import rows, schemas
-from tests.workers.support.peers import arrived
+from tests.workers.support.peers import arrived, sample, step
 from tests.workers.support.stored import referenced
 
+#: Ranks of a block, and one of them.
+blocks = st.sampled_from([(1, 0), (2, 0), (2, 1), (4, 0), (4, 2), (4, 3)])
 
-def sent(samples: list[Sample]) -> tuple[m.MicroBatch, memoryview]:
+
+def sent(
+    samples: list[Sample],
+    block: tuple[int, int] = (1, 0),
+    slicing: Slicing | None = None,
+    multiple: int = 1,
+) -> tuple[m.MicroBatch, memoryview]:
     """A micro-batch as it arrives."""
-    header, payload = arrived(assemble.micro_batch(0, 0, samples))
+    frame = assemble.micro_batch(0, 0, samples, block=block, slicing=slicing, multiple=multiple)
+    header, payload = arrived(frame)
     assert isinstance(header, m.MicroBatch)
     return header, payload
 
@@ -51,17 +62,26 @@ def micro_batches(draw: st.DrawFn) -> tuple[Schema, list[Sample], list[bool]]:
     return schema, samples, stored
 
 
-@given(micro_batches())
-def test_it_is_what_would_have_come_inline(batch: tuple[Schema, list[Sample], list[bool]]) -> None:
+@given(micro_batches(), blocks, st.sampled_from([None, *Slicing]), st.integers(1, 3))
+def test_it_is_what_would_have_come_inline(
+    batch: tuple[Schema, list[Sample], list[bool]],
+    block: tuple[int, int],
+    slicing: Slicing | None,
+    multiple: int,
+) -> None:
     schema, samples, stored = batch
-    _, whole = sent(samples)
+    how = block, slicing, multiple
+    _, whole = sent(samples, *how)
     inside = list(compress(samples, stored))
     placed = iter(referenced(inside))
     each = zip(samples, stored, strict=True)
-    header, payload = sent([next(placed) if there else one for one, there in each])
-    Whole(schema, header, header.places or ()).check_carried(payload.nbytes)
+    header, payload = sent([next(placed) if there else one for one, there in each], *how)
+    held = HeldStep(step(0).model_copy(update={"fields": m.field_headers(schema)}))
+    held.receive(header, payload)
     stored_bytes = memoryview(b"".join(map(span_of, inside)))
     found, parts = lay_out(schema, header, payload, memory)
+    fetched = sum(part.nbytes for own in parts for part in own)
+    assert abs(held.referenced[0] - fetched) <= 7 * len(schema.fields), "but for padding"
     for reference, own in zip(filter(None, header.references(schema)), parts, strict=True):
         assert all(part.source + part.nbytes <= reference.nbytes for part in own)
         for source, target, nbytes in own:
@@ -71,9 +91,9 @@ def test_it_is_what_would_have_come_inline(batch: tuple[Schema, list[Sample], li
 
 
 def test_a_frame_of_another_size_is_an_error() -> None:
-    inline, there = make_sample("a", 2), make_sample("b", 3)
+    inline, there = sample([1, 2]), sample([3, 4, 5])
     header, payload = sent([inline, *referenced([there])])
     with pytest.raises(
-        ProtocolError, match="describes 16 payload bytes beside what lies elsewhere"
+        ProtocolError, match="describes 32 payload bytes beside what lies elsewhere"
     ):
-        Whole(inline.schema, header, header.places or ()).check_carried(payload.nbytes + 8)
+        HeldStep(step(0)).receive(header, memoryview(bytes(payload.nbytes + 8)))

@@ -29,7 +29,7 @@ from rollout_dispatcher.errors import ProtocolError, StepContractError
 from rollout_dispatcher.payload import Reference
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory, copy_bytes
-from rollout_workers.rank.payload import Block, Whole, cut
+from rollout_workers.rank.payload import Block, carried_blocks, cut
 
 
 class HeldState(StrEnum):
@@ -68,8 +68,8 @@ class HeldStep:
 
     begun: the training loop has asked for one of its micro-batches. handed_out: how often it has
     got one. missing_refs: by index of micro-batch, references to samples that are not fetched yet;
-    the header and inline samples have arrived. referenced: bytes of the samples in stores, fetched
-    or not, of the micro-batches that have any. asked: those whose samples are being fetched, or
+    the header and inline samples have arrived. referenced: bytes to fetch from stores, fetched or
+    not, of the micro-batches that have any. asked: those whose samples are being fetched, or
     were. fetching: those that are being fetched. missing: ids of samples that are gone, and why.
     reported: the dispatcher was sent whether the step is resolved.
     """
@@ -108,11 +108,17 @@ class HeldStep:
         if header.places is None:
             received = Received(header, payload, cut(schema, header, payload))
         else:
-            Whole(schema, header, header.places).check_carried(payload.nbytes)
+            described = carried_blocks(schema, header)[1]
+            if described != payload.nbytes:
+                raise ProtocolError(
+                    f"micro-batch {header.index} of step {header.step} describes {described} "
+                    f"payload bytes beside what lies elsewhere, the frame carries {payload.nbytes}"
+                )
             received = Received(header, payload, ())
             references = [reference for reference in header.references(schema) if reference]
             self.missing_refs[header.index] = references
-            self.referenced[header.index] = sum(reference.nbytes for reference in references)
+            nbytes = schema.blocks(header.tokens_held, header.rows_of(schema))[1]
+            self.referenced[header.index] = nbytes - described
         self.micro_batches.append(received)
 
     def fetched(self, index: int, payload: memoryview) -> None:

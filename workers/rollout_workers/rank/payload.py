@@ -2,19 +2,19 @@
 
 Cutting a field's block out is all there is to packing: no value is moved.
 
-Where some samples lie elsewhere, what would have come in one piece is made of these:
+Where some samples lie in payload stores, the rank makes what would have come in one piece of these:
 
     the frame's payload    a block a field, of the samples that are in it alone
-    spans elsewhere        a sample each, its fields one after the other
+    spans in stores        a sample each, its fields one after the other
     what is made of them   a block a field, of all samples in the micro-batch's order
 
-Elsewhere is a payload store, which puts what it has where it belongs (`get_into`). So each value is
-copied once, and other threads run meanwhile.
+A store writes each part of a span to its place (`get_into`), so each value is copied once, and
+other threads run meanwhile. A rank that trains a sample with others needs its slices of the
+per-token fields alone (`MicroBatch.ranges`): a store that can reads those and no more.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from itertools import accumulate, compress, pairwise
+from collections.abc import Sequence
+from itertools import compress, repeat
 from math import prod
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import DType, Field, Schema
-from rollout_dispatcher.spans import ALIGNMENT, PADDING, aligned
+from rollout_dispatcher.spans import ALIGNMENT, PADDING, TOKENS
 from rollout_dispatcher.transport.memory import Memory, copy_bytes
 from rollout_dispatcher.values import NUMPY_DTYPES
 from rollout_workers.stores.interface import Part
@@ -94,91 +94,52 @@ def arrays(payload: memoryview, blocks: Sequence[Block]) -> dict[str, NDArray[np
     }
 
 
-#: Where a sample's values of a field begin and end in a payload.
-Ends = tuple[int, int]
+def carried_blocks(schema: Schema, header: m.MicroBatch) -> tuple[list[slice], int]:
+    """The blocks of a frame's payload, of the samples that are in it, and their bytes.
 
-
-class Whole:
-    """The payload of all samples of a micro-batch.
-
-    places: of each sample where its span lies, or None if it is in the frame's payload. rows: of
-    the ragged fields. nbytes: of the whole payload. Raises ProtocolError for rows of other fields
-    than the schema's.
+    Raises ProtocolError for rows of other fields than the schema's.
     """
-
-    def __init__(self, schema: Schema, header: m.MicroBatch, places: Sequence[object]) -> None:
-        self._schema, self._header, self._places = schema, header, places
-        self.rows = header.rows_of(schema)
-        self._blocks, self.nbytes = schema.blocks(header.tokens, self.rows)
-
-    def check_carried(self, nbytes: int) -> None:
-        """Raise ProtocolError where a frame does not carry what its samples have that are in it."""
-        described = self._carried[1]
-        if described != nbytes:
-            raise ProtocolError(
-                f"micro-batch {self._header.index} of step {self._header.step} describes "
-                f"{described} payload bytes beside what lies elsewhere, the frame carries {nbytes}"
-            )
-
-    def begun(self, carried: memoryview, memory: Memory) -> memoryview:
-        """The payload without the values of spans elsewhere; `carried` was checked."""
-        payload = memory(self.nbytes)
-        if carried.nbytes:
-            taken = [block.start for block in self._carried[0]]  # the end of that in each block
-            for place, *own in self._by_sample():
-                for field, (start, stop) in enumerate(own if place is None else ()):
-                    begin = taken[field]
-                    taken[field] = end = begin + stop - start
-                    copy_bytes(payload[start:stop], carried[begin:end])
-        for block in self._blocks:
-            padding = PADDING[block.stop % ALIGNMENT]
-            payload[block.stop : block.stop + len(padding)] = padding
-        return payload
-
-    def elsewhere(self) -> list[list[Ends]]:
-        """Of each span elsewhere where its values belong, one a field."""
-        return [own for place, *own in self._by_sample() if place is not None]
-
-    @cached_property
-    def _carried(self) -> tuple[list[slice], int]:
-        """The blocks of the samples that are in the frame, if there are any, and their bytes."""
-        if None not in self._places:
-            return [], 0
-        here = [place is None for place in self._places]
-        tokens = list(compress(self._header.tokens, here))
-        return self._schema.blocks(tokens, [list(compress(each, here)) for each in self.rows])
-
-    @cached_property
-    def _values(self) -> list[list[Ends]]:
-        """Of each field where the values of each sample belong."""
-        counts = (self._header.tokens, [1] * len(self._places), *self.rows)
-        fields = zip(self._blocks, self._schema.units, strict=True)
-        return [_one_by_one(block.start, unit, counts[by]) for block, (unit, by) in fields]
-
-    def _by_sample(self) -> Iterator[tuple[object, *tuple[Ends, ...]]]:
-        """Of each sample its place, and where its values belong."""
-        return zip(self._places, *self._values, strict=True)
+    here = [place is None for place in header.places or ()]
+    if not any(here):
+        return [], 0
+    rows = [list(compress(each, here)) for each in header.rows_of(schema)]
+    return schema.blocks(list(compress(header.tokens_held, here)), rows)
 
 
 def lay_out(
     schema: Schema, header: m.MicroBatch, carried: memoryview, memory: Memory
 ) -> tuple[memoryview, list[list[Part]]]:
-    """The payload of all samples, where those have to be filled in yet that lie in payload stores.
+    """The payload of all samples, with the values of those that are in the frame.
 
-    Also where the parts of each of them go, in their order. carried: what came in the frame.
+    Also the parts that are still to be filled in: of each sample in a payload store, in their
+    order, those of its span that this rank has. carried: the frame's payload, of the size that
+    `carried_blocks` says.
     """
-    whole = Whole(schema, header, header.places or ())
-    return whole.begun(carried, memory), [list(_parts(own)) for own in whole.elsewhere()]
-
-
-def _parts(values: Sequence[Ends]) -> Iterator[Part]:
-    """Those of a span, one a field."""
-    source = 0
-    for start, stop in values:
-        yield Part(source, start, stop - start)
-        source = aligned(source + stop - start)
-
-
-def _one_by_one(start: int, unit: int, counts: Sequence[int]) -> list[Ends]:
-    """Where so many units each lie, one behind the other, from `start` on."""
-    return list(pairwise(accumulate([unit * count for count in counts], initial=start)))
+    rows = header.rows_of(schema)
+    blocks, nbytes = schema.blocks(header.tokens_held, rows)
+    payload, filled = memory(nbytes), [block.start for block in blocks]
+    taken = [block.start for block in carried_blocks(schema, header)[0]]
+    elsewhere = list[list[Part]]()
+    samples = zip(header.places or (), header.ranges or repeat(None), strict=False)
+    for at, (place, ranges) in enumerate(samples):
+        parts = list[Part]()
+        spans = schema.slices(header.tokens[at], [each[at] for each in rows])
+        for field, (span, (unit, by)) in enumerate(zip(spans, schema.units, strict=True)):
+            held = [(0, span.stop - span.start)]
+            if ranges is not None and by == TOKENS:
+                held = [(unit * start, unit * stop) for start, stop in ranges]
+            begin = filled[field]
+            for start, stop in held:
+                parts.append(Part(span.start + start, filled[field], stop - start))
+                filled[field] += stop - start
+            if place is None:
+                size = filled[field] - begin
+                first = taken[field]
+                copy_bytes(payload[begin : begin + size], carried[first : first + size])
+                taken[field] += size
+        if place is not None:
+            elsewhere.append(parts)
+    for block in blocks:
+        padding = PADDING[block.stop % ALIGNMENT]
+        payload[block.stop : block.stop + len(padding)] = padding
+    return payload, elsewhere

@@ -164,13 +164,21 @@ class OpenedStores:
         memory: memoryview,
         parts: Sequence[Sequence[Part]],
     ) -> list[Missing | None]:
-        """Parts of each where they belong in some memory; what is missing."""
-        found = dict[int, Missing | None]()
-        for address, places in _by_store(references).items():
+        """Parts of each where they belong in some memory; what is missing.
+
+        An object of which nothing is needed counts as there.
+        """
+        found: list[Missing | None] = [None] * len(references)
+        by_store: dict[str, list[int]] = {}
+        for at, reference in enumerate(references):
+            if parts[at]:
+                by_store.setdefault(reference.stored.store, []).append(at)
+        for address, places in by_store.items():
             wanted = [references[at] for at in places], memory, [parts[at] for at in places]
             with self._asking(address, ProtocolError) as store:
-                found.update(zip(places, store.get_into(*wanted), strict=True))
-        return [found[at] for at in range(len(references))]
+                for at, missing in zip(places, store.get_into(*wanted), strict=True):
+                    found[at] = missing
+        return found
 
     def release(self, address: str, keys: Sequence[str]) -> list[str]:
         """The keys of what is still there."""
@@ -253,11 +261,3 @@ def _checked(stored: object, address: str, nbytes: int) -> StoredObject:
     if (stored.store, stored.nbytes) != (address, nbytes):
         raise StoreFailed(address, f"it has put {stored}, and was given {nbytes} bytes")
     return stored
-
-
-def _by_store(references: Sequence[Reference]) -> dict[str, list[int]]:
-    """Indices of references, by where these lie."""
-    found: dict[str, list[int]] = {}
-    for at, reference in enumerate(references):
-        found.setdefault(reference.stored.store, []).append(at)
-    return found
