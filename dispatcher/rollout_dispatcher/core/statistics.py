@@ -198,7 +198,7 @@ class Statistics(_Table):
         "cause")
     in_flight: int = _gauge(
         "samples_in_flight", "Samples of open steps.",
-        lambda parts: sum(step.num_samples for step in parts.ledger.steps.uncommitted()))
+        lambda parts: parts.ledger.steps.in_flight)
     open_steps: int = _gauge(
         "open_steps",
         "Steps planned, not committed, and open to ranks: at most --max-open-steps.",

@@ -22,7 +22,7 @@ which steps were released, and a checkpoint may commit or rewind them. Invariant
 delivered only once it is a fact, and no attempt has two plans.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -37,15 +37,7 @@ from rollout_dispatcher.core.effects import (
 from rollout_dispatcher.core.facts import AppendFact, DropReason, Withdrawn
 from rollout_dispatcher.core.steps.generation import Generation, SizeCheck
 from rollout_dispatcher.core.steps.rank_state import RankHello, RankState, Unresolved
-from rollout_dispatcher.core.steps.step import (
-    CpSizes,
-    MicroBatches,
-    OpenStep,
-    OpenSteps,
-    StepEvent,
-    StepState,
-    planned,
-)
+from rollout_dispatcher.core.steps.step import OpenStep, OpenSteps, StepEvent, StepState, planned
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError
 from rollout_dispatcher.payload import Reference
 from rollout_planner.types import Plan
@@ -244,22 +236,14 @@ class StepLedger:
 
         usual_loss: loss tokens of the mean arrival.
         """
-        dp_size = self.generation.dp_size
-        step = self.steps.add(
-            _lay_out(plan, entries), dp_size, now, plan.cost,
-            usual_loss=usual_loss, slowness=plan.slowness, cp_sizes=_blocks(plan),
-        )  # fmt: skip
+        step = self.steps.add(plan, entries, self.generation.dp_size, now, usual_loss)
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
         """Give an unplanned step a plan; returns its delivery, and of the steps that waited for
         it.
         """
-        dp_size = self.generation.dp_size
-        self.steps.replace(
-            number, _lay_out(plan, entries), dp_size, plan.cost, plan.slowness,
-            cp_sizes=_blocks(plan),
-        )  # fmt: skip
+        self.steps.replan(number, plan, entries, self.generation.dp_size)
         return self._deliver_after(number - 1)
 
     def open_waiting(self) -> list[Effect]:
@@ -267,7 +251,7 @@ class StepLedger:
         step = self.steps.open_waiting()
         return [Redelivered(step.number, "rewind"), *self._deliver_after(step.number - 1)]
 
-    def resume(self, after: int, rewound: Iterable[OpenStep]) -> None:
+    def resume(self, after: int, rewound: Sequence[OpenStep]) -> None:
         """Resume the generation after step `after`: with the `rewound` steps, then with the open
         ones.
         """
@@ -311,14 +295,6 @@ class StepLedger:
     def hungry(self) -> bool:
         """Whether some DP rank waits for a step that is not planned yet (is *hungry*)."""
         return self.generation.waits_after(self.steps.last_opened)
-
-
-def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
-    return plan.laid_out(tuple([entries[at] for at in plan.chosen.tolist()]))
-
-
-def _blocks(plan: Plan) -> CpSizes:
-    return () if plan.cp_sizes is None else tuple(map(tuple, plan.cp_sizes.tolist()))
 
 
 class Attempts:

@@ -34,11 +34,11 @@ Invariant: numbers have no gap, from the first open step over the waiting ones t
 that "committed" and "opened" are one number each.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain, count, pairwise, takewhile
+from itertools import count, pairwise, takewhile
 from operator import attrgetter
 from typing import Self, TypeVar
 
@@ -47,7 +47,7 @@ from rollout_dispatcher.core.buffer.phases import NextStep
 from rollout_dispatcher.core.facts import Planned
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
 from rollout_dispatcher.sample import Sample
-from rollout_planner.types import FloatArray, digest_of
+from rollout_planner.types import FloatArray, Plan, digest_of
 
 
 class StepState(StrEnum):
@@ -155,6 +155,18 @@ class OpenStep:
     def fits(self, dp_size: int) -> bool:
         """Whether the step has a plan for `dp_size` DP ranks."""
         return bool(self.digest) and self.dp_size == dp_size
+
+    def with_plan(self, plan: Plan, entries: Sequence[Entry], dp_size: int) -> "OpenStep":
+        """The same step with this plan of `entries`, for `dp_size` DP ranks."""
+        micro_batches = plan.laid_out(tuple([entries[at] for at in plan.chosen.tolist()]))
+        cp_sizes = () if plan.cp_sizes is None else tuple(map(tuple, plan.cp_sizes.tolist()))
+        digest = step_digest(
+            self.number, micro_batches, self.attempt, self.usual_loss, cp_sizes=cp_sizes
+        )
+        return replace(
+            self, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
+            dp_size=dp_size, planned_cost=plan.cost, slowness=plan.slowness, cp_sizes=cp_sizes,
+        )  # fmt: skip
 
     def check_attempt(self, attempt: int, *, begun: bool) -> None:
         """Raise ProtocolError for an attempt newer than ours, or, if training began, not exactly
@@ -273,28 +285,31 @@ class GroupTotals:
 
 
 class OpenSteps(Mapping[int, OpenStep]):
-    """Open steps by number, and those that wait behind them."""
+    """Open steps by number; waiting steps follow them."""
 
     def __init__(self) -> None:
-        self._open: dict[int, OpenStep] = {}
-        self._waiting: deque[OpenStep] = deque()
+        self._steps: dict[int, OpenStep] = {}  # open and waiting, in order
+        #: Number of the next step to be planned.
+        self.next_number = 0
         #: Number of the last opened step, -1 for none.
         self.last_opened = -1
         #: Attempts at steps that were withdrawn, and are to be planned, by number.
         self.withdrawn: dict[int, int] = {}
 
     def __getitem__(self, number: int) -> OpenStep:
-        return self._open[number]
+        if number > self.last_opened:
+            raise KeyError(number)
+        return self._steps[number]
 
     def find(self, number: int) -> OpenStep | None:
         """`get` without the KeyError that `Mapping.get` catches; called for each micro-batch."""
-        return self._open.get(number)
+        return self._steps.get(number) if number <= self.last_opened else None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._open)
+        return iter(range(self.committed + 1, self.last_opened + 1))
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self.last_opened - self.committed
 
     def restore(
         self,
@@ -307,41 +322,35 @@ class OpenSteps(Mapping[int, OpenStep]):
         """Start from the steps of an earlier process: the first `room` are open, the others
         wait.
         """
-        self.withdrawn, self._waiting = dict(withdrawn), deque(steps)
-        self.last_opened = next_step - len(self._waiting) - 1
-        while self._waiting and len(self._open) < room:
-            self.open_waiting()
+        self.withdrawn, self.next_number = dict(withdrawn), next_step
+        self._steps = {step.number: step for step in steps}
+        self.last_opened = min(self.committed + room, next_step - 1)
 
-    # -- what there is ----------------------------------------------------------------------
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next step to be planned."""
-        return self.last_opened + len(self._waiting) + 1
+    # -- reading ------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """How many steps are planned and not open yet."""
-        return len(self._waiting)
+        """Number of steps that are planned and not open yet."""
+        return self.next_number - 1 - self.last_opened
 
     @property
     def last_planned(self) -> OpenStep:
         """The last planned step; there has to be an uncommitted one."""
-        return self._waiting[-1] if self._waiting else self._open[self.next_number - 1]
+        return self._steps[self.next_number - 1]
 
     def uncommitted(self) -> list[OpenStep]:
         """Every step that is planned and not committed, by number."""
-        return list(self._in_order())
+        return list(self._steps.values())
 
     @property
     def in_flight(self) -> int:
         """Samples of all uncommitted steps."""
-        return sum(step.num_samples for step in self._in_order())
+        return sum(step.num_samples for step in self._steps.values())
 
     @property
     def committed(self) -> int:
         """The last committed step, -1 for none."""
-        return self.last_opened - len(self._open)
+        return self.next_number - 1 - len(self._steps)
 
     @property
     def next(self) -> NextStep:
@@ -350,8 +359,8 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     @property
     def attempts(self) -> dict[int, int]:
-        """At each step that is planned and not committed."""
-        return {step.number: step.attempt for step in self._in_order()}
+        """Attempt of each uncommitted step."""
+        return {number: step.attempt for number, step in self._steps.items()}
 
     @property
     def last_announced(self) -> int:
@@ -362,77 +371,46 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def unplanned(self, dp_size: int) -> OpenStep | None:
         """The first open step that has no plan for so many DP ranks."""
-        return next((step for step in self._open.values() if not step.fits(dp_size)), None)
+        return next((step for step in self.values() if not step.fits(dp_size)), None)
 
     def unreleased(self) -> list[OpenStep]:
         """Open steps that are not released, in order."""
-        return [step for step in self._open.values() if step.state is not StepState.RELEASED]
+        return [step for step in self.values() if step.state is not StepState.RELEASED]
 
-    # -- what becomes of them ---------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------
 
     def add(
-        self,
-        micro_batches: MicroBatches,
-        dp_size: int,
-        now: float,
-        cost: FloatArray | None = None,
-        *,
-        usual_loss: float = 0.0,
-        slowness: tuple[float, ...] | None = None,
-        cp_sizes: CpSizes = (),
+        self, plan: Plan, entries: Sequence[Entry], dp_size: int, now: float, usual_loss: float
     ) -> OpenStep:
-        """Add the next step; it is open at once unless others wait. cost: see
-        `OpenStep.planned_cost`.
+        """Add the next step; it is open at once unless others wait.
 
         usual_loss: loss tokens of the mean arrival.
         """
-        number = self.next_number
+        number, waiting = self.next_number, self.waiting
         attempt = self.withdrawn.pop(number, -1) + 1
-        digest = step_digest(number, micro_batches, attempt, usual_loss, cp_sizes=cp_sizes)
-        step = OpenStep(
-            number, micro_batches, digest, now,
-            dp_size=dp_size, planned_cost=cost, slowness=slowness, attempt=attempt,
-            usual_loss=usual_loss, cp_sizes=cp_sizes,
-        )  # fmt: skip
-        if self._waiting:  # it was being planned when the trainer rewound
-            self._waiting.append(step)
-        else:
-            self._open[number] = step
+        step = OpenStep(number, (), "", now, attempt=attempt, usual_loss=usual_loss)
+        self._steps[number] = step = step.with_plan(plan, entries, dp_size)
+        self.next_number += 1
+        if not waiting:  # else it was being planned when the trainer rewound
             self.last_opened = number
         return step
 
-    def replace(
-        self,
-        number: int,
-        micro_batches: MicroBatches,
-        dp_size: int,
-        cost: FloatArray | None = None,
-        slowness: tuple[float, ...] | None = None,
-        *,
-        cp_sizes: CpSizes = (),
-    ) -> None:
+    def replan(self, number: int, plan: Plan, entries: Sequence[Entry], dp_size: int) -> None:
         """Give an open step a new plan, for `dp_size` DP ranks."""
-        before = self._open[number]
-        digest = step_digest(
-            number, micro_batches, before.attempt, before.usual_loss, cp_sizes=cp_sizes
-        )
-        self._open[number] = replace(
-            before, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
-            dp_size=dp_size, planned_cost=cost, slowness=slowness, cp_sizes=cp_sizes,
-        )  # fmt: skip
+        self._steps[number] = self._steps[number].with_plan(plan, entries, dp_size)
 
     def withhold(self, number: int) -> None:
         """Move this unreleased step, and all open ones after it, back to PLANNED: it has lost
         samples.
         """
-        for step in self._open.values():
+        for step in self.values():
             if step.number >= number:
                 step.move(StepEvent.SAMPLES_LOST)
 
     def remove_samples(self, number: int, lost: Collection[Entry]) -> OpenStep:
         """Remove lost samples from a step, which loses its plan; returns the step without them."""
         self.withhold(number)
-        return self._replace_samples(self._open[number], self._open[number].without(lost))
+        return self._replace_samples(self._steps[number], self._steps[number].without(lost))
 
     def renumber(self, number: int) -> list[OpenStep]:
         """Close the gap of a step that has lost all samples: move those of each later step up by
@@ -440,70 +418,53 @@ class OpenSteps(Mapping[int, OpenStep]):
 
         Withdraws the last step. Returns the others, which have lost their plans.
         """
-        after = [step for step in self._in_order() if step.number >= number]
+        after = [step for step in self._steps.values() if step.number >= number]
         moved = [
             self._replace_samples(empty, full.micro_batches) for empty, full in pairwise(after)
         ]
-        last = after[-1]
+        self.next_number, last = self._steps.popitem()
         self.withdrawn[last.number] = last.attempt
-        if self._waiting:
-            self._waiting.pop()
-        else:
-            del self._open[last.number]
-            self.last_opened -= 1
+        self.last_opened = min(self.last_opened, last.number - 1)
         return moved
 
     def withdraw_all(self) -> list[OpenStep]:
         """Withdraw every uncommitted step; returns them, the newest first."""
         gone = self.uncommitted()[::-1]
-        self.withdrawn |= {step.number: step.attempt for step in gone}
-        self.last_opened = self.committed
-        self._open, self._waiting = {}, deque()
+        self.withdrawn |= self.attempts
+        self.last_opened, self.next_number = self.committed, self.committed + 1
+        self._steps.clear()
         return gone
 
     def _replace_samples(self, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
         """Give a step other samples, and no plan."""
-        found = replace(
+        self._steps[step.number] = found = replace(
             step, micro_batches=micro_batches, digest="", planned_cost=None,
             attempt=step.attempt + 1, cp_sizes=(),
         )  # fmt: skip
-        if step.number in self._open:
-            self._open[step.number] = found
-        else:
-            self._waiting[step.number - self._waiting[0].number] = found
         return found
 
     def open_waiting(self) -> OpenStep:
         """Open the first waiting step; there has to be one."""
-        step = self._waiting.popleft()
-        self._open[step.number] = step
-        self.last_opened = step.number
-        return step
+        self.last_opened += 1
+        return self._steps[self.last_opened]
 
     def start_over(self) -> None:
         """Move all open steps back to PLANNED for a new generation."""
-        for step in self._open.values():
+        for step in self.values():
             step.move(StepEvent.NEW_GENERATION)
 
     def commit(self, through: int) -> list[OpenStep]:
         """Commit the steps up to `through`, open or waiting; returns them."""
-        done = list(takewhile(lambda step: step.number <= through, self._in_order()))
+        done = list(takewhile(lambda step: step.number <= through, self._steps.values()))
         for step in done:
             step.move(StepEvent.ALL_COMMITTED)
-            if self._open.pop(step.number, None) is None:
-                self._waiting.popleft()
-                self.last_opened = step.number
+            del self._steps[step.number]
+        self.last_opened = max(self.last_opened, self.committed)
         return done
 
-    def rewind(self, steps: Iterable[OpenStep]) -> None:
-        """Put committed `steps`, then the open ones, in front of the waiting steps."""
-        back = [*steps, *self._open.values()]
-        for step in back:
+    def rewind(self, steps: Sequence[OpenStep]) -> None:
+        """Put the last committed `steps`, then the open ones, in front of the waiting steps."""
+        for step in (*steps, *self.values()):
             step.move(StepEvent.REWOUND)
-        if back:
-            self.last_opened = back[0].number - 1
-        self._waiting.extendleft(reversed(back))
-        self._open = {}
-
-    def _in_order(self) -> Iterator[OpenStep]:
-        return chain(self._open.values(), self._waiting)
+        self._steps = {step.number: step for step in steps} | self._steps
+        self.last_opened = self.committed
