@@ -268,7 +268,7 @@ class DispatcherCore:
         if hello.taken >= 0:
             self._rank_time.step_taken()
         self._parts.stall_detector.joined(hello.dp_rank, now)
-        self._rank_departures.joined(hello.dp_rank, hello.client_id)
+        self._rank_departures.joined(hello.dp_rank)
         if hello.generation is None and (advice := self.advice):
             effects.append(Advised(advice))
         effects += self._parts.attempts.drop_unresolved()
@@ -283,7 +283,6 @@ class DispatcherCore:
         self._rank_time.charge(now)
         self._ledger.leave(dp_rank, client_id, for_good=for_good)
         self._rank_departures.left(dp_rank, client_id, now)
-        self._lifecycle.forget_notified(client_id)
         return self._to_decision(self._settle_and_limit_ranks(now))
 
     def seen(self, dp_rank: int, now: float) -> None:

@@ -94,9 +94,8 @@ class Lifecycle:
         #: Whether the run is over: the stream has ended and every step is committed, or the ranks
         #: have finished.
         self.drained = False
-        self._notified: set[str] = set()
         self._not_notified = self._ledger.generation.filtered(
-            lambda rank: rank.connected and rank.client_id not in self._notified
+            lambda rank: rank.connected and not rank.end_sent
         )
 
     @property
@@ -114,8 +113,8 @@ class Lifecycle:
     def end(self, reason: EndReason) -> None:
         """Accept nothing more. FINISHED overrides an earlier reason."""
         if reason is EndReason.FINISHED:  # ranks that were told of another end are told again
-            self._notified.clear()
-            for dp_rank in self._ledger.ranks:
+            for dp_rank, rank in self._ledger.ranks.items():
+                rank.end_sent = False
                 self._ledger.generation.changed(dp_rank)
         elif self.ended:
             return
@@ -124,14 +123,6 @@ class Lifecycle:
     def should_flush(self, ready: int) -> bool:
         """Whether a step of `ready` samples is planned although it may be smaller than a batch."""
         return self.ended and self._can_plan_partial(ready)
-
-    def forget_notified(self, client_id: str) -> None:
-        """A rank's connection is gone or new: tell it of the end (again)."""
-        self._notified.discard(client_id)
-
-    def is_notified(self, client_id: str) -> bool:
-        """Whether a rank was told of the end on its present connection."""
-        return client_id in self._notified
 
     def end_if_done(self, *, flushing: bool) -> list[Effect]:
         """End the ranks' streams if no sample is left to plan, and the run if every step is
@@ -155,15 +146,11 @@ class Lifecycle:
         return self._flush_partial or ready >= self._batch
 
     def _end_ranks(self) -> list[Effect]:
-        generation, notified = self._ledger.generation, self._notified
-        not_notified = self._not_notified.find()
-        if not not_notified:
-            return []
-        dp_ranks = sorted(not_notified)
+        dp_ranks = sorted(self._not_notified.find())
         for dp_rank in dp_ranks:
-            notified.add(generation.ranks[dp_rank].client_id)
-            generation.changed(dp_rank)
-        return [EndRanks(tuple(dp_ranks), self.reason)]
+            self._ledger.ranks[dp_rank].end_sent = True
+            self._ledger.generation.changed(dp_rank)
+        return [EndRanks(tuple(dp_ranks), self.reason)] if dp_ranks else []
 
     def _end(self) -> list[Effect]:
         if self.drained or (self._ledger.steps and not self.finished):
@@ -210,7 +197,6 @@ class Joining:
             effects += ledger.begin(hello)
             self._append(GenerationBegan(generation.number, generation.dp_size))
         deliveries = ledger.join(hello, now)
-        self._lifecycle.forget_notified(hello.client_id)
         committed = ledger.ranks[hello.dp_rank].committed
         effects.append(
             WelcomeRank(hello.client_id, hello.dp_rank, run_id, generation.number, committed)
@@ -257,7 +243,7 @@ class RankDepartures:
         #: When an earlier process's generation began to be waited for, while it is.
         self._restored_at: float | None = None
         self._is_late = False
-        self._limit_sent: dict[str, int] = {}  # by client id
+        self._limited = self._generation.filtered(lambda rank: rank.limit_sent is not None)
 
     def restore(self, now: float) -> None:
         """Ranks of an earlier process's generation have `timeout` seconds from now to come back."""
@@ -266,22 +252,19 @@ class RankDepartures:
 
     # -- ranks come and go ------------------------------------------------------------------
 
-    def joined(self, dp_rank: int, client_id: str) -> None:
+    def joined(self, dp_rank: int) -> None:
         """A DP rank joined, on a new connection."""
         if self._of_generation != self._generation.number:  # earlier ones' ranks are void
             self._of_generation = self._generation.number
             self._restored_at, self._is_late = None, False
             self._away.clear()
-            self._limit_sent.clear()
         self._away.pop(dp_rank, None)
-        self._limit_sent.pop(client_id, None)
 
     def left(self, dp_rank: int, client_id: str, now: float) -> None:
         """A DP rank's connection is gone. To be called after `StepLedger.leave`."""
         rank = self._ledger.ranks.get(dp_rank)
         if rank is not None and rank.client_id == client_id:
             rank.away_since = now
-            self._limit_sent.pop(client_id, None)
             if not rank.gone:
                 self._away[dp_rank] = now
 
@@ -325,13 +308,11 @@ class RankDepartures:
         if self._generation.failed is not None:
             return []
         stopped = self._stopped.find()
-        if not (stopped or self._is_late or self._limit_sent):
+        if not (stopped or self._is_late or self._limited.find()):
             return []
-        departed, finished = (
-            min(self._stops_of_departed(stopped), default=None),
-            min(self._stops_of_finished(stopped), default=None),
-        )
-        if departed is None and finished is None and not self._limit_sent:
+        departed = min(self._stops_of_departed(stopped), default=None)
+        finished = min(self._stops_of_finished(stopped), default=None)
+        if departed is None and finished is None and not self._limited.find():
             return []
         effects = self._limit(
             min((each.last for each in (departed, finished) if each), default=None)
@@ -368,19 +349,13 @@ class RankDepartures:
 
     def _limit(self, last: int | None) -> list[Effect]:
         """Send the last step to connected ranks that were not sent this one."""
-        not_notified = []
+        changed = []
         for dp_rank, rank in sorted(self._ledger.ranks.items()):
-            if (
-                rank.connected
-                and not self._is_done(rank)
-                and self._limit_sent.get(rank.client_id) != last
-            ):
-                not_notified.append(dp_rank)
-                if last is None:
-                    del self._limit_sent[rank.client_id]
-                else:
-                    self._limit_sent[rank.client_id] = last
-        return [LimitSteps(tuple(not_notified), last)] if not_notified else []
+            if rank.connected and not self._is_done(rank) and rank.limit_sent != last:
+                rank.limit_sent = last
+                self._generation.changed(dp_rank)
+                changed.append(dp_rank)
+        return [LimitSteps(tuple(changed), last)] if changed else []
 
     def _wants_step_after(self, rank: RankState, gone: StopPoint) -> bool:
         """Whether a rank waits for a step after the stop point."""
@@ -393,10 +368,7 @@ class RankDepartures:
 
     def _is_done(self, rank: RankState) -> bool:
         """Whether a rank was told of the end and has taken the last step."""
-        return (
-            self._lifecycle.is_notified(rank.client_id)
-            and rank.taken >= self._ledger.steps.last_opened
-        )
+        return rank.end_sent and rank.taken >= self._ledger.steps.last_opened
 
     def _explain(self, gone: StopPoint) -> DispatcherError:
         rank = self._ledger.ranks.get(gone.dp_rank)

@@ -18,7 +18,7 @@ asked again until it does. No worker is excluded for good.
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from rollout_dispatcher.core.buffer.objects import (
@@ -91,92 +91,90 @@ FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 
 
 @dataclass(slots=True)
-class _Rest:
-    until: float
-    seconds: float
+class _Worker:
+    """One worker.
+
+    request: number of the request that it has not answered. rests: by store, until when it rests,
+    and for how many seconds.
+    """
+
+    request: int | None = None
+    leaving: bool = False
+    rests: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def rested(self, store: str) -> float:
+        """When it may be sent a request about this store."""
+        return self.rests.get(store, (-math.inf, 0.0))[0]
 
 
 class Workers:
-    """Workers by name; who was asked last is the last to be asked again."""
+    """Connected workers by name, the one whose last answer is oldest first."""
 
     def __init__(self) -> None:
-        self._idle: dict[str, None] = {}
-        self._busy: dict[str, int] = {}  # with what, by number
-        self._leaving: set[str] = set()
-        self._rests: dict[tuple[str, str], _Rest] = {}
+        self._workers: dict[str, _Worker] = {}
 
     def __len__(self) -> int:
-        return len(self._idle) + len(self._busy)
+        return len(self._workers)
 
-    def there(self, worker: str) -> None:
-        """It may be asked."""
+    def connected(self, worker: str) -> None:
+        """It may be sent requests."""
         self.gone(worker)
-        self._idle[worker] = None
+        self._workers[worker] = _Worker()
 
     def leaves(self, worker: str) -> None:
-        """It may be asked, but waits to leave."""
-        if worker in self._idle or worker in self._busy:
-            self._leaving.add(worker)
+        """It may be sent requests, but waits to leave."""
+        if (known := self._workers.get(worker)) is not None:
+            known.leaving = True
 
     def gone(self, worker: str) -> None:
-        """It may not."""
-        self._idle.pop(worker, None)
-        self._busy.pop(worker, None)
-        self._leaving.discard(worker)
-        for known in [known for known in self._rests if known[0] == worker]:
-            del self._rests[known]
+        """Its connection is over."""
+        self._workers.pop(worker, None)
 
-    def is_leaving(self, worker: str) -> bool:
-        """Whether it waits to leave."""
-        return worker in self._leaving
-
-    @property
-    def staying(self) -> int:
-        """How many are there that do not wait to leave."""
-        return len(self) - len(self._leaving)
+    def is_last(self, worker: str) -> bool:
+        """Whether it waits to leave, and so does every other worker."""
+        return worker in self._workers and all(one.leaving for one in self._workers.values())
 
     def busy_with(self, worker: str) -> int | None:
-        """What it was asked and has not answered; None for nothing."""
-        return self._busy.get(worker)
+        """Number of the request that it has not answered; None for none."""
+        known = self._workers.get(worker)
+        return None if known is None else known.request
 
-    # -- asking -----------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> Iterator[tuple[str, _Worker]]:
+        return (each for each in self._workers.items() if each[1].request is None)
 
     def ready(self, store: str, now: float) -> str | None:
-        """Who can be asked about this store now."""
-        return next((who for who in self._idle if self._rested(who, store) <= now), None)
+        """The first worker that may be sent a request about this store now."""
+        return next((name for name, one in self._idle if one.rested(store) <= now), None)
 
     def ready_at(self, stores: Iterable[str]) -> float | None:
-        """When somebody can be asked about one of these stores; None if nobody is idle."""
-        return min(
-            (self._rested(who, store) for store in stores for who in self._idle), default=None
-        )
+        """When a worker may be sent a request about one of these stores; None if none is idle."""
+        return min((one.rested(at) for at in stores for _, one in self._idle), default=None)
 
-    def asked(self, worker: str, number: int) -> None:
-        """It is at work."""
-        del self._idle[worker]
-        self._busy[worker] = number
+    def request_sent(self, worker: str, number: int) -> None:
+        """It was sent this request; it goes behind the others."""
+        self._workers[worker] = known = self._workers.pop(worker)
+        known.request = number
 
     def answered(self, worker: str, number: int) -> bool:
-        """It has answered; returns whether it had been asked that."""
-        if self._busy.get(worker) != number:
+        """It answered this request; returns whether it had been sent that."""
+        if self.busy_with(worker) != number:
             return False
-        del self._busy[worker]
-        self._idle[worker] = None
+        self._workers[worker] = known = self._workers.pop(worker)
+        known.request = None
         return True
 
     def succeeded(self, worker: str, store: str) -> None:
-        """It can do that."""
-        self._rests.pop((worker, store), None)
+        """It has carried out a request about this store."""
+        self._workers[worker].rests.pop(store, None)
 
     def failed(self, worker: str, store: str, now: float) -> None:
-        """It could not do that just now."""
-        rest = self._rests.get((worker, store))
-        seconds = FIRST_REST_S if rest is None else min(2 * rest.seconds, LONGEST_REST_S)
-        self._rests[worker, store] = _Rest(now + seconds, seconds)
-
-    def _rested(self, worker: str, store: str) -> float:
-        rest = self._rests.get((worker, store))
-        return -math.inf if rest is None else rest.until
+        """It could not carry out a request about this store."""
+        rests = self._workers[worker].rests
+        seconds = min(2 * rests[store][1], LONGEST_REST_S) if store in rests else FIRST_REST_S
+        rests[store] = now + seconds, seconds
 
 
 #: Objects that a worker is asked to release at a time: as many keys as a message may have.
@@ -308,7 +306,7 @@ class References:
         match event:
             case WorkerThere(worker):
                 self._recall(worker)
-                self.workers.there(worker)
+                self.workers.connected(worker)
             case WorkerLeaves(worker):
                 self.workers.leaves(worker)
             case WorkerGone(worker):
@@ -319,7 +317,7 @@ class References:
 
     def is_last_to_free(self, worker: str) -> bool:
         """Whether a worker that wants to leave is the last that can free the remaining objects."""
-        return self.num_pending > 0 and self.workers.is_leaving(worker) and not self.workers.staying
+        return self.num_pending > 0 and self.workers.is_last(worker)
 
     def _answered(self, answer: Freed | Swept, now: float) -> None:
         """A worker has done what it was asked; what it was not asked, or long ago, is no answer."""
@@ -453,5 +451,5 @@ class References:
     ) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
         self._requests[number] = _StoreRequest(worker, store, objects, ended, now + ANSWER_S)
-        self.workers.asked(worker, number)
+        self.workers.request_sent(worker, number)
         return number

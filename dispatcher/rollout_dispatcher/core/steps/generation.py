@@ -119,7 +119,6 @@ class Generation:
         self.resumed: int | None = None
         #: What it has failed with.
         self.failed: DispatcherError | None = None
-        self._seats: dict[str, int] = {}  # by client id
         self._filters: list[MemoizedFilter] = []
         self._prepared = self.filtered(lambda rank, step: rank.prepared >= step)
         self._committed = self.filtered(lambda rank, step: rank.committed >= step)
@@ -153,7 +152,6 @@ class Generation:
         self.failed = self.resumed = None
         self.inherited = False
         self.ranks.clear()
-        self._seats.clear()
         for memoized in self._filters:
             memoized.forget()
         error = GenerationFenced(
@@ -253,8 +251,8 @@ class Generation:
             )
         if self.failed is not None:
             raise self.failed
-        dp_rank = self._seats.get(hello.client_id, hello.dp_rank)
-        if dp_rank != hello.dp_rank:
+        own = (at for at, rank in self.ranks.items() if rank.client_id == hello.client_id)
+        if (dp_rank := next(own, hello.dp_rank)) != hello.dp_rank:
             raise RankRefused(
                 f"client {hello.client_id} is DP rank {dp_rank} of generation "
                 f"{self.number} and cannot be DP rank {hello.dp_rank} too; give every rank "
@@ -279,10 +277,7 @@ class Generation:
 
     def assign(self, dp_rank: int, rank: RankState) -> None:
         """A rank that may join has this place from now on."""
-        before = self.ranks.get(dp_rank)
-        if before is not None:
-            del self._seats[before.client_id]
-        self.ranks[dp_rank], self._seats[rank.client_id] = rank, dp_rank
+        self.ranks[dp_rank] = rank
         self.changed(dp_rank)
 
     # -- where its ranks go on --------------------------------------------------------------

@@ -142,7 +142,8 @@ class RankState:
     missing samples that are not acted on yet, by step. away_since: when its connection was lost, or
     it said goodbye (`gone`); infinite of a rank that was sent away. lost: it has been away for too
     long. finished: the step after which it has finished the run; discards: without what is not
-    used.
+    used. end_sent, limit_sent: on its present connection, whether it was sent the end of the run,
+    and the last step that it may begin; None: no limit.
     """
 
     client_id: str
@@ -162,6 +163,8 @@ class RankState:
     lost: bool = False
     finished: int | None = None
     discards: bool = False
+    end_sent: bool = False
+    limit_sent: int | None = None
     unresolved: dict[int, Unresolved] = field(default_factory=dict)
     training: Mapping[str, str] = field(default_factory=dict)
 
@@ -209,6 +212,7 @@ class RankState:
         """The same process, on a new connection, on which it repeats what it cannot get."""
         self.unresolved.clear()
         self.connected, self.gone, self.lost = True, False, False
+        self.end_sent, self.limit_sent = False, None
         self.last_seen, self.away_since = now, math.inf
         if hello.finished is not None:
             self.finished, self.discards = hello.finished, hello.discards
@@ -224,7 +228,8 @@ class RankState:
 
     def disconnected(self, *, for_good: bool) -> None:
         """Its connection is gone, `for_good` if it said goodbye."""
-        self.connected = self.hungry = False
+        self.connected = self.hungry = self.end_sent = False
+        self.limit_sent = None
         self.gone = for_good
 
     @property
