@@ -36,7 +36,7 @@ from rollout_dispatcher.core.facts import (
     RunBegan,
     VersionReported,
 )
-from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.measuring import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.rank_time import TimeCause

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.core.effects import StepMeasured
-from rollout_dispatcher.core.measuring.measuring import FORGET_AFTER, KEPT_STEPS, MAX_COST_KEYS
-from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.measuring import (
+    FORGET_AFTER,
+    KEPT_STEPS,
+    MAX_COST_KEYS,
+    MeasuredStatistics,
+)
 from rollout_dispatcher.core.measuring.times import Pass, RankTimes, Split, Unmeasured
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_planner.types import Sync, imbalance
