@@ -41,7 +41,7 @@ class DispatchConfig:
     lacks members is trained on without them. drop_above: accepted samples of more tokens than this
     are dropped, with their groups.
     durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
-    that covers them is reported saved; needs a journal, which has their payloads. tells_accepted:
+    that covers them is reported saved; needs a journal, which has their payloads. reports_accepted:
     decisions say which samples have come in, for who records them. sync: where DP ranks wait for
     each other. check_size: which other `dp_size` a new generation may bring; None: no other.
     schema: of all samples; None: that of the first accepted push. cost: of them.
@@ -60,7 +60,7 @@ class DispatchConfig:
     drop_above: int | None = None
     durable: bool = False
     retain: bool = False
-    tells_accepted: bool = False
+    reports_accepted: bool = False
     group_timeout: float = 600.0
     producer_timeout: float = 60.0
     rank_timeout: float = 60.0

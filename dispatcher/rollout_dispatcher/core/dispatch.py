@@ -19,9 +19,9 @@ from rollout_dispatcher.core.effects import (
     Advised,
     Decision,
     Effect,
-    PlanWanted,
+    PlanRequested,
     PolicyReported,
-    ReplanWanted,
+    ReplanRequested,
     SamplesAccepted,
     SamplesDropped,
     StepMeasured,
@@ -381,7 +381,7 @@ class DispatcherCore:
 
     def step_times(self, dp_rank: int, times: RankTimes) -> Decision:
         """A rank reports the seconds of a pass over a step; reports of no use are counted."""
-        measured = self._parts.measuring.heard(dp_rank, times)
+        measured = self._parts.measuring.on_times(dp_rank, times)
         for effect in measured:
             if isinstance(effect, StepMeasured):
                 self._rank_time.measured(effect)
@@ -418,7 +418,7 @@ class DispatcherCore:
                 soonest = at
         return soonest
 
-    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
+    def planned(self, wanted: PlanRequested, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
         self._rank_time.charge(now)
         before = self.next_step
@@ -427,7 +427,7 @@ class DispatcherCore:
             self._rank_time.step_planned()
         return self._to_decision(effects + self._run_to_fixpoint(now))
 
-    def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> Decision:
+    def replanned(self, wanted: ReplanRequested, plan: Plan, now: float) -> Decision:
         """The planner's answer for an open step that was planned for other ranks."""
         self._rank_time.charge(now)
         return self._to_decision(

@@ -1,18 +1,12 @@
 """Effects: what the core asks the shell to do, and what it reports for metrics and the log.
 
-The core never performs anything. Each call on `DispatcherCore` returns the effects that follow from
-it, in the order in which the shell has to carry them out, in a `Decision`. They are named for whom
-they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushBlocked`, `ResendRequested`), all
-producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`), the
-planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open payload
-stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); the others report
-what has happened.
-
-`Decision`: all that follows from one event.
-
-Facts and effects come together, so that nobody performs the ones and forgets the others: what an
-effect tells the world rests on the facts beside it. Invariant: a fact is in one decision, the first
-one that is returned after it was noted.
+Each call on `DispatcherCore` returns a `Decision`: the effects of one event, in the order in which
+the shell has to perform them, and the facts that they rest on. Each effect is for one receiver: a
+producer (`WelcomeProducer`, `PushAnswered`, `PushBlocked`, `ResendRequested`), all producers
+(`SchemaDecided`, `PolicyReported`), producers of dropped samples (`SamplesDropped`), the planner
+(`PlanRequested`, `ReplanRequested`), the journal (`PayloadsToJournal`), workers that open payload
+stores (`FreeRequested`, `SweepRequested`), DP ranks (`WelcomeRank` to `FailRanks`). The others are
+reports. Invariant: a fact is in one decision, the first one after it was appended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -132,7 +126,7 @@ class PayloadsToJournal(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class FreeWanted(Effect):
+class FreeRequested(Effect):
     """Have a worker release these objects of a store, and say `Freed` with this number."""
 
     worker: str
@@ -142,7 +136,7 @@ class FreeWanted(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SweepWanted(Effect):
+class SweepRequested(Effect):
     """Have a worker list what a store has of an incarnation, and say `Swept` with this number."""
 
     worker: str
@@ -185,7 +179,7 @@ class SchemaDecided(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanWanted(Effect):
+class PlanRequested(Effect):
     """Run the planner on `window` for `take` samples and call `DispatcherCore.planned` with its
     answer.
 
@@ -205,7 +199,7 @@ class PlanWanted(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanWanted(Effect):
+class ReplanRequested(Effect):
     """Run the planner on all of `window` for `dp_size` ranks, then call `DispatcherCore.replanned`.
 
     step: open, and without a plan for so many. entries: its samples and then `refill`, which is

@@ -108,7 +108,7 @@ class GroupEnded(Fact):
 
 
 @fact("said")
-class ProducerSaid(Fact):
+class EndsReported(Fact):
     """The ends that a producer has announced: its newest ended phase, and whether its stream has
     ended.
 
@@ -328,7 +328,7 @@ class RecoveredState:
     attempt at each step that is withdrawn and not planned again. resumed: the step
     after which the current generation goes on, if it loaded a checkpoint; saved: the last step that
     a saved checkpoint covers; evicted: the last retained step that had to go before one did.
-    producers: floor and accepted numbers at or above it. words: of the
+    producers: floor and accepted numbers at or above it. ends: of the
     producers that have ended a phase or their stream, the newest such phase (0: none) and whether
     the stream. given_ids, checksums: oldest first. ended_groups: with why, as in `GroupEnded`,
     likewise. totals: as `DispatcherCore.totals` gave it. dp_size: of the last generation, None if
@@ -365,7 +365,7 @@ class RecoveredState:
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
-    words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
+    ends: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     checksums: tuple[int | None, ...] = ()
     ended_groups: tuple[tuple[str, str], ...] = ()

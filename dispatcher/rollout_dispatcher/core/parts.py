@@ -95,9 +95,9 @@ class Parts:
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
         accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}
-        may_return = (accepted | memory.words.keys()) - memory.left
+        may_return = (accepted | memory.ends.keys()) - memory.left
         ended = {
-            name: memory.words.get(name, (0, False))
+            name: memory.ends.get(name, (0, False))
             for name in memory.producers
             if name in may_return
         }

@@ -29,7 +29,7 @@ from rollout_dispatcher.core.buffer.objects import (
     ObjectsToFree,
     OrphanCollector,
 )
-from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
+from rollout_dispatcher.core.effects import Effect, FreeRequested, SweepRequested
 from rollout_dispatcher.core.facts import (
     AppendFact,
     Deleted,
@@ -65,7 +65,7 @@ class WorkerGone:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """A worker answers a `FreeWanted`: these objects are still there."""
+    """A worker answers a `FreeRequested`: these objects are still there."""
 
     worker: str
     number: int
@@ -74,7 +74,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A worker answers a `SweepWanted`: these objects are there, and others if there are more."""
+    """A worker answers a `SweepRequested` with objects of its store; more: there are others."""
 
     worker: str
     number: int
@@ -432,14 +432,14 @@ class References:
             while self.to_free.waits(store) and (worker := self.workers.ready(store, now)):
                 objects = tuple(self.to_free.assign(store, KEYS_AT_A_TIME))
                 number = self._begin(worker, store, now, objects)
-                yield FreeWanted(worker, number, store, tuple(item.key for item in objects))
+                yield FreeRequested(worker, number, store, tuple(item.key for item in objects))
         for store in self.sweeps.stores:
             if self.to_free.has(store):
                 continue
             if (worker := self.workers.ready(store, now)) is not None:
                 ended = self.sweeps.assign(store)
                 number = self._begin(worker, store, now, ended=ended)
-                yield SweepWanted(worker, number, store, ended.name + SEPARATOR)
+                yield SweepRequested(worker, number, store, ended.name + SEPARATOR)
 
     def _begin(
         self,

@@ -150,7 +150,7 @@ def remembered(
             name: (producer.floor, frozenset(producer.accepted))
             for name, producer in state.producers.items()
         },
-        words={
+        ends={
             name: (producer.phase, producer.ended)
             for name, producer in state.producers.items()
             if producer.phase or producer.ended

@@ -45,7 +45,7 @@ _T = TypeVarTuple("_T")
 #: Effects that rest on no fact: nobody outside hears of them, or of nothing that may be forgotten.
 #: Of the last two a part is done at once, and the rest goes behind the barrier by itself.
 AT_ONCE = frozenset((
-    e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
+    e.PlanRequested, e.ReplanRequested, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
     e.WelcomeProducer, e.RefuseRank, e.WelcomeRank, e.FailRanks,
 ))  # fmt: skip
 #: What a producer hears of its push.
@@ -102,11 +102,11 @@ class EffectRunner:
             e.SamplesDropped: self._tell_dropped,
             e.PolicyReported: self._tell_of_policy,
             e.PayloadsToJournal: self._spill,
-            e.FreeWanted: store_workers.ask,
-            e.SweepWanted: store_workers.ask,
+            e.FreeRequested: store_workers.ask,
+            e.SweepRequested: store_workers.ask,
             e.GroupEvicted: reporter.group_evicted,
-            e.PlanWanted: self._ask,
-            e.ReplanWanted: self._ask,
+            e.PlanRequested: self._ask,
+            e.ReplanRequested: self._ask,
             e.WelcomeRank: self._attach_rank,
             e.RefuseRank: self._refuse_rank,
             e.FailRanks: self._fail_ranks,
@@ -178,7 +178,7 @@ class EffectRunner:
 
     # -- one method an effect ---------------------------------------------------------------
 
-    def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
+    def _ask(self, effect: e.PlanRequested | e.ReplanRequested) -> None:
         if self._planner.plans_here(effect):
             # A turn later: what was written before, such as a producer's answer, leaves first.
             asyncio.get_running_loop().call_soon(self._run, self._plan_here, effect)
@@ -333,12 +333,12 @@ class EffectRunner:
 
     # -- planning ---------------------------------------------------------------------------
 
-    def _plan_here(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
+    def _plan_here(self, wanted: e.PlanRequested | e.ReplanRequested) -> None:
         self._planned(wanted, self._planner.plan(wanted))
 
-    def _planned(self, wanted: e.PlanWanted | e.ReplanWanted, found: Plan) -> None:
+    def _planned(self, wanted: e.PlanRequested | e.ReplanRequested, found: Plan) -> None:
         now, generation = self._clock(), self._core.generation
-        if isinstance(wanted, e.PlanWanted):
+        if isinstance(wanted, e.PlanRequested):
             decision = self._core.planned(wanted, found, now)
             self._step_trace.planned(wanted, decision.effects, now, generation)
             self.perform(decision)

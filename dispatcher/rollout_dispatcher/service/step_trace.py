@@ -192,7 +192,7 @@ class StepTrace:
     # -- plans ------------------------------------------------------------------------------
 
     def planned(
-        self, wanted: e.PlanWanted, effects: Sequence[e.Effect], now: float, generation: int
+        self, wanted: e.PlanRequested, effects: Sequence[e.Effect], now: float, generation: int
     ) -> None:
         """What the core made of a plan: a step, unless it was not used."""
         if self._writer is None:

@@ -98,7 +98,7 @@ class Memory:
             dp_size=self.dp_size,
             policy_version=self.version,
             policy_step=self.version_step,
-            words={name: word for name, word in self._words.items() if word != (0, False)},
+            ends={name: word for name, word in self._words.items() if word != (0, False)},
             phases=self._phases(),
             schema=self._schema,
             set_by=self._set_by,
@@ -206,7 +206,7 @@ class Memory:
             case f.ProducerLeft(producer):
                 self._known(producer)
                 self._left.add(producer)
-            case f.ProducerSaid(producer, phase, ended):
+            case f.EndsReported(producer, phase, ended):
                 self._known(producer)
                 self._left.discard(producer)
                 self._words[producer] = phase, ended

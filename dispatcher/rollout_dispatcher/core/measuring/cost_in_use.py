@@ -49,7 +49,7 @@ RIVAL_ROUNDS = 3
 #: A rank that takes so much longer is slow for sure, whatever its work costs: nan is not.
 SLOW = 1.15
 #: Steps whose plans are judged, and share of the ranks' time that people are told of.
-JUDGED_STEPS, WORTH_TELLING = 16, 0.01
+JUDGED_STEPS, LEAST_REPORTED_LOSS = 16, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class CostStatistics:
     @property
     def warning(self) -> str:
         """What an operator should know of it, empty if nothing."""
-        if self.loss is None or self.loss < WORTH_TELLING:
+        if self.loss is None or self.loss < LEAST_REPORTED_LOSS:
             return ""
         return (
             f"plans promised to lose {self.promised / (1 + self.promised):.1%} of the ranks' time, "

@@ -134,7 +134,7 @@ class Measuring:
         while len(self._steps) > self._kept:
             self._give_up(self._steps.pop(min(self._steps)))
 
-    def heard(self, dp_rank: int, times: RankTimes) -> list[Effect]:
+    def on_times(self, dp_rank: int, times: RankTimes) -> list[Effect]:
         """A rank's times; returns the measured pass once every rank has reported its own."""
         self._look_at_generation()
         timed = self._find(dp_rank, times)

@@ -31,8 +31,8 @@ from rollout_dispatcher.core.effects import (
     Effect,
     GroupEvicted,
     PayloadsToJournal,
-    PlanWanted,
-    ReplanWanted,
+    PlanRequested,
+    ReplanRequested,
     StepPlanned,
 )
 from rollout_dispatcher.core.facts import DropReason
@@ -118,7 +118,7 @@ class Planning:
         self.hungry_since: float | None = None
         #: When to decide next, though nothing else happens.
         self.wake_at: float | None = None
-        self._requested: PlanWanted | ReplanWanted | None = None
+        self._requested: PlanRequested | ReplanRequested | None = None
         self.configure(config)
         self._seen_changes = (0, 0)
 
@@ -155,7 +155,7 @@ class Planning:
         if (unplanned := ledger.unplanned) is not None:
             refill, generation = self._refill(unplanned), ledger.generation
             entries = [*sorted(unplanned.entries(), key=lambda entry: entry.ticket), *refill]
-            self._requested = ReplanWanted(
+            self._requested = ReplanRequested(
                 unplanned, tuple(entries), window_of(entries, np.ones(len(entries), np.bool_)),
                 generation.dp_size, tuple(refill), self._cost.fitted_cost,
                 self._cost.slowness(generation.number),
@@ -184,7 +184,7 @@ class Planning:
         window = window_of(
             entries, self._freshness.must_go(entries, self._ledger.steps.next, batch)
         )
-        self._requested = PlanWanted(
+        self._requested = PlanRequested(
             tuple(entries), replace(window, usual_loss_tokens=self._usual.with_(window)),
             min(batch, self._buffer.units_of(entries)), generation.dp_size, decided.trigger,
             decided.trial, self._cost.fitted_cost, self._cost.slowness(generation.number),
@@ -253,7 +253,7 @@ class Planning:
 
     # -- the planner's answers --------------------------------------------------------------
 
-    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
+    def planned(self, wanted: PlanRequested, plan: Plan, now: float) -> list[Effect]:
         """The next step, unless the plan is for other ranks or was a trial that missed.
 
         Returns nothing then, and otherwise what follows; samples have left the buffer.
@@ -289,7 +289,7 @@ class Planning:
             self._append(planned(steps.last_planned, *left))
         return [report, *effects]
 
-    def _remove_chosen(self, wanted: PlanWanted, plan: Plan, chosen: list[Entry]) -> None:
+    def _remove_chosen(self, wanted: PlanRequested, plan: Plan, chosen: list[Entry]) -> None:
         """Remove the chosen samples from the buffer; count a skip for the others."""
         window = wanted.window
         assert window.loss_tokens is not None
@@ -305,7 +305,7 @@ class Planning:
         self._totals.planned[wanted.trigger] += 1
         self._totals.small_steps += units < self.trigger.batch
 
-    def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
+    def replanned(self, wanted: ReplanRequested, plan: Plan) -> list[Effect]:
         """The unplanned step's new plan, unless it or the number of ranks has changed once more.
 
         Nor is it used if a sample of its refill has left the buffer.
@@ -323,7 +323,7 @@ class Planning:
             self._append(planned(ledger.steps[wanted.step.number]))
         return effects
 
-    def _on_answer(self, wanted: PlanWanted | ReplanWanted) -> None:
+    def _on_answer(self, wanted: PlanRequested | ReplanRequested) -> None:
         assert wanted is self._requested
         self._requested = None
 

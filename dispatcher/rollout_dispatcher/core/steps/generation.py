@@ -273,7 +273,7 @@ class Generation:
         known = None if hello.generation is None else self.ranks.get(hello.dp_rank)
         fresh = known is None or (hello.resume is not None and not known.begun)
         outlived = hello.generation is not None and self.inherited
-        return hello.with_empty_hands() if fresh and not outlived else hello
+        return hello.without_steps() if fresh and not outlived else hello
 
     def assign(self, dp_rank: int, rank: RankState) -> None:
         """A rank that may join has this place from now on."""

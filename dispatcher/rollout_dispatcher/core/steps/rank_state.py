@@ -116,7 +116,7 @@ class RankHello:
                 f"last one that it has taken is {self.taken}"
             )
 
-    def with_empty_hands(self) -> "RankHello":
+    def without_steps(self) -> "RankHello":
         """The same of a rank that was never given a step."""
         return replace(self, taken=-1, committed=-1, received={}, attempts={}, released=-1)
 

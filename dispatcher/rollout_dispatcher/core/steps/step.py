@@ -152,10 +152,6 @@ class OpenStep:
             raise IllegalTransition(self.state, event)
         self.state = after
 
-    def fits(self, dp_size: int) -> bool:
-        """Whether the step has a plan for `dp_size` DP ranks."""
-        return bool(self.digest) and self.dp_size == dp_size
-
     def with_plan(self, plan: Plan, entries: Sequence[Entry], dp_size: int) -> "OpenStep":
         """The same step with this plan of `entries`, for `dp_size` DP ranks."""
         micro_batches = plan.laid_out(tuple([entries[at] for at in plan.chosen.tolist()]))
@@ -167,6 +163,10 @@ class OpenStep:
             self, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
             dp_size=dp_size, planned_cost=plan.cost, slowness=plan.slowness, cp_sizes=cp_sizes,
         )  # fmt: skip
+
+    def fits(self, dp_size: int) -> bool:
+        """Whether the step has a plan for `dp_size` DP ranks."""
+        return bool(self.digest) and self.dp_size == dp_size
 
     def check_attempt(self, attempt: int, *, begun: bool) -> None:
         """Raise ProtocolError for an attempt newer than ours, or, if training began, not exactly
