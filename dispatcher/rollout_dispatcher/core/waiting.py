@@ -324,7 +324,7 @@ class Waiting:
             return Reason(Cause.HUNG_RANKS, text)
         text = (
             f"all DP ranks stand still {found.where}: {stood}. A pause (evaluation, weight sync), "
-            "or a hang where nothing tells them apart"
+            "or a hang in which no rank is behind the others"
         )
         return Reason(Cause.PAUSED_RANKS, text)
 

@@ -1,4 +1,4 @@
-"""An open step: what it holds, where it stands, and what may become of it.
+"""An open step: its samples, its state, and the moves between states.
 
 PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 ^                                |                                  |
@@ -12,25 +12,22 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 PLANNED, PREPARED --samples of it, or of a step before it, are lost--> PLANNED
 
 After a restart every open step is PLANNED again, and is committed at once if the ranks report that
-it was. A step of another number of DP ranks than there are now, or that has lost samples and so its
-plan, waits in PLANNED until a new plan replaces it. Plans of one step number that ranks may have
-heard of are told apart by their *attempts*; none is used twice.
+it was. A step that was planned for another number of DP ranks, or has lost samples and so its plan,
+stays PLANNED until a new plan replaces it. Plans of one step number that ranks may have received
+differ in their *attempt*; no attempt has two plans.
 
-`GroupTotals`: the groups of a step by numbers, and the loss tokens of each over all DP ranks.
-
-A group goes into a step whole, but its members may go to different ranks: what is averaged over the
-tokens of a group needs a total that no single rank can count. A sample without a group is a group
-of its own. Numbers are given in the order of the plan, so that they are the same in every delivery
-of a step.
+`GroupTotals`: numbers of a step's groups, and the loss tokens of each group over all DP ranks. A
+group is in one step, but its members may be on different ranks, so no rank can count the total that
+an average over the group's tokens needs. A sample without a group is a group of its own. Numbers
+follow the order of the plan, so that they are the same in every delivery.
 
 `OpenSteps`: the steps that are planned and not committed, in order of their numbers.
 
     open                                        waiting
-    as many as ranks have room for, at most     planned too, not open yet: a rewind has put them
-    `max_open_steps`; ranks may hold them       behind each other, or the limit was larger before
-                                                a restart; they are opened one by one
+    as many as ranks have room for, at most     planned, after a rewind, or as the limit was
+    `max_open_steps`; ranks may hold them       larger before a restart; opened one by one
 
-Invariant: numbers have no gap, from the first open step over the waiting ones to `next_step`, so
+Invariant: numbers have no gap, from the first open step over the waiting ones to `next_number`, so
 that "committed" and "opened" are one number each.
 """
 
@@ -51,7 +48,7 @@ from rollout_planner.types import FloatArray, Plan, digest_of
 
 
 class StepState(StrEnum):
-    """Where a step stands."""
+    """State of a step."""
 
     PLANNED = "planned"
     PREPARED = "prepared"
@@ -74,8 +71,8 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
     (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
     (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
     **{
-        # Only a released step is trained, but a restarted dispatcher does not know that it released
-        # it; ranks that report it as committed are right.
+        # Only a released step is trained, but a restarted dispatcher does not know which steps it
+        # released: ranks that report one as committed are right.
         (state, StepEvent.ALL_COMMITTED): StepState.COMMITTED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
     },
@@ -88,7 +85,7 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
         (state, StepEvent.REWOUND): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
     },
-    # What is released may be trained already: samples that are lost then fail the generation.
+    # A released step may be trained already: lost samples fail the generation then.
     **{
         (state, StepEvent.SAMPLES_LOST): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED)
@@ -97,7 +94,7 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
 
 
 T = TypeVar("T")
-#: Something of each sample, by DP rank and micro-batch.
+#: Values of samples, by DP rank and micro-batch.
 Each = tuple[tuple[tuple[T, ...], ...], ...]
 #: Entries by DP rank and micro-batch; an empty one is delivered as a filler (a dummy micro-batch).
 MicroBatches = Each[Entry]
@@ -106,26 +103,25 @@ CpSizes = tuple[tuple[int, ...], ...]
 
 
 def _each(micro_batches: MicroBatches, of: Callable[[Entry], T]) -> Each[T]:
-    """What is of each entry, in the same nesting."""
+    """`of` each entry, in the same nesting."""
     return tuple(tuple(tuple(map(of, part)) for part in rank) for rank in micro_batches)
 
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries.
+    """An uncommitted or retained step: micro_batches[dp rank][index] are entries.
 
-    digest: of its plan; empty of a step that has lost its plan, and then `micro_batches` only says
-    which samples it has. attempt: rises with every plan that is lost so.
-    dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
-    simulation has one rank that speaks for all, so the two may differ.
-    planned_cost: float64[R, M], what its plan estimates that each micro-batch takes its rank; None
-    of a step that an earlier process planned, as the journal does not keep it. slowness: of the
-    ranks in that plan; None: all are equally fast.
-    usual_loss: loss tokens of a sample as they arrived when it was planned, the mean; it stays,
-    whatever samples the step loses. 0 for a step that an earlier version of this software planned.
-    cp_sizes: by DP rank and micro-batch, ranks of the block that trains it together: 2^k of them,
-    from a multiple of 2^k on, of which the first has its samples in `micro_batches`. Empty: all are
-    1.
+    digest: of its plan; empty after the loss of its plan, when `micro_batches` only lists its
+    samples. attempt: increases with every lost plan.
+    dp_size: of the generation that it was planned for; 0: that of `micro_batches`. They differ in a
+    simulation, where one rank stands for all.
+    planned_cost: float64[R, M], estimated time of each micro-batch; None for a step that an earlier
+    process planned, as the journal does not keep it. slowness: of the ranks in that plan; None: all
+    are equally fast.
+    usual_loss: mean loss tokens of arrivals when the step was planned; unchanged if the step loses
+    samples. 0 for a step that an earlier version of this software planned.
+    cp_sizes: by DP rank and micro-batch, size of the block of ranks that trains it: 2^k, beginning
+    at a multiple of 2^k; the first of them has the samples in `micro_batches`. Empty: all are 1.
     """
 
     number: int
@@ -189,12 +185,12 @@ class OpenStep:
             )
 
     def block(self, dp_rank: int, index: int) -> tuple[int, int]:
-        """Ranks that train a rank's micro-batch together, and its place among them."""
+        """Size of the block that trains a rank's micro-batch, and the rank's place in it."""
         size = self.cp_sizes[dp_rank][index] if self.cp_sizes else 1
         return size, dp_rank % size
 
     def trained_by(self, dp_rank: int, index: int) -> tuple[Entry, ...]:
-        """The samples of a rank's micro-batch, whichever rank of its block they count for."""
+        """The samples of the block that trains a rank's micro-batch."""
         _, place = self.block(dp_rank, index)
         return self.micro_batches[dp_rank - place][index]
 
@@ -207,7 +203,7 @@ class OpenStep:
         return [entry.sample for rank in self.micro_batches for part in rank for entry in part]
 
     def in_journal(self) -> "OpenStep":
-        """The same with the payloads in the journal alone."""
+        """The same with the payloads in the journal only."""
         return replace(self, micro_batches=_each(self.micro_batches, in_journal))
 
     def without(self, lost: Collection[Entry]) -> MicroBatches:
@@ -228,7 +224,7 @@ class OpenStep:
 
     @property
     def expected_loss_tokens(self) -> int:
-        """Loss tokens of as many usual samples; of its own samples if `usual_loss` is not known."""
+        """Loss tokens of as many mean arrivals; of its own samples if `usual_loss` is not known."""
         if not self.usual_loss:
             return sum(sample.loss_tokens for sample in self.samples())
         return max(1, round(self.usual_loss * self.num_samples))
@@ -255,7 +251,7 @@ def step_digest(
     *,
     cp_sizes: CpSizes = (),
 ) -> str:
-    """Digest of step number, attempt, sample ids by DP rank and micro-batch, and what follows."""
+    """Digest of the plan: number, sample ids by DP rank and micro-batch, and the other values."""
     counts = [[len(part) for part in rank] for rank in micro_batches]
     names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
     return digest_of(number, counts, names, attempt, usual_loss, cp_sizes=cp_sizes)
