@@ -138,7 +138,7 @@ def test_what_cannot_be_separated_is_unmeasured_and_says_why() -> None:
     assert bench.say(1, 1.0, None) is None
     assert unmeasured(bench) == {Unmeasured.NOT_SEPARATED: 1}
     assert bench.seen.why == (
-        "step 0, update: DP rank 1 cannot tell time inside collectives apart: gloo has no hook"
+        "step 0, update: DP rank 1 cannot separate time inside collectives: gloo has no hook"
     )
 
 
