@@ -9,12 +9,15 @@ in order, before it performs the effects that came with them. A new core starts 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast, dataclass_transform
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 from rollout_planner.cost import Quadratic
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.steps.step import OpenStep
 
 
 class DropReason(StrEnum):
@@ -299,32 +302,16 @@ AppendFact = Callable[[Fact], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveredStep:
-    """An open or retained step: its entries by DP rank and micro-batch.
-
-    rewound: it was committed, and is open again. Payloads of rewound and of retained steps are in
-    the journal only.
-    """
-
-    number: int
-    digest: str
-    planned_at: float
-    micro_batches: tuple[tuple[tuple[Entry, ...], ...], ...]
-    rewound: bool = False
-    attempt: int = 0
-    usual_loss: float = 0.0
-    cp_sizes: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class RecoveredState:
     """The sum of all facts.
 
     entries: buffered samples, by ticket; payloads of the youngest may be in the journal only.
-    steps: open steps, by number; retained: committed steps kept for a rewind. withdrawn: last
-    attempt at each withdrawn step that is not planned again. resumed: the step after which the
-    current generation resumed, None if it loaded no checkpoint. saved: the last step that a saved
-    checkpoint covers; evicted: the last retained step that was evicted before that; -1 for none.
+    steps: open steps, by number; rewound: whether some of them were committed before. retained:
+    committed steps kept for a rewind. Payloads of rewound and retained steps are in the journal
+    only. withdrawn: last attempt at each withdrawn step that is not planned again. resumed: the
+    step after which the current generation resumed, None if it loaded no checkpoint. saved: the
+    last step that a saved checkpoint covers; evicted: the last retained step that was evicted
+    before that; -1 for none.
     producers: by name, the floor and the accepted numbers at or above it. ends: by name, the newest
     ended phase (0: none) and whether the stream has ended. given_ids, checksums, ended_groups (as
     in `GroupEnded`): oldest first. totals: as in `Decision`. dp_size: of the last generation, None
@@ -335,8 +322,9 @@ class RecoveredState:
     """
 
     entries: tuple[Entry, ...] = ()
-    steps: tuple[RecoveredStep, ...] = ()
-    retained: tuple[RecoveredStep, ...] = ()
+    steps: "tuple[OpenStep, ...]" = ()
+    rewound: bool = False
+    retained: "tuple[OpenStep, ...]" = ()
     next_ticket: int = 0
     next_step: int = 0
     withdrawn: Mapping[int, int] = field(default_factory=dict)

@@ -225,13 +225,8 @@ class References:
 
     def restore(self, memory: RecoveredState, now: float) -> None:
         """Start from the objects that samples of an earlier process need, and those to delete."""
-        in_steps = (
-            entry
-            for step in (*memory.steps, *memory.retained)
-            for rank in step.micro_batches
-            for part in rank
-            for entry in part
-        )
+        steps = (*memory.steps, *memory.retained)
+        in_steps = (entry for step in steps for entry in step.entries())
         self.sweeps.restore(memory.incarnations, now)
         for producer in memory.left:
             self.sweeps.disconnected(producer, now, for_good=True)

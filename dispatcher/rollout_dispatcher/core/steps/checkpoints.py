@@ -21,12 +21,11 @@ from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
     RecoveredState,
-    RecoveredStep,
     Resumed,
     RetainedEvicted,
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition
-from rollout_dispatcher.core.steps.step import OpenStep, StepState
+from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError
 
 if TYPE_CHECKING:
@@ -62,14 +61,12 @@ class Checkpoints:
 
     def restore(self, memory: RecoveredState) -> None:
         """Start from the open and retained steps of an earlier process."""
-        steps = [_restored(step, StepState.PLANNED) for step in memory.steps]
-        rewound = any(step.rewound for step in memory.steps)
-        room = 0 if rewound else self._ledger.max_open_steps
-        self._ledger.steps.restore(steps, memory.next_step, memory.withdrawn, room=room)
+        room = 0 if memory.rewound else self._ledger.max_open_steps
+        self._ledger.steps.restore(memory.steps, memory.next_step, memory.withdrawn, room=room)
         self._ledger.generation.restore(memory.generation, memory.dp_size, memory.resumed)
         self.saved, self.evicted = memory.saved, memory.evicted
         for step in memory.retained:
-            self._add(_restored(step, StepState.COMMITTED))
+            self._add(step)
         self._evict()
 
     def committed(self, steps: list[OpenStep], now: float) -> list[Effect]:
@@ -268,10 +265,3 @@ class Checkpoints:
         self.samples -= step.num_samples
         self.nbytes -= step.nbytes
         return step
-
-
-def _restored(step: RecoveredStep, state: StepState) -> OpenStep:
-    return OpenStep(
-        step.number, step.micro_batches, step.digest, step.planned_at, state,
-        attempt=step.attempt, usual_loss=step.usual_loss, cp_sizes=step.cp_sizes,
-    )  # fmt: skip
