@@ -19,7 +19,7 @@ from tests.support.samples import make_sample
 
 
 def test_what_came_in_is_told_once_and_field_by_field_where_that_is_known() -> None:
-    bench = Bench(batch=4, window=8, capacity=8, tells_accepted=True)
+    bench = Bench(batch=4, window=8, capacity=8, reports_accepted=True)
     bench.push_plain(5)
     bench.push(*(make_sample(f"g/{at}", group_id="g", group_size=2) for at in range(2)))
     bench.push_plain(1)

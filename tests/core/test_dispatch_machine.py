@@ -21,10 +21,10 @@ from rollout_dispatcher.core.effects import (
     Deliver,
     Effect,
     FailRanks,
-    PlanWanted,
+    PlanRequested,
     PushAnswered,
     Release,
-    ReplanWanted,
+    ReplanRequested,
     Rewound,
     SamplesDropped,
     StepCommitted,
@@ -104,7 +104,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.saved = -1
         self.resume: CheckpointPosition | None = None
         self.size = DP_SIZE
-        self.wanted: PlanWanted | ReplanWanted | None = None
+        self.wanted: PlanRequested | ReplanRequested | None = None
         #: By step and attempt.
         self.digests: dict[tuple[int, int], str] = {}
         self.content: dict[tuple[int, int], list[str]] = {}
@@ -134,7 +134,7 @@ class DispatchMachine(RuleBasedStateMachine):
                         if outcome is Outcome.ACCEPTED:
                             assert sample.sample_id not in self.accepted, "accepted twice"
                             self.accepted.add(sample.sample_id)
-                case PlanWanted() | ReplanWanted():
+                case PlanRequested() | ReplanRequested():
                     assert self.wanted is None, "two plans at a time"
                     self.wanted = effect
                 case SamplesDropped():
@@ -548,7 +548,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert wanted is not None
         config = replace(self.plan_config, dp_size=wanted.dp_size)
         answer = plan(wanted.window, config, wanted.take)
-        if isinstance(wanted, PlanWanted):
+        if isinstance(wanted, PlanRequested):
             self.perform(self.core.planned(wanted, answer, self.now))
         else:
             self.perform(self.core.replanned(wanted, answer, self.now))

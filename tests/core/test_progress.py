@@ -21,10 +21,10 @@ from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Decision,
     PayloadsToJournal,
-    PlanWanted,
+    PlanRequested,
     PushAnswered,
     PushBlocked,
-    ReplanWanted,
+    ReplanRequested,
     ResendRequested,
 )
 from rollout_dispatcher.core.planning.trigger import TriggerConfig
@@ -96,7 +96,7 @@ class Progress(RuleBasedStateMachine):
                 group_timeout=GROUP_TIMEOUT,
                 producer_timeout=PRODUCER_TIMEOUT,
                 producer_credits=CREDITS,
-                tells_accepted=True,
+                reports_accepted=True,
                 **self.settings(drawn),  # type: ignore[arg-type]
             )
         )
@@ -112,7 +112,7 @@ class Progress(RuleBasedStateMachine):
         self.accepted: set[str] = set()
         self.recalled: deque[ResendRequested] = deque()
         self.to_journal: deque[PayloadsToJournal] = deque()
-        self.wanted: PlanWanted | ReplanWanted | None = None
+        self.wanted: PlanRequested | ReplanRequested | None = None
         self.books = Rules(self.core)
         self.held: set[tuple[str, int]] = set()
         self.said: dict[int, tuple[int, bool]] = {}
@@ -136,7 +136,7 @@ class Progress(RuleBasedStateMachine):
         self.books.check(decision, self.now)
         for effect in decision.effects:
             match effect:
-                case PlanWanted() | ReplanWanted():
+                case PlanRequested() | ReplanRequested():
                     assert self.wanted is None
                     self.wanted = effect
                 case PayloadsToJournal():
@@ -299,9 +299,9 @@ class Progress(RuleBasedStateMachine):
         wanted, self.wanted = self.wanted, None
         if wanted is None:
             return
-        again = isinstance(wanted, ReplanWanted)
+        again = isinstance(wanted, ReplanRequested)
         answer = plan(wanted.window, self.plan_config, wanted.take, whole=again)
-        if isinstance(wanted, ReplanWanted):
+        if isinstance(wanted, ReplanRequested):
             decision = self.core.replanned(wanted, answer, self.now)
         else:
             decision = self.core.planned(wanted, answer, self.now)

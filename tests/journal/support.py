@@ -14,7 +14,8 @@ from random import Random
 from typing import Any
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import Accepted, RecoveredState, RecoveredStep
+from rollout_dispatcher.core.facts import Accepted, RecoveredState
+from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import JournalError
 from rollout_dispatcher.journal.journal import Journal
 from rollout_dispatcher.journal.policy import SyncPolicy, parse_sync
@@ -178,7 +179,7 @@ def plain(found: Any) -> Any:
         case Entry():
             sample = found.sample._replace(checksum=None)  # it is kept beside the given id
             return sample, found.ticket, found.arrived, found.group, found.skips, found.producer
-        case RecoveredState() | RecoveredStep():
+        case RecoveredState() | OpenStep():
             return {each.name: plain(getattr(found, each.name)) for each in fields(found)}
         case (StoredObject(), *_):
             return {*found}

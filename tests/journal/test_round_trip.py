@@ -9,12 +9,12 @@ from rollout_dispatcher.core.facts import (
     Committed,
     Dropped,
     DropReason,
+    EndsReported,
     Fact,
     Finished,
     FloorRaised,
     GenerationBegan,
     Planned,
-    ProducerSaid,
     RecoveredState,
     Resumed,
     VersionReported,
@@ -101,8 +101,8 @@ def test_what_lies_elsewhere_keeps_no_segment(tmp_path: Path) -> None:
 
 
 def test_what_a_forgotten_producer_said_is_forgotten(tmp_path: Path) -> None:
-    said: list[Fact] = [ProducerSaid(name, 1, ended=False) for name in ("a", "b", "c")]
-    assert set(after(tmp_path / "j", said, max_producers=2).words) == {"b", "c"}
+    said: list[Fact] = [EndsReported(name, 1, ended=False) for name in ("a", "b", "c")]
+    assert set(after(tmp_path / "j", said, max_producers=2).ends) == {"b", "c"}
 
 
 def test_names_may_be_long_and_strange(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Told:
         none = np.zeros(BATCH, np.int64)
         window = Window(np.array(sizes), none, none - 1, none > 0)
         made = plan(window, CONFIG.plan_config(), BATCH)
-        wanted = e.PlanWanted(entries, window, BATCH, RANKS, Trigger.WINDOW_FULL, trial=False)
+        wanted = e.PlanRequested(entries, window, BATCH, RANKS, Trigger.WINDOW_FULL, trial=False)
         report = e.StepPlanned(
             number, made, Trigger.WINDOW_FULL, waits=np.zeros(BATCH), skips=none,
             staleness=staleness, tokens=window.tokens[made.chosen], nbytes=0,

@@ -1,10 +1,9 @@
-"""What the core needs to know of the settings.
+"""Settings of the core.
 
-`SteadyClock`: time for the core: seconds that never go back, whatever the clock underneath does.
+`SteadyClock`: the core's time, in seconds that never go back, whatever the source does.
 
-Invariant: two readings differ by what the source advanced in between, its steps back left out. So
-no wait is ever negative, and a deadline that was set before a step back comes no later than it
-would have come without it. A step forward cannot be told from time that passed, and is believed.
+Invariant: two readings differ by the source's advance in between, without its steps back. So no
+wait is negative, and a step back delays no deadline. A step forward counts as passed time.
 """
 
 from collections.abc import Callable
@@ -22,9 +21,9 @@ from rollout_planner.types import Sync
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What may change while a run goes on; sizes as the batch is counted, max_wait in seconds.
+    """Settings that may change during a run; sizes as the batch is counted, max_wait in seconds.
 
-    buffer: ready samples at which producers wait.
+    buffer: ready samples at which producers are blocked.
     """
 
     window: int
@@ -40,11 +39,11 @@ class DispatchConfig:
     by_groups: batch, window and the cap on samples count groups. keep_incomplete: a group that
     lacks members is trained on without them. drop_above: accepted samples of more tokens than this
     are dropped, with their groups.
-    durable: facts are noted, for a journal. retain: committed steps are kept until a checkpoint
-    that covers them is reported saved; needs a journal, which has their payloads. tells_accepted:
-    decisions say which samples have come in, for who records them. sync: where DP ranks wait for
-    each other. check_size: which other `dp_size` a new generation may bring; None: no other.
-    schema: of all samples; None: that of the first accepted push. cost: of them.
+    durable: decisions have facts, for a journal. retain: committed steps are kept until a saved
+    checkpoint covers them; needs a journal, which has their payloads. reports_accepted: decisions
+    list accepted samples, for the record. sync: where DP ranks wait for each other. check_size:
+    raises for a `dp_size` that a new generation may not have; None: it has to stay.
+    schema, cost: of all samples; schema None: that of the first accepted push.
     """
 
     dp_size: int
@@ -60,7 +59,7 @@ class DispatchConfig:
     drop_above: int | None = None
     durable: bool = False
     retain: bool = False
-    tells_accepted: bool = False
+    reports_accepted: bool = False
     group_timeout: float = 600.0
     producer_timeout: float = 60.0
     rank_timeout: float = 60.0
@@ -75,12 +74,12 @@ class DispatchConfig:
 
     @property
     def tuning(self) -> Tuning:
-        """What of it may change."""
+        """The settings that may change."""
         trigger = self.trigger
         return Tuning(trigger.window, self.limits.samples, trigger.max_wait, self.target_excess)
 
     def tuned(self, tuning: Tuning) -> Self:
-        """The same with other values of what may change."""
+        """The same with other values of the settings that may change."""
         return replace(
             self,
             limits=replace(self.limits, samples=tuning.buffer),
@@ -90,7 +89,7 @@ class DispatchConfig:
 
 
 class SteadyClock:
-    """Called for the time, in seconds from the source's first reading. For one thread."""
+    """Returns seconds since the source's first reading when called. For one thread."""
 
     def __init__(self, source: Callable[[], float]) -> None:
         self._source = source

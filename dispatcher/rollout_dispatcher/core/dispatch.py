@@ -19,9 +19,9 @@ from rollout_dispatcher.core.effects import (
     Advised,
     Decision,
     Effect,
-    PlanWanted,
+    PlanRequested,
     PolicyReported,
-    ReplanWanted,
+    ReplanRequested,
     SamplesAccepted,
     SamplesDropped,
     StepMeasured,
@@ -36,7 +36,7 @@ from rollout_dispatcher.core.facts import (
     RunBegan,
     VersionReported,
 )
-from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.measuring import MeasuredStatistics
 from rollout_dispatcher.core.measuring.times import RankTimes
 from rollout_dispatcher.core.parts import Parts
 from rollout_dispatcher.core.rank_time import TimeCause
@@ -268,7 +268,7 @@ class DispatcherCore:
         if hello.taken >= 0:
             self._rank_time.step_taken()
         self._parts.stall_detector.joined(hello.dp_rank, now)
-        self._rank_departures.joined(hello.dp_rank, hello.client_id)
+        self._rank_departures.joined(hello.dp_rank)
         if hello.generation is None and (advice := self.advice):
             effects.append(Advised(advice))
         effects += self._parts.attempts.drop_unresolved()
@@ -283,7 +283,6 @@ class DispatcherCore:
         self._rank_time.charge(now)
         self._ledger.leave(dp_rank, client_id, for_good=for_good)
         self._rank_departures.left(dp_rank, client_id, now)
-        self._lifecycle.forget_notified(client_id)
         return self._to_decision(self._settle_and_limit_ranks(now))
 
     def seen(self, dp_rank: int, now: float) -> None:
@@ -382,7 +381,7 @@ class DispatcherCore:
 
     def step_times(self, dp_rank: int, times: RankTimes) -> Decision:
         """A rank reports the seconds of a pass over a step; reports of no use are counted."""
-        measured = self._parts.measuring.heard(dp_rank, times)
+        measured = self._parts.measuring.on_times(dp_rank, times)
         for effect in measured:
             if isinstance(effect, StepMeasured):
                 self._rank_time.measured(effect)
@@ -419,7 +418,7 @@ class DispatcherCore:
                 soonest = at
         return soonest
 
-    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> Decision:
+    def planned(self, wanted: PlanRequested, plan: Plan, now: float) -> Decision:
         """The planner's answer: becomes the next step, unless it was a trial that missed."""
         self._rank_time.charge(now)
         before = self.next_step
@@ -428,7 +427,7 @@ class DispatcherCore:
             self._rank_time.step_planned()
         return self._to_decision(effects + self._run_to_fixpoint(now))
 
-    def replanned(self, wanted: ReplanWanted, plan: Plan, now: float) -> Decision:
+    def replanned(self, wanted: ReplanRequested, plan: Plan, now: float) -> Decision:
         """The planner's answer for an open step that was planned for other ranks."""
         self._rank_time.charge(now)
         return self._to_decision(

@@ -1,18 +1,12 @@
 """Effects: what the core asks the shell to do, and what it reports for metrics and the log.
 
-The core never performs anything. Each call on `DispatcherCore` returns the effects that follow from
-it, in the order in which the shell has to carry them out, in a `Decision`. They are named for whom
-they are for: a producer (`WelcomeProducer`, `PushAnswered`, `PushBlocked`, `ResendRequested`), all
-producers (`SchemaDecided`, `PolicyReported`), those whose samples they were (`SamplesDropped`), the
-planner (`PlanWanted`, `ReplanWanted`), the journal (`PayloadsToJournal`), workers that open payload
-stores (`FreeWanted`, `SweepWanted`), DP ranks (`WelcomeRank` to `FailRanks`); the others report
-what has happened.
-
-`Decision`: all that follows from one event.
-
-Facts and effects come together, so that nobody performs the ones and forgets the others: what an
-effect tells the world rests on the facts beside it. Invariant: a fact is in one decision, the first
-one that is returned after it was noted.
+Each call on `DispatcherCore` returns a `Decision`: the effects of one event, in the order in which
+the shell has to perform them, and the facts that they rest on. Each effect is for one receiver: a
+producer (`WelcomeProducer`, `PushAnswered`, `PushBlocked`, `ResendRequested`), all producers
+(`SchemaDecided`, `PolicyReported`), producers of dropped samples (`SamplesDropped`), the planner
+(`PlanRequested`, `ReplanRequested`), the journal (`PayloadsToJournal`), workers that open payload
+stores (`FreeRequested`, `SweepRequested`), DP ranks (`WelcomeRank` to `FailRanks`). The others are
+reports. Invariant: a fact is in one decision, the first one after it was appended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +33,14 @@ from rollout_planner.types import (
 
 
 class Effect:
-    """What the shell does; one class each."""
+    """One thing that the shell has to do."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WelcomeProducer(Effect):
-    """A producer's hello is answered: it may have so many pushes unanswered."""
+    """Answer a producer's hello. credits: pushes that it may have unanswered."""
 
     producer: str
     credits: int
@@ -54,9 +48,9 @@ class WelcomeProducer(Effect):
 
 @dataclass(frozen=True, slots=True)
 class AcceptedUnknown(Effect):
-    """For the log: a producer was told that its sample `accepted` is in, and the journal lacks it.
+    """For the log: a sample that was acknowledged to a producer is not in the journal.
 
-    newest: the last one that the journal knows, -1 for none.
+    accepted: its sequence number. newest: the last one in the journal, -1 for none.
     """
 
     producer: str
@@ -66,9 +60,8 @@ class AcceptedUnknown(Effect):
 
 @dataclass(frozen=True, slots=True)
 class PushAnswered(Effect):
-    """Every sample of a push is decided; errors: message by index for the refused ones.
+    """Answer a push. errors: message of each refused sample, by index; reasons: its code.
 
-    reasons: for these in one word, that of `SampleRefused`.
     oldest: the oldest policy version among its samples, None if none has one.
     """
 
@@ -82,7 +75,7 @@ class PushAnswered(Effect):
 
 @dataclass(frozen=True, slots=True)
 class PushBlocked(Effect):
-    """A push waits for room; the answer follows when it is decided."""
+    """A push is blocked at a cap; `PushAnswered` follows."""
 
     producer: str
     first_seq: int
@@ -91,7 +84,7 @@ class PushBlocked(Effect):
 
 @dataclass(frozen=True, slots=True)
 class ResendRequested(Effect):
-    """A push was held without its payload, for want of memory, and can come in now: ask for it."""
+    """Ask a producer to resend a blocked push whose payload was discarded for want of memory."""
 
     producer: str
     first_seq: int
@@ -99,9 +92,9 @@ class ResendRequested(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SamplesAccepted(Effect):
-    """For the record: these came in together, with tickets that follow each other.
+    """For the record: samples were accepted together, with consecutive tickets.
 
-    plain: their samples field by field, where that is known anyway; they have no groups then.
+    plain: their samples field by field, if no sample has a group and the columns exist anyway.
     """
 
     entries: Sequence[Entry]
@@ -110,21 +103,21 @@ class SamplesAccepted(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SamplesDropped(Effect):
-    """Accepted samples will never be trained on: tell who pushed them, as far as they are there."""
+    """Report dropped samples to their producers, as far as these are connected."""
 
     dropped: Mapping[DropReason, Sequence[Entry]]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyReported(Effect):
-    """The trainer has another policy version than before: producers keep pace with it."""
+    """Report the trainer's new policy version to all producers."""
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadsToJournal(Effect):
-    """Call `DispatcherCore.payloads_durable` with these entries once all that was noted is
+    """Call `DispatcherCore.payloads_durable` with these entries once all earlier facts are
     durable.
     """
 
@@ -132,8 +125,8 @@ class PayloadsToJournal(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class FreeWanted(Effect):
-    """Have a worker release these objects of a store, and say `Freed` with this number."""
+class FreeRequested(Effect):
+    """Ask a worker to delete objects of a store; it answers `Freed` with this number."""
 
     worker: str
     number: int
@@ -142,8 +135,8 @@ class FreeWanted(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class SweepWanted(Effect):
-    """Have a worker list what a store has of an incarnation, and say `Swept` with this number."""
+class SweepRequested(Effect):
+    """Ask a worker for the objects of an incarnation; it answers `Swept` with this number."""
 
     worker: str
     number: int
@@ -153,7 +146,7 @@ class SweepWanted(Effect):
 
 @dataclass(frozen=True, slots=True)
 class GroupEvicted(Effect):
-    """For the log: an open group was evicted at a cap. num_samples: that it had."""
+    """For the log: an open group of `num_samples` samples was evicted at a cap."""
 
     group_id: str
     num_samples: int
@@ -162,9 +155,9 @@ class GroupEvicted(Effect):
 
 @dataclass(frozen=True, slots=True)
 class IdsRepeated(Effect):
-    """For the log: ids of a producer's samples were accepted before, of so many in a row.
+    """For the log: a producer pushed ids again that were accepted before, `in_a_row` so far.
 
-    sample_id: the latest of them. conflicts: it is the first of this producer's with other content.
+    sample_id: the latest of them. conflicts: it is the producer's first one with other content.
     """
 
     producer: str
@@ -175,23 +168,19 @@ class IdsRepeated(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SchemaDecided(Effect):
-    """Every sample of the run has this schema from now on: tell the producers.
-
-    set_by: who has decided, in words.
-    """
+    """Send the run's schema to all producers. set_by: who decided on it, for people."""
 
     schema: Schema
     set_by: str
 
 
 @dataclass(frozen=True, slots=True)
-class PlanWanted(Effect):
-    """Run the planner on `window` for `take` samples and call `DispatcherCore.planned` with its
-    answer.
+class PlanRequested(Effect):
+    """Run the planner on `window` for `take` samples, and call `DispatcherCore.planned`.
 
-    entries: the samples behind the window's columns, in the same order. dp_size: DP ranks.
-    trial: the plan is used only if its straggler excess is within the target. cost: of samples;
-    None: as configured. slowness: of the ranks; None: they are equally fast.
+    entries: the samples of the window's columns, in the same order. trial: the plan is used only if
+    its straggler excess is within the target. cost: of samples; None: as configured. slowness: of
+    the ranks; None: they are equally fast.
     """
 
     entries: tuple[Entry, ...]
@@ -205,12 +194,11 @@ class PlanWanted(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanWanted(Effect):
+class ReplanRequested(Effect):
     """Run the planner on all of `window` for `dp_size` ranks, then call `DispatcherCore.replanned`.
 
-    step: open, and without a plan for so many. entries: its samples and then `refill`, which is
-    still buffered and takes the place of samples that the step has lost; each oldest first. cost,
-    slowness: as above.
+    step: an open step without a plan for so many. entries: its samples and then `refill`, buffered
+    samples that replace lost ones; each oldest first. cost, slowness: as in `PlanRequested`.
     """
 
     step: OpenStep
@@ -223,13 +211,13 @@ class ReplanWanted(Effect):
 
     @property
     def take(self) -> int:
-        """All of them."""
+        """Number of samples to plan: all."""
         return len(self.entries)
 
 
 @dataclass(frozen=True, slots=True)
 class WelcomeRank(Effect):
-    """A DP rank's hello is answered: the connection that said it speaks for the rank from now on.
+    """Answer a DP rank's hello; its connection is the rank's from now on.
 
     committed: the last step that this rank has applied, -1 for none.
     """
@@ -243,7 +231,7 @@ class WelcomeRank(Effect):
 
 @dataclass(frozen=True, slots=True)
 class RefuseRank(Effect):
-    """A DP rank's hello has failed its generation: the connection that said it is over."""
+    """End the connection of a DP rank whose hello has failed its generation."""
 
     client_id: str
     error: DispatcherError
@@ -253,7 +241,7 @@ class RefuseRank(Effect):
 class Deliver(Effect):
     """Send a step's header to a DP rank, then its micro-batches from `first_micro_batch` on.
 
-    attempt: void once there is another.
+    A later attempt at the step voids this one.
     """
 
     dp_rank: int
@@ -264,7 +252,7 @@ class Deliver(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Release(Effect):
-    """Tell these DP ranks that they may train this step."""
+    """Send these DP ranks the permission to train this step."""
 
     dp_ranks: tuple[int, ...]
     step: int
@@ -272,7 +260,7 @@ class Release(Effect):
 
 @dataclass(frozen=True, slots=True)
 class WithdrawStep(Effect):
-    """Tell these DP ranks that a step that they may hold is none any more."""
+    """Withdraw a step that these DP ranks may hold."""
 
     dp_ranks: tuple[int, ...]
     step: int
@@ -280,7 +268,7 @@ class WithdrawStep(Effect):
 
 @dataclass(frozen=True, slots=True)
 class LimitSteps(Effect):
-    """Tell these DP ranks to begin no step after `last`; None: as many as they like."""
+    """Limit these DP ranks to steps up to `last`; None: no limit any more."""
 
     dp_ranks: tuple[int, ...]
     last: int | None
@@ -288,9 +276,9 @@ class LimitSteps(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SamplesUnresolved(Effect):
-    """For the log: a DP rank cannot get samples of a step, so they are dropped, groups whole.
+    """For the log: samples that a DP rank cannot get were dropped, groups whole.
 
-    why: what their payload store, or the journal, has said.
+    first: id of the oldest. why: the error of their payload store, or of the journal.
     """
 
     dp_rank: int
@@ -303,7 +291,7 @@ class SamplesUnresolved(Effect):
 
 @dataclass(frozen=True, slots=True)
 class EndRanks(Effect):
-    """Tell these DP ranks that no further step will come."""
+    """Send these DP ranks the end of the stream."""
 
     dp_ranks: tuple[int, ...]
     reason: EndReason
@@ -311,7 +299,7 @@ class EndRanks(Effect):
 
 @dataclass(frozen=True, slots=True)
 class EndProducers(Effect):
-    """Every producer's connection is over: tell them why."""
+    """End every producer's connection with this error."""
 
     error: DispatcherError
 
@@ -328,8 +316,8 @@ class FailRanks(Effect):
 class StepPlanned(Effect):
     """For metrics and the record; columns, and the entries, are in the order of `plan.chosen`.
 
-    waits: float64[n], seconds each sample was buffered; skips: int64[n], how often it was passed
-    over; tokens: int64[n]. staleness: of the samples of which it is known.
+    waits: float64[n], seconds each sample was buffered; skips: int64[n], dispatches that passed it
+    over; tokens: int64[n]. staleness: of the samples that have a policy version.
     """
 
     step: int
@@ -345,7 +333,7 @@ class StepPlanned(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Redelivered(Effect):
-    """For metrics: a step goes out again: a reconnect, a new generation, a rewind or a loss."""
+    """For metrics: a step is delivered again. reason: reconnect, new generation, rewind or loss."""
 
     step: int
     reason: str
@@ -353,7 +341,7 @@ class Redelivered(Effect):
 
 @dataclass(frozen=True, slots=True)
 class StepCommitted(Effect):
-    """For metrics: every DP rank has applied this step; seconds since it was planned."""
+    """For metrics: every DP rank has applied this step. seconds: since it was planned."""
 
     step: int
     num_samples: int
@@ -362,11 +350,11 @@ class StepCommitted(Effect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMeasured(Effect):
-    """For the log: what a pass over a step took, as every DP rank has reported it.
+    """For the log: times of a pass over a step, as reported by every DP rank.
 
-    leads: whether the pass is the one that the step is judged by. planned: float64[R, M], what the
-    plan had estimated, in its own unit; None of a step that an earlier process planned. expected:
-    the same by the cost that was fitted meanwhile, if any was.
+    leads: whether the step is judged by this pass. planned: float64[R, M], estimates of the plan,
+    in its own unit; None for a step that an earlier process planned. expected: the same by the cost
+    that was fitted since, if any.
     """
 
     step: int
@@ -379,19 +367,19 @@ class StepMeasured(Effect):
 
     @property
     def excess(self) -> float:
-        """Straggler excess, of what was computed.
+        """Straggler excess of the measured compute times.
 
-        A plan adds what it takes to fill and drain a pipeline; clocks have run meanwhile.
+        Measured times have the fill and drain of a pipeline in them, which a plan adds.
         """
-        if self.sync is Sync.STEP:  # only their sums count, which are known
+        if self.sync is Sync.STEP:  # only the sums count, which are known
             return self.imbalance
         return straggler_excess(self.split.compute, self.sync)
 
     @property
     def imbalance(self) -> float:
-        """Max over mean of the ranks' time, minus one.
+        """Max over mean of the ranks' compute times, minus one.
 
-        As `plan.imbalance` says; of every step, and arrays take longer for a few ranks.
+        Without arrays, unlike `plan.imbalance`: they are slower for a few ranks.
         """
         computed: list[float] = self.split.of_ranks[0].tolist()
         total = sum(computed)
@@ -399,12 +387,12 @@ class StepMeasured(Effect):
 
     @property
     def lost(self) -> float:
-        """Share of the ranks' time that was lost to waiting for slower ones, 0 to 1."""
+        """Straggler overhead: share of the ranks' time spent waiting for slower ones, 0 to 1."""
         return 1 - 1 / (1 + self.excess)
 
     @property
     def lost_by_plan(self) -> float:
-        """Share of it that is lost on ranks as fast as the plan took them for; all if not known."""
+        """`lost` on ranks as fast as the plan assumed; all of it if that is not known."""
         expected = self.planned if self.expected is None else self.expected
         if expected is None:
             return self.lost
@@ -413,9 +401,9 @@ class StepMeasured(Effect):
 
 @dataclass(frozen=True, slots=True)
 class CostChanged(Effect):
-    """For the log: plans are made with another cost from now on.
+    """For the log: later plans use another cost.
 
-    loss: share of the ranks' time that the one before has lost, by the new one.
+    loss: share of the ranks' time that the former cost has lost, by the new one.
     """
 
     fitted: CostFitted
@@ -424,17 +412,17 @@ class CostChanged(Effect):
 
 @dataclass(frozen=True, slots=True)
 class SpeedsChanged(Effect):
-    """For the log: plans give DP ranks work in proportion to other speeds from now on."""
+    """For the log: later plans use other speeds of the DP ranks."""
 
     measured: SpeedsMeasured
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound(Effect):
-    """For the log: a generation goes on after a checkpoint's step, and not after the last one.
+    """For the log: a generation resumes after the step of its checkpoint.
 
-    steps, samples: committed before, and given again. missing: steps trained after the checkpoint
-    that cannot be delivered again.
+    steps, samples: committed before, and delivered again. missing: steps that were trained after
+    the checkpoint and cannot be delivered again.
     """
 
     after: int
@@ -445,10 +433,10 @@ class Rewound(Effect):
 
 @dataclass(frozen=True, slots=True)
 class StepsEvicted(Effect):
-    """For the log: retained steps, the last of them `through`, had to go for want of room.
+    """For the log: retained steps up to `through` were evicted.
 
-    steps: that have gone so far, told as often as they double. limit: bytes of payload that there
-    may be of retained steps.
+    steps: evicted so far; reported each time the number doubles. limit: payload bytes of retained
+    steps.
     """
 
     steps: int
@@ -458,9 +446,9 @@ class StepsEvicted(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Advised(Effect):
-    """A client should know this of itself: for the log, and for its own.
+    """Advice for a client, for our log and for its own.
 
-    producer: which, empty over HTTP; None for the trainer, DP rank 0.
+    producer: its name, empty over HTTP; None for the trainer (DP rank 0).
     """
 
     text: str
@@ -469,21 +457,21 @@ class Advised(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Drained(Effect):
-    """Everything that could be committed is; the service may stop."""
+    """Every step is committed, or the ranks have finished: the service may stop."""
 
     reason: str
 
 
-#: What there is to keep where there are no facts.
+#: Totals of a decision without facts.
 NO_TOTALS: Mapping[str, object] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Make `facts` durable, with `totals`; behind them perform `effects`, in this order.
+    """Make `facts` durable, with `totals`, then perform `effects` in order.
 
-    totals: the run's counters with these facts, as JSON can hold them; empty without facts, as in
-    every decision of a core whose facts nobody keeps.
+    totals: the run's counters after these facts, as JSON values; empty without facts, as in every
+    decision of a core without a journal.
     """
 
     effects: Sequence[Effect]
@@ -491,5 +479,5 @@ class Decision:
     totals: Mapping[str, object]
 
 
-#: Nothing follows, as most of the time.
+#: The decision of most events.
 NOTHING = Decision((), (), NO_TOTALS)

@@ -1,21 +1,23 @@
 """Facts: the changes that have to outlive the process, and the state that a new process recovers
 from them.
 
-The core notes a fact for each change that a restart must not forget; the shell makes them durable,
-in order, before it performs the effects that came with them. `RecoveredState` is the other
-direction: everything that facts add up to, from which a new core starts. Times are of the core's
-clock.
+The core appends a fact for each change that a restart must not lose; the shell makes them durable,
+in order, before it performs the effects that came with them. A new core starts from a
+`RecoveredState`, the sum of all facts. Times are of the core's clock.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, ClassVar, TypeVar, cast, dataclass_transform
 
 from rollout_dispatcher.core.buffer.entry import Entry
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 from rollout_planner.cost import Quadratic
+
+if TYPE_CHECKING:
+    from rollout_dispatcher.core.steps.step import OpenStep
 
 
 class DropReason(StrEnum):
@@ -35,7 +37,7 @@ class DropReason(StrEnum):
 
 
 class Fact:
-    """What a restart must not forget. kind: what its row in the journal is called."""
+    """A change that a restart must not lose. kind: of its row in the journal."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
     kind: ClassVar[str]
@@ -68,7 +70,7 @@ class Accepted(Fact):
 
 @fact("floor")
 class FloorRaised(Fact):
-    """A producer will never again send a sequence number below `floor`."""
+    """A producer never again sends a sequence number below `floor`."""
 
     producer: str
     floor: int
@@ -76,7 +78,7 @@ class FloorRaised(Fact):
 
 @fact("keyed")
 class ProducerKeyed(Fact):
-    """A producer's name is its own from now on; digest: of the key that it has to show."""
+    """A producer has bound its name to a key; digest: of that key."""
 
     producer: str
     digest: str
@@ -84,14 +86,14 @@ class ProducerKeyed(Fact):
 
 @fact("left")
 class ProducerLeft(Fact):
-    """A producer said goodbye: it is not waited for until it pushes again."""
+    """A producer closed for good: nothing waits for it until it pushes again."""
 
     producer: str
 
 
 @fact("sized")
 class GroupSized(Fact):
-    """The group that these buffered samples form has `size` members in all."""
+    """The group of these buffered samples has `size` members in all."""
 
     tickets: tuple[int, ...]
     size: int
@@ -99,8 +101,8 @@ class GroupSized(Fact):
 
 @fact("group-ended")
 class GroupEnded(Fact):
-    """A group is closed: later members are refused. why: it was abandoned, in words; empty if it is
-    complete.
+    """A group is closed: later members are refused. why: the group was abandoned, for people; empty
+    if it is complete.
     """
 
     group_id: str
@@ -108,12 +110,8 @@ class GroupEnded(Fact):
 
 
 @fact("said")
-class ProducerSaid(Fact):
-    """The ends that a producer has announced: its newest ended phase, and whether its stream has
-    ended.
-
-    phase: a policy version, 0 for none.
-    """
+class EndsReported(Fact):
+    """A producer has ended phases up to `phase` (a policy version, 0 for none), or its stream."""
 
     producer: str
     phase: int
@@ -122,10 +120,10 @@ class ProducerSaid(Fact):
 
 @fact("planned")
 class Planned(Fact):
-    """A step holds these tickets, by DP rank and micro-batch; others were passed over once more.
+    """A step has this plan: tickets by DP rank and micro-batch; `passed_over` stay in the buffer.
 
-    Of a step that is open already it is the new plan. Without a digest it is none: the step has
-    lost its plan, and has these tickets now. usual_loss, cp_sizes: as in `OpenStep`.
+    It replaces an earlier plan of that step. An empty digest is no plan: the step has lost its own,
+    and has these tickets now. usual_loss, cp_sizes: as in `OpenStep`.
     """
 
     step: int
@@ -140,8 +138,8 @@ class Planned(Fact):
 
 @fact("withdrawn")
 class Withdrawn(Fact):
-    """The last step has nothing left, and is none; the next plan has its number, and is the attempt
-    after this one.
+    """The last step has lost all samples and is withdrawn; the next plan has its number, and is the
+    attempt after this one.
     """
 
     step: int
@@ -150,7 +148,7 @@ class Withdrawn(Fact):
 
 @fact("committed")
 class Committed(Fact):
-    """A step is done, and its samples with it unless they are retained."""
+    """Every DP rank has applied a step. retained: its samples are kept for a rewind."""
 
     step: int
     retained: bool = False
@@ -166,14 +164,14 @@ class Dropped(Fact):
 
 @fact("run")
 class RunBegan(Fact):
-    """The run has this name, by which checkpoints know it."""
+    """The run has this name, which its checkpoints carry."""
 
     run_id: str
 
 
 @fact("generation")
 class GenerationBegan(Fact):
-    """A new process group has this number, and so many DP ranks."""
+    """A new process group of `dp_size` DP ranks has joined."""
 
     generation: int
     dp_size: int
@@ -181,21 +179,21 @@ class GenerationBegan(Fact):
 
 @fact("resumed")
 class Resumed(Fact):
-    """This generation goes on after this step: retained steps after it are open again."""
+    """The current generation resumes after this step: retained steps after it are open again."""
 
     after: int
 
 
 @fact("saved")
 class CheckpointSaved(Fact):
-    """A checkpoint covers the steps up to this one: what is retained of them is not needed."""
+    """A saved checkpoint covers the steps up to this one: they are no longer retained."""
 
     step: int
 
 
 @fact("evicted")
 class RetainedEvicted(Fact):
-    """The retained steps up to this one are gone, though no saved checkpoint covers them."""
+    """The retained steps up to this one are evicted, and no saved checkpoint covers them."""
 
     step: int
 
@@ -210,21 +208,21 @@ class VersionReported(Fact):
 
 @fact("phase")
 class PhaseEnded(Fact):
-    """Nothing older than this version comes any more."""
+    """No producer pushes anything older than this version any more."""
 
     version: int
 
 
 @fact("size")
 class GroupSizeSet(Fact):
-    """From now on groups whose samples do not say have this size; None: they have to say."""
+    """Size of groups whose samples carry none; None: every sample has to carry it."""
 
     size: int | None
 
 
 @fact("fixed")
 class SchemaFixed(Fact):
-    """Every sample of the run has this schema from now on. set_by: who has decided, in words."""
+    """Every sample of the run has this schema. set_by: who decided on it, for people."""
 
     schema: Schema
     set_by: str
@@ -232,9 +230,9 @@ class SchemaFixed(Fact):
 
 @fact("cost")
 class CostFitted(Fact):
-    """Steps from `first_step` on are planned with this cost, fitted to what micro-batches took.
+    """Steps from `first_step` on are planned with this cost, fitted to measured micro-batches.
 
-    version: how often that has happened. error: typical relative deviation of a micro-batch.
+    version: number of the fit, from 1. error: typical relative deviation of a micro-batch.
     """
 
     version: int
@@ -257,21 +255,23 @@ class SpeedsMeasured(Fact):
 
 @fact("unneeded")
 class Releasable(Fact):
-    """Nobody needs these objects of payload stores: they are on the list of releases."""
+    """No sample needs these objects of payload stores: they are to be deleted."""
 
     objects: tuple[StoredObject, ...]
 
 
 @fact("forgotten")
 class Deleted(Fact):
-    """These objects are not in their stores any more, and not on the list."""
+    """These objects are deleted from their stores."""
 
     objects: tuple[StoredObject, ...]
 
 
 @fact("incarnation")
 class IncarnationBegan(Fact):
-    """A process of this producer is there, and may put objects: their keys begin with its name."""
+    """A process of this producer connected and may put objects; their keys begin with
+    `incarnation`.
+    """
 
     producer: str
     incarnation: str
@@ -279,20 +279,20 @@ class IncarnationBegan(Fact):
 
 @fact("swept")
 class IncarnationSwept(Fact):
-    """It has ended, and all objects of it that there are are known."""
+    """An ended incarnation has no unknown objects in any store."""
 
     incarnation: str
 
 
 @fact("ended")
 class StreamEnded(Fact):
-    """Nothing comes any more."""
+    """No producer pushes anything any more."""
 
 
 @fact("finished")
 class Finished(Fact):
-    """The DP ranks have finished the run. pending: not everybody has been told; if not, the next
-    process goes on with what is left.
+    """The DP ranks have finished the run. pending: the finish was not sent to every peer yet;
+    afterwards the next process continues with the unused samples.
     """
 
     pending: bool
@@ -302,46 +302,29 @@ AppendFact = Callable[[Fact], None]
 
 
 @dataclass(frozen=True, slots=True)
-class RecoveredStep:
-    """An open or retained step: its entries by DP rank and micro-batch.
-
-    rewound: it was committed, and is open again. Of such steps and of retained ones the journal
-    alone has the payloads.
-    """
-
-    number: int
-    digest: str
-    planned_at: float
-    micro_batches: tuple[tuple[tuple[Entry, ...], ...], ...]
-    rewound: bool = False
-    attempt: int = 0
-    usual_loss: float = 0.0
-    cp_sizes: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class RecoveredState:
-    """What facts add up to.
+    """The sum of all facts.
 
-    entries: what is buffered, by ticket; of the youngest the journal alone may have the payloads.
-    steps: what is open, by number; retained: what is committed and retained. withdrawn: the last
-    attempt at each step that is withdrawn and not planned again. resumed: the step
-    after which the current generation goes on, if it loaded a checkpoint; saved: the last step that
-    a saved checkpoint covers; evicted: the last retained step that had to go before one did.
-    producers: floor and accepted numbers at or above it. words: of the
-    producers that have ended a phase or their stream, the newest such phase (0: none) and whether
-    the stream. given_ids, checksums: oldest first. ended_groups: with why, as in `GroupEnded`,
-    likewise. totals: as `DispatcherCore.totals` gave it. dp_size: of the last generation, None if
-    there was none. policy_step: the first step that trains with `policy_version`, None if that is.
-    group_size: as it was last set. cost: fitted, that plans were made with.
-    schema: of all samples, None while that was not decided; set_by: who
-    has, in words. finished: the run is, and not everybody has been told; was_finished: everybody
-    has, and no DP rank came since.
+    entries: buffered samples, by ticket; payloads of the youngest may be in the journal only.
+    steps: open steps, by number; rewound: whether some of them were committed before. retained:
+    committed steps kept for a rewind. Payloads of rewound and retained steps are in the journal
+    only. withdrawn: last attempt at each withdrawn step that is not planned again. resumed: the
+    step after which the current generation resumed, None if it loaded no checkpoint. saved: the
+    last step that a saved checkpoint covers; evicted: the last retained step that was evicted
+    before that; -1 for none.
+    producers: by name, the floor and the accepted numbers at or above it. ends: by name, the newest
+    ended phase (0: none) and whether the stream has ended. given_ids, checksums, ended_groups (as
+    in `GroupEnded`): oldest first. totals: as in `Decision`. dp_size: of the last generation, None
+    if there was none. policy_step: the first step that trains with `policy_version`; None with it.
+    group_size: as last set. cost, speeds: that plans were made with. schema: of all samples, None
+    before it was decided; set_by: who decided. finished: the run is finished, and some peers were
+    not sent that; was_finished: all were, and no DP rank has joined since.
     """
 
     entries: tuple[Entry, ...] = ()
-    steps: tuple[RecoveredStep, ...] = ()
-    retained: tuple[RecoveredStep, ...] = ()
+    steps: "tuple[OpenStep, ...]" = ()
+    rewound: bool = False
+    retained: "tuple[OpenStep, ...]" = ()
     next_ticket: int = 0
     next_step: int = 0
     withdrawn: Mapping[int, int] = field(default_factory=dict)
@@ -365,7 +348,7 @@ class RecoveredState:
     producers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
-    words: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
+    ends: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     given_ids: tuple[str, ...] = ()
     checksums: tuple[int | None, ...] = ()
     ended_groups: tuple[tuple[str, str], ...] = ()

@@ -1,19 +1,17 @@
-"""How a run ends: producers end the stream, DP ranks finish, or the service is told to stop.
+"""How a run ends: producers end the stream, DP ranks finish, or the service shuts down.
 
     running --end_stream--> ended --nothing left to plan or commit--> drained
        |                      |                                         |
        +--------drain---------+--> draining --the same--> drained       +--a rewind--> as before
        |                      |
-       +--DP ranks finish-----+--> drained at once: what is left is not planned any more
+       +--DP ranks finish-----+--> drained at once: buffered samples are not planned any more
 
-After the end nothing is accepted. Invariant: a rank is told of the end when nothing is left to be
-planned, once on each connection; the run is drained when every step is committed.
+After the end the core accepts no sample. Invariant: each rank is sent the end once on each
+connection, when no sample is left to plan; the run is drained when every step is committed.
 
-`Joining`: what the hello of a DP rank changes, and what this rank and the others are sent.
-
-In this order: the steps that its checkpoint commits or rewinds, the ranks that its new generation
-fences, its welcome, its deliveries. No rank is sent anything of a generation before its welcome.
-Invariant: where a hello is refused by raising, nothing has changed.
+`Joining`: handles the hello of a DP rank. Effects, in order: commits and rewinds by its checkpoint,
+the ranks that its new generation fences, its welcome, its deliveries. No rank is sent anything of a
+generation before its welcome. Invariant: a hello that is refused by raising changes nothing.
 
 `RankDepartures`: DP ranks that take no further step, and how the others are stopped.
 
@@ -35,10 +33,10 @@ error that names the departed rank; other ranks get none.
                                              |
                                              +--kill -9, restart--> finished
 
-Every producer is told, also one that is blocked; no step is planned any more. Unused samples stay
-in the journal for the next process; without a journal, or where the ranks ask for that (`discard`),
-they are dropped. Invariant: the finish of the run is a fact before any peer is told, and stands
-until every peer was told; a start on the journal after that goes on with the samples that are left.
+The finish is sent to every producer, blocked or not; no step is planned any more. Unused samples
+stay in the journal for the next process; without a journal, or if the ranks ask for it (`discard`),
+they are dropped. Invariant: the finish is a fact before it is sent to any peer, and stands until it
+was sent to every peer; a later start on the journal continues with the unused samples.
 """
 
 from collections.abc import Iterable, Iterator
@@ -78,10 +76,7 @@ if TYPE_CHECKING:
 
 
 class Lifecycle:
-    """Where a run stands between its beginning and its end.
-
-    batch: samples in a whole dispatch batch. flush_partial: a last smaller one is dispatched too.
-    """
+    """The state of the run: running, ended, draining or drained."""
 
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
         self._buffer, self._ledger, self._dropping = parts.buffer, parts.ledger, parts.dropping
@@ -94,14 +89,13 @@ class Lifecycle:
         #: Whether the run is over: the stream has ended and every step is committed, or the ranks
         #: have finished.
         self.drained = False
-        self._notified: set[str] = set()
         self._not_notified = self._ledger.generation.filtered(
-            lambda rank: rank.connected and rank.client_id not in self._notified
+            lambda rank: rank.connected and not rank.end_sent
         )
 
     @property
     def state(self) -> str:
-        """Where the run stands: running, ended, draining or drained."""
+        """running, ended, draining or drained."""
         if self.drained:
             return "drained"
         return "draining" if self.draining else "ended" if self.ended else "running"
@@ -113,9 +107,9 @@ class Lifecycle:
 
     def end(self, reason: EndReason) -> None:
         """Accept nothing more. FINISHED overrides an earlier reason."""
-        if reason is EndReason.FINISHED:  # ranks that were told of another end are told again
-            self._notified.clear()
-            for dp_rank in self._ledger.ranks:
+        if reason is EndReason.FINISHED:  # replaces another end that ranks were sent
+            for dp_rank, rank in self._ledger.ranks.items():
+                rank.end_sent = False
                 self._ledger.generation.changed(dp_rank)
         elif self.ended:
             return
@@ -125,19 +119,9 @@ class Lifecycle:
         """Whether a step of `ready` samples is planned although it may be smaller than a batch."""
         return self.ended and self._can_plan_partial(ready)
 
-    def forget_notified(self, client_id: str) -> None:
-        """A rank's connection is gone or new: tell it of the end (again)."""
-        self._notified.discard(client_id)
-
-    def is_notified(self, client_id: str) -> bool:
-        """Whether a rank was told of the end on its present connection."""
-        return client_id in self._notified
-
     def end_if_done(self, *, flushing: bool) -> list[Effect]:
         """End the ranks' streams if no sample is left to plan, and the run if every step is
-        committed.
-
-        To be called while no plan is being made.
+        committed. To be called while no plan is requested.
 
         flushing: an ended phase still has samples.
         """
@@ -155,15 +139,11 @@ class Lifecycle:
         return self._flush_partial or ready >= self._batch
 
     def _end_ranks(self) -> list[Effect]:
-        generation, notified = self._ledger.generation, self._notified
-        not_notified = self._not_notified.find()
-        if not not_notified:
-            return []
-        dp_ranks = sorted(not_notified)
+        dp_ranks = sorted(self._not_notified.find())
         for dp_rank in dp_ranks:
-            notified.add(generation.ranks[dp_rank].client_id)
-            generation.changed(dp_rank)
-        return [EndRanks(tuple(dp_ranks), self.reason)]
+            self._ledger.ranks[dp_rank].end_sent = True
+            self._ledger.generation.changed(dp_rank)
+        return [EndRanks(tuple(dp_ranks), self.reason)] if dp_ranks else []
 
     def _end(self) -> list[Effect]:
         if self.drained or (self._ledger.steps and not self.finished):
@@ -210,7 +190,6 @@ class Joining:
             effects += ledger.begin(hello)
             self._append(GenerationBegan(generation.number, generation.dp_size))
         deliveries = ledger.join(hello, now)
-        self._lifecycle.forget_notified(hello.client_id)
         committed = ledger.ranks[hello.dp_rank].committed
         effects.append(
             WelcomeRank(hello.client_id, hello.dp_rank, run_id, generation.number, committed)
@@ -232,9 +211,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StopPoint:
-    """A DP rank that takes no step after `last`, since it departed or finished. since: when it
-    left.
-    """
+    """A DP rank that departed or finished takes no step after `last`. since: when it left."""
 
     last: int
     since: float
@@ -242,8 +219,9 @@ class StopPoint:
 
 
 class RankDepartures:
-    """Stops the other ranks where one has departed. timeout: seconds after which a rank without a
-    connection is lost.
+    """Stops the other ranks when one has departed.
+
+    timeout: seconds after which a rank without a connection is lost.
     """
 
     def __init__(self, parts: "Parts", timeout: float) -> None:
@@ -254,34 +232,31 @@ class RankDepartures:
         self._stopped = self._generation.filtered(
             lambda rank: rank.gone or rank.lost or rank.finished is not None
         )
-        #: When an earlier process's generation began to be waited for, while it is.
+        #: When this process began to wait for the ranks of an earlier one's generation.
         self._restored_at: float | None = None
         self._is_late = False
-        self._limit_sent: dict[str, int] = {}  # by client id
+        self._limited = self._generation.filtered(lambda rank: rank.limit_sent is not None)
 
     def restore(self, now: float) -> None:
-        """Ranks of an earlier process's generation have `timeout` seconds from now to come back."""
+        """Wait `timeout` seconds for the ranks of an earlier process's generation."""
         if self._generation.number:
             self._of_generation, self._restored_at = self._generation.number, now
 
     # -- ranks come and go ------------------------------------------------------------------
 
-    def joined(self, dp_rank: int, client_id: str) -> None:
+    def joined(self, dp_rank: int) -> None:
         """A DP rank joined, on a new connection."""
         if self._of_generation != self._generation.number:  # earlier ones' ranks are void
             self._of_generation = self._generation.number
             self._restored_at, self._is_late = None, False
             self._away.clear()
-            self._limit_sent.clear()
         self._away.pop(dp_rank, None)
-        self._limit_sent.pop(client_id, None)
 
     def left(self, dp_rank: int, client_id: str, now: float) -> None:
         """A DP rank's connection is gone. To be called after `StepLedger.leave`."""
         rank = self._ledger.ranks.get(dp_rank)
         if rank is not None and rank.client_id == client_id:
             rank.away_since = now
-            self._limit_sent.pop(client_id, None)
             if not rank.gone:
                 self._away[dp_rank] = now
 
@@ -325,13 +300,11 @@ class RankDepartures:
         if self._generation.failed is not None:
             return []
         stopped = self._stopped.find()
-        if not (stopped or self._is_late or self._limit_sent):
+        if not (stopped or self._is_late or self._limited.find()):
             return []
-        departed, finished = (
-            min(self._stops_of_departed(stopped), default=None),
-            min(self._stops_of_finished(stopped), default=None),
-        )
-        if departed is None and finished is None and not self._limit_sent:
+        departed = min(self._stops_of_departed(stopped), default=None)
+        finished = min(self._stops_of_finished(stopped), default=None)
+        if departed is None and finished is None and not self._limited.find():
             return []
         effects = self._limit(
             min((each.last for each in (departed, finished) if each), default=None)
@@ -368,19 +341,13 @@ class RankDepartures:
 
     def _limit(self, last: int | None) -> list[Effect]:
         """Send the last step to connected ranks that were not sent this one."""
-        not_notified = []
+        changed = []
         for dp_rank, rank in sorted(self._ledger.ranks.items()):
-            if (
-                rank.connected
-                and not self._is_done(rank)
-                and self._limit_sent.get(rank.client_id) != last
-            ):
-                not_notified.append(dp_rank)
-                if last is None:
-                    del self._limit_sent[rank.client_id]
-                else:
-                    self._limit_sent[rank.client_id] = last
-        return [LimitSteps(tuple(not_notified), last)] if not_notified else []
+            if rank.connected and not self._is_done(rank) and rank.limit_sent != last:
+                rank.limit_sent = last
+                self._generation.changed(dp_rank)
+                changed.append(dp_rank)
+        return [LimitSteps(tuple(changed), last)] if changed else []
 
     def _wants_step_after(self, rank: RankState, gone: StopPoint) -> bool:
         """Whether a rank waits for a step after the stop point."""
@@ -392,11 +359,8 @@ class RankDepartures:
         return waits and not self._lifecycle.finished and not self._is_done(rank)
 
     def _is_done(self, rank: RankState) -> bool:
-        """Whether a rank was told of the end and has taken the last step."""
-        return (
-            self._lifecycle.is_notified(rank.client_id)
-            and rank.taken >= self._ledger.steps.last_opened
-        )
+        """Whether a rank was sent the end and has taken the last step."""
+        return rank.end_sent and rank.taken >= self._ledger.steps.last_opened
 
     def _explain(self, gone: StopPoint) -> DispatcherError:
         rank = self._ledger.ranks.get(gone.dp_rank)
@@ -440,12 +404,12 @@ class Finishing:
         self._append, self._keeps = parts.append_fact, keeps
 
     def restore(self, memory: RecoveredState) -> None:
-        """End the run again if an earlier process had not told every peer."""
+        """End the run again if an earlier process had not sent the finish to every peer."""
         if memory.finished:
             self._end()
 
     def finish(self, dp_rank: int, step: int, *, discard: bool) -> None:
-        """A DP rank has finished after this step; `look` follows.
+        """A DP rank has finished after this step; call `end_if_all_finished` next.
 
         Raises ProtocolError for a step that is not the last one that it has committed.
         """
@@ -459,7 +423,7 @@ class Finishing:
         self._ledger.generation.changed(dp_rank)
 
     def end_if_all_finished(self) -> list[Effect]:
-        """End the run if every DP rank has finished; fail all of them where they differ."""
+        """End the run if every DP rank has finished; fail the generation if their steps differ."""
         generation = self._ledger.generation
         ends = {
             at: (rank.finished, rank.discards)
@@ -479,7 +443,7 @@ class Finishing:
         return [EndProducers(RunFinished(RUN_FINISHED))] if self._lifecycle.finished else []
 
     def carried_out(self) -> None:
-        """Every connected peer was told: the next process continues the run."""
+        """The finish was sent to every connected peer: the next process continues the run."""
         if self._lifecycle.finished:
             self._append(Finished(pending=False))
 

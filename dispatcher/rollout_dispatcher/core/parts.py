@@ -1,7 +1,5 @@
-"""The parts of one run, wired together: each takes from them what it asks or tells.
-
-Read from top to bottom: what is remembered, what is buffered, who comes in, how it ends, what the
-ranks hold, how steps come into being, what producers say.
+"""The parts of one run, constructed in the order of their dependencies: memory of producers and
+ids, the buffer, admission, the step ledger, the lifecycle, planning, ends, reports.
 """
 
 from rollout_dispatcher.core.admission.admission import Admission
@@ -28,7 +26,7 @@ from rollout_dispatcher.core.waiting import ProgressReport, StallDetector, Waiti
 
 
 class Parts:
-    """Parts that decide, by name; `DispatcherCore` tells each what is its."""
+    """The parts by name; `DispatcherCore` passes each event to those concerned."""
 
     def __init__(self, config: DispatchConfig, append_fact: AppendFact) -> None:
         batch, self.append_fact = config.trigger.batch, append_fact
@@ -84,20 +82,20 @@ class Parts:
         self.waiting = Waiting(self)
 
     def configure(self, config: DispatchConfig) -> None:
-        """Heed what of the settings may change."""
+        """Change the settings that may change."""
         self.buffer.limits = config.limits
         self.planning.configure(config)
 
     def restore(self, memory: RecoveredState, now: float) -> None:
-        """Go on where an earlier process stopped: all who had contributed may still come back."""
+        """Continue the run of an earlier process; all its contributors may come back."""
         self.totals.restore(memory.totals)
         self.references.restore(memory, now)  # before anything of it is dropped
         if memory.policy_version is not None:
             self.freshness.report(memory.policy_version, memory.policy_step or 0)
         accepted = {name for name, (floor, seqs) in memory.producers.items() if floor or seqs}
-        may_return = (accepted | memory.words.keys()) - memory.left
+        may_return = (accepted | memory.ends.keys()) - memory.left
         ended = {
-            name: memory.words.get(name, (0, False))
+            name: memory.ends.get(name, (0, False))
             for name in memory.producers
             if name in may_return
         }
@@ -119,7 +117,7 @@ class Parts:
         self.finishing.restore(memory)
 
     def _restore_schema(self, memory: RecoveredState) -> None:
-        """The settings come first: what was accepted with other fields gives way to them."""
+        """A configured schema wins: samples that do not fit it are dropped."""
         buffer = self.buffer
         if buffer.schema is None and memory.schema is not None:
             buffer.schema, buffer.schema_source = memory.schema, memory.set_by

@@ -1,23 +1,22 @@
-"""The ledger of time: where the DP ranks' time goes, each rank-second to exactly one cause.
+"""Charges the DP ranks' time, each rank-second to exactly one cause.
 
-It begins with the first step that a rank takes, and ends with the run. Between two events nothing
-changes, so before each event the time since the last one is charged:
+Counting begins with the first step that a rank takes, and ends with the run. No state changes
+between two events, so before each event the time since the last one is charged:
 
-    a rank is                                 to
+    state of a rank                           cause
     not connected                             gone-rank
-    connected, while a rank hangs             hung-rank, whatever it does itself
+    connected, while a rank hangs             hung-rank
     in its training loop                      slow-rank and lengths while they are owed, then work
     blocked in `next()`, others are gone      gone-rank
         its step is planned                   dispatcher, or journal while that is slow
         another rank is a whole step behind   slow-rank
         a batch is ready                      dispatcher
-        too few samples are ready             journal, stale or dispatcher as one of them has kept
-                                              the samples from it, else no-samples
+        too few samples are ready             journal, stale or dispatcher if one of them withholds
+                                              samples, else no-samples
 
-Ranks report how long they waited inside collectives once a step is over, so these seconds are
-*owed* when they become known, and what ranks spend in their loops from then on pays them: a counter
-never falls. Of what is owed, lengths is what the plan of these samples would have lost on ranks as
-fast as it took them for; the rest is a rank that was slower.
+Ranks report waits inside collectives after the step. Counters never fall, so these seconds are
+*owed* from then on, and later seconds in training loops are charged to them first. Of what is owed,
+`lengths` is the loss of the plan on ranks as fast as it assumed; the rest is `slow-rank`.
 
 Invariant: over any time, the causes add up to it times the DP ranks of the process group.
 """
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class TimeCause(StrEnum):
-    """What a second of a DP rank went to; the same words in every place."""
+    """Cause of a DP rank's second; the same words in metrics, logs and records."""
 
     WORK = "work"
     SLOW_RANK = "slow-rank"
@@ -48,7 +47,7 @@ class TimeCause(StrEnum):
     GONE_RANK = "gone-rank"
 
 
-#: What each is, for people.
+#: Meaning of each cause, for people.
 MEANS: Final = {
     TimeCause.WORK: "in the training loop: computing, transport, evaluation, checkpoints",
     TimeCause.SLOW_RANK: "waiting for a rank that takes longer than its work should",
@@ -60,9 +59,9 @@ MEANS: Final = {
     TimeCause.HUNG_RANK: "waiting for a rank that hangs, its heartbeats going on",
     TimeCause.GONE_RANK: "waiting for a rank that is not connected",
 }
-#: All but work.
+#: Every cause but work.
 LOST: Final = tuple(cause for cause in TimeCause if cause is not TimeCause.WORK)
-#: Ranks report what they waited for others inside collectives, for one of these two reasons.
+#: Causes of waits inside collectives, which ranks report after the step.
 _OF_STRAGGLERS = (TimeCause.SLOW_RANK, TimeCause.LENGTHS)
 
 
@@ -76,24 +75,22 @@ class RankTime:
         generation = parts.ledger.generation
         self._connected = generation.filtered(lambda rank: rank.connected)
         self._waiting = generation.filtered(lambda rank: rank.connected and rank.hungry)
-        #: Whether the journal keeps who waits for it waiting for long, as the shell sees it.
+        #: Whether the journal is slow; set by the shell.
         self.journal_is_slow: Callable[[], bool] = lambda: False
         self.seconds = dict.fromkeys(TimeCause, 0.0)
-        #: Time in which a cap held producers back, since the beginning.
+        #: Seconds in which a cap blocked producers.
         self.blocked = 0.0
         self._began = False
         self._charged_to: float | None = None
-        #: Rank-seconds that ranks have waited for each other and that no loop has paid yet.
+        #: Reported rank-seconds of waits inside collectives that are not charged yet.
         self._owed = dict.fromkeys(_OF_STRAGGLERS, 0.0)
-        #: Rank-seconds of waiting for a hung rank that the next report of waits has in it too.
+        #: Rank-seconds charged to a hung rank; the next report of waits contains them too.
         self._hung = 0.0
-        #: Stale samples dropped by the time that the last step was planned.
+        #: Stale samples dropped before the last step was planned.
         self._stale_before = 0
 
     def charge(self, now: float) -> None:
-        """Charge the time until now to what ranks have done since the last call: before an event
-        changes that.
-        """
+        """Charge the time since the last call; to be called before an event changes any state."""
         since, self._charged_to = self._charged_to, now
         if since is None or now <= since or self._lifecycle.drained:
             return
@@ -103,39 +100,39 @@ class RankTime:
         if not self._began:
             return
         generation, seconds = self._ledger.generation, self.seconds
-        there = len(self._connected.find())
-        away = generation.dp_size - there
-        if away:
-            seconds[TimeCause.GONE_RANK] += passed * away
+        connected = len(self._connected.find())
+        absent = generation.dp_size - connected
+        if absent:
+            seconds[TimeCause.GONE_RANK] += passed * absent
         if (stall := self._stalls.stall(now)) is not None and stall.hung:
-            seconds[TimeCause.HUNG_RANK] += passed * there
-            self._hung += passed * (there - len(stall.hung))
+            seconds[TimeCause.HUNG_RANK] += passed * connected
+            self._hung += passed * (connected - len(stall.hung))
             return
         waiting = len(self._waiting.find())
         if waiting:
-            seconds[self._waits_for(away)] += passed * waiting
-        self._pay(passed * (there - waiting))
+            seconds[self._waits_for(absent)] += passed * waiting
+        self._charge_loops(passed * (connected - waiting))
 
     def step_taken(self) -> None:
-        """A rank has begun a step: from the first one on time is accounted for."""
+        """A rank has begun a step: charging starts with the first one."""
         if not self._began:
             self._began = True
             self.step_planned()
 
     def step_planned(self) -> None:
-        """A step was planned: what is dropped from now on is missing in the next one."""
+        """A step was planned: samples dropped from now on are missing in the next one."""
         self._stale_before = self._dropped[DropReason.STALE]
 
     def measured(self, found: StepMeasured) -> None:
-        """Every rank has reported a pass over a step."""
+        """Every rank has reported a pass over a step: its waits are owed."""
         waited = max(0.0, float(found.split.of_ranks[1].sum()) - self._hung)
         self._hung = 0.0
         lengths = waited * (min(1.0, found.lost_by_plan / found.lost) if found.lost > 0 else 1.0)
         self._owed[TimeCause.LENGTHS] += lengths
         self._owed[TimeCause.SLOW_RANK] += waited - lengths
 
-    def _pay(self, spent: float) -> None:
-        """Ranks spent so many rank-seconds in their loops."""
+    def _charge_loops(self, spent: float) -> None:
+        """Charge rank-seconds in training loops, first to what is owed."""
         owed = sum(self._owed.values())
         if owed > 0:
             share = min(1.0, spent / owed)
@@ -145,10 +142,10 @@ class RankTime:
             spent = max(0.0, spent - owed)
         self.seconds[TimeCause.WORK] += spent
 
-    def _waits_for(self, away: int) -> TimeCause:
-        """Why ranks that wait for a step have none."""
+    def _waits_for(self, absent: int) -> TimeCause:
+        """Cause of the time of ranks that wait for a step."""
         ledger, capacity = self._ledger, self._capacity
-        if away:
+        if absent:
             return TimeCause.GONE_RANK
         if not ledger.hungry:  # their step is on its way
             return TimeCause.JOURNAL if self.journal_is_slow() else TimeCause.DISPATCHER

@@ -1,24 +1,23 @@
-"""Payloads by reference, from the dispatcher's side: workers free unneeded objects.
+"""Has workers delete unneeded objects of payload stores.
 
-    NeededObjects    which are needed             Workers            who can be asked
-    ObjectsToFree    which are unneeded now       OrphanCollector    whose may be there unknown
+    NeededObjects    objects with live samples    Workers            connected workers
+    ObjectsToFree    objects to delete            OrphanCollector    ended producers to sweep
 
-The dispatcher opens no store: it asks one of the workers, another one if that fails or goes, and
-goes on until it is done. What became unneeded in one turn of the event loop is asked of one worker
-together, since asking is left to the next tick. Invariant: an object is freed only after it was a
-fact that it is unneeded.
+The dispatcher opens no store: it sends a request to one worker, and to another one if that fails or
+disconnects, until the object is deleted. Requests are sent in the next tick, so objects that become
+unneeded in one turn of the event loop go into one request. Invariant: an object is deleted only
+after the fact that it is unneeded.
 
-`DispatcherCore.on_worker_event` takes the events of workers that open stores. A worker is any
-client that opens payload stores: its name is the shell's, and tells DP ranks from producers.
+A worker is any client that opens payload stores, a DP rank or a producer; the shell names it.
 
-`Workers`: who is there to release objects, one thing at a time. Whoever could not do it for a store
-*rests* from that store, longer each time, while others are asked; whoever does not answer is not
-asked again until it does. No worker is excluded for good.
+`Workers`: each has at most one request. A worker that failed for a store *rests* from that store,
+longer each time, while others get its requests; one that does not answer gets no other request
+until it does. No worker is excluded for good.
 """
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from rollout_dispatcher.core.buffer.objects import (
@@ -29,7 +28,7 @@ from rollout_dispatcher.core.buffer.objects import (
     ObjectsToFree,
     OrphanCollector,
 )
-from rollout_dispatcher.core.effects import Effect, FreeWanted, SweepWanted
+from rollout_dispatcher.core.effects import Effect, FreeRequested, SweepRequested
 from rollout_dispatcher.core.facts import (
     AppendFact,
     Deleted,
@@ -44,28 +43,28 @@ from rollout_dispatcher.payload import StoredObject
 
 @dataclass(frozen=True, slots=True)
 class WorkerThere:
-    """A worker is there, maybe again: what it was asked before is void."""
+    """A worker connected, maybe again: its request from before is void."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeaves:
-    """A worker said goodbye, and waits for ours."""
+    """A worker sent Bye, and waits for the answer."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """Its connection is over."""
+    """A worker's connection is over."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """A worker answers a `FreeWanted`: these objects are still there."""
+    """A worker answers a `FreeRequested`; left: keys that it could not delete."""
 
     worker: str
     number: int
@@ -74,7 +73,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """A worker answers a `SweepWanted`: these objects are there, and others if there are more."""
+    """A worker answers a `SweepRequested` with keys in the store; more: there are others."""
 
     worker: str
     number: int
@@ -86,108 +85,106 @@ class Swept:
 WorkerEvent = WorkerThere | WorkerLeaves | WorkerGone | Freed | Swept
 
 
-#: A worker that failed is asked again after so long, twice as long each time up to the second.
+#: A worker that failed gets no request for so long, twice as long each time up to the second.
 FIRST_REST_S, LONGEST_REST_S = 1.0, 60.0
 
 
 @dataclass(slots=True)
-class _Rest:
-    until: float
-    seconds: float
+class _Worker:
+    """One worker.
+
+    request: number of the request that it has not answered. rests: by store, until when it rests,
+    and for how many seconds.
+    """
+
+    request: int | None = None
+    leaving: bool = False
+    rests: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def rested(self, store: str) -> float:
+        """When it may be sent a request about this store."""
+        return self.rests.get(store, (-math.inf, 0.0))[0]
 
 
 class Workers:
-    """Workers by name; who was asked last is the last to be asked again."""
+    """Connected workers by name, the one whose last answer is oldest first."""
 
     def __init__(self) -> None:
-        self._idle: dict[str, None] = {}
-        self._busy: dict[str, int] = {}  # with what, by number
-        self._leaving: set[str] = set()
-        self._rests: dict[tuple[str, str], _Rest] = {}
+        self._workers: dict[str, _Worker] = {}
 
     def __len__(self) -> int:
-        return len(self._idle) + len(self._busy)
+        return len(self._workers)
 
-    def there(self, worker: str) -> None:
-        """It may be asked."""
+    def connected(self, worker: str) -> None:
+        """It may be sent requests."""
         self.gone(worker)
-        self._idle[worker] = None
+        self._workers[worker] = _Worker()
 
     def leaves(self, worker: str) -> None:
-        """It may be asked, but waits to leave."""
-        if worker in self._idle or worker in self._busy:
-            self._leaving.add(worker)
+        """It may be sent requests, but waits to leave."""
+        if (known := self._workers.get(worker)) is not None:
+            known.leaving = True
 
     def gone(self, worker: str) -> None:
-        """It may not."""
-        self._idle.pop(worker, None)
-        self._busy.pop(worker, None)
-        self._leaving.discard(worker)
-        for known in [known for known in self._rests if known[0] == worker]:
-            del self._rests[known]
+        """Its connection is over."""
+        self._workers.pop(worker, None)
 
-    def is_leaving(self, worker: str) -> bool:
-        """Whether it waits to leave."""
-        return worker in self._leaving
-
-    @property
-    def staying(self) -> int:
-        """How many are there that do not wait to leave."""
-        return len(self) - len(self._leaving)
+    def is_last(self, worker: str) -> bool:
+        """Whether it waits to leave, and so does every other worker."""
+        return worker in self._workers and all(one.leaving for one in self._workers.values())
 
     def busy_with(self, worker: str) -> int | None:
-        """What it was asked and has not answered; None for nothing."""
-        return self._busy.get(worker)
+        """Number of the request that it has not answered; None for none."""
+        known = self._workers.get(worker)
+        return None if known is None else known.request
 
-    # -- asking -----------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> Iterator[tuple[str, _Worker]]:
+        return (each for each in self._workers.items() if each[1].request is None)
 
     def ready(self, store: str, now: float) -> str | None:
-        """Who can be asked about this store now."""
-        return next((who for who in self._idle if self._rested(who, store) <= now), None)
+        """The first worker that may be sent a request about this store now."""
+        return next((name for name, one in self._idle if one.rested(store) <= now), None)
 
     def ready_at(self, stores: Iterable[str]) -> float | None:
-        """When somebody can be asked about one of these stores; None if nobody is idle."""
-        return min(
-            (self._rested(who, store) for store in stores for who in self._idle), default=None
-        )
+        """When a worker may be sent a request about one of these stores; None if none is idle."""
+        return min((one.rested(at) for at in stores for _, one in self._idle), default=None)
 
-    def asked(self, worker: str, number: int) -> None:
-        """It is at work."""
-        del self._idle[worker]
-        self._busy[worker] = number
+    def request_sent(self, worker: str, number: int) -> None:
+        """It was sent this request; it goes behind the others."""
+        self._workers[worker] = known = self._workers.pop(worker)
+        known.request = number
 
     def answered(self, worker: str, number: int) -> bool:
-        """It has answered; returns whether it had been asked that."""
-        if self._busy.get(worker) != number:
+        """It answered this request; returns whether it had been sent that."""
+        if self.busy_with(worker) != number:
             return False
-        del self._busy[worker]
-        self._idle[worker] = None
+        self._workers[worker] = known = self._workers.pop(worker)
+        known.request = None
         return True
 
     def succeeded(self, worker: str, store: str) -> None:
-        """It can do that."""
-        self._rests.pop((worker, store), None)
+        """It has carried out a request about this store."""
+        self._workers[worker].rests.pop(store, None)
 
     def failed(self, worker: str, store: str, now: float) -> None:
-        """It could not do that just now."""
-        rest = self._rests.get((worker, store))
-        seconds = FIRST_REST_S if rest is None else min(2 * rest.seconds, LONGEST_REST_S)
-        self._rests[worker, store] = _Rest(now + seconds, seconds)
-
-    def _rested(self, worker: str, store: str) -> float:
-        rest = self._rests.get((worker, store))
-        return -math.inf if rest is None else rest.until
+        """It could not carry out a request about this store."""
+        rests = self._workers[worker].rests
+        seconds = min(2 * rests[store][1], LONGEST_REST_S) if store in rests else FIRST_REST_S
+        rests[store] = now + seconds, seconds
 
 
-#: Objects that a worker is asked to release at a time: as many keys as a message may have.
+#: Objects in one request: as many keys as a message may have.
 KEYS_AT_A_TIME = 1024
-#: A worker that has not answered for so long is not waited for: another one is asked.
+#: A request without an answer for so long goes to another worker.
 ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class _StoreRequest:
-    """A request to a worker: to free these objects, or else to sweep an incarnation."""
+    """A request to a worker: to delete objects, or to sweep an incarnation."""
 
     worker: str
     store: str
@@ -205,20 +202,19 @@ class References:
         self.sweeps = OrphanCollector(stores)
         self.workers = Workers()
         self._stores, self._totals, self._append = stores, totals, append_fact
-        self._requests: dict[int, _StoreRequest] = {}  # in the order in which they are due
+        self._requests: dict[int, _StoreRequest] = {}  # by due time
         self._next_number = 0
         self._over = False
-        #: Producers without an incarnation that are away, since when and in that order, as far as
-        #: something of theirs may still come in.
+        #: Absent producers without an incarnation that have pending samples: since when, in order.
         self._nameless: dict[str, float] = {}
 
     @property
     def num_pending(self) -> int:
-        """Number of objects to be freed, and of incarnations to be swept."""
+        """Number of objects to delete, and of incarnations to sweep."""
         return len(self.to_free) + len(self.sweeps)
 
     def _is_needed(self, key: str) -> bool:
-        """In any store: one place may have two addresses, as with a link, and is two for us."""
+        """Whether any store has a needed object of this key: two stores may share one place."""
         return any((store, key) in self.objects for store in self._stores)
 
     def _is_only_pending(self, key: str) -> bool:
@@ -228,21 +224,16 @@ class References:
         return any(self.objects.is_only_pending((store, key)) for store in self._stores)
 
     def restore(self, memory: RecoveredState, now: float) -> None:
-        """Go on with the list, and with what samples of an earlier process need."""
-        in_steps = (
-            entry
-            for step in (*memory.steps, *memory.retained)
-            for rank in step.micro_batches
-            for part in rank
-            for entry in part
-        )
+        """Start from the objects that samples of an earlier process need, and those to delete."""
+        steps = (*memory.steps, *memory.retained)
+        in_steps = (entry for step in steps for entry in step.entries())
         self.sweeps.restore(memory.incarnations, now)
         for producer in memory.left:
             self.sweeps.disconnected(producer, now, for_good=True)
         newest = {
             name: max(seqs)
             for name, (_, seqs) in memory.producers.items()
-            if name and seqs and name not in memory.left  # over HTTP nothing is awaited
+            if name and seqs and name not in memory.left  # pushes over HTTP are never pending
         }
         self.objects.restore((*memory.entries, *in_steps), newest, self.sweeps.has_ended)
         self._nameless = {
@@ -255,26 +246,26 @@ class References:
     # -- producers ----------------------------------------------------------------------------
 
     def producer_connected(self, producer: str, incarnation: str) -> None:
-        """It is there; incarnation: what its keys begin with, empty if it puts nothing."""
+        """A producer connected; incarnation: prefix of its keys, empty if it puts no object."""
         self._nameless.pop(producer, None)
         if not self._stores or not incarnation:
             return
         if self.sweeps.current(producer) not in (None, incarnation):
-            self.objects.producer_gone(producer)  # what it has not heard of is not sent again
+            self.objects.producer_gone(producer)  # its former process resends nothing
         if self.sweeps.begins(producer, incarnation):
             self._append(IncarnationBegan(producer, incarnation))
             if (forgotten := self.sweeps.forget_oldest()) is not None:
                 self._append(IncarnationSwept(forgotten))
 
     def producer_leaves(self, producer: str, now: float) -> None:
-        """It says goodbye: it puts nothing any more, so it can be swept while it is there still.
+        """A producer sent Bye: it puts no object any more.
 
-        Whoever leaves last could not be, by anybody, once it had left.
+        It can be swept while it is connected: nobody could sweep the last one after that.
         """
         self.sweeps.disconnected(producer, now, for_good=True)
 
     def producer_disconnected(self, producer: str, now: float, *, for_good: bool) -> None:
-        """Its connection is lost, `for_good` if it said goodbye; after the stream's end it is."""
+        """A producer's connection is lost, `for_good` if it sent Bye or the stream is over."""
         for_good = for_good or self._over
         self.sweeps.disconnected(producer, now, for_good=for_good)
         if for_good:
@@ -285,7 +276,7 @@ class References:
             self._nameless[producer] = now
 
     def stream_over(self) -> None:
-        """Nothing comes any more: who is away has nothing to come back for."""
+        """The stream is over: absent producers need not come back."""
         if not self._over:
             self._over = True
             self._end_away(math.inf)
@@ -293,9 +284,10 @@ class References:
                 self.objects.producer_gone(producer)
 
     def _end_away(self, now: float) -> None:
-        """As `next_deadline` counts, to the last bit."""
-        over = takewhile(lambda name: self._nameless[name] + AWAY_S <= now, self._nameless)
-        nameless = list(over)
+        """End producers that are away for `AWAY_S`, by the same sums as `next_deadline`."""
+        nameless = list(
+            takewhile(lambda name: self._nameless[name] + AWAY_S <= now, self._nameless)
+        )
         for producer in nameless:
             del self._nameless[producer]
         for producer in [*self.sweeps.end_away(now), *nameless]:
@@ -304,11 +296,11 @@ class References:
     # -- workers ------------------------------------------------------------------------------
 
     def on_worker_event(self, event: WorkerEvent, now: float) -> None:
-        """A worker comes, goes, or answers."""
+        """A worker connected, leaves, disconnected or answered."""
         match event:
             case WorkerThere(worker):
                 self._recall(worker)
-                self.workers.there(worker)
+                self.workers.connected(worker)
             case WorkerLeaves(worker):
                 self.workers.leaves(worker)
             case WorkerGone(worker):
@@ -318,11 +310,11 @@ class References:
                 self._answered(event, now)
 
     def is_last_to_free(self, worker: str) -> bool:
-        """Whether a worker that wants to leave is the last that can free the remaining objects."""
-        return self.num_pending > 0 and self.workers.is_leaving(worker) and not self.workers.staying
+        """Whether a worker that leaves is the last that can delete the remaining objects."""
+        return self.num_pending > 0 and self.workers.is_last(worker)
 
     def _answered(self, answer: Freed | Swept, now: float) -> None:
-        """A worker has done what it was asked; what it was not asked, or long ago, is no answer."""
+        """A worker answered its request; other answers are ignored."""
         asked = self.workers.answered(answer.worker, answer.number)
         request = self._requests.pop(answer.number, None) if asked else None
         if request is None:
@@ -348,7 +340,7 @@ class References:
         store, ended = request.store, request.incarnation
         self._note_success(request, int(answer.failed), now)
         if ended is None or not self.sweeps.is_wanted(ended):
-            return  # it has come back meanwhile, and may push them
+            return  # it has come back since, and may push them
         begins = ended.name + SEPARATOR
         keys = [key for key in answer.keys if key.startswith(begins)]
         unneeded = [key for key in keys if not (self._is_needed(key) or self.sweeps.may_push(key))]
@@ -384,7 +376,7 @@ class References:
     # -- asking -----------------------------------------------------------------------------
 
     def pop_unneeded(self) -> None:
-        """Put unneeded objects on the list, as a fact of the same decision."""
+        """Move unneeded objects to those to delete, with a fact."""
         if self.objects.unneeded:
             self._unneeded(self.objects.pop_unneeded())
             self.sweeps.resume()
@@ -395,7 +387,7 @@ class References:
             self._append(Releasable(objects))
 
     def next_deadline(self) -> float | None:
-        """When `tick` is wanted next; minus infinity if somebody can be asked at once."""
+        """When `tick` is due; minus infinity if a request can be sent at once."""
         if not self._stores:
             return None
         deadlines = [self.sweeps.next_deadline(), self._requests_due]
@@ -406,7 +398,7 @@ class References:
         return min([at for at in deadlines if at is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """Ask whoever can be asked, and expect no more of who has not answered."""
+        """Send requests to ready workers; those without an answer in time go to others."""
         self._end_away(now)
         self.pop_unneeded()
         while (due := self._requests_due) is not None and due <= now:
@@ -421,27 +413,27 @@ class References:
         return None if first is None else first.until
 
     def _to_do(self) -> Iterator[str]:
-        """Stores in which something is to be done that nobody is asked to do.
+        """Stores with work that is in no request.
 
-        What is unneeded goes before what is to be swept, which would find it again.
+        Objects are deleted before a sweep, which would list them again.
         """
         yield from self.to_free.stores
         yield from (store for store in self.sweeps.stores if not self.to_free.has(store))
 
     def _ask(self, now: float) -> Iterator[Effect]:
-        """Give everything that is to be done to somebody who can be asked."""
+        """Send all work to ready workers."""
         for store in self.to_free.stores:
             while self.to_free.waits(store) and (worker := self.workers.ready(store, now)):
                 objects = tuple(self.to_free.assign(store, KEYS_AT_A_TIME))
                 number = self._begin(worker, store, now, objects)
-                yield FreeWanted(worker, number, store, tuple(item.key for item in objects))
+                yield FreeRequested(worker, number, store, tuple(item.key for item in objects))
         for store in self.sweeps.stores:
             if self.to_free.has(store):
                 continue
             if (worker := self.workers.ready(store, now)) is not None:
                 ended = self.sweeps.assign(store)
                 number = self._begin(worker, store, now, ended=ended)
-                yield SweepWanted(worker, number, store, ended.name + SEPARATOR)
+                yield SweepRequested(worker, number, store, ended.name + SEPARATOR)
 
     def _begin(
         self,
@@ -453,5 +445,5 @@ class References:
     ) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
         self._requests[number] = _StoreRequest(worker, store, objects, ended, now + ANSWER_S)
-        self.workers.asked(worker, number)
+        self.workers.request_sent(worker, number)
         return number

@@ -1,6 +1,6 @@
-"""A frozen snapshot of the core, all of it values: what metrics, /statusz and the log look at.
+"""A frozen snapshot of the core, for metrics, /statusz and the log.
 
-Each statistic is one row: its name, its type, how `/metrics` shows it if it does, and its source.
+Each statistic is one row: name, type, metric if it is one, and source.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,19 +23,19 @@ GAUGE: Final = "gauge"
 
 
 class _Copied:
-    """Values of a thing that has them under the same names."""
+    """Copies the attributes of the same names."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, thing: RankState | OpenStep) -> Self:
-        """As they are now."""
+        """The present values."""
         return cls(*(getattr(thing, name) for name in cls.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatistics(_Copied):
-    """What a DP rank of the current generation has said last; -1 for no step yet."""
+    """The last reports of a DP rank of the current generation; -1 for no step yet."""
 
     client_id: str
     connected: bool
@@ -69,13 +69,13 @@ class LengthStatistics:
 
     @classmethod
     def of(cls, counts: LengthCounts) -> Self:
-        """What was counted so far."""
+        """The counts so far."""
         return cls(tuple(counts.octaves()), counts.samples, counts.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """How /metrics shows a statistic. label: of a mapping's keys."""
+    """A statistic's metric. label: of a mapping's keys."""
 
     kind: str
     name: str
@@ -84,7 +84,7 @@ class MetricInfo:
 
 
 def _value(read: Callable[[Parts], object]) -> Any:
-    """A row that is no metric."""
+    """A row without a metric."""
     return field(metadata={READ: read})
 
 
@@ -98,11 +98,11 @@ def _counter(name: str, text: str, read: Callable[[Parts], object], label: str =
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Rows that are all read at one moment."""
+    """Rows that are read together."""
 
     @classmethod
     def of(cls, parts: Parts, **given: object) -> Self:
-        """What the parts of a run show at this moment, and what is given beside."""
+        """The present values of the parts, and the `given` rows."""
         rows = {row.name: row.metadata[READ] for row in fields(cls) if row.name not in given}
         return cls(**given, **{name: read(parts) for name, read in rows.items()})
 
@@ -112,9 +112,9 @@ class _Table:
 class ObjectStatistics(_Table):
     """Objects of payload stores.
 
-    needed, needed_bytes: samples in them live, or may still come in. unneeded: to be released.
-    sweeps: incarnations of producers of which there may be more. workers: who can be asked.
-    freed, failures: released so far, and answers that some could not be.
+    needed, needed_bytes: with samples that are live or pending. unneeded: to be deleted.
+    sweeps: ended incarnations of producers that may have left objects. workers: that can delete.
+    freed: deleted so far. failures: answers that some could not be.
     """
 
     needed: int = _gauge("objects_needed", "Objects of payload stores with live samples.",
@@ -198,7 +198,7 @@ class Statistics(_Table):
         "cause")
     in_flight: int = _gauge(
         "samples_in_flight", "Samples of open steps.",
-        lambda parts: sum(step.num_samples for step in parts.ledger.steps.uncommitted()))
+        lambda parts: parts.ledger.steps.in_flight)
     open_steps: int = _gauge(
         "open_steps",
         "Steps planned, not committed, and open to ranks: at most --max-open-steps.",

@@ -1,27 +1,21 @@
-"""Counters of a whole run: they only grow, and go on where they were after a restart.
+"""Counters of a whole run: they only grow, and continue after a restart.
 
-`LengthCounts`: sample lengths in fine logarithmic bins: what arrived against what was dispatched.
+`LengthCounts`: sample lengths in logarithmic bins. Eight bins an octave keep the error of a
+quantile under 9 % with 256 counters, whatever the number of samples. The Kolmogorov-Smirnov
+distance of two counts shows how far selection changes the distribution of lengths.
 
-Eight bins an octave keep the error of a quantile under 9 % at a fixed 256 counters, however many
-samples a run sees. The Kolmogorov-Smirnov distance of two counts is how far selection has bent
-the distribution of lengths that the trainer sees.
-
-`StepMix`: whether steps are like the arrivals, and what that does to weights. Under `token-mean` a
-token weighs one over the loss tokens of its step. Where the longest samples leave together their
-steps have more of these, so that each of their tokens weighs less.
-
-`SelectionBias`: whether what ranks train on is as long as what producers push.
-
-Compared are the lengths of what was dispatched, and of all that could have been: what was buffered
-before the first of these dispatches, and what has come since. What was dropped is missing in one of
-them, and what is passed over comes later. Any n samples stray that far from where they come from:
+`SelectionBias`: compares the lengths of the samples dispatched lately with those of all candidates:
+samples buffered before the first of these dispatches, and arrivals since. Dropped samples are in
+the second only, and samples that were passed over come later. A draw of n samples deviates by
 
     distance <= 1.36 / sqrt(n)    in 95 % of all draws (Kolmogorov's distribution)
 
-so a distance above that is no chance. It is asked of independent samples; those of a group are
-alike, and then chance alone does more than this says.
+so a larger distance is not chance. This holds for independent samples; members of a group are
+alike, and chance alone exceeds the bound then.
 
-A distance over several dispatches says nothing of single ones: `StepMix` looks at each by itself.
+`StepMix`: compares single steps with the arrivals, and shows the effect on weights. Under
+`token-mean` a token weighs one over the loss tokens of its step. If the longest samples leave
+together, their steps have more loss tokens, and each of these tokens weighs less.
 """
 
 from collections import Counter, deque
@@ -40,16 +34,16 @@ from rollout_planner.types import BoolArray, FloatArray, IntArray
 
 BINS_PER_OCTAVE = 8
 OCTAVES = 32
-#: Powers of two that are shown: to twice the longest sample that is taken unless told otherwise.
+#: Powers of two that are shown: to twice the default of the longest sample.
 SHOWN = range(4, 22)
-#: Lengths are counted so many at a time, or when somebody looks: numpy is slow to start.
+#: Lengths are counted so many at a time, or when they are read: a call of numpy is slow.
 COUNTED_TOGETHER = 1024
 #: The shortest length of each bin, in tokens.
 _SHORTEST = np.ceil(np.exp2(np.arange(BINS_PER_OCTAVE * OCTAVES) / BINS_PER_OCTAVE))
 
 
 class LengthCounts:
-    """How many samples of about which length, in tokens."""
+    """Numbers of samples by length in tokens."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(BINS_PER_OCTAVE * OCTAVES, np.int64)
@@ -75,11 +69,11 @@ class LengthCounts:
         self._uncounted.clear()
 
     def restore(self, counts: list[int], tokens: int) -> None:
-        """Start from what an earlier process had counted."""
+        """Start from the counts of an earlier process."""
         self._counts, self.samples, self.tokens = np.array(counts), sum(counts), tokens
 
     def octaves(self) -> list[tuple[int, int]]:
-        """Pairs of (2**k, samples shorter than that), for the same k whatever was seen."""
+        """Pairs of (2**k, samples shorter than that), for each k of `SHOWN`."""
         below = self.counts.reshape(OCTAVES, BINS_PER_OCTAVE).sum(axis=1).cumsum().tolist()
         return [(2**k, below[k - 1]) for k in SHOWN]
 
@@ -101,15 +95,14 @@ def ks_distance(ours: IntArray, theirs: IntArray) -> float:
 class Totals:
     """Counts of samples or steps.
 
-    received: pushed samples by outcome; refused: by reason. received_bytes: payloads that came with
-    those that were accepted. samples_referenced, referenced_bytes: of these, that lie in payload
-    stores.
+    received: pushed samples by outcome; refused: by reason. received_bytes: payloads sent with the
+    accepted ones. samples_referenced, referenced_bytes: accepted ones in payload stores.
     arrived, dispatched, dropped_lengths: lengths of accepted, planned and dropped samples, in
-    tokens; the last are not saved, they are what is left.
-    small_steps: steps of fewer samples than a dispatch batch. *_rewound: of what was committed,
-    that was taken back. steps_not_rewound: that should have been and could not.
-    steps_evicted: retained steps that had to go before a checkpoint covered them. objects_freed: of
-    payload stores. releases_failed: answers of workers that could not free some.
+    tokens; the last follow from the others after a restart.
+    small_steps: steps of fewer samples than a dispatch batch. *_rewound: committed before a rewind
+    opened them again. steps_not_rewound: trained after the loaded checkpoint, and lost.
+    steps_evicted: retained steps evicted before a checkpoint covered them. objects_freed: of
+    payload stores. releases_failed: answers of workers that could not delete some.
     """
 
     received: Counter[Outcome] = field(default_factory=lambda: Counter(dict.fromkeys(Outcome, 0)))
@@ -137,7 +130,7 @@ class Totals:
     def accepted(
         self, tokens: Sequence[int], payloads: Sequence[Payload], footprint: Footprint
     ) -> None:
-        """Count samples that were accepted; footprint: by the payloads of all of them."""
+        """Count accepted samples. footprint: of all their payloads."""
         self.received[Outcome.ACCEPTED] += len(tokens)
         self.arrived.add(tokens)
         self.received_bytes += footprint.memory
@@ -146,7 +139,7 @@ class Totals:
             self.referenced_bytes += footprint.referenced
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, as JSON can hold it."""
+        """All totals as JSON values, for `restore`."""
         return {
             "received": dict(self.received),
             "refused": dict(self.refused),
@@ -157,7 +150,7 @@ class Totals:
         } | {name: getattr(self, name) for name in _PLAIN}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Start from what `as_json` gave; nothing was saved yet in a new journal."""
+        """Start from the value of `as_json`, empty in a new journal."""
         if not saved:
             return
         self.received.update({Outcome(key): count for key, count in saved["received"].items()})
@@ -170,19 +163,20 @@ class Totals:
             setattr(self, name, saved.get(name, 0))
 
 
-#: Counters that are one number.
+#: Names of the plain counters.
 _PLAIN = [counter.name for counter in fields(Totals) if counter.type is int]
-#: The longest samples: a hundredth of all.
+#: Share of all samples that are the longest.
 LONGEST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class StepMix:
-    """Whether single steps are like the arrivals; a sample is long if it is in the longest 1 %.
+    """Single steps compared with the arrivals; a sample is long if it is in the longest 1 %.
 
-    long_weight: what a loss token of a long sample weighs under token-mean, over the mean token's.
-    without_long: share of steps without any. work_variation: standard deviation of the steps' work
-    over its mean. ks_step: a step's lengths from all arrivals' (Kolmogorov-Smirnov), the mean.
+    long_weight: weight of a long sample's loss token under token-mean, over the mean token's.
+    without_long: share of steps without long samples. work_variation: standard deviation of the
+    steps' work over its mean. ks_step: mean Kolmogorov-Smirnov distance of a step's lengths from
+    those of all arrivals.
     """
 
     long_weight: float
@@ -200,7 +194,7 @@ class StepMix:
         work: FloatArray,
         distances: FloatArray,
     ) -> Self:
-        """Of each step: loss tokens, those of long samples, whether it has any, work, distance."""
+        """From columns of steps: loss tokens, those of long samples, work, distance."""
         mean = float(work.mean())
         return cls(
             long_weight=long_weight(loss, of_long, divided_by=loss),
@@ -211,9 +205,9 @@ class StepMix:
 
 
 def long_weight(loss: FloatArray, of_long: FloatArray, *, divided_by: FloatArray) -> float:
-    """What a loss token of a long sample weighs, over the mean token's; 1 if there is none.
+    """Weight of a long sample's loss token over the mean token's; 1 if there is none.
 
-    Of each step: loss tokens, those of long samples, and what its loss is divided by.
+    By step: loss tokens, those of long samples, and the divisor of its loss.
     """
     if not of_long.any():
         return 1.0
@@ -222,26 +216,26 @@ def long_weight(loss: FloatArray, of_long: FloatArray, *, divided_by: FloatArray
     return float((of_long / divided_by).sum() / of_long.sum() / of_all)
 
 
-#: Dispatches that are looked at together, as in `simulate`.
+#: Dispatches that are compared together, as in `simulate`.
 DISPATCHES = 20
-#: Dispatches that are looked at one by one: few have any of the longest samples.
+#: Dispatches that are compared one by one: few have any of the longest samples.
 SINGLE_DISPATCHES = 100
-#: Of Kolmogorov's distribution, the quantile of 95 %.
+#: 95 % quantile of Kolmogorov's distribution.
 LEVEL = 1.358
 
 
 class SelectionBias:
-    """Follows `totals` from dispatch to dispatch."""
+    """Compares `totals` of the last dispatches."""
 
     def __init__(self, totals: Totals) -> None:
         self._totals = totals
-        # What had left by each of the last dispatches: dispatched, and with what was dropped.
+        # By each of the last dispatches: samples dispatched before, and these with dropped ones.
         self._left: deque[tuple[IntArray, IntArray]] = deque(maxlen=DISPATCHES + 1)
         self._steps: deque[tuple[IntArray, FloatArray, float]] = deque(maxlen=SINGLE_DISPATCHES)
         self._mark()
 
     def restore(self, held: LengthCounts) -> None:
-        """The totals were restored; held: what is buffered now, all else has left."""
+        """Start after `Totals.restore`. held: lengths of the buffered samples."""
         totals = self._totals
         gone = totals.arrived.counts - held.counts - totals.dispatched.counts
         totals.dropped_lengths.restore(gone.tolist(), 0)
@@ -249,7 +243,7 @@ class SelectionBias:
         self._mark()
 
     def dispatched(self, tokens: IntArray, loss_tokens: IntArray, work: float) -> None:
-        """A step was planned, and counted: of these samples, and so much work, in cost."""
+        """Add a planned step that `totals` count. work: in cost."""
         self._mark()
         bins, count = bins_of(tokens), len(self._totals.arrived.counts)
         counts = np.bincount(bins, minlength=count)
@@ -263,7 +257,7 @@ class SelectionBias:
 
     @property
     def mix(self) -> StepMix | None:
-        """Of the last dispatches, one by one; None while there is none."""
+        """The mix of the last dispatches; None while there is none."""
         if not self._steps:
             return None
         arrived = self._totals.arrived.counts
@@ -289,6 +283,6 @@ class SelectionBias:
 
     @property
     def chance(self) -> float:
-        """What chance alone keeps it below, 19 times of 20; 1 while nothing was dispatched."""
+        """Bound of `distance` by chance, in 95 % of draws; 1 while nothing was dispatched."""
         samples = int((self._totals.dispatched.counts - self._left[0][0]).sum())
         return min(1.0, LEVEL / sqrt(samples)) if samples else 1.0

@@ -1,23 +1,21 @@
-"""In words: whom the next step waits for. For operators and for producers that wait.
+"""Why no step is planned, for people: operators, and producers that wait.
 
-It says what lacks, and who could bring it: absent ranks, ranks that hang or have not committed,
-producers of open groups, producers that have not ended a phase, or time that samples are given.
-Bounded, however many there are of them.
+`Waiting` names the peers that block the next step: absent ranks, ranks that hang or have not
+committed, producers of open groups, producers that have not ended a phase; or the wait for a fuller
+window. The text is bounded, whatever the number of peers.
 
-`StallDetector`: which DP ranks hang: those that are behind the others while none of them gets on.
+`StallDetector`: the DP ranks that hang are behind the others while no rank progresses.
 
-Training ranks are in lockstep, so where one hangs the others soon stand still as well, in a
-collective or in `next()`, and heartbeats go on everywhere. What tells them apart is how far each
-has got (`Position`): steps, micro-batches handed out, collectives begun. Ranks that all stand at
-the same position are paused (evaluation, weight sync), or hang where nothing tells them apart.
+Training ranks are in lockstep, so when one hangs the others soon stop as well, in a collective or
+in `next()`, and all heartbeats continue. Ranks differ in their `Position` then: steps,
+micro-batches handed out, collectives begun. Ranks that are all at the same position are paused
+(evaluation, weight sync), or hang without a difference that is visible here.
 
-Invariant: no rank is named while any rank gets on, while ranks are away (which is said otherwise),
-or while no rank holds a step.
+Invariant: no rank is named while any rank progresses, while ranks are absent (another reason), or
+while no rank holds a step.
 
 `ProgressReport`: how far producers are ahead of the trainer; sent with every answer to a push, so
-that they keep pace.
-
-Looked up for every answer to a push, so it is worked out from counts that are kept anyway.
+it is computed from counts that exist anyway.
 """
 
 from collections import deque
@@ -41,23 +39,23 @@ from rollout_dispatcher.payload import Reference
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: Ranks stand still once none has got on for so many times what a step usually takes, from the
-#: first rank's taking it to the last one's commit: steps of one run differ by less.
+#: Ranks stall when none has progressed for so many usual steps, from the first rank's start of a
+#: step to the last one's commit: steps of one run differ by less.
 USUAL_STEPS = 3
-#: But for at least so long: a checkpoint or a garbage collection is no hang.
+#: At least, in seconds: a checkpoint or a garbage collection is no hang.
 LEAST_SECONDS = 30.0
-#: Before a step of this generation was committed, as its first one compiles; torch's own default
-#: for collectives that hang.
+#: Before the generation's first commit, as its first step compiles; torch's own default for
+#: collectives that hang.
 FIRST_SECONDS = 600.0
-#: Steps that the usual one is the median of.
+#: Steps whose median is the usual one.
 REMEMBERED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """No DP rank gets on. hung: those that are behind all others; empty where all stand alike.
+    """No DP rank progresses. hung: ranks behind all others; empty if all are at one position.
 
-    since: when a rank got on last. usual: seconds that a step usually takes; None if not known.
+    since: time of the last progress. usual: seconds of a usual step; None if not known.
     positions: of every rank.
     """
 
@@ -68,7 +66,7 @@ class Stall:
 
     @property
     def where(self) -> str:
-        """In words, what the others have done, and those that hang have not."""
+        """For people: what the others have done, and the hung ranks have not."""
         behind = min(self.positions.values())
         ahead = max(self.positions.values())
         if not self.hung:
@@ -90,17 +88,17 @@ class StallDetector:
         self._ledger = ledger
         self._generation = 0
         self._positions: dict[int, Position] = {}
-        self._got_on = 0.0
+        self._progressed_at = 0.0
         self._taken: dict[int, float] = {}  # by step, when the first rank took it
         self._took: deque[float] = deque(maxlen=REMEMBERED)
 
     def joined(self, dp_rank: int, now: float) -> None:
-        """A rank is there, maybe again."""
+        """A rank joined, maybe again."""
         self._positions.pop(dp_rank, None)
         self.on_progress(dp_rank, now)
 
     def on_progress(self, dp_rank: int, now: float) -> None:
-        """A rank reported how far it is."""
+        """A rank reported its position."""
         generation = self._ledger.generation
         if generation.number != self._generation:
             self._generation = generation.number
@@ -109,7 +107,7 @@ class StallDetector:
         rank = generation.ranks.get(dp_rank)
         if rank is None or self._positions.get(dp_rank) == rank.position:
             return
-        self._positions[dp_rank], self._got_on = rank.position, now
+        self._positions[dp_rank], self._progressed_at = rank.position, now
         if rank.taken > rank.committed:
             self._taken.setdefault(rank.taken, now)
 
@@ -120,14 +118,15 @@ class StallDetector:
                 self._took.append(now - began)
 
     def stall(self, now: float) -> Stall | None:
-        """Why nothing gets on; None while anything does, or waits for samples."""
-        if now - self._got_on < LEAST_SECONDS:  # asked before every event
+        """The stall; None while any rank progresses, or waits for samples."""
+        stood = now - self._progressed_at
+        if stood < LEAST_SECONDS:  # called before every event
             return None
         ledger, ranks = self._ledger, self._ledger.ranks
         usual = median(self._took) if self._took else None
-        patience = FIRST_SECONDS if usual is None else max(LEAST_SECONDS, USUAL_STEPS * usual)
+        limit = FIRST_SECONDS if usual is None else max(LEAST_SECONDS, USUAL_STEPS * usual)
         if (
-            now - self._got_on < patience
+            stood < limit
             or ledger.generation.failed is not None
             or len(ranks) < ledger.generation.dp_size
             or not all(rank.connected for rank in ranks.values())
@@ -138,10 +137,10 @@ class StallDetector:
         positions = {dp_rank: rank.position for dp_rank, rank in sorted(ranks.items())}
         last, first = min(positions.values()), max(positions.values())
         hung = [at for at, position in positions.items() if position == last < first]
-        return Stall(tuple(hung), self._got_on, usual, positions)
+        return Stall(tuple(hung), self._progressed_at, usual, positions)
 
 
-#: The trainer's word of its weights may come later than the weights: by one version.
+#: Versions by which the trainer's report may be later than its weights.
 MOST_AHEAD = 1
 AHEAD = (
     "samples have policy_version {}, and the trainer stands at {}: they count as fresh under "
@@ -153,10 +152,10 @@ AHEAD = (
 class TrainerProgress(NamedTuple):
     """Where the trainer is, for producers.
 
-    policy_version: that DP rank 0 reported last. training_version: that the next step trains with.
-    expected_version: that a sample pushed now is trained with if samples go in order of arrival.
-    All three None before any was reported. remaining: samples, or groups where steps are counted
-    in these, that the soft caps still let in; 0 while pushes wait.
+    policy_version: last reported by DP rank 0. training_version: of the next step.
+    expected_version: of the step that a sample pushed now is in, if samples go in order of arrival.
+    All three are None before the first report. remaining: samples (or groups, as the batch is
+    counted) that the soft caps still accept; 0 while pushes are blocked.
     """
 
     policy_version: int | None
@@ -165,7 +164,7 @@ class TrainerProgress(NamedTuple):
     remaining: int
 
     def staleness(self, oldest: int | None) -> int | None:
-        """Of samples of which this is the oldest version, were they trained on now."""
+        """Staleness in the next step of samples whose oldest version is `oldest`."""
         if self.training_version is None or oldest is None:
             return None
         return max(0, self.training_version - oldest)
@@ -180,14 +179,14 @@ class ProgressReport:
         self._advised: set[str] = set()
 
     def now(self) -> TrainerProgress:
-        """As it is."""
+        """The present progress."""
         buffer, version, step = self._buffer, self._freshness.training_version, self._steps.next
         behind = NextStep(step.number + buffer.ready_units // self._batch, step.committed)
         remaining = 0 if self._blocked else buffer.remaining
         return TrainerProgress(self._freshness.reported, version(step), version(behind), remaining)
 
     def ahead(self, push: Push) -> list[Effect]:
-        """Tell its producer, once a connection, that the trainer can have no such weights yet."""
+        """Advise its producer, once a connection, if its versions are ahead of the trainer's."""
         version, producer = self.now().training_version, push.producer
         if version is None or producer in self._advised:
             return []
@@ -198,16 +197,16 @@ class ProgressReport:
         return [Advised(AHEAD.format(newest, version), producer)]
 
     def forget(self, producer: str) -> None:
-        """Its connection is gone."""
+        """A producer's connection is gone."""
         self._advised.discard(producer)
 
 
-#: Names that are said of each kind.
+#: Names listed of each kind.
 NAMED = 4
 
 
 class Cause(StrEnum):
-    """Of what kind it is that the next step waits for."""
+    """What blocks the next step."""
 
     MISSING_RANKS = "missing-ranks"
     ABSENT_RANKS = "absent-ranks"
@@ -229,7 +228,7 @@ class Cause(StrEnum):
     OVER = "over"
 
 
-#: Why nothing is planned any more.
+#: Texts of a run that is over.
 _OVER = {
     EndReason.FINISHED: "the DP ranks have finished the run",
     EndReason.ENDED: "the stream has ended",
@@ -241,8 +240,8 @@ _OVER = {
 class Reason:
     """Why no step is planned; text: for a person, on one line.
 
-    anonymous: the same without the names that clients give to themselves and to groups, for
-        whoever has shown no token; empty where `text` has none.
+    anonymous: the same without names of clients and groups, for requests without a token; empty
+        if `text` has none.
     """
 
     cause: Cause
@@ -251,20 +250,20 @@ class Reason:
 
 
 class Waiting:
-    """Looks at the parts of one run."""
+    """Explains why no step is planned."""
 
     def __init__(self, parts: "Parts") -> None:
-        self._lifecycle, self._lockstep = parts.lifecycle, parts.stall_detector
+        self._lifecycle, self._stalls = parts.lifecycle, parts.stall_detector
         self._ledger, self._buffer = parts.ledger, parts.buffer
         self._admission, self._phases, self._all_ends = parts.admission, parts.phases, parts.ends
         self._planning, self._producers = parts.planning, parts.producers
 
     def explain(self, now: float) -> str:
-        """One line, parts divided by semicolons; `nobody` if a step is on its way."""
+        """All reasons on one line, divided by semicolons; `nobody` if there is none."""
         return "; ".join(reason.text for reason in self.reasons(now)) or "nobody"
 
     def reasons(self, now: float) -> Iterator[Reason]:
-        """Everything that it waits for; none if a step is on its way."""
+        """Every reason; none if a step is on its way."""
         for reason in self._found(now):
             yield replace(reason, text=harmless(reason.text))
 
@@ -301,8 +300,8 @@ class Waiting:
         if generation.failed is not None:
             failed = f"generation {generation.number} has failed"
             yield Reason(Cause.FAILED_GENERATION, f"{failed}: {generation.failed}", failed)
-        elif (stall := self._lockstep.stall(now)) is not None:
-            yield self._stands(stall, now)
+        elif (stall := self._stalls.stall(now)) is not None:
+            yield self._stalled(stall, now)
         elif ledger.has_room or missing or absent or left or finished:
             return
         elif silent := [at for at, rank in ledger.ranks.items() if not generation.agrees(rank)]:
@@ -312,7 +311,7 @@ class Waiting:
         elif len(steps):
             yield Reason(Cause.OPEN_STEPS, self._open_steps())
 
-    def _stands(self, found: Stall, now: float) -> Reason:
+    def _stalled(self, found: Stall, now: float) -> Reason:
         usual = ""
         if found.usual is not None:
             digits = ".0f" if found.usual >= 1 else ".2g"
@@ -325,12 +324,12 @@ class Waiting:
             return Reason(Cause.HUNG_RANKS, text)
         text = (
             f"all DP ranks stand still {found.where}: {stood}. A pause (evaluation, weight sync), "
-            "or a hang where nothing tells them apart"
+            "or a hang in which no rank is behind the others"
         )
         return Reason(Cause.PAUSED_RANKS, text)
 
     def _open_steps(self) -> str:
-        """Whom the oldest one waits for; ranks train none whose samples they do not have."""
+        """Which ranks the oldest open step waits for."""
         ranks, steps = self._ledger.ranks, self._ledger.steps
         first, counted = min(steps), _counted(len(steps), "open step", "open steps")
         fetching = [at for at, rank in ranks.items() if rank.prepared < first]
@@ -365,7 +364,7 @@ class Waiting:
             yield Reason(Cause.OPEN_GROUPS, text, f"{held} {grown}")
 
     def _window(self, now: float) -> Iterator[Reason]:
-        """A batch is there, and its plan may become better while nobody, or not for long, waits."""
+        """A batch is ready, and a fuller window may improve its plan while no rank waits long."""
         if self._phases.flushing:
             return
         config, since = self._planning.trigger, self._planning.hungry_since

@@ -19,12 +19,8 @@ from errno import EIO
 from pathlib import Path
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.facts import (
-    CostFitted,
-    RecoveredState,
-    RecoveredStep,
-    SpeedsMeasured,
-)
+from rollout_dispatcher.core.facts import CostFitted, RecoveredState, SpeedsMeasured
+from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.blocks import begins_block, checksum, read_block
 from rollout_dispatcher.journal.files.segment import Reader
@@ -128,7 +124,7 @@ def remembered(
     entries = _entries(state, files, from_wall, _first(state, payload_bytes))
     ledger = state.ledger
 
-    def steps(*stages: Stage) -> tuple[RecoveredStep, ...]:
+    def steps(*stages: Stage) -> tuple[OpenStep, ...]:
         return tuple(
             _step(number, step, entries, from_wall)
             for number, step in sorted(state.steps.items())
@@ -139,6 +135,7 @@ def remembered(
     return RecoveredState(
         entries=tuple(buffered),
         steps=steps(Stage.OPEN, Stage.REWOUND),
+        rewound=any(step.stage == Stage.REWOUND for step in state.steps.values()),
         retained=steps(Stage.RETAINED),
         withdrawn=dict(ledger.withdrawn),
         **{name: getattr(ledger, name) for name in _AS_THEY_ARE},
@@ -150,7 +147,7 @@ def remembered(
             name: (producer.floor, frozenset(producer.accepted))
             for name, producer in state.producers.items()
         },
-        words={
+        ends={
             name: (producer.phase, producer.ended)
             for name, producer in state.producers.items()
             if producer.phase or producer.ended
@@ -181,16 +178,16 @@ def _speeds(row: Row) -> SpeedsMeasured:
 
 def _step(
     number: int, step: StepRecord, entries: dict[int, Entry], from_wall: Callable[[float], float]
-) -> RecoveredStep:
+) -> OpenStep:
     micro_batches = tuple(
         tuple(tuple(entries[ticket] for ticket in part) for part in rank)
         for rank in step.micro_batches
     )
-    at = from_wall(step.planned_at)
-    rewound = step.stage == Stage.REWOUND
-    return RecoveredStep(
-        number, step.digest, at, micro_batches, rewound, step.attempt, step.usual_loss,
-        tuple(map(tuple, step.cp_sizes)),
+    return OpenStep(
+        number, micro_batches, step.digest, from_wall(step.planned_at),
+        StepState.COMMITTED if step.stage == Stage.RETAINED else StepState.PLANNED,
+        attempt=step.attempt, usual_loss=step.usual_loss,
+        cp_sizes=tuple(map(tuple, step.cp_sizes)),
     )  # fmt: skip
 
 

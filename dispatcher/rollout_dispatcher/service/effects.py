@@ -45,7 +45,7 @@ _T = TypeVarTuple("_T")
 #: Effects that wait for no fact: no peer sees them, or nothing that a crash may undo. The last two
 #: are performed in part; they put the rest behind the barrier themselves.
 AT_ONCE = frozenset((
-    e.PlanWanted, e.ReplanWanted, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
+    e.PlanRequested, e.ReplanRequested, e.StepPlanned, e.StepMeasured, e.SamplesAccepted,
     e.WelcomeProducer, e.RefuseRank, e.WelcomeRank, e.FailRanks,
 ))  # fmt: skip
 #: Effects that answer a push.
@@ -101,11 +101,11 @@ class EffectRunner:
             e.SamplesDropped: self._report_dropped,
             e.PolicyReported: self._report_policy,
             e.PayloadsToJournal: self._spill,
-            e.FreeWanted: store_workers.ask,
-            e.SweepWanted: store_workers.ask,
+            e.FreeRequested: store_workers.ask,
+            e.SweepRequested: store_workers.ask,
             e.GroupEvicted: reporter.group_evicted,
-            e.PlanWanted: self._ask,
-            e.ReplanWanted: self._ask,
+            e.PlanRequested: self._ask,
+            e.ReplanRequested: self._ask,
             e.WelcomeRank: self._attach_rank,
             e.RefuseRank: self._refuse_rank,
             e.FailRanks: self._fail_ranks,
@@ -181,7 +181,7 @@ class EffectRunner:
 
     # -- one method an effect ---------------------------------------------------------------
 
-    def _ask(self, effect: e.PlanWanted | e.ReplanWanted) -> None:
+    def _ask(self, effect: e.PlanRequested | e.ReplanRequested) -> None:
         if self._planner.plans_here(effect):
             # In the next turn: frames that were written before, such as answers, are sent first.
             asyncio.get_running_loop().call_soon(self._run, self._plan_here, effect)
@@ -329,12 +329,12 @@ class EffectRunner:
 
     # -- planning ---------------------------------------------------------------------------
 
-    def _plan_here(self, wanted: e.PlanWanted | e.ReplanWanted) -> None:
+    def _plan_here(self, wanted: e.PlanRequested | e.ReplanRequested) -> None:
         self._planned(wanted, self._planner.plan(wanted))
 
-    def _planned(self, wanted: e.PlanWanted | e.ReplanWanted, found: Plan) -> None:
+    def _planned(self, wanted: e.PlanRequested | e.ReplanRequested, found: Plan) -> None:
         now, generation = self._clock(), self._core.generation
-        if isinstance(wanted, e.PlanWanted):
+        if isinstance(wanted, e.PlanRequested):
             decision = self._core.planned(wanted, found, now)
             self._step_trace.planned(wanted, decision.effects, now, generation)
             self.perform(decision)

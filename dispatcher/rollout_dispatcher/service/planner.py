@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
+from rollout_dispatcher.core.effects import PlanRequested, ReplanRequested
 from rollout_planner.planner import plan
 from rollout_planner.types import Grouping, Oversize, Plan, PlanConfig, Window
 
@@ -42,12 +42,12 @@ class Planner:
         """Use this config from the next plan on."""
         self._config = config
 
-    def plans_here(self, wanted: PlanWanted | ReplanWanted) -> bool:
+    def plans_here(self, wanted: PlanRequested | ReplanRequested) -> bool:
         """Return whether to plan on the event loop."""
         most = PLANNED_HERE_SAMPLES if self._config.max_split == 1 else SPLIT_HERE_SAMPLES
         return len(wanted.window) <= most
 
-    def plan(self, wanted: PlanWanted | ReplanWanted) -> Plan:
+    def plan(self, wanted: PlanRequested | ReplanRequested) -> Plan:
         """Plan now. Raises what the planner raises, which is a bug."""
         began = self._clock()
         found = self._plan(wanted, self._config)
@@ -55,21 +55,21 @@ class Planner:
         return found
 
     @staticmethod
-    def _plan(wanted: PlanWanted | ReplanWanted, config: PlanConfig) -> Plan:
+    def _plan(wanted: PlanRequested | ReplanRequested, config: PlanConfig) -> Plan:
         if config.dp_size != wanted.dp_size:
             config = replace(config, dp_size=wanted.dp_size)
         if wanted.cost is not None:
             config = replace(config, cost=wanted.cost)
         if wanted.slowness is not None:
             config = replace(config, slowness=wanted.slowness)
-        whole = isinstance(wanted, ReplanWanted)
+        whole = isinstance(wanted, ReplanRequested)
         if whole:
             config = _for_open_step(config, wanted.window)
         return plan(wanted.window, config, wanted.take, whole=whole)
 
     def plan_in_thread(
         self,
-        wanted: PlanWanted | ReplanWanted,
+        wanted: PlanRequested | ReplanRequested,
         then: Callable[[Plan], None],
         fail: Callable[[BaseException], None],
     ) -> None:

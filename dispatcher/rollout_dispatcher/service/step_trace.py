@@ -121,7 +121,7 @@ class StepTrace:
     # -- plans ------------------------------------------------------------------------------
 
     def planned(
-        self, wanted: e.PlanWanted, effects: Sequence[e.Effect], now: float, generation: int
+        self, wanted: e.PlanRequested, effects: Sequence[e.Effect], now: float, generation: int
     ) -> None:
         """The core used a plan, if its effects have a planned step."""
         if self._writer is None:

@@ -33,7 +33,7 @@ from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.effects import (
     Decision,
     Deliver,
-    PlanWanted,
+    PlanRequested,
     PushAnswered,
     Release,
     StepPlanned,
@@ -114,7 +114,7 @@ class VirtualDispatch:
         self._next_seq = self._num_accepted = 0
         self._dropped: dict[str, str] = {}
         self._in_window: set[Entry] = set()
-        self._planning: tuple[PlanWanted, float] | None = None
+        self._planning: tuple[PlanRequested, float] | None = None
 
     # -- producers --------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class VirtualDispatch:
         queue = deque(decision.effects)
         while queue:
             effect = queue.popleft()
-            if isinstance(effect, PlanWanted):
+            if isinstance(effect, PlanRequested):
                 began = time.perf_counter()
                 found = plan(effect.window, self._setting.plan, effect.take)
                 self._planning = effect, time.perf_counter() - began

@@ -19,7 +19,7 @@ from rollout_dispatcher.core.effects import Decision, Deliver, Effect
 from rollout_dispatcher.core.steps.checkpoints import Checkpoints
 from rollout_dispatcher.core.steps.generation import Generation
 from rollout_dispatcher.core.steps.rank_state import RankHello
-from rollout_dispatcher.core.steps.step import OpenStep, OpenSteps
+from rollout_dispatcher.core.steps.step import OpenStep, OpenSteps, step_digest
 from rollout_dispatcher.journal.store import Store
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service.barrier import DurabilityBarrier
@@ -141,7 +141,9 @@ def change_a_redelivery() -> None:
     def changing(steps: OpenSteps) -> None:
         start_over(steps)
         for number, step in list(steps.items()):
-            steps.replace(number, step.micro_batches[::-1], step.dp_size)
+            exchanged = step.micro_batches[::-1]
+            digest = step_digest(number, exchanged, step.attempt, step.usual_loss)
+            steps._steps[number] = replace(step, micro_batches=exchanged, digest=digest)
 
     plant(OpenSteps, "start_over", changing)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.effects import CostChanged, Effect, PlanWanted, SpeedsChanged
+from rollout_dispatcher.core.effects import CostChanged, Effect, PlanRequested, SpeedsChanged
 from rollout_dispatcher.core.facts import CostFitted, SpeedsMeasured
 from rollout_dispatcher.core.measuring.cost_in_use import CostConfig, CostInUse, Timing
 from rollout_dispatcher.core.measuring.times import RankTimes
@@ -237,7 +237,7 @@ def test_the_core_asks_for_plans_by_it_notes_it_and_a_restart_goes_on_so(apart: 
     (fitted,) = [fact for fact in bench.facts if isinstance(fact, CostFitted)]
     assert (fitted.version, fitted.first_step) == (1, step + 1)
     bench.train_one(step + 1)
-    wanted = [effect.cost for effect in bench.log if isinstance(effect, PlanWanted)]
+    wanted = [effect.cost for effect in bench.log if isinstance(effect, PlanRequested)]
     assert wanted[0] is None
     assert wanted[-1] == fitted.cost
     after = DispatcherCore(bench.core.config)
@@ -289,6 +289,6 @@ def test_another_generation_begins_with_ranks_that_are_alike() -> None:
     bench.perform(bench.core.join(RankHello("r2", 0, 2, None), bench.now))
     bench.perform(bench.core.join(RankHello("r3", 1, 2, generation + 1), bench.now))
     bench.train_one(30)
-    wanted = [effect for effect in bench.log[before:] if isinstance(effect, PlanWanted)]
+    wanted = [effect for effect in bench.log[before:] if isinstance(effect, PlanRequested)]
     assert [effect.slowness for effect in wanted] == [None] * len(wanted)
     assert wanted

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.core.effects import StepMeasured
-from rollout_dispatcher.core.measuring.measuring import FORGET_AFTER, KEPT_STEPS, MAX_COST_KEYS
-from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.measuring import (
+    FORGET_AFTER,
+    KEPT_STEPS,
+    MAX_COST_KEYS,
+    MeasuredStatistics,
+)
 from rollout_dispatcher.core.measuring.times import Pass, RankTimes, Split, Unmeasured
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_planner.types import Sync, imbalance
@@ -134,7 +138,7 @@ def test_what_cannot_be_separated_is_unmeasured_and_says_why() -> None:
     assert bench.say(1, 1.0, None) is None
     assert unmeasured(bench) == {Unmeasured.NOT_SEPARATED: 1}
     assert bench.seen.why == (
-        "step 0, update: DP rank 1 cannot tell time inside collectives apart: gloo has no hook"
+        "step 0, update: DP rank 1 cannot separate time inside collectives: gloo has no hook"
     )
 
 

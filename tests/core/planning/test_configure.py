@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rollout_dispatcher.core.effects import PlanWanted
+from rollout_dispatcher.core.effects import PlanRequested
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
@@ -19,9 +19,9 @@ def test_a_plan_that_is_asked_for_goes_on_as_it_was_asked_for() -> None:
     bench.push_plain(6)
     bench.perform = lambda decision: bench.log.extend(decision.effects)  # type: ignore[method-assign]
     bench.join()
-    (wanted,) = [effect for effect in bench.log if isinstance(effect, PlanWanted)]
+    (wanted,) = [effect for effect in bench.log if isinstance(effect, PlanRequested)]
     configure(bench, window=4, buffer=4)
-    assert [effect for effect in bench.log if isinstance(effect, PlanWanted)] == [wanted]
+    assert [effect for effect in bench.log if isinstance(effect, PlanRequested)] == [wanted]
     answer = plan(wanted.window, bench.plan_config, wanted.take)
     bench.core.planned(wanted, answer, bench.now)
     assert bench.core.statistics().balanced

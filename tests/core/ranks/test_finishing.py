@@ -11,7 +11,7 @@ from rollout_dispatcher.core.effects import (
     EndRanks,
     FailRanks,
     LimitSteps,
-    PlanWanted,
+    PlanRequested,
     PushAnswered,
 )
 from rollout_dispatcher.core.facts import DropReason, Finished
@@ -83,9 +83,9 @@ def test_when_all_finish_producers_are_told_and_what_is_left_is_kept_or_counted(
 def test_nothing_is_planned_any_more() -> None:
     bench = Finisher(batch=4, window=8, capacity=8, durable=True)
     bench.join()
-    asked: list[PlanWanted] = []
+    asked: list[PlanRequested] = []
     decision = bench.core.push(push_of(bench, 8), bench.now)
-    asked += [effect for effect in decision.effects if isinstance(effect, PlanWanted)]
+    asked += [effect for effect in decision.effects if isinstance(effect, PlanRequested)]
     assert asked, "the planner is at work when the ranks finish"
     for rank in (0, 1):
         bench.finish(rank, -1)

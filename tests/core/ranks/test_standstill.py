@@ -112,8 +112,8 @@ def test_ranks_that_are_alike_are_paused_and_none_is_named() -> None:
     assert run.hung() == ()
     assert run.reasons()[Cause.PAUSED_RANKS] == (
         "all DP ranks stand still at the same place of step 4: no DP rank has progressed for "
-        "295 s, and a step usually takes 30 s. A pause (evaluation, weight sync), or a hang where "
-        "nothing tells them apart"
+        "295 s, and a step usually takes 30 s. A pause (evaluation, weight sync), or a hang in "
+        "which no rank is behind the others"
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from rollout_dispatcher.core.buffer.objects import AWAY_S, MAX_INCARNATIONS, OrphanCollector
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.effects import FreeWanted, SweepWanted
+from rollout_dispatcher.core.effects import FreeRequested, SweepRequested
 from rollout_dispatcher.core.references import (
     KEYS_AT_A_TIME,
     LONGEST_REST_S,
@@ -33,8 +33,8 @@ def refuse(bench: StoreBench, *firsts: int) -> list[str]:
     return sorted(bench.objects - before)
 
 
-def keys(wanted: FreeWanted | SweepWanted | None) -> list[str]:
-    assert isinstance(wanted, FreeWanted)
+def keys(wanted: FreeRequested | SweepRequested | None) -> list[str]:
+    assert isinstance(wanted, FreeRequested)
     return sorted(wanted.keys)
 
 
@@ -148,7 +148,7 @@ def test_a_sweep_that_fails_is_made_again_and_outlives_the_process() -> None:
     bench.lose("p", for_good=True)
     wanted = bench.asked.pop("a")
     bench.hear(Swept("a", wanted.number, failed=True))
-    assert isinstance(bench.asked["b"], SweepWanted)
+    assert isinstance(bench.asked["b"], SweepRequested)
     bench.crash()
     assert bench.core.pending_store_work == 1
     bench.hear(WorkerThere("b"))

@@ -8,7 +8,7 @@ import pytest
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.effects import Decision, PlanWanted, PushAnswered
+from rollout_dispatcher.core.effects import Decision, PlanRequested, PushAnswered
 from rollout_dispatcher.core.facts import DropReason, RecoveredState
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
@@ -57,7 +57,7 @@ class Life:
     def _perform(self, decision: Decision, now: float) -> None:
         self._barrier.note(decision.facts, decision.totals)
         for effect in decision.effects:
-            if isinstance(effect, PlanWanted):
+            if isinstance(effect, PlanRequested):
                 self._perform(self.core.planned(effect, self._planner.plan(effect), now), now)
 
     def end(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
 from rollout_dispatcher.core.buffer.entry import Entry
-from rollout_dispatcher.core.effects import PlanWanted, ReplanWanted
+from rollout_dispatcher.core.effects import PlanRequested, ReplanRequested
 from rollout_dispatcher.core.planning.planning import UsualLoss, window_of
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.step import OpenStep
@@ -21,12 +21,12 @@ from rollout_planner.types import Grouping, Plan, PlanConfig
 from tests.support.samples import make_sample
 
 
-def wanted(samples: int) -> PlanWanted:
+def wanted(samples: int) -> PlanRequested:
     """A plan of all of so many samples, for two DP ranks."""
     entries = [Entry(make_sample(f"s{at}", 1 + at % 7), at, 0.0) for at in range(samples)]
     window = window_of(entries, np.zeros(samples, np.bool_))
     window = replace(window, usual_loss_tokens=UsualLoss().with_(window))
-    return PlanWanted(tuple(entries), window, samples, 2, Trigger.WINDOW_FULL, trial=False)
+    return PlanRequested(tuple(entries), window, samples, 2, Trigger.WINDOW_FULL, trial=False)
 
 
 @pytest.mark.parametrize("samples", [16, PLANNED_HERE_SAMPLES + 1])
@@ -62,7 +62,7 @@ def test_an_open_step_keeps_its_samples_whatever_its_ranks_may_have() -> None:
     assert len(planner.plan(order).chosen) < 16
     rest = tuple((entry,) for entry in order.entries)
     step = OpenStep(0, (rest[:8], rest[8:]), "digest", 0.0)
-    again = ReplanWanted(step, order.entries, order.window, 1)
+    again = ReplanRequested(step, order.entries, order.window, 1)
     assert sorted(planner.plan(again).chosen.tolist()) == list(range(16))
     planner.close()
 
@@ -78,7 +78,7 @@ def test_an_open_step_of_groups_too_large_for_a_micro_batch_of_now_is_planned_ag
     window = replace(order.window, group=np.arange(16) // 8)
     rest = tuple((entry,) for entry in order.entries)
     step = OpenStep(0, (rest[:8], rest[8:]), "digest", 0.0)
-    found = planner.plan(ReplanWanted(step, order.entries, window, 1))
+    found = planner.plan(ReplanRequested(step, order.entries, window, 1))
     (alone,) = found.micro_batches
     assert sorted(np.concatenate(alone).tolist()) == list(range(16))
     assert max(map(len, alone)) == (config.micro_batch_size or 8)

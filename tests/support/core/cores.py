@@ -10,9 +10,9 @@ from rollout_dispatcher.core.effects import (
     Decision,
     Effect,
     PayloadsToJournal,
-    PlanWanted,
+    PlanRequested,
     PushAnswered,
-    ReplanWanted,
+    ReplanRequested,
     StepPlanned,
 )
 from rollout_dispatcher.core.facts import DropReason, Fact
@@ -85,14 +85,14 @@ class Bench:
                 self.planned.append(effect)
             if isinstance(effect, PayloadsToJournal) and self.syncs:
                 self.perform(self.core.payloads_durable(effect.entries, self.now))
-            if isinstance(effect, PlanWanted) and self.plans:
+            if isinstance(effect, PlanRequested) and self.plans:
                 answer = plan(effect.window, self._config(effect), effect.take)
                 self.perform(self.core.planned(effect, answer, self.now))
-            if isinstance(effect, ReplanWanted):
+            if isinstance(effect, ReplanRequested):
                 answer = plan(effect.window, self._config(effect), effect.take, whole=True)
                 self.perform(self.core.replanned(effect, answer, self.now))
 
-    def _config(self, wanted: PlanWanted | ReplanWanted) -> PlanConfig:
+    def _config(self, wanted: PlanRequested | ReplanRequested) -> PlanConfig:
         config = replace(self.plan_config, slowness=wanted.slowness)
         return config if wanted.cost is None else replace(config, cost=wanted.cost)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rollout_dispatcher.core import facts as f
 from rollout_dispatcher.core.buffer.entry import Entry
+from rollout_dispatcher.core.steps.step import OpenStep, StepState
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 from tests.support.samples import span_of
@@ -86,6 +87,7 @@ class Memory:
         return f.RecoveredState(
             entries=tuple(_copy(self.entries[ticket]) for ticket in self.buffered()),
             steps=tuple(map(self._step, self.open())),
+            rewound=any(at in self.lazy for at in self.open()),
             retained=tuple(map(self._step, sorted(self.retained))),
             run_id=self.run_id,
             resumed=self.resumed,
@@ -98,7 +100,7 @@ class Memory:
             dp_size=self.dp_size,
             policy_version=self.version,
             policy_step=self.version_step,
-            words={name: word for name, word in self._words.items() if word != (0, False)},
+            ends={name: word for name, word in self._words.items() if word != (0, False)},
             phases=self._phases(),
             schema=self._schema,
             set_by=self._set_by,
@@ -122,15 +124,16 @@ class Memory:
             incarnations=dict(self._incarnations),
         )
 
-    def _step(self, number: int) -> f.RecoveredStep:
+    def _step(self, number: int) -> OpenStep:
         plan, lazy = self.steps[number], number in self.lazy
         micro_batches = tuple(
             tuple(tuple(_copy(self.entries[at], lazy=lazy) for at in part) for part in rank)
             for rank in plan.micro_batches
         )
-        return f.RecoveredStep(
-            number, plan.digest, plan.planned_at, micro_batches,
-            lazy and number not in self.retained, plan.attempt, plan.usual_loss, plan.cp_sizes,
+        return OpenStep(
+            number, micro_batches, plan.digest, plan.planned_at,
+            StepState.COMMITTED if number in self.retained else StepState.PLANNED,
+            attempt=plan.attempt, usual_loss=plan.usual_loss, cp_sizes=plan.cp_sizes,
         )  # fmt: skip
 
     def _newest(self, values: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
@@ -206,7 +209,7 @@ class Memory:
             case f.ProducerLeft(producer):
                 self._known(producer)
                 self._left.add(producer)
-            case f.ProducerSaid(producer, phase, ended):
+            case f.EndsReported(producer, phase, ended):
                 self._known(producer)
                 self._left.discard(producer)
                 self._words[producer] = phase, ended

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
-from rollout_dispatcher.core.effects import Decision, FreeWanted, PushAnswered, SweepWanted
+from rollout_dispatcher.core.effects import Decision, FreeRequested, PushAnswered, SweepRequested
 from rollout_dispatcher.core.references import Freed, Swept, WorkerEvent, WorkerGone, WorkerThere
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.sample import Outcome, Sample
@@ -44,12 +44,12 @@ class StoreBench(Bench):
     def __init__(self, **options: object) -> None:
         super().__init__(durable=True, **options)  # type: ignore[arg-type]
         self.objects: set[str] = set()
-        self.asked: dict[str, FreeWanted | SweepWanted] = {}
+        self.asked: dict[str, FreeRequested | SweepRequested] = {}
 
     def perform(self, decision: Decision) -> None:
         super().perform(decision)
         for effect in decision.effects:
-            if isinstance(effect, FreeWanted | SweepWanted):
+            if isinstance(effect, FreeRequested | SweepRequested):
                 self.asked[effect.worker] = effect
 
     def crash(self) -> None:
@@ -118,7 +118,7 @@ class StoreBench(Bench):
     def answer(self, worker: str, *, left: Iterable[str] = ()) -> None:
         """A worker does what it was asked, but for these keys."""
         wanted = self.asked.pop(worker)
-        if isinstance(wanted, FreeWanted):
+        if isinstance(wanted, FreeRequested):
             kept = tuple(key for key in wanted.keys if key in left)
             self.objects -= {*wanted.keys} - {*kept}
             self.hear(Freed(worker, wanted.number, kept))

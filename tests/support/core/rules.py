@@ -42,7 +42,7 @@ class Rules:
         self.reported: tuple[int, int] | None = None
         self._hungry_since: float | None = None
         self._tried: int | None = None
-        self._asked: e.PlanWanted | e.ReplanWanted | None = None
+        self._asked: e.PlanRequested | e.ReplanRequested | None = None
         self._phases: set[int] = set()
         #: Who has contributed, lives, and has not ended its stream; and whether anybody forced it.
         self.pushing: set[str] = set()
@@ -85,7 +85,9 @@ class Rules:
                     for reason, entries in effect.dropped.items():
                         self._dropped(reason, entries)
         self._check_soft_caps(decision)
-        wanted = [one for one in decision.effects if isinstance(one, e.PlanWanted | e.ReplanWanted)]
+        wanted = [
+            one for one in decision.effects if isinstance(one, e.PlanRequested | e.ReplanRequested)
+        ]
         self._follow_hunger(now)
         self._check_plan(wanted, now)
         self._check_books()
@@ -108,11 +110,11 @@ class Rules:
         if producer and producer not in self.ended:
             self.pushing.add(producer)
 
-    def answered(self, wanted: e.PlanWanted | e.ReplanWanted, decision: Decision) -> None:
+    def answered(self, wanted: e.PlanRequested | e.ReplanRequested, decision: Decision) -> None:
         """The planner has answered; to be called before `check`."""
         self._asked = None
         used = any(isinstance(effect, e.StepPlanned) for effect in decision.effects)
-        if isinstance(wanted, e.ReplanWanted):
+        if isinstance(wanted, e.ReplanRequested):
             for entry in wanted.refill:
                 if not self.core._buffer.holds(entry):
                     self.buffered.pop(entry.ticket, None)
@@ -193,12 +195,12 @@ class Rules:
         elif self._hungry_since is None:
             self._hungry_since = now
 
-    def _check_plan(self, wanted: list[e.PlanWanted | e.ReplanWanted], now: float) -> None:
+    def _check_plan(self, wanted: list[e.PlanRequested | e.ReplanRequested], now: float) -> None:
         """The table of planning/trigger.py, and nothing but it, decides when a step is planned."""
         assert len(wanted) <= (self._asked is None), "one plan at a time"
         if wanted:
             self._asked = wanted[0]
-            if isinstance(self._asked, e.PlanWanted):
+            if isinstance(self._asked, e.PlanRequested):
                 assert self._is_wanted(), "planned though no rank has room"
                 self._check_request(self._asked, now)
         elif self._asked is None and self._is_wanted() and self.core._ledger.unplanned is None:
@@ -240,7 +242,7 @@ class Rules:
         grown = self._tried is None or ready >= self._tried + max(1, config.batch // 16)
         return Trigger.TARGET_EXCESS if grown else None
 
-    def _check_request(self, wanted: e.PlanWanted, now: float) -> None:
+    def _check_request(self, wanted: e.PlanRequested, now: float) -> None:
         units, config = self._units(wanted.entries), self.config.trigger
         due = self._due(now)
         if due is None:  # a smaller step, as nothing else can be done
@@ -276,7 +278,7 @@ class Rules:
         for group, count in here.items():
             assert group < 0 or count == there[group], "groups go whole"
 
-    def _check_fresh(self, wanted: e.PlanWanted) -> None:
+    def _check_fresh(self, wanted: e.PlanRequested) -> None:
         """Nothing too stale or too long is chosen from; what would be next time must go."""
         above = self.config.drop_above
         assert above is None or all(one.sample.tokens <= above for one in wanted.entries)

@@ -303,7 +303,7 @@ class Outcomes:
     """
 
     def __init__(self, parts: "Parts", config: DispatchConfig) -> None:
-        self.unreported: list[Entry] | None = [] if config.tells_accepted else None
+        self.unreported: list[Entry] | None = [] if config.reports_accepted else None
         self.decided: SchemaDecided | None = None
         self.repeats = Repeats()
         self._columns: SamplesByField | None = None

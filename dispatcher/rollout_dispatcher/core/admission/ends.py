@@ -21,7 +21,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from rollout_dispatcher.core.effects import Advised, Effect
-from rollout_dispatcher.core.facts import PhaseEnded, ProducerSaid, RecoveredState, StreamEnded
+from rollout_dispatcher.core.facts import EndsReported, PhaseEnded, RecoveredState, StreamEnded
 from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError, RunFinished, SampleRefused
 
@@ -157,7 +157,7 @@ class Ends:
         if memory.ended:
             self._eligibility.closed = STREAM_ENDED
             self.stream_over()
-        for phase, ended in memory.words.values():  # what was asked for and not agreed to yet
+        for phase, ended in memory.ends.values():  # what was asked for and not agreed to yet
             if phase > self._eligibility.oldest_version:
                 self._ask(phase)
             if ended and self._producers.begun and not memory.ended:
@@ -202,7 +202,7 @@ class Ends:
     def _append_ends(self, producer: str) -> None:
         self._admission.blocked.exempt_from_end(producer)  # it has pushed that before
         phase, ended = self._producers.ends_of(producer)
-        self._append(ProducerSaid(producer, phase, ended))
+        self._append(EndsReported(producer, phase, ended))
 
     def _decided(self, end: End) -> None:
         """Refuse later samples that belong before this end."""

@@ -1,1 +1,1 @@
-"""What steps really took, as DP ranks report it: who waited for whom, and whose fault it was."""
+"""Measured times of steps, as DP ranks report them: waits, cost of samples, speeds of ranks."""

@@ -1,11 +1,11 @@
-"""Which cost plans are made with, for ranks of which speed: told by what micro-batches took.
+"""The cost of samples and the speeds of ranks in plans, adapted to measured micro-batches.
 
-    the prior   until a fit has predicted later micro-batches better, by so much that it is no
-                chance; where costs do not adapt, for good
+    the prior   until a fit has predicted later micro-batches better, by more than chance; if costs
+                do not adapt, always
     a fit       until a newer one has
 
-Plans balance what a cost says. By the newest fit, where it is surely better, the same plans wait
-longer than they promised: that is what the cost in use loses.
+A fit that is surely better than the cost in use shows longer waits in the plans made with that cost
+than they estimated: the difference is the loss of the cost in use.
 """
 
 from collections import deque
@@ -36,27 +36,26 @@ from rollout_planner.types import (
     summed,
 )
 
-#: How much better a fit has to have predicted before it takes the place of the prior, and of an
-#: older fit, as logarithms of the odds; and how sure it may become. A newer fit knows more than an
-#: older one: waiting for the same odds costs 0.2 points of excess where times are 8 % of noise.
+#: Log odds at which a fit replaces the prior, and an older fit; and their bound. A newer fit has
+#: more data than an older one: the same odds for both cost 0.2 points of excess at 8 % noise.
 SURE, SURE_OF_NEWER, SUREST = 6.0, 1.0, 12.0
 #: Micro-batches that are compared with each other, at least.
 COMPARED = 8
-#: Fitted again once there are so many more observations, in parts of those there were.
+#: Fitted again once 1/8 more observations are known.
 REFIT = 8
-#: Times over, which of several micro-batches was the slowest is asked of what was fitted then.
+#: Rounds in which the slowest of several micro-batches is found by the last fit.
 RIVAL_ROUNDS = 3
-#: A rank that takes so much longer is slow for sure, whatever its work costs: nan is not.
+#: A rank of larger slowness is slow whatever its work costs; nan is not.
 SLOW = 1.15
-#: Steps whose plans are judged, and share of the ranks' time that people are told of.
-JUDGED_STEPS, WORTH_TELLING = 16, 0.01
+#: Steps whose plans are judged, and the smallest loss that is reported, as a share of ranks' time.
+JUDGED_STEPS, LEAST_REPORTED_LOSS = 16, 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class CostConfig:
-    """prior: cost of samples until something else is known. adapts: whether a fit that predicts
-    better takes its place, or only judges it. padded, multiple: what is computed of a micro-batch,
-    its longest sample for each or not, and to a multiple of so many tokens.
+    """prior: cost of samples before a fit. adapts: whether a better fit replaces it, or only judges
+    it. padded: each sample takes the computation of the longest in its micro-batch; multiple: and
+    is rounded up to a multiple of so many tokens.
     """
 
     prior: CostModel = per_token
@@ -67,10 +66,9 @@ class CostConfig:
 
 @dataclass(frozen=True, slots=True)
 class CostStatistics:
-    """in_use: the last fit that was taken; None: the prior. newest: fitted to all that is
-    remembered, None before there are enough; error: its typical relative deviation. promised: mean
-    excess of the last plans; loss: share of the ranks' time that they lose beyond it, by the newest
-    fit, None while nothing can be told.
+    """in_use: the fit in plans; None: the prior. newest: the last fit, None before the first;
+    error: its typical relative deviation. promised: mean estimated excess of the last plans; loss:
+    share of the ranks' time that they lose beyond it, by the newest fit, None if not known.
     """
 
     in_use: CostFitted | None = None
@@ -81,8 +79,8 @@ class CostStatistics:
 
     @property
     def warning(self) -> str:
-        """What an operator should know of it, empty if nothing."""
-        if self.loss is None or self.loss < WORTH_TELLING:
+        """Advice for an operator, empty for none."""
+        if self.loss is None or self.loss < LEAST_REPORTED_LOSS:
             return ""
         return (
             f"plans promised to lose {self.promised / (1 + self.promised):.1%} of the ranks' time, "
@@ -104,21 +102,17 @@ class CostStatistics:
 
 
 class Work(NamedTuple):
-    """What there is to do: float64[R, M, 4] terms of each micro-batch, and float64[R, M] what the
-    prior says of it.
-    """
+    """terms: float64[R, M, 4], of each micro-batch; prior: float64[R, M], its cost by the prior."""
 
     terms: FloatArray
     prior: FloatArray
 
 
 class Timing(NamedTuple):
-    """A step that ranks have timed: its work; float64[R, M] time as planned, and seconds computed;
-    float64[R] slowness of ranks in the plan, and as measured, nan where it is not known; and where
-    they meet.
+    """A measured step. planned, compute: float64[R, M], estimated time, and seconds.
+    planned_slowness, slowness: float64[R], of ranks in the plan, and as measured (nan: not known).
 
-    waited: seconds have waits for other ranks in them, so that a micro-step takes them all what it
-    takes the slowest.
+    waited: `compute` includes waits for other ranks, so that it is the slowest rank's for all.
     """
 
     work: Work
@@ -131,8 +125,8 @@ class Timing(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What was timed, float64[n] seconds: the slowest of K micro-batches, which is the only one
-    where waits could be told apart. float64[n, K, 4] terms, and float64[n, K] what the prior says.
+    """Observations: seconds, float64[n], of the slowest of K micro-batches; K is 1 if ranks
+    separate waits. terms: float64[n, K, 4]; prior: float64[n, K], cost by the prior.
     """
 
     terms: FloatArray
@@ -147,7 +141,7 @@ class _Seen(NamedTuple):
 
 
 class CostInUse:
-    """Observations of micro-batches, and the cost that plans are made with."""
+    """Observations of micro-batches, and the cost in plans."""
 
     def __init__(self, config: CostConfig) -> None:
         self._config = config
@@ -155,42 +149,42 @@ class CostInUse:
         self._unseen: list[_Seen] = []
         self._count = self._unfitted = 0
         self._newest: Fit | None = None
-        #: By the fit's observations: seconds for a unit of the cost in use, and a micro-batch.
+        #: Seconds for a unit of the cost in use, and for a micro-batch, over all observations.
         self._pace = 0.0, 0.0
         self._better = 0.0
-        #: Terms, float64[R, M, 4], as slow as their ranks; excess that was promised, and sync.
+        #: Last plans: terms by slowness, float64[R, M, 4]; estimated excess; sync.
         self._plans: deque[tuple[FloatArray, float, Sync]] = deque(maxlen=JUDGED_STEPS)
         self.fitted: CostFitted | None = None
         self.speeds: SpeedsMeasured | None = None
 
     @property
     def adapts(self) -> bool:
-        """Whether what is measured takes the place of the prior."""
+        """Whether a better fit replaces the prior."""
         return self._config.adapts
 
     @property
     def fitted_cost(self) -> Quadratic | None:
-        """What plans are made with; None: the prior."""
+        """The fitted cost in plans; None: the prior."""
         return None if self.fitted is None else self.fitted.cost
 
     def slowness(self, generation: int) -> tuple[float, ...] | None:
-        """That of the DP ranks of this generation; None: they are equally fast."""
+        """Slowness of this generation's DP ranks in plans; None: they are equally fast."""
         speeds = self.speeds
         if speeds is None or speeds.generation != generation or set(speeds.slowness) == {1.0}:
             return None
         return speeds.slowness
 
     def restore(self, fitted: CostFitted | None, speeds: SpeedsMeasured | None) -> None:
-        """Go on with what an earlier process had in use."""
+        """Continue with the cost and speeds of an earlier process."""
         if self._config.adapts:
             self.fitted, self.speeds = fitted, speeds
 
     def measured(self, step: Timing, next_step: int) -> CostChanged | None:
-        """What a step took; returns what is in use from `next_step` on, if that is news."""
+        """Add a measured step; returns the cost in use from `next_step` on if it has changed."""
         slow = step.planned_slowness[:, None, None]
         promised = straggler_excess(step.planned, step.sync)
         self._plans.append((step.work.terms * slow, promised, step.sync))
-        seen = _look_at(step)
+        seen = _observe(step)
         if not len(seen.seconds):
             return None
         self._unseen.append(seen)
@@ -213,22 +207,22 @@ class CostInUse:
         return news
 
     def work(self, tokens: IntArray, counts: IntArray) -> Work:
-        """Of int64[n] samples, rank by rank, of which int64[R, M] are in each micro-batch."""
+        """Work of micro-batches. tokens: int64[n], rank by rank; counts: int64[R, M], samples."""
         config = self._config
         s = computed_lengths(tokens, counts, padded=config.padded, multiple=config.multiple)
         return Work(terms_of(s, counts), summed(config.prior(s), counts))
 
     def seconds(self, work: Work) -> FloatArray | None:
-        """What it takes, float64[R, M], by the newest fit, if there is one."""
+        """Time of the work by the newest fit, float64[R, M]; None before a fit."""
         if self._newest is None:
             return None
         found: FloatArray = work.terms @ self._newest.coefficients
         return found
 
     def _compare(self, unseen: list[_Seen]) -> None:
-        """By micro-batches that neither the newest fit nor the cost in use has seen.
+        """Compare the newest fit with the cost in use, on micro-batches new to both.
 
-        These are compared with each other, so a machine that becomes slower changes nothing.
+        Only their ratios count, so a slower machine changes nothing.
         """
         if self._newest is None:
             return
@@ -244,7 +238,7 @@ class CostInUse:
         self._better = min(max(self._better + used - fitted, 0.0), SUREST)
 
     def _cost_of(self, seen: _Seen) -> FloatArray:
-        """By the cost in use, without what it takes to begin; float64[n]."""
+        """Cost in use without its constant; float64[n]."""
         cost = seen.prior
         if self.fitted is not None:
             used = self.fitted.cost
@@ -262,7 +256,7 @@ class CostInUse:
         self._pace = _pace(np.concatenate([self._cost_of(seen) for seen in self._seen]), seconds)
 
     def _take(self, next_step: int) -> CostChanged:
-        """The newest fit is in use from now on, in the unit of the prior."""
+        """Use the newest fit, in the unit of the prior."""
         assert self._newest is not None
         fit = self._newest.coefficients
         prior = sum(float(seen.slowest(fit)[1].sum()) for seen in self._seen)
@@ -274,7 +268,7 @@ class CostInUse:
         return CostChanged(self.fitted, self._loss(self._newest))
 
     def _loss(self, fit: Fit) -> float:
-        """Share of the ranks' time that plans have lost beyond what they promised, by a fit."""
+        """Share of the ranks' time that plans lose beyond their estimates, by a fit."""
         cost = fit.coefficients[:3]
         excess = [
             (straggler_excess(terms[..., :3] @ cost, sync), promised)
@@ -295,10 +289,10 @@ class CostInUse:
         return CostStatistics(self.fitted, newest, fit.error, promised, loss)
 
 
-def _look_at(step: Timing) -> _Seen:
-    """What of it was timed.
+def _observe(step: Timing) -> _Seen:
+    """The observations of a step.
 
-    Ranks that take a step's micro-batches at once tell its time with the first of them.
+    Ranks that take a step's micro-batches at once report its time with the first of them.
     """
     terms, prior = step.work
     seconds = step.compute / np.where(step.slowness > SLOW, step.slowness, 1.0)[:, None]

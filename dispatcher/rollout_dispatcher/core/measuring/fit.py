@@ -1,11 +1,10 @@
 """The cost of samples fitted to what micro-batches took.
 
-A micro-batch of samples of s tokens takes  a * sum s^2 + b * sum s + c * n + d  seconds (a padded
-one as what is computed: n times its longest). Well balanced micro-batches are alike and tell little
-of how the terms compare, so the prior decides as far as they do not: b / a within a
-factor of e or so of its value, c and d small shares of the time, each as a normal distribution, and
-the fit is the most probable of all. Errors are relative; a few that are far off, as of a garbage
-collection or a checkpoint, hardly count (Huber 1964).
+A micro-batch of samples of s tokens takes  a * sum s^2 + b * sum s + c * n + d  seconds (padded,
+each s is the longest one's). Well balanced micro-batches are alike and separate the terms badly, so
+the prior decides the rest: log(b / a) is normal around the prior's value, c and d are normal with
+small shares of the time, and the fit is the most probable one. Errors are relative; a few large
+ones, as of a garbage collection or a checkpoint, have little weight (Huber 1964).
 
 Invariant: the same observations give the same fit; none of the four is negative, nor all of the
 first two 0.
@@ -24,16 +23,16 @@ TERMS = 4
 REMEMBERED, KEPT_WEIGHT = 4096, 0.1
 #: Prior standard deviations: of log(b / a), and of c's and d's shares of the time.
 RATIO_OFF, SAMPLES_OFF, BEGIN_OFF = 1.0, 0.003, 0.05
-#: Ratios b / a that are tried, as multiples of the prior's; and the factor within which the prior's
-#: is clamped around the mean length, as a prior may lack one of the two terms.
+#: Ratios b / a that are tried, as multiples of the prior's; and the factor around the mean length
+#: to which the prior's is clamped, as a prior may lack one of the two terms.
 RATIOS, MOST_RATIO = np.exp(np.linspace(-6, 6, 241)), 100.0
 #: Rounds of weights, and from where on a deviation counts linearly, in typical deviations.
 ROUNDS, FAR = 4, 1.5
 #: Added to the diagonal, so that singular equations can be solved.
 ALONE = 1e-9
-#: Typical relative deviation at least, and before anything is known of it.
+#: Smallest typical relative deviation, and the first guess of it.
 LEAST_ERROR, ERROR = 0.005, 0.05
-#: Which of the ratio's two, c and d a fit may have.
+#: Terms of a fit: 0 for a and b by their ratio, 1 for c, 2 for d.
 _SUBSETS = [(0, *rest) for size in (2, 1, 0) for rest in combinations((1, 2), size)]
 
 
@@ -70,7 +69,7 @@ def fit_cost(terms: FloatArray, seconds: FloatArray, prior: CostModel) -> Fit:
 
 
 def improbability(off: FloatArray, error: float) -> float:
-    """Of relative deviations where `error` is a typical one, as a sum (Huber's loss)."""
+    """Huber's loss of relative deviations, of which `error` is a typical one, as a sum."""
     size = np.abs(off) / error
     return float(np.where(size <= FAR, size**2 / 2, FAR * (size - FAR / 2)).sum())
 
@@ -85,7 +84,7 @@ def _prior_ratio(terms: FloatArray, prior: CostModel) -> float:
 
 
 def _solved(rows: FloatArray, weight: FloatArray, ratio: float, share: FloatArray) -> FloatArray:
-    """The best of all ratios b / a. rows: terms over seconds; weight: of the squares of errors;
+    """Coefficients with the best ratio b / a. rows: terms over seconds; weight: of squared errors;
     share: medians of the rows' last two terms.
     """
     gram, right = (rows * weight[:, None]).T @ rows, weight @ rows

@@ -1,27 +1,28 @@
-"""What DP ranks say that steps took, brought together: a pass is judged once every rank has spoken.
+"""Joins the DP ranks' reports of step times: a pass is measured once every rank has reported it.
 
-    reported by none, or by some          waits for the others, while the step is one of the last
+    reports of a pass                     outcome
+    by none, or by some ranks             waits for the others, while the step is one of the last
     by every rank of the generation       measured
-    by one whose times are useless        unmeasured at once, with its reason
-    by all, but waits cannot be told      unmeasured; where ranks meet at every micro-step, its cost
-      apart in some                       is fitted to what the slowest of them takes
-    not by all when it is long past       unmeasured
+    by one rank, of no use                unmeasured at once, with its reason
+    by all, but some cannot separate      unmeasured; if ranks meet at every micro-step, the cost is
+      waits                               fitted to the slowest rank's times
+    not by all when the step is long past unmeasured
     by ranks of an older generation       unmeasured
 
-Invariants: only passes that every DP rank has timed say anything; what is held is bounded by steps,
-passes and the micro-batches that were planned, whatever ranks say; nobody waits for any of it.
+Invariants: only passes that every DP rank has timed are used; memory is bounded by steps, passes
+and planned micro-batches, whatever ranks report; no peer waits for a report.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rollout_dispatcher.core.effects import Effect, SpeedsChanged, StepMeasured
 from rollout_dispatcher.core.facts import AppendFact, SpeedsMeasured
-from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, Timing, Work
-from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.cost_in_use import CostInUse, CostStatistics, Timing, Work
 from rollout_dispatcher.core.measuring.speeds import RankSpeeds
 from rollout_dispatcher.core.measuring.times import Flaw, Pass, RankTimes, TimedStep, Unmeasured
 from rollout_dispatcher.core.steps.ledger import StepLedger
@@ -30,15 +31,71 @@ from rollout_planner.types import UPDATE, FloatArray, Sync
 
 #: Steps that ranks may report on beside those that are open: times are known a step or two later.
 KEPT_STEPS = 8
-#: Passes that a rank may name in a run beside `update`. Those that all have named are labels of
-#: metrics, so there are no more; and what one rank makes up takes nothing from the others.
+#: Passes that a rank may name in a run beside `update`, as their names are labels of metrics; each
+#: rank has its own limit, so that one cannot use up the others'.
 MAX_COST_KEYS = 8
-#: So many passes in a row of which nothing can be told: what was known of speeds is old.
+#: Unmeasured passes in a row after which known speeds are forgotten.
 FORGET_AFTER = 16
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasuredStatistics:
+    """Measured times of a whole run.
+
+    why: for people, why the last steps are not measured; empty if they are. steps: measured passes;
+    unmeasured: others, by reason. last: the last pass of this generation that a step was judged by.
+    slowness: float64[R], nan if not known; in_plans: slowness in plans, None while all are 1.
+    totals: by pass, compute and wait of each rank: float64[2, R]. transport: by pass, further time
+    of every rank inside collectives. All in seconds.
+    """
+
+    why: str
+    steps: int
+    unmeasured: Mapping[Unmeasured, int]
+    last: StepMeasured | None
+    slowness: FloatArray
+    in_plans: tuple[float, ...] | None
+    cost: CostStatistics
+    totals: Mapping[str, FloatArray]
+    transport: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """For people: times in seconds; the last measured step by rank."""
+        return {
+            "why_not": self.why,
+            "measured_steps": self.steps,
+            "unmeasured_steps": dict(self.unmeasured),
+            "cost": self.cost.as_json(),
+            "slowness_in_plans": self.in_plans or "no rank is surely slower than others",
+            "last_step": None if self.last is None else self._step(self.last),
+        }
+
+    def _step(self, last: StepMeasured) -> dict[str, Any]:
+        computed, waited = last.split.of_ranks
+        transport = last.split.transport_s
+        columns = {
+            "compute_s": computed,
+            "wait_s": waited,
+            "collective_s": waited + transport,
+            "slowness": self.slowness,
+        }
+        ranks = [
+            {"dp_rank": at} | {name: _number(column[at]) for name, column in columns.items()}
+            for at in range(len(computed))
+        ]
+        return {
+            "step": last.step,
+            "cost_key": last.cost_key,
+            "lost_share": _number(last.lost),
+            "straggler_excess": _number(last.excess),
+            "imbalance": _number(last.imbalance),
+            "transport_s": _number(transport),
+            "ranks": ranks,
+        }
+
+
 class Measuring:
-    """The times of recent steps. sync: where ranks wait for each other."""
+    """Times of recent steps. sync: where ranks wait for each other."""
 
     def __init__(
         self,
@@ -52,42 +109,41 @@ class Measuring:
         self._kept = KEPT_STEPS + max_open_steps
         self._generation, self._dp_size = 0, 0
         self._steps: dict[int, TimedStep] = {}
-        #: By rank: the passes that it has named, beside `update`.
+        #: By rank: passes that it has named, beside `update`.
         self._named: defaultdict[int, set[str]] = defaultdict(set)
-        #: By pass: the first step of which this generation has told it; another one's trainers may
-        #: have other passes.
+        #: By pass: the first step of this generation with a report of it.
         self._first: dict[str, int] = {}
-        #: By pass: compute and wait of each rank, float64[2, R], and transport, in seconds.
+        #: See `MeasuredStatistics`.
         self._totals: dict[str, FloatArray] = {}
         self._transport: defaultdict[str, float] = defaultdict(float)
         self._unmeasured = Counter(dict.fromkeys(Unmeasured, 0))
         self._measured = self._in_a_row = 0
         self._last: StepMeasured | None = None
         self._why = ""
-        self._stranger: tuple[int, str] | None = None
+        self._last_refused: tuple[int, str] | None = None
         self._forget()
 
-    # -- what happens -----------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------
 
     def committed(self, steps: Iterable[OpenStep]) -> None:
         """Every rank has applied these steps, and may report on them for a while."""
-        self._look_at_generation()
+        self._check_generation()
         for step in steps:
             self._timed(step)
         while len(self._steps) > self._kept:
-            self._give_up(self._steps.pop(min(self._steps)))
+            self._expire(self._steps.pop(min(self._steps)))
 
-    def heard(self, dp_rank: int, times: RankTimes) -> list[Effect]:
-        """A rank's times; returns the measured pass once every rank has reported its own."""
-        self._look_at_generation()
+    def on_times(self, dp_rank: int, times: RankTimes) -> list[Effect]:
+        """A rank reported times; returns the measured pass once every rank has."""
+        self._check_generation()
         timed = self._find(dp_rank, times)
         if timed is None or times.cost_key in timed.settled:
             return []
         flaw = times.flaw(timed.micro_batches)
         waited = flaw is not None and flaw.reason is Unmeasured.NOT_SEPARATED
         if flaw is not None and not (waited and self._sync is Sync.MICRO_STEP):
-            told = f"DP rank {dp_rank} {flaw.text}"
-            self._settle(timed, times.cost_key, Flaw(flaw.reason, told))
+            text = f"DP rank {dp_rank} {flaw.text}"
+            self._settle(timed, times.cost_key, Flaw(flaw.reason, text))
             return []
         known = timed.passes.get(times.cost_key)
         if known is None:
@@ -96,7 +152,7 @@ class Measuring:
         return [] if len(known.busy) < self._dp_size else self._judge(timed, times.cost_key)
 
     def _find(self, dp_rank: int, times: RankTimes) -> TimedStep | None:
-        """The step that a rank reports on, if there is such a step and such a pass."""
+        """The step that a rank reports on; None, and counted, for a wrong step or pass."""
         timed, rank = self._steps.get(times.step), self._ledger.ranks[dp_rank]
         if timed is None:
             step = self._ledger.steps.find(times.step)
@@ -120,7 +176,7 @@ class Measuring:
 
     def _timed(self, step: OpenStep) -> TimedStep:
         planned = step.planned_cost
-        # Nothing is learnt of a step with blocks, whose times say little of one rank's work.
+        # A step with blocks is not used for fits: its times are not those of one rank's work.
         if planned is not None and (len(planned) != self._dp_size or step.cp_sizes):
             planned = None
         tokens = [entry.sample.tokens for entry in step.entries()]
@@ -131,7 +187,7 @@ class Measuring:
         timed = TimedStep(step.number, np.array(tokens), np.array(counts), planned, slowness)
         return self._steps.setdefault(step.number, timed)
 
-    # -- what becomes of it -----------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------
 
     def _judge(self, timed: TimedStep, cost_key: str) -> list[Effect]:
         known = timed.passes[cost_key]
@@ -165,8 +221,8 @@ class Measuring:
     def _learn_cost(
         self, timed: TimedStep, work: Work, seconds: FloatArray, *, waited: bool = False
     ) -> Iterator[Effect]:
-        """The cost that plans are made with from now on, if that is news."""
-        assert timed.planned is not None, "of other steps nothing is learnt"
+        """Report the cost in plans if it has changed."""
+        assert timed.planned is not None, "other steps are not used for fits"
         step = Timing(
             work, timed.planned, seconds, timed.slowness, self._speeds.slowness, self._sync, waited
         )
@@ -175,7 +231,7 @@ class Measuring:
             yield cost
 
     def _learn_speeds(self) -> Iterator[Effect]:
-        """Likewise how fast ranks are."""
+        """Report the speeds in plans if they have changed."""
         if not self._cost.adapts:
             return
         next_step, generation = self._ledger.steps.next_number, self._ledger.generation.number
@@ -195,9 +251,9 @@ class Measuring:
             self._last, self._why, self._in_a_row = found, "", 0
 
     def _leads(self, cost_key: str, step: int) -> bool:
-        """Whether a step is judged by this pass: training, else what ranks spend most time on.
+        """Whether a step is judged by this pass: training, else the longest one.
 
-        Which passes there are is known once a step has been through all of them.
+        The passes are known once one step has been through all of them.
         """
         if UPDATE in self._first:
             return cost_key == UPDATE
@@ -209,8 +265,8 @@ class Measuring:
         timed.passes.pop(cost_key, None)
         self._count(flaw.reason, f"step {timed.number}, {cost_key}: {flaw.text}")
 
-    def _give_up(self, timed: TimedStep) -> None:
-        """The step is long past."""
+    def _expire(self, timed: TimedStep) -> None:
+        """The step is long past: count its open passes as unmeasured."""
         for cost_key, known in list(timed.passes.items()):
             flaw = Flaw(Unmeasured.INCOMPLETE, known.not_reported(self._dp_size))
             self._settle(timed, cost_key, flaw)
@@ -219,9 +275,9 @@ class Measuring:
             self._count(Unmeasured.NOT_REPORTED, text)
 
     def _refuse(self, times: RankTimes, reason: Unmeasured, text: str) -> None:
-        """Of what is no pass over a step here; one word for all ranks that say the same."""
-        if self._stranger != (times.step, times.cost_key):
-            self._stranger = times.step, times.cost_key
+        """Count a report of a wrong step or pass, once for all ranks that send the same."""
+        if self._last_refused != (times.step, times.cost_key):
+            self._last_refused = times.step, times.cost_key
             self._unmeasured[reason] += 1
             if self._last is None:
                 self._why = f"step {times.step}, {times.cost_key}: {text}"
@@ -236,8 +292,8 @@ class Measuring:
     def _forget(self) -> None:
         self._speeds = RankSpeeds(self._dp_size)
 
-    def _look_at_generation(self) -> None:
-        """What another process group has not finished nobody will; its machines may be others."""
+    def _check_generation(self) -> None:
+        """In a new generation, expire open passes and forget speeds: machines may be others."""
         generation = self._ledger.generation
         if generation.number == self._generation:
             return
@@ -253,7 +309,7 @@ class Measuring:
             self._totals = {key: _resized(old, self._dp_size) for key, old in self._totals.items()}
         self._forget()
 
-    # -- looking ----------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------
 
     def statistics(self) -> MeasuredStatistics:
         """A frozen snapshot."""
@@ -282,8 +338,12 @@ class Measuring:
 
 
 def _resized(seconds: FloatArray, dp_size: int) -> FloatArray:
-    """The same for another number of ranks: new ones begin at 0."""
+    """The same for `dp_size` ranks: new ones begin at 0."""
     resized = np.zeros((len(seconds), dp_size))
     both = min(dp_size, seconds.shape[1])
     resized[:, :both] = seconds[:, :both]
     return resized
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else round(float(value), 6)

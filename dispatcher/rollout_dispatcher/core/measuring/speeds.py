@@ -1,8 +1,8 @@
-"""How slow each DP rank is beside the others.
+"""Speeds of the DP ranks, relative to each other.
 
-What ranks took is compared with what their work was estimated to take, so unequal shares are no
-fault of a rank's. A single long step (garbage collection, a checkpoint, a first kernel) has no say:
-of a rank's last steps the median counts.
+Measured times are divided by the estimated work, so a rank with more work is not slower. A rank's
+speed is the median of its last steps, so that a single long step (garbage collection, a checkpoint,
+a first kernel) has no effect.
 """
 
 from collections import deque
@@ -11,22 +11,22 @@ import numpy as np
 
 from rollout_planner.types import FloatArray
 
-#: Steps of which the median counts; as many long ones as are left of it on one side are ignored.
+#: Steps of the median for people, and steps that are kept.
 RECENT, REMEMBERED = 8, 32
-#: Measured steps before anything is said: the median of fewer has no outliers.
+#: Measured steps before a speed is known: a median of fewer ignores no outlier.
 FEWEST = 3
-#: Plans go by a speed once the median of so many steps is that far off what they are made with:
-#: few show what is much, more show what is less. And so many of its standard errors.
+#: Plans use another speed once the median of so many steps deviates by that share, and by so many
+#: standard errors: few steps show a large deviation, more steps a small one.
 JUDGED = ((RECENT, 0.05), (REMEMBERED, 0.02))
 SURE = 5.0
-#: A rank that is so much off the median one is no longer a matter of how much work it has.
+#: Bounds of a slowness in plans: less work does not help a slower rank.
 FASTEST, SLOWEST = 0.25, 4.0
 
 
 def lower_median(values: FloatArray) -> FloatArray:
-    """Over the first axis, without nan; of an even number the lower one in the middle.
+    """Over the first axis, without nan; of an even number, the lower one of the middle two.
 
-    Where half of the ranks are slow, the others are thus what they are compared with.
+    If half of the ranks are slow, they are compared with the others.
     """
     return _lower_quantile(values, 0.5)
 
@@ -40,15 +40,15 @@ def _lower_quantile(values: FloatArray, part: float) -> FloatArray:
 
 
 class RankSpeeds:
-    """Seconds a unit of work, of each rank over the median rank's."""
+    """Each rank's seconds for a unit of work, over the median rank's."""
 
     def __init__(self, dp_size: int) -> None:
         self._recent: deque[FloatArray] = deque(maxlen=REMEMBERED)
-        #: float64[R], 1 for a rank as fast as the median one; nan where nothing can be told.
+        #: float64[R], 1 for a rank as fast as the median one; nan if not known.
         self.slowness = np.full(dp_size, np.nan)
 
     def add(self, seconds: FloatArray, work: FloatArray) -> None:
-        """A step was measured: seconds, float64[R], and work as estimated, float64[R, M]."""
+        """Add a measured step: seconds, float64[R], and estimated work, float64[R, M]."""
         of_ranks = work.sum(axis=1)
         pace = np.full(len(of_ranks), np.nan)
         np.divide(seconds, of_ranks, out=pace, where=(of_ranks > 0) & (seconds > 0))
@@ -58,12 +58,11 @@ class RankSpeeds:
             self.slowness = np.where(np.isnan(typical), self.slowness, typical)
 
     def revised(self, used: tuple[float, ...]) -> tuple[float, ...]:
-        """What plans should be made with: `used`, but where steps since have surely shown another.
+        """Slowness for plans: `used`, except where steps since have surely shown another.
 
         A median of n has a standard error of 1.25 deviations over the root of n. A deviation is
-        0.87 of what three quarters are within, so that half of the steps before a change and half
-        behind it show nothing yet; and no less than the median rank's. Then what was seen counts no
-        more: the next change has to be shown anew.
+        0.87 of the third quartile, so that a change shows only once it holds for more than half of
+        the steps; and at least the median rank's. After a change all steps are forgotten.
         """
         for steps, worth in JUDGED:
             if len(self._recent) < steps:

@@ -1,8 +1,8 @@
 """One pass over a step's micro-batches, as the DP ranks have timed it.
 
-Ranks meet inside collectives, so all of them look equally busy; what tells them apart is how long
-each was inside. Whoever comes last waits for nobody: its time there is what bytes take, and
-everybody pays that. With `busy[r, m]` and `collective[r, m]` of rank r and micro-batch m
+Ranks meet inside collectives, so all are equally busy; they differ in the time inside. The last
+rank to arrive waits for no other: its time inside is that of the transport, which all ranks have.
+With `busy[r, m]` and `collective[r, m]` of rank r and micro-batch m
 
     transport[m] = min over r of collective[r, m]
     wait[r, m]   = collective[r, m] - transport[m]       for slower ranks
@@ -19,15 +19,15 @@ import numpy as np
 
 from rollout_planner.types import FloatArray, IntArray
 
-#: Clocks of a device and of its host differ a little; by more, times cannot be.
+#: Largest differences between the clocks of a device and its host, as a share and in seconds.
 CLOCKS_DIFFER = 0.02
 CLOCKS_DIFFER_S = 0.001
-#: Ranks that a sentence names.
+#: Ranks listed in a text.
 NAMED = 8
 
 
 class Unmeasured(StrEnum):
-    """Why nothing can be said of a pass over a step."""
+    """Why a pass over a step is not measured."""
 
     NOT_REPORTED = "not-reported"
     INCOMPLETE = "incomplete"
@@ -39,7 +39,7 @@ class Unmeasured(StrEnum):
 
 
 class Flaw(NamedTuple):
-    """Why times say nothing; text: in words."""
+    """Why times are of no use; text: for people."""
 
     reason: Unmeasured
     text: str
@@ -47,9 +47,9 @@ class Flaw(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankTimes:
-    """What a DP rank says of a pass: seconds a micro-batch, in order.
+    """A DP rank's report of a pass: seconds of each micro-batch, in order.
 
-    collective: of them, inside collectives; None where it cannot be told apart, and `why` not.
+    collective: of them, inside collectives; None if they cannot be separated, for the reason `why`.
     """
 
     step: int
@@ -59,7 +59,7 @@ class RankTimes:
     why: str = ""
 
     def flaw(self, micro_batches: int) -> Flaw | None:
-        """What makes it useless for a step of so many micro-batches, or None."""
+        """Why it is of no use for a step of so many micro-batches, or None."""
         if len(self.busy) != micro_batches:
             text = f"timed {len(self.busy)} micro-batches of {micro_batches}"
             return Flaw(Unmeasured.INCONSISTENT, text)
@@ -73,10 +73,10 @@ Rows = Sequence[Sequence[float]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """What a pass took, told apart, in seconds.
+    """Times of a pass, separated, in seconds.
 
     busy, collective: [R][M], as reported; collective nowhere above busy. of_ranks: float64[2, R],
-    what each rank computed and waited over all its micro-batches. transport_s: of all of them.
+    compute and wait of each rank, over all micro-batches. transport_s: over all micro-batches.
     """
 
     busy: Rows
@@ -92,10 +92,10 @@ class Split:
 
 @dataclass(slots=True, eq=False)
 class Pass:
-    """What has been reported of one pass: by DP rank, seconds of each micro-batch.
+    """Reports of one pass: by DP rank, seconds of each micro-batch.
 
-    collective: of them, inside collectives; None where that could not be told apart, and `why` says
-    why.
+    collective: of them, inside collectives; None if a rank could not separate them, for the reason
+    `why`.
     """
 
     busy: dict[int, Sequence[float]] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Pass:
             self.why = why or self.why
 
     def not_reported(self, dp_size: int) -> str:
-        """Which of so many DP ranks have not, in words."""
+        """For people: which of so many DP ranks have not reported."""
         missing = [dp_rank for dp_rank in range(dp_size) if dp_rank not in self.busy]
         names = ", ".join(map(str, missing[:NAMED]))
         more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
@@ -123,24 +123,24 @@ class Pass:
         return f"DP rank{'s' * (len(missing) > 1)} {names}{more} {verb} not reported"
 
     def split(self, dp_size: int) -> Split | Flaw:
-        """What of it was what, once each of so many ranks has reported; else why nobody knows."""
+        """The separated times, once each of so many ranks has reported; else why not."""
         ranks = range(dp_size)
         if not self.busy.keys() >= set(ranks):
             return Flaw(Unmeasured.INCOMPLETE, self.not_reported(dp_size))
-        told = [times for rank in ranks if (times := self.collective[rank]) is not None]
-        if len(told) < dp_size:
+        inside = [times for rank in ranks if (times := self.collective[rank]) is not None]
+        if len(inside) < dp_size:
             rank = next(rank for rank in ranks if self.collective[rank] is None)
             text = f"DP rank {rank} {_not_separated(self.why)}"
             return Flaw(Unmeasured.NOT_SEPARATED, text)
         own = [self.busy[rank] for rank in ranks]
-        if len(set(map(len, own + told))) > 1:
+        if len(set(map(len, own + inside))) > 1:
             text = "the DP ranks have timed different numbers of micro-batches"
             return Flaw(Unmeasured.INCONSISTENT, text)
-        if any(any(map(gt, *times)) for times in zip(told, own, strict=True)):
-            if flaw := _contradiction(np.array(own), np.array(told)):
+        if any(any(map(gt, *times)) for times in zip(inside, own, strict=True)):
+            if flaw := _contradiction(np.array(own), np.array(inside)):
                 return flaw
-            told = np.minimum(told, own).tolist()
-        return _split(own, told)
+            inside = np.minimum(inside, own).tolist()
+        return _split(own, inside)
 
     def compute(self, dp_size: int) -> FloatArray | None:
         """float64[R, M], seconds outside collectives; None where `split` has a flaw."""
@@ -149,7 +149,7 @@ class Pass:
 
 
 def _contradiction(busy: FloatArray, collective: FloatArray) -> Flaw | None:
-    """Why what ranks have reported cannot be, if clocks do not only differ."""
+    """The flaw of impossible reports, unless the difference of clocks explains them."""
     too_long = collective > busy * (1 + CLOCKS_DIFFER) + CLOCKS_DIFFER_S
     if not too_long.any():
         return None
@@ -159,26 +159,26 @@ def _contradiction(busy: FloatArray, collective: FloatArray) -> Flaw | None:
 
 
 def _split(busy: Rows, collective: Rows) -> Split | Flaw:
-    """Of every step, so without arrays: of some dozens of numbers their calls take far longer."""
+    """Without arrays: their calls take far longer for the few numbers of a step."""
     inside = list(map(sum, collective))
     computed = list(map(sub, map(sum, busy), inside))
     if not any(computed):
         text = "the DP ranks report no time outside collectives"
         return Flaw(Unmeasured.INCONSISTENT, text)
     transport_s = sum(map(min, zip(*collective, strict=True)))
-    waited = [max(0.0, each - transport_s) for each in inside]  # rounding: they are counted up
+    waited = [max(0.0, each - transport_s) for each in inside]  # counters: no negative rounding
     return Split(busy, collective, np.array((computed, waited)), transport_s)
 
 
 def _not_separated(why: str) -> str:
-    return f"cannot tell time inside collectives apart: {why or 'no reason reported'}"
+    return f"cannot separate time inside collectives: {why or 'no reason reported'}"
 
 
 @dataclass(slots=True, eq=False)
 class TimedStep:
-    """A step that ranks may report on. settled: passes by key.
+    """A step that ranks may report on. passes: open ones; settled: keys of the others.
 
-    tokens: int64[n], of its samples, rank by rank; counts: int64[R, M], of each micro-batch.
+    tokens: int64[n], of its samples, rank by rank; counts: int64[R, M], samples of micro-batches.
     planned: float64[R, M] or None; slowness: of the ranks in the plan, float64[R].
     """
 
@@ -192,5 +192,5 @@ class TimedStep:
 
     @property
     def micro_batches(self) -> int:
-        """Of each rank."""
+        """Micro-batches of each rank."""
         return int(self.counts.shape[1])

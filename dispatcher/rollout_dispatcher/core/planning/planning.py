@@ -1,19 +1,17 @@
 """Requests plans from the planner, and makes steps of its answers.
 
-    nothing asked --wanted, and the trigger says go--> a plan of the next step --planned--+
+    no request --ranks have room, the trigger fires--> a plan of the next step --planned--+
     ^      |                                                                              |
     |      +------------a step is unplanned----------> a plan of that step ---replanned---+
     +-------------------------------------------------------------------------------------+
 
-A step is *unplanned* while it has no plan for as many DP ranks as there are, or has lost samples.
-Invariants: one plan is asked for at a time; an unplanned step comes before the next one; a plan for
-another number of DP ranks than there are by now is not used; whatever becomes of the process, a
-step that a rank may hear of is a fact. When to ask is the trigger's affair, which is told what it
-has to know of the run.
+A step is *unplanned* while it has no plan for the present number of DP ranks, or has lost samples.
+Invariants: one plan is requested at a time; an unplanned step is planned before the next one; a
+plan for another than the present number of DP ranks is not used; a step is a fact before any rank
+receives it. `trigger.py` decides when to request a plan.
 
-`Planning` makes capacity too: samples leave the buffer in steps, or are dropped; payloads of open
-groups are spilled to the journal, if there is one, and read back for their step; and as the last
-resort the youngest open group is evicted.
+`Planning` frees capacity too: it drops samples, spills payloads of open groups to the journal, from
+which they are read back for their step, and as the last resort evicts the youngest open group.
 """
 
 import math
@@ -31,8 +29,8 @@ from rollout_dispatcher.core.effects import (
     Effect,
     GroupEvicted,
     PayloadsToJournal,
-    PlanWanted,
-    ReplanWanted,
+    PlanRequested,
+    ReplanRequested,
     StepPlanned,
 )
 from rollout_dispatcher.core.facts import DropReason
@@ -43,26 +41,26 @@ from rollout_planner.types import BoolArray, FloatArray, Plan, Window
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: Share of `max_wait` for which an eviction is left to show its effect before the next one.
+#: Share of `max_wait` between two evictions: the time in which freed capacity becomes visible.
 RELIEF_SHOWS_AFTER = 1 / 8
 #: Weight of a step's arrivals one step later: half after 34 steps.
 KEPT = 0.98
 
 
 class UsualLoss:
-    """Loss tokens of a usual sample, from the arrivals of past windows."""
+    """Mean and deviation of arrivals' loss tokens, over past windows."""
 
     def __init__(self) -> None:
         self._sums = np.zeros(3)
 
     def planned(self, window: Window) -> None:
-        """A step was planned from this window."""
+        """Add the arrivals of a window from which a step was planned."""
         self._sums = KEPT * (self._sums + _sums(window))
 
     def with_(self, window: Window) -> tuple[float, float]:
-        """Mean and standard deviation, of this window's arrivals too.
+        """Mean and standard deviation, with this window's arrivals.
 
-        Of all that the window has where no arrival is known, as after a restart.
+        Without any arrival, as after a restart, those of all samples in the window.
         """
         sums = self._sums + _sums(window)
         if not sums[0]:
@@ -81,7 +79,7 @@ def _sums(window: Window) -> FloatArray:
 
 
 def window_of(entries: list[Entry], must_go: BoolArray) -> Window:
-    """The columns of these samples, oldest first, of which some have to go."""
+    """The columns of these samples, oldest first. must_go: samples at their deadline."""
     count = len(entries)
     return Window(
         tokens=np.fromiter((e.sample.tokens for e in entries), np.int64, count),
@@ -93,7 +91,7 @@ def window_of(entries: list[Entry], must_go: BoolArray) -> Window:
 
 
 def _staleness(entries: list[Entry], version: int) -> Iterator[int]:
-    """0 too for what newer weights wrote than DP rank 0 has reported: a sum that falls is none."""
+    """Staleness of each versioned sample; 0 if its version is newer than the reported one."""
     known = (entry.version for entry in entries)
     return (max(0, version - written) for written in known if written is not None)
 
@@ -110,31 +108,31 @@ class Planning:
         self._totals, self._bias, self._cost = parts.totals, parts.selection_bias, parts.cost
         self._usual, self._append = UsualLoss(), parts.append_fact
         self._durable = config.durable
-        # Whether these settings ever have samples dropped.
+        # Whether any setting drops samples.
         self._drops = config.drop_above is not None or self._freshness.drops
         if self._freshness.drops:
             self._buffer.watch_versions()
         #: Since when a rank waits for the next step.
         self.hungry_since: float | None = None
-        #: When to decide next, though nothing else happens.
+        #: When to decide again without another event.
         self.wake_at: float | None = None
-        self._requested: PlanWanted | ReplanWanted | None = None
+        self._requested: PlanRequested | ReplanRequested | None = None
         self.configure(config)
         self._seen_changes = (0, 0)
 
     def configure(self, config: DispatchConfig) -> None:
         """Use these settings from the next plan on; a requested one goes on."""
         self.trigger, self._target = config.trigger, config.target_excess
-        #: Units that were ready at the last trial that missed its target, which may be another now.
+        #: Units that were ready at the last trial that missed the target.
         self._tried: int | None = None
         self.mark_dirty()
 
     @property
     def busy(self) -> bool:
-        """Whether the planner's answer is awaited."""
+        """Whether a plan is requested."""
         return self._requested is not None
 
-    # -- asking -----------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------
 
     def consider(self, now: float) -> list[Effect]:
         """Open waiting steps that ranks have room for, then request a plan if they have room for
@@ -155,18 +153,18 @@ class Planning:
         if (unplanned := ledger.unplanned) is not None:
             refill, generation = self._refill(unplanned), ledger.generation
             entries = [*sorted(unplanned.entries(), key=lambda entry: entry.ticket), *refill]
-            self._requested = ReplanWanted(
+            self._requested = ReplanRequested(
                 unplanned, tuple(entries), window_of(entries, np.ones(len(entries), np.bool_)),
                 generation.dp_size, tuple(refill), self._cost.fitted_cost,
                 self._cost.slowness(generation.number),
             )  # fmt: skip
             return [*effects, self._requested]
-        return effects + self._ask(now) if ledger.has_room else effects
+        return effects + self._request(now) if ledger.has_room else effects
 
-    def _ask(self, now: float) -> list[Effect]:
-        """A step is wanted: ask the trigger, once nothing is ready that the step may not have.
+    def _request(self, now: float) -> list[Effect]:
+        """Every rank has room: drop unwanted samples, or else decide by the trigger.
 
-        Where something has left, others may come in before anything else is decided.
+        After a drop, blocked pushes are retried first.
         """
         if self._drops and self._drop_unwanted():
             return []
@@ -184,7 +182,7 @@ class Planning:
         window = window_of(
             entries, self._freshness.must_go(entries, self._ledger.steps.next, batch)
         )
-        self._requested = PlanWanted(
+        self._requested = PlanRequested(
             tuple(entries), replace(window, usual_loss_tokens=self._usual.with_(window)),
             min(batch, self._buffer.units_of(entries)), generation.dp_size, decided.trigger,
             decided.trial, self._cost.fitted_cost, self._cost.slowness(generation.number),
@@ -192,24 +190,20 @@ class Planning:
         return [self._requested]
 
     def _situation(self, ready: int, now: float) -> TriggerInputs:
-        capacity, hungry, helped = self._capacity, self.hungry_since, self._capacity.spilling_since
-        full, waits = capacity.blocking_cap is not None, len(self._admission.blocked) > 0
-        # Payloads leave memory for a journal that takes them.
-        is_helped = (
-            helped is not None
-            and capacity.blocking_cap is not None
-            and (capacity.blocking_cap.cap == MEMORY_CAP)
-        )
+        capacity, hungry = self._capacity, self.hungry_since
+        spilling, full = capacity.spilling_since, capacity.blocking_cap
+        waits = len(self._admission.blocked) > 0
+        spill_frees = spilling is not None and full is not None and full.cap == MEMORY_CAP
         return TriggerInputs(
             ready=ready,
-            at_cap=full,
+            at_cap=full is not None,
             growing=self._buffer.groups.samples > 0,
             flush=self._phases.flushing or self._lifecycle.should_flush(ready),
             hungry_for=None if hungry is None else now - hungry,
             tried=self._tried,
-            stuck=capacity.is_stuck(now, waits=waits) and (ready > 0 or not is_helped),
+            stuck=capacity.is_stuck(now, waits=waits) and (ready > 0 or not spill_frees),
             quiet_for=now - capacity.last_moved,
-            spilling_for=math.inf if helped is None else now - helped,
+            spilling_for=math.inf if spilling is None else now - spilling,
         )
 
     def _drop_unwanted(self) -> int:
@@ -221,8 +215,8 @@ class Planning:
         return dropped
 
     def _refill(self, step: OpenStep) -> list[Entry]:
-        """The oldest samples, groups whole, that may replace the lost ones of a step; empty for a
-        step that has lost none. No younger sample counts as passed over.
+        """The oldest samples, groups whole, that may replace a step's lost ones. Others are not
+        passed over.
         """
         missing = self.trigger.batch - self._buffer.units_of(list(step.entries()))
         found: list[Entry] = []
@@ -237,7 +231,7 @@ class Planning:
         return found
 
     def _may_join(self, step: OpenStep) -> Callable[[Entry], bool]:
-        """Which samples an open step may have: not too stale for it, and of no later phase."""
+        """A filter of samples for an open step: not too stale for it, and of no later phase."""
         committed = self._ledger.steps.committed
         oldest = self._freshness.oldest(NextStep(step.number, committed))
         known = [entry.version for entry in step.entries() if entry.version is not None]
@@ -253,10 +247,10 @@ class Planning:
 
     # -- the planner's answers --------------------------------------------------------------
 
-    def planned(self, wanted: PlanWanted, plan: Plan, now: float) -> list[Effect]:
-        """The next step, unless the plan is for other ranks or was a trial that missed.
+    def planned(self, wanted: PlanRequested, plan: Plan, now: float) -> list[Effect]:
+        """Open the next step with this plan, and remove its samples from the buffer.
 
-        Returns nothing then, and otherwise what follows; samples have left the buffer.
+        The plan is not used if it is for another number of ranks, or a trial that missed.
         """
         self._on_answer(wanted)
         if self._ledger.over or wanted.dp_size != self._ledger.generation.dp_size:
@@ -289,7 +283,7 @@ class Planning:
             self._append(planned(steps.last_planned, *left))
         return [report, *effects]
 
-    def _remove_chosen(self, wanted: PlanWanted, plan: Plan, chosen: list[Entry]) -> None:
+    def _remove_chosen(self, wanted: PlanRequested, plan: Plan, chosen: list[Entry]) -> None:
         """Remove the chosen samples from the buffer; count a skip for the others."""
         window = wanted.window
         assert window.loss_tokens is not None
@@ -301,14 +295,15 @@ class Planning:
         units = self._buffer.units_of(chosen)
         self._buffer.remove(chosen)
         for entry in wanted.entries:
-            entry.skips += 1  # the chosen ones are gone, nobody reads theirs again
+            entry.skips += 1  # those of the chosen ones are not read again
         self._totals.planned[wanted.trigger] += 1
         self._totals.small_steps += units < self.trigger.batch
 
-    def replanned(self, wanted: ReplanWanted, plan: Plan) -> list[Effect]:
-        """The unplanned step's new plan, unless it or the number of ranks has changed once more.
+    def replanned(self, wanted: ReplanRequested, plan: Plan) -> list[Effect]:
+        """Give the unplanned step this plan, and remove its refill from the buffer.
 
-        Nor is it used if a sample of its refill has left the buffer.
+        The plan is not used if the step or the number of ranks has changed since, or if a sample of
+        the refill has left the buffer.
         """
         self._on_answer(wanted)
         ledger = self._ledger
@@ -323,7 +318,7 @@ class Planning:
             self._append(planned(ledger.steps[wanted.step.number]))
         return effects
 
-    def _on_answer(self, wanted: PlanWanted | ReplanWanted) -> None:
+    def _on_answer(self, wanted: PlanRequested | ReplanRequested) -> None:
         assert wanted is self._requested
         self._requested = None
 
@@ -367,12 +362,12 @@ class Planning:
         return [PayloadsToJournal(entries)]
 
     def _evict_youngest_group(self, now: float) -> list[Effect]:
-        """Evict the youngest open group, as open groups fill a hard cap; its producers are told.
+        """Evict the youngest open group, as open groups fill a hard cap.
 
         There is one with samples, or no push would be blocked.
         """
         cap = self._capacity.blocking_cap
-        # Freed capacity becomes visible after this; the full wait is not waited again.
+        # Freed capacity becomes visible after this; do not wait the full max_wait again.
         self._capacity.last_moved = now - self.trigger.max_wait * (1 - RELIEF_SHOWS_AFTER)
         assert cap is not None
         in_stores = cap.cap == STORES_CAP

@@ -4,13 +4,13 @@ A step is planned only while every DP rank has room for one more. Ranks are *hun
 them waits for a step that is not planned. While there is room:
 
     window full                                         plan
-    a cap reached with a whole batch                    plan; first hungry if groups still grow
-    producers are done (or a phase is)                  plan, the last step may be smaller
+    a cap reached with a whole batch                    plan; while groups grow, only if hungry
+    the stream or a phase has ended                     plan, the last step may be smaller
     a whole batch, hungry for `max_wait`                plan
-    a whole batch, grown since the last trial           try: used if within `target_excess`
-    producers wait at a hard cap, hungry for `max_wait`
-        and something is ready                          plan a smaller step
-        and nothing is, nor was anything accepted       make capacity: evict a group
+    a whole batch, grown since the last trial           trial: used if within `target_excess`
+    pushes blocked at a hard cap, hungry for `max_wait`
+        and a sample is ready                           plan a smaller step
+        and none is, nor was any accepted               evict an open group
     otherwise                                           wait
 """
 
@@ -24,7 +24,7 @@ ROUNDING_S = 1e-6
 
 
 class Trigger(StrEnum):
-    """Why a step was planned when it was."""
+    """The condition that made a step planned."""
 
     WINDOW_FULL = "window-full"
     TARGET_EXCESS = "target-excess"
@@ -43,14 +43,14 @@ class TriggerConfig:
 
 
 class TriggerInputs(NamedTuple):
-    """What the decision depends on.
+    """Inputs of the decision.
 
-    ready: what a plan could choose from. at_cap: a cap holds producers back; stuck: one that only
-    leaving samples can lift. growing: open groups will still add samples.
-    flush: nothing newer may be waited for, a smaller step is fine.
-    hungry_for: seconds, None if no rank waits. quiet_for: seconds since anything moved.
-    spilling_for: seconds since payloads were sent from memory to the journal; infinite if none are.
-    tried: `ready` at the last trial that missed its target, None if there was none.
+    ready: units that a plan may choose from. at_cap: a cap blocks pushes; stuck: and only samples
+    that leave can lift it. growing: open groups have samples.
+    flush: the stream or a phase has ended, a smaller step is fine.
+    hungry_for: seconds, None if no rank waits. quiet_for: seconds since a sample came or left.
+    spilling_for: seconds since payloads were sent to the journal; infinite if none are on the way.
+    tried: `ready` at the last trial that missed its target, None for none.
     """
 
     ready: int
@@ -74,22 +74,22 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before something happens, or before `seconds` have passed."""
+    """Decide again at the next event, or after `seconds`."""
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MakeCapacity:
-    """Open groups fill the memory, and none can be completed: evict one."""
+    """Evict an open group: they fill the memory, and none can be completed."""
 
 
-#: What a decision may be.
+#: A decision.
 Decided = Go | Wait | MakeCapacity
 
 
 def decide(config: TriggerConfig, at: TriggerInputs) -> Decided:
-    """Decide while every DP rank has room for a step."""
+    """Decide; to be called while every DP rank has room for a step."""
     if at.ready >= config.window:
         return Go(Trigger.WINDOW_FULL)
     if at.ready >= config.batch:

@@ -1,17 +1,15 @@
-"""Trainers' checkpoints: what becomes of committed steps, and how the ledger resumes from one.
+"""Trainers' checkpoints: retains committed steps for a rewind, and resumes the ledger from one.
 
-A checkpoint's position is the last step that its trainer had said it committed. A generation that
-loads one *resumes* after that step, once, however often its ranks repeat it: steps up to there that
-are open are committed (the trainer was killed before every rank's word was heard), retained steps
-after it are *rewound*, which means open again. Both are facts before any rank is given a step.
-Retained steps that there is no room for are evicted, the oldest first: counted, told and a fact.
+A checkpoint's position is the last step that its trainer had committed. A generation that loads one
+*resumes* after that step, once: open steps up to it are committed (the trainer died before every
+rank's commit arrived), and retained steps after it are *rewound*, that is open again. Both are
+facts before any rank receives a step.
 
-*Retained* is what is committed, and may have to be trained again. A trainer that loads a checkpoint
-takes its weights back to the step after which it was taken, and the ledger has to go back with it.
-With a journal committed steps stay here, identical, until a checkpoint at or after them is reported
-saved, or until there is no room for them: then the oldest are evicted. With `retain=False` none
-does. Invariant: the retained steps are the last ones committed, without a gap, up to the newest; so
-what a run can go back to is one step number, `oldest`. Payloads are not held: the journal has them.
+With a journal, committed steps are *retained*, identical, until a checkpoint at or after them is
+reported saved; if they exceed the room, the oldest are evicted (counted, reported and a fact). With
+`retain=False` none is retained. Invariant: the retained steps are the last committed ones without a
+gap, so a run can go back to any step from `oldest_resume_point` on. Their payloads are in the
+journal only.
 """
 
 import sys
@@ -23,30 +21,28 @@ from rollout_dispatcher.core.facts import (
     CheckpointSaved,
     Committed,
     RecoveredState,
-    RecoveredStep,
     Resumed,
     RetainedEvicted,
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition
-from rollout_dispatcher.core.steps.step import OpenStep, StepState
+from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError
 
 if TYPE_CHECKING:
     from rollout_dispatcher.core.parts import Parts
 
-#: Retained samples; each takes a kilobyte of memory for what is no payload.
+#: Retained samples; each takes a kilobyte of memory without its payload.
 MAX_RETAINED_SAMPLES = 1_000_000
-#: Committed steps after which a trainer that has reported no saved checkpoint is advised of it.
+#: Committed steps after which a trainer without a saved checkpoint is advised.
 ADVISED_STEPS = 100
 
 
 class Checkpoints:
-    """Moves steps between the ledger and what is retained, and counts them.
+    """Retains committed steps, and moves them back into the ledger.
 
-    retain: keep committed steps until a checkpoint that covers them is saved.
-    saved: the last step that a saved checkpoint covers, as reported. evicted: the last one that had
-    to go before that. limit: of `nbytes`.
-    samples, nbytes: of the retained steps; the bytes are those of their payloads, on disk.
+    retain: keep committed steps until a saved checkpoint covers them.
+    saved: the last step that a saved checkpoint covers; evicted: the last one evicted before that.
+    samples, nbytes: of the retained steps; bytes of payload, on disk. limit: of `nbytes`.
     """
 
     def __init__(self, parts: "Parts", *, retain: bool) -> None:
@@ -64,19 +60,17 @@ class Checkpoints:
         return len(self._steps)
 
     def restore(self, memory: RecoveredState) -> None:
-        """Start from what an earlier process left open and retained."""
-        steps = [_restored(step, StepState.PLANNED) for step in memory.steps]
-        rewound = any(step.rewound for step in memory.steps)
-        room = 0 if rewound else self._ledger.max_open_steps
-        self._ledger.steps.restore(steps, memory.next_step, memory.withdrawn, room=room)
+        """Start from the open and retained steps of an earlier process."""
+        room = 0 if memory.rewound else self._ledger.max_open_steps
+        self._ledger.steps.restore(memory.steps, memory.next_step, memory.withdrawn, room=room)
         self._ledger.generation.restore(memory.generation, memory.dp_size, memory.resumed)
         self.saved, self.evicted = memory.saved, memory.evicted
         for step in memory.retained:
-            self._add(_restored(step, StepState.COMMITTED))
+            self._add(step)
         self._evict()
 
     def committed(self, steps: list[OpenStep], now: float) -> list[Effect]:
-        """These steps are committed; returns the report of each, and of what follows."""
+        """Count committed steps, and retain or release them; returns reports."""
         for step in steps:
             self._totals.steps_committed += 1
             self._totals.samples_committed += step.num_samples
@@ -92,12 +86,12 @@ class Checkpoints:
         return [*done, *self._evict(), *self._advise()]
 
     def retain_at_most(self, nbytes: int) -> list[Effect]:
-        """Payload bytes of retained steps may be so many from now on."""
+        """Limit the payload bytes of retained steps."""
         self.limit = nbytes
         return [*self._evict(), *self._advise()]
 
     def _evict(self) -> list[Effect]:
-        """Let go of the oldest steps for which there is no room."""
+        """Evict the oldest steps above the limits."""
         gone = 0
         while self._steps and (
             not self._keep or self.nbytes > self.limit or self.samples > MAX_RETAINED_SAMPLES
@@ -116,14 +110,14 @@ class Checkpoints:
         return [StepsEvicted(total, self.evicted, self.limit)]
 
     def _advise(self) -> list[Effect]:
-        """Say once what a trainer should know that reports no checkpoints."""
+        """Report `advice` once."""
         if self._advised or not (advice := self.advice()):
             return []
         self._advised = True
         return [Advised(advice)]
 
     def advice(self) -> str:
-        """What a trainer should know that reports no checkpoints as saved; empty if nothing."""
+        """Advice for a trainer that reports no saved checkpoints; empty for none."""
         never = self.saved < 0 and len(self._steps) >= ADVISED_STEPS
         half_full = 2 * self.nbytes >= self.limit or 2 * self.samples >= MAX_RETAINED_SAMPLES
         if not self._steps or not (never or half_full):
@@ -139,7 +133,7 @@ class Checkpoints:
         )
 
     def begun(self) -> list[Effect]:
-        """A new process group asks for its first step; returns what its trainer should know."""
+        """A new process group asks for its first step; returns advice for its trainer."""
         if self._ledger.generation.resumed is not None or not self._steps:
             return []
         oldest = self.oldest_resume_point
@@ -174,9 +168,9 @@ class Checkpoints:
         self._append(CheckpointSaved(through))
 
     def check_position(self, position: CheckpointPosition, run_id: str) -> None:
-        """Raise CheckpointRefused for a position that this generation cannot go on from.
+        """Raise CheckpointRefused for a position that this generation cannot resume from.
 
-        Once it has, only the run is asked for: the steps that were retained then may be gone.
+        Once it has resumed, only the run is checked: steps retained then may be released.
         """
         self._check_run(position, run_id)
         if self._ledger.generation.resumed is not None:
@@ -239,9 +233,9 @@ class Checkpoints:
     def resume(
         self, position: CheckpointPosition, run_id: str, now: float
     ) -> tuple[list[Effect], Rewound]:
-        """Go to where a checkpoint was taken; returns the steps that are committed with that.
+        """Resume after a checkpoint's step; returns reports of steps that this commits.
 
-        Raises CheckpointRefused for one that this run cannot go on from; nothing has changed then.
+        Raises CheckpointRefused for one that this run cannot resume from, and changes nothing then.
         """
         self.check_position(position, run_id)
         steps, after, committed = self._ledger.steps, position.step, self._ledger.steps.committed
@@ -271,10 +265,3 @@ class Checkpoints:
         self.samples -= step.num_samples
         self.nbytes -= step.nbytes
         return step
-
-
-def _restored(step: RecoveredStep, state: StepState) -> OpenStep:
-    return OpenStep(
-        step.number, step.micro_batches, step.digest, step.planned_at, state,
-        attempt=step.attempt, usual_loss=step.usual_loss, cp_sizes=step.cp_sizes,
-    )  # fmt: skip

@@ -1,18 +1,17 @@
-"""The current generation: one process group, its DP ranks, and who may take a place in it.
+"""The current generation: one process group, its DP ranks, and the checks of a rank's hello.
 
-    hello of a rank                  what becomes of it
+    hello of a rank                  outcome
     asks for a generation            begun, and the one before is fenced; DP rank 0 alone may ask,
                                      and the run's first one has the size that was configured
     of a generation that is over     fenced: a newer process group has taken its place
     of another run, or not known     fenced: the dispatcher was restarted without its journal
-    of this one                      seated, unless its place is taken or the generation failed
+    of this one                      joins, unless its place is taken or the generation failed
 
-Invariants: a rank that may not join changes nothing; every rank of a generation goes on after the
-same step and trains alike, or all of them fail before any is given one.
+Invariants: a rank that may not join changes nothing; every rank of a generation resumes after the
+same step with the same training options, or all fail before any of them receives a step.
 
-`MemoizedFilter`: DP ranks for which something holds, each asked again only after it has changed.
-What is asked may itself depend on something, such as the last step: where that is another than the
-last time, all are asked.
+`MemoizedFilter`: the DP ranks for which a condition holds. A rank is checked again only after it
+has changed, and all are if the condition's arguments (the last step, for one) have changed.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,27 +29,26 @@ from rollout_dispatcher.errors import (
 
 
 class MemoizedFilter:
-    """Asks `ranks`, by number; whoever changes one says so. holds: of a rank, and what is asked."""
+    """The DP ranks for which `holds(rank, *arguments)`; see `Generation.changed`."""
 
     def __init__(self, ranks: Mapping[int, RankState], holds: Callable[..., bool]) -> None:
         self._ranks, self._holds = ranks, holds
         self._found: set[int] = set()
-        #: What was asked last; None: all are to be asked.
-        self._about: tuple[Hashable, ...] | None = None
-        #: Those that are others, or gone, and are to be asked again: a set to add to, since a word
-        #: of one rank is one of many censuses.
+        #: The arguments of the last call; None: check all ranks.
+        self._arguments: tuple[Hashable, ...] | None = None
+        #: Ranks to check again.
         self.changed: set[int] = set()
 
-    def find(self, *about: Hashable) -> set[int]:
-        """Those for which it holds, not to be changed; about: what it depends on beside them."""
+    def find(self, *arguments: Hashable) -> set[int]:
+        """The DP ranks, not to be changed."""
         holds = self._holds
-        if about != self._about:
-            self._about = about
-            self._found = {number for number, rank in self._ranks.items() if holds(rank, *about)}
+        if arguments != self._arguments:
+            self._arguments = arguments
+            self._found = {at for at, rank in self._ranks.items() if holds(rank, *arguments)}
         else:
             for number in self.changed:
                 rank = self._ranks.get(number)
-                if rank is not None and holds(rank, *about):
+                if rank is not None and holds(rank, *arguments):
                     self._found.add(number)
                 else:
                     self._found.discard(number)
@@ -58,8 +56,8 @@ class MemoizedFilter:
         return self._found
 
     def forget(self) -> None:
-        """The ranks are those of another generation: none was asked."""
-        self._about = None
+        """Check all ranks again: they are of another generation."""
+        self._arguments = None
 
 
 #: Raises ConfigError if steps cannot be planned for so many DP ranks.
@@ -81,14 +79,14 @@ def check_run(hello: RankHello, run_id: str) -> None:
         )
 
 
-def _differences(said: Mapping[int, Mapping[str, str]]) -> str:
-    """What is not the same, with the DP ranks of each value: the first few of them."""
-    names = sorted({name for each in said.values() for name in each})
+def _differences(options: Mapping[int, Mapping[str, str]]) -> str:
+    """The first few options that differ, with the DP ranks of each value."""
+    names = sorted({name for each in options.values() for name in each})
     found = []
     for name in names:
         ranks: dict[str, list[int]] = {}
-        for dp_rank in sorted(said):
-            ranks.setdefault(said[dp_rank].get(name, "not given"), []).append(dp_rank)
+        for dp_rank in sorted(options):
+            ranks.setdefault(options[dp_rank].get(name, "not given"), []).append(dp_rank)
         if len(ranks) > 1:
             each = (f"{value} on {_ranks(which)}" for value, which in ranks.items())
             found.append(f"{name} is {', '.join(each)}")
@@ -102,10 +100,10 @@ def _ranks(which: Sequence[int]) -> str:
 
 
 class Generation:
-    """A number, and the states of the DP ranks that belong to it.
+    """Number of the current generation, and the states of its DP ranks.
 
     dp_size: DP ranks of the current generation; of the first one, before it has begun.
-    check_size: which other numbers of ranks a new generation may bring; None: no other.
+    check_size: raises for a `dp_size` that a new generation may not have; None: it has to stay.
     """
 
     def __init__(self, dp_size: int, check_size: SizeCheck | None = None) -> None:
@@ -113,13 +111,12 @@ class Generation:
         self.dp_size = dp_size
         self._check_size = check_size
         self.ranks: dict[int, RankState] = {}
-        #: Whether it is an earlier process's.
+        #: Whether it began in an earlier process.
         self.inherited = False
-        #: The step after which it goes on, if its ranks have loaded a checkpoint.
+        #: The step after which it resumed, if its ranks have loaded a checkpoint.
         self.resumed: int | None = None
-        #: What it has failed with.
+        #: The error of a failed generation.
         self.failed: DispatcherError | None = None
-        self._seats: dict[str, int] = {}  # by client id
         self._filters: list[MemoizedFilter] = []
         self._prepared = self.filtered(lambda rank, step: rank.prepared >= step)
         self._committed = self.filtered(lambda rank, step: rank.committed >= step)
@@ -129,10 +126,10 @@ class Generation:
         self._gone = self.filtered(lambda rank: rank.gone)
 
     def restore(self, number: int, dp_size: int | None, resumed: int | None) -> None:
-        """Be what an earlier process knew; no rank is seated yet.
+        """Continue the generation of an earlier process; no rank has joined yet.
 
-        dp_size: of that generation. It stays, unless the settings no longer allow it: then its
-        ranks cannot come back, and open steps wait for the next generation.
+        dp_size: of that generation, kept unless the settings no longer allow it: then its ranks
+        cannot come back, and open steps wait for the next generation.
         """
         self.number, self.resumed = number, resumed
         self.inherited = True
@@ -142,10 +139,10 @@ class Generation:
                 self.dp_size = dp_size
 
     def begin(self, hello: RankHello) -> list[FailRanks]:
-        """The next one begins, as this rank has asked; every rank of the one before is fenced.
+        """Begin the next generation; every rank of the former one is fenced.
 
-        Also a client that asks again, as it lost its connection before it heard the answer: what
-        that connection may still say is of the generation before.
+        So is a client that asks again after it lost its connection before the answer: messages of
+        that connection are of the former generation.
         """
         fenced = tuple(rank.client_id for rank in self.ranks.values())
         self.number += 1
@@ -153,7 +150,6 @@ class Generation:
         self.failed = self.resumed = None
         self.inherited = False
         self.ranks.clear()
-        self._seats.clear()
         for memoized in self._filters:
             memoized.forget()
         error = GenerationFenced(
@@ -173,7 +169,7 @@ class Generation:
         return [FailRanks(tuple(rank.client_id for rank in self.ranks.values()), error)]
 
     def refuse(self, dp_rank: int, error: DispatcherError) -> FailRanks:
-        """Refuse one rank: it is sent the error, and not waited for."""
+        """Refuse one rank with this error; the others do not wait for it."""
         rank = self.ranks[dp_rank]
         rank.disconnected(for_good=True)
         self.changed(dp_rank)
@@ -206,9 +202,9 @@ class Generation:
             raise RankRefused("a checkpoint is loaded in a generation; ask for one first")
 
     def _check_not_first(self, dp_size: int) -> None:
-        """A later group may be another one; before the first a wrong size is taken for a mistake.
+        """Raise RankRefused for another size of the run's first process group.
 
-        Ranks that are not data-parallel to each other would be given different samples, unseen.
+        It is a mistake: ranks that are not data-parallel to each other would get different samples.
         """
         if self.number == 0:
             raise RankRefused(
@@ -235,7 +231,7 @@ class Generation:
         if number > self.number:
             raise GenerationFenced(
                 f"generation {number} has not begun here, the latest is {self.number}: leave out "
-                "generation=, and DP rank 0 asks for a new one and tells the others its number; if "
+                "generation=, and DP rank 0 asks for a new one and sends the others its number; if "
                 "it did, the dispatcher has lost its journal since: restart the trainers"
             )
         if number < self.number:
@@ -253,8 +249,8 @@ class Generation:
             )
         if self.failed is not None:
             raise self.failed
-        dp_rank = self._seats.get(hello.client_id, hello.dp_rank)
-        if dp_rank != hello.dp_rank:
+        own = (at for at, rank in self.ranks.items() if rank.client_id == hello.client_id)
+        if (dp_rank := next(own, hello.dp_rank)) != hello.dp_rank:
             raise RankRefused(
                 f"client {hello.client_id} is DP rank {dp_rank} of generation "
                 f"{self.number} and cannot be DP rank {hello.dp_rank} too; give every rank "
@@ -268,38 +264,32 @@ class Generation:
             )
 
     def validated(self, hello: RankHello) -> RankHello:
-        """The hello of a rank that may join, without steps that it cannot have been given.
+        """The hello of a rank that may join, without steps that it cannot have received.
 
-        Of a rank that is not known only an earlier dispatcher can have known more.
+        An unknown rank can only have steps of an earlier dispatcher.
         """
         known = None if hello.generation is None else self.ranks.get(hello.dp_rank)
         fresh = known is None or (hello.resume is not None and not known.begun)
         outlived = hello.generation is not None and self.inherited
-        return hello.with_empty_hands() if fresh and not outlived else hello
+        return hello.without_steps() if fresh and not outlived else hello
 
     def assign(self, dp_rank: int, rank: RankState) -> None:
-        """A rank that may join has this place from now on."""
-        before = self.ranks.get(dp_rank)
-        if before is not None:
-            del self._seats[before.client_id]
-        self.ranks[dp_rank], self._seats[rank.client_id] = rank, dp_rank
+        """Give a rank that may join this place."""
+        self.ranks[dp_rank] = rank
         self.changed(dp_rank)
 
-    # -- where its ranks go on --------------------------------------------------------------
+    # -- where its ranks resume -------------------------------------------------------------
 
     def agrees(self, rank: RankState) -> bool:
-        """Whether the rank goes on where its generation does, as far as it has said."""
+        """Whether the rank resumes where its generation does."""
         return self.resumed is None or rank.begun
 
     def disagreement(self, hello: RankHello) -> DispatcherError | None:
-        """Why this rank cannot train beside the others, as far as they have said."""
+        """Why this rank cannot train beside the others; None if it can."""
         return self._other_training(hello) or self._other_checkpoint(hello)
 
     def _other_training(self, hello: RankHello) -> RankRefused | None:
-        """Ranks whose losses, for one, are averaged differently would train on no gradient at all.
-
-        Those that are here agree with each other, so that it is held against one of them.
-        """
+        """Options that shape gradients differ from the other ranks', who agree with each other."""
         others = (
             (dp_rank, rank.training)
             for dp_rank, rank in self.ranks.items()
@@ -308,14 +298,15 @@ class Generation:
         one = next(others, None)
         if one is None or one[1] == hello.training:
             return None
-        said = dict((one, *others, (hello.dp_rank, hello.training)))
+        options = dict((one, *others, (hello.dp_rank, hello.training)))
         return RankRefused(
-            f"the DP ranks of generation {self.number} do not train alike: {_differences(said)}; "
-            "make the stream with the same options on every rank, and restart all ranks"
+            f"the DP ranks of generation {self.number} do not train alike: "
+            f"{_differences(options)}; make the stream with the same options on every rank, and "
+            "restart all ranks"
         )
 
     def _other_checkpoint(self, hello: RankHello) -> CheckpointRefused | None:
-        """Why this rank cannot go on where it says, beside what other ranks have said."""
+        """The other ranks have loaded another checkpoint, or none."""
         after = None if hello.resume is None else hello.resume.step
         known = self.ranks.get(hello.dp_rank)
         if after is None and (not hello.begun or (known is not None and known.begun)):
@@ -327,20 +318,21 @@ class Generation:
         return self.disagreement_after(hello.dp_rank, after)
 
     def disagreement_after(self, dp_rank: int, after: int | None) -> CheckpointRefused:
-        """Why a rank cannot go on after that step (None: it has loaded no checkpoint)."""
+        """The error of a rank that resumes after that step (None: it has loaded no checkpoint)."""
 
-        def told(step: int | None) -> str:
+        def describe(step: int | None) -> str:
             return "no checkpoint" if step is None else f"a checkpoint taken after step {step}"
 
         return CheckpointRefused(
-            f"DP rank {dp_rank} has loaded {told(after)}, other DP ranks {told(self.resumed)}; "
-            "every rank must load the same checkpoint, before its first step: restart all ranks"
+            f"DP rank {dp_rank} has loaded {describe(after)}, other DP ranks "
+            f"{describe(self.resumed)}; every rank must load the same checkpoint, before its first "
+            "step: restart all ranks"
         )
 
     # -- its ranks together -----------------------------------------------------------------
 
     def filtered(self, holds: Callable[..., bool]) -> MemoizedFilter:
-        """What is asked of every DP rank, once for every word that it says."""
+        """A filter of the DP ranks that follows their changes."""
         memoized = MemoizedFilter(self.ranks, holds)
         self._filters.append(memoized)
         return memoized
@@ -380,19 +372,16 @@ class Generation:
 
     @property
     def absent(self) -> list[int]:
-        """DP ranks that lost their connection and have not come back, without a goodbye.
-
-        None of a generation that has failed: its ranks cannot come back.
-        """
+        """DP ranks that lost their connection without Bye; none of a failed generation."""
         away = (at for at, rank in self.ranks.items() if not (rank.connected or rank.gone))
         return sorted(away) if self.failed is None else []
 
     @property
     def left(self) -> list[int]:
-        """DP ranks that said goodbye, or were refused."""
+        """DP ranks that sent Bye, or were refused."""
         return sorted(self._gone.find())
 
     @property
     def deserted(self) -> bool:
-        """Whether every DP rank that joined has said goodbye."""
+        """Whether every DP rank that joined has sent Bye."""
         return len(self.left) == len(self.ranks)

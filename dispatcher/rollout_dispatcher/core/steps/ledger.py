@@ -1,28 +1,27 @@
-"""The step ledger: delivers, releases and commits open steps, by what the DP ranks report.
+"""The step ledger: delivers, releases and commits open steps, as the DP ranks report.
 
 Invariants: a step is released only when every DP rank holds it and has begun; it is committed only
 when every DP rank of one generation has committed it; a step that is delivered again is identical,
-unless it has lost samples (`attempts`), or a generation brought another number of DP ranks: then
-steps are planned again one by one, in order, and from the first that is not yet (the *unplanned*
-one) on nothing is delivered. After a rewind, steps are opened one by one as ranks have room for
-them.
+unless it has lost samples (`Attempts`) or a generation has another number of DP ranks: then steps
+are planned again in order, and none is delivered from the first *unplanned* one on. After a rewind,
+steps are opened one by one as ranks have room for them.
 
 `Attempts`: samples that a DP rank cannot fetch are dropped, and their step is planned again.
 
     a rank sends Unresolved       effect (the same where the journal cannot read for it)
-    of an earlier attempt         nothing: the step is planned again already
+    of an earlier attempt         none: the step is planned again already
     of a step that is released    the generation fails: others may train it already
-        otherwise                     its samples are dropped, groups whole; the rest of the step,
+        otherwise                 its samples are dropped, groups whole; the rest of the step,
                                   filled up, is planned as the next attempt
     no sample of it remains       it takes over the samples of the step after it, and so on; the
-                                  last step is withdrawn, until samples for it come
+                                  last step is withdrawn until its number is planned again
 
 Reports take effect once every rank is connected and has begun: after a restart only ranks know
-which steps were released, and a checkpoint may commit or rewind them. Invariant: an attempt is
-delivered only once it is a fact, and no attempt has two plans.
+which steps were released, and a checkpoint may commit or rewind them. Invariant: an attempt is a
+fact before it is delivered, and no attempt has two plans.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rollout_dispatcher.core.buffer.dropping import Dropping
 from rollout_dispatcher.core.buffer.entry import Entry
@@ -37,15 +36,7 @@ from rollout_dispatcher.core.effects import (
 from rollout_dispatcher.core.facts import AppendFact, DropReason, Withdrawn
 from rollout_dispatcher.core.steps.generation import Generation, SizeCheck
 from rollout_dispatcher.core.steps.rank_state import RankHello, RankState, Unresolved
-from rollout_dispatcher.core.steps.step import (
-    CpSizes,
-    MicroBatches,
-    OpenStep,
-    OpenSteps,
-    StepEvent,
-    StepState,
-    planned,
-)
+from rollout_dispatcher.core.steps.step import OpenStep, OpenSteps, StepEvent, StepState, planned
 from rollout_dispatcher.errors import GenerationFenced, ProtocolError
 from rollout_dispatcher.payload import Reference
 from rollout_planner.types import Plan
@@ -102,7 +93,7 @@ class StepLedger:
         """
         known = self.ranks.get(hello.dp_rank)
         if known is not None and hello.resume is not None and not known.begun:
-            known = None  # it has loaded a checkpoint since, and dropped its steps
+            known = None  # it has loaded a checkpoint, and dropped its steps
         effects: list[Effect] = []
         if known is None and hello.begun:
             effects += self._reopen_through(max(hello.prepared, hello.committed))
@@ -110,7 +101,7 @@ class StepLedger:
         hello = hello.of_attempts(self.steps.attempts | withdrawn)
         received = hello.received
         if known is None:
-            rank = RankState.introduced(
+            rank = RankState.from_hello(
                 hello, now, committed=self.steps.committed, ready=self._last_deliverable
             )
         elif known.client_id == hello.client_id:
@@ -145,7 +136,7 @@ class StepLedger:
             effects += self.open_waiting()
         return effects
 
-    # -- ranks speak ------------------------------------------------------------------------
+    # -- reports of ranks -------------------------------------------------------------------
 
     def demand(self, dp_rank: int, taken: int, *, hungry: bool) -> list[Effect]:
         """A rank's training loop has begun step `taken`. hungry: it waits for the next step.
@@ -166,16 +157,16 @@ class StepLedger:
         return self.release_ready() if first else []
 
     def prepared(self, dp_rank: int, number: int, digest: str, attempt: int = 0) -> list[Effect]:
-        """A rank can train step `number`; releases it if that was the last one missing.
+        """A rank can train step `number`; releases the step if all others can.
 
-        A digest that is not ours fails the generation: no rank may train what others do not.
+        Another digest fails the generation: all ranks have to train the same plan.
         """
         rank = self.active_rank(dp_rank)
         step = self.steps.find(number)
         if self.is_void(rank, number, attempt) or number in rank.unresolved:
             return []
         if step is not None and number > rank.prepared + 1:
-            return []  # one before it is planned again, behind which this one is delivered again
+            return []  # an earlier step is planned again, and this one is delivered after it
         if step is None or number > self._last_deliverable:
             raise ProtocolError(f"DP rank {dp_rank} prepared step {number}, which is not open")
         step.check_attempt(attempt, begun=False)
@@ -194,14 +185,14 @@ class StepLedger:
     def is_void(self, rank: RankState, number: int, attempt: int) -> bool:
         """Whether a rank's report of a step refers to a superseded plan."""
         if not self.generation.agrees(rank):
-            return True  # of a step that was open before the rewind
+            return True  # it refers to a step that was open before the rewind
         step, withdrawn = self.steps.find(number), self.steps.withdrawn.get(number, -1)
         return attempt <= withdrawn if step is None else attempt < step.attempt
 
     def release_ready(self) -> list[Effect]:
         """Release every step that all DP ranks hold, while all are connected and have begun.
 
-        A step that all had prepared may be held no more by one whose process was replaced since.
+        A rank whose process was replaced no longer holds a PREPARED step.
         """
         effects: list[Effect] = []
         for step in self.steps.unreleased():
@@ -244,22 +235,14 @@ class StepLedger:
 
         usual_loss: loss tokens of the mean arrival.
         """
-        dp_size = self.generation.dp_size
-        step = self.steps.add(
-            _lay_out(plan, entries), dp_size, now, plan.cost,
-            usual_loss=usual_loss, slowness=plan.slowness, cp_sizes=_blocks(plan),
-        )  # fmt: skip
+        step = self.steps.add(plan, entries, self.generation.dp_size, now, usual_loss)
         return self._deliver_after(step.number - 1)
 
     def replan(self, number: int, plan: Plan, entries: tuple[Entry, ...]) -> list[Effect]:
         """Give an unplanned step a plan; returns its delivery, and of the steps that waited for
         it.
         """
-        dp_size = self.generation.dp_size
-        self.steps.replace(
-            number, _lay_out(plan, entries), dp_size, plan.cost, plan.slowness,
-            cp_sizes=_blocks(plan),
-        )  # fmt: skip
+        self.steps.replan(number, plan, entries, self.generation.dp_size)
         return self._deliver_after(number - 1)
 
     def open_waiting(self) -> list[Effect]:
@@ -267,7 +250,7 @@ class StepLedger:
         step = self.steps.open_waiting()
         return [Redelivered(step.number, "rewind"), *self._deliver_after(step.number - 1)]
 
-    def resume(self, after: int, rewound: Iterable[OpenStep]) -> None:
+    def resume(self, after: int, rewound: Sequence[OpenStep]) -> None:
         """Resume the generation after step `after`: with the `rewound` steps, then with the open
         ones.
         """
@@ -293,7 +276,7 @@ class StepLedger:
         unplanned = self.unplanned
         return self.steps.last_opened if unplanned is None else unplanned.number - 1
 
-    # -- steps are wanted -------------------------------------------------------------------
+    # -- requests for steps -----------------------------------------------------------------
 
     @property
     def unplanned(self) -> OpenStep | None:
@@ -313,14 +296,6 @@ class StepLedger:
         return self.generation.waits_after(self.steps.last_opened)
 
 
-def _lay_out(plan: Plan, entries: tuple[Entry, ...]) -> MicroBatches:
-    return plan.laid_out(tuple([entries[at] for at in plan.chosen.tolist()]))
-
-
-def _blocks(plan: Plan) -> CpSizes:
-    return () if plan.cp_sizes is None else tuple(map(tuple, plan.cp_sizes.tolist()))
-
-
 class Attempts:
     """Drops samples that ranks cannot fetch, and has their steps planned again."""
 
@@ -329,12 +304,12 @@ class Attempts:
         self._waiting = False
 
     def unresolved(self, dp_rank: int, missing: Unresolved) -> list[Effect]:
-        """A rank cannot get samples of a step; see `claim`."""
+        """A rank cannot get samples of a step; see `report_missing`."""
         return self.report_missing(dp_rank, missing) or self.drop_unresolved()
 
     def report_missing(self, dp_rank: int, missing: Unresolved) -> list[Effect]:
-        """Remember samples that a rank cannot fetch until `drop_unresolved`; the rank is not
-        prepared for their step till then.
+        """Keep a report of missing samples until `drop_unresolved`; the rank is not prepared for
+        their step any more.
 
         Raises ProtocolError for a step that is not open, an attempt that is not known, or samples
         that are not in it or in no payload store. Fails the generation if the step is released.
@@ -371,7 +346,7 @@ class Attempts:
         return [*lost, *self._compact_steps()] if lost else []
 
     def _reports(self) -> Iterator[tuple[int, Unresolved]]:
-        """Reports that are not void by now; clears them."""
+        """Take all reports; yields those that are not void."""
         for dp_rank, rank in sorted(self._ledger.ranks.items()):
             for missing in rank.unresolved.values():
                 if not self._ledger.is_void(rank, missing.step, missing.attempt):
@@ -416,7 +391,7 @@ class Attempts:
 
 
 def _check_samples(dp_rank: int, step: OpenStep, lost: Unresolved) -> None:
-    """Raise ProtocolError if a rank names samples that it cannot have been told to fetch."""
+    """Raise ProtocolError if a rank names samples that it cannot have been sent to fetch."""
     stored = {
         sample.sample_id for sample in step.samples() if isinstance(sample.payload, Reference)
     }
@@ -428,7 +403,7 @@ def _check_samples(dp_rank: int, step: OpenStep, lost: Unresolved) -> None:
 
 
 def _with_groups(step: OpenStep, sample_ids: tuple[str, ...]) -> list[Entry]:
-    """The entries of these samples, as far as they are there, with their groups; oldest first."""
+    """The step's entries of these samples, with their groups; oldest first."""
     named = [entry for entry in step.entries() if entry.sample.sample_id in set(sample_ids)]
     groups, tickets = {entry.group for entry in named} - {-1}, {entry.ticket for entry in named}
     found = (e for e in step.entries() if e.ticket in tickets or e.group in groups)

@@ -1,8 +1,8 @@
-"""A DP rank as the ledger knows it: its hello, and its reports since.
+"""State of a DP rank in the ledger: its hello, and its reports since.
 
 A rank prepares, takes and commits steps in order, so its state is a few watermarks over step
-numbers. Invariant: no watermark is above the last step that the rank can have been given, whatever
-it says; within a generation none falls, unless the rank loads a checkpoint, another process takes
+numbers. Invariant: no watermark is above the last step that the rank can have received, whatever
+it claims; within a generation none falls, unless the rank loads a checkpoint, another process takes
 its place, or a step that it is prepared for loses samples.
 """
 
@@ -16,7 +16,7 @@ from rollout_dispatcher.errors import ProtocolError
 
 
 class Position(NamedTuple):
-    """How far a training loop has got; see `RankState`. A rank that is behind has a lesser one."""
+    """Position of a training loop; see `RankState`. A rank that is behind has a lesser one."""
 
     committed: int
     taken: int
@@ -38,10 +38,10 @@ class CheckpointPosition:
 
 @dataclass(frozen=True, slots=True)
 class Unresolved:
-    """What a DP rank cannot get of an attempt at a step, and in whose words that is so.
+    """Samples of an attempt at a step that a DP rank cannot get. why: the error.
 
-    reason: UNRESOLVED where it says so itself, of a payload store; UNREADABLE where the journal
-    cannot read it back for the rank.
+    reason: UNRESOLVED if the rank reports it, of a payload store; UNREADABLE if the journal cannot
+    read them.
     """
 
     step: int
@@ -53,14 +53,14 @@ class Unresolved:
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """How a DP rank introduces itself; `generation=None` asks for a new one.
+    """The hello of a DP rank; `generation=None` asks for a new generation.
 
-    received: open steps that it is prepared for, and how many micro-batches it has of each.
-    attempts: at those, as far as they are not the first. released: the last step that it may train.
-    run_id: of the run that welcomed it last, if any did. resume: the checkpoint that it has loaded.
-    saved: the last step of a checkpoint that it has reported saved. finished: the step after which
-    it has finished the run, if it has; discards: whether what is not used is to go.
-    training: what shapes its gradients, in words by name.
+    received: by open step that it is prepared for, number of micro-batches that it has.
+    attempts: at those, if not the first. released: the last step that it may train.
+    run_id: of the run that welcomed it last, None for none. resume: the checkpoint that it loaded.
+    saved: the last step of a checkpoint that it reported saved. finished: the step after which it
+    finished the run, None before; discards: whether unused samples are dropped then.
+    training: options that shape its gradients, by name.
     """
 
     client_id: str
@@ -83,7 +83,7 @@ class RankHello:
 
     @property
     def begun(self) -> bool:
-        """Whether it says where it goes on."""
+        """Whether it has reported where it resumes."""
         return self.resume is not None or self.hungry or max(self.taken, self.committed) >= 0
 
     @property
@@ -92,17 +92,17 @@ class RankHello:
         return max(self.taken, *self.received, -1)
 
     def check(self, planned: int, announced: int) -> None:
-        """Raise ProtocolError if no rank can stand there.
+        """Raise ProtocolError for watermarks that no rank can have.
 
-        planned: the last step that is, -1 for none; announced: that ever was.
+        planned: the last planned step, -1 for none; announced: the last one ever planned.
         """
-        # A rank that has finished may have begun a step that is none any more.
+        # A rank that has finished may have begun a step that was withdrawn since.
         begun = planned if self.finished is None else announced
-        said = (
+        claims = (
             ("taken", self.taken, begun), ("committed", self.committed, planned),
             ("got", max(self.received, default=-1), announced),
         )  # fmt: skip
-        for what, step, last in said:
+        for what, step, last in claims:
             if step > last:
                 raise ProtocolError(
                     f"DP rank {self.dp_rank} says that it has {what} step {step}, and the last one "
@@ -116,12 +116,12 @@ class RankHello:
                 f"last one that it has taken is {self.taken}"
             )
 
-    def with_empty_hands(self) -> "RankHello":
-        """The same of a rank that was never given a step."""
+    def without_steps(self) -> "RankHello":
+        """The same of a rank that never received a step."""
         return replace(self, taken=-1, committed=-1, received={}, attempts={}, released=-1)
 
     def of_attempts(self, attempts: Mapping[int, int]) -> "RankHello":
-        """The same without what it holds of other attempts than these, by step, and after it."""
+        """The same without steps from the first one on whose attempt is not that of `attempts`."""
         mine = {step: self.attempts.get(step, 0) for step in self.received}
         void = [step for step, attempt in mine.items() if attempts.get(step, attempt) != attempt]
         if not void:
@@ -134,15 +134,15 @@ class RankHello:
 class RankState:
     """The reports of one DP rank of the current generation; -1 for no step yet.
 
-    training: as it has said in its hello.
-    released: the last step that it may have begun, as it said in its hello.
+    training, released: as in its hello.
     begun: it has reported where it resumes, by loading a checkpoint or by asking for a step.
-    handed_out: micro-batches of its open steps that its training loop was given, all passes.
-    collectives: that it has begun in process groups of all DP ranks. unresolved: its reports of
-    missing samples that are not acted on yet, by step. away_since: when its connection was lost, or
-    it said goodbye (`gone`); infinite of a rank that was sent away. lost: it has been away for too
-    long. finished: the step after which it has finished the run; discards: without what is not
-    used.
+    handed_out: micro-batches of its open steps that its training loop received, in all passes.
+    collectives: begun in process groups of all DP ranks. unresolved: its reports of missing samples
+    that did not take effect yet, by step. away_since: when its connection was lost or it sent Bye
+    (`gone`); infinite for a rank that was refused. lost: it has been away for too long. finished:
+    the step after which it has finished the run; discards: unused samples are dropped then.
+    end_sent: the end of the run was sent on its present connection; limit_sent: likewise the last
+    step that it may begin, None for no limit.
     """
 
     client_id: str
@@ -162,19 +162,20 @@ class RankState:
     lost: bool = False
     finished: int | None = None
     discards: bool = False
+    end_sent: bool = False
+    limit_sent: int | None = None
     unresolved: dict[int, Unresolved] = field(default_factory=dict)
     training: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def introduced(cls, hello: RankHello, now: float, *, committed: int, ready: int) -> Self:
-        """A rank that is not known; it may have outlived the dispatcher that knew it.
+    def from_hello(cls, hello: RankHello, now: float, *, committed: int, ready: int) -> Self:
+        """A rank that is not known; an earlier dispatcher may have known it.
 
-        It says itself where it stands, between the last step that is committed and the last one
-        that ranks may hear of.
+        Its watermarks are as it claims, between the last committed and the last deliverable step.
         """
 
-        def within(told: int) -> int:
-            return min(max(committed, told), ready)
+        def within(claimed: int) -> int:
+            return min(max(committed, claimed), ready)
 
         return cls(
             hello.client_id,
@@ -192,7 +193,7 @@ class RankState:
         )
 
     def succeeded_by(self, hello: RankHello, now: float) -> "RankState":
-        """Another process of the same generation takes this one's place: it holds nothing."""
+        """Another process of the same generation takes this rank's place; it holds no step."""
         return RankState(
             hello.client_id,
             hello.prefetch_steps,
@@ -206,9 +207,10 @@ class RankState:
         )
 
     def reconnected(self, hello: RankHello, now: float) -> None:
-        """The same process, on a new connection, on which it repeats what it cannot get."""
+        """The same process has a new connection, on which it repeats its reports."""
         self.unresolved.clear()
         self.connected, self.gone, self.lost = True, False, False
+        self.end_sent, self.limit_sent = False, None
         self.last_seen, self.away_since = now, math.inf
         if hello.finished is not None:
             self.finished, self.discards = hello.finished, hello.discards
@@ -219,17 +221,18 @@ class RankState:
         self.begun = hello.begun or self.begun
 
     def lost_plan(self, step: int) -> None:
-        """This step is to be planned again: whatever it held of it, it is not prepared any more."""
+        """This step is planned again: the rank is not prepared for it any more."""
         self.prepared = min(self.prepared, step - 1)
 
     def disconnected(self, *, for_good: bool) -> None:
-        """Its connection is gone, `for_good` if it said goodbye."""
-        self.connected = self.hungry = False
+        """Its connection is gone, `for_good` if it sent Bye."""
+        self.connected = self.hungry = self.end_sent = False
+        self.limit_sent = None
         self.gone = for_good
 
     @property
     def position(self) -> Position:
-        """How far its training loop has got: ranks in lockstep go through the same positions."""
+        """Position of its training loop; ranks in lockstep have the same ones."""
         return Position(self.committed, self.taken, self.handed_out, self.collectives)
 
     @property

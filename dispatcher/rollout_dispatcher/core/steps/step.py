@@ -1,4 +1,4 @@
-"""An open step: what it holds, where it stands, and what may become of it.
+"""An open step: its samples, its state, and the moves between states.
 
 PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 ^                                |                                  |
@@ -12,33 +12,30 @@ PLANNED --every rank prepared--> PREPARED --every rank connected--> RELEASED
 PLANNED, PREPARED --samples of it, or of a step before it, are lost--> PLANNED
 
 After a restart every open step is PLANNED again, and is committed at once if the ranks report that
-it was. A step of another number of DP ranks than there are now, or that has lost samples and so its
-plan, waits in PLANNED until a new plan replaces it. Plans of one step number that ranks may have
-heard of are told apart by their *attempts*; none is used twice.
+it was. A step that was planned for another number of DP ranks, or has lost samples and so its plan,
+stays PLANNED until a new plan replaces it. Plans of one step number that ranks may have received
+differ in their *attempt*; no attempt has two plans.
 
-`GroupTotals`: the groups of a step by numbers, and the loss tokens of each over all DP ranks.
-
-A group goes into a step whole, but its members may go to different ranks: what is averaged over the
-tokens of a group needs a total that no single rank can count. A sample without a group is a group
-of its own. Numbers are given in the order of the plan, so that they are the same in every delivery
-of a step.
+`GroupTotals`: numbers of a step's groups, and the loss tokens of each group over all DP ranks. A
+group is in one step, but its members may be on different ranks, so no rank can count the total that
+an average over the group's tokens needs. A sample without a group is a group of its own. Numbers
+follow the order of the plan, so that they are the same in every delivery.
 
 `OpenSteps`: the steps that are planned and not committed, in order of their numbers.
 
     open                                        waiting
-    as many as ranks have room for, at most     planned too, not open yet: a rewind has put them
-    `max_open_steps`; ranks may hold them       behind each other, or the limit was larger before
-                                                a restart; they are opened one by one
+    as many as ranks have room for, at most     planned, after a rewind, or as the limit was
+    `max_open_steps`; ranks may hold them       larger before a restart; opened one by one
 
-Invariant: numbers have no gap, from the first open step over the waiting ones to `next_step`, so
+Invariant: numbers have no gap, from the first open step over the waiting ones to `next_number`, so
 that "committed" and "opened" are one number each.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain, count, pairwise, takewhile
+from itertools import count, pairwise, takewhile
 from operator import attrgetter
 from typing import Self, TypeVar
 
@@ -47,11 +44,11 @@ from rollout_dispatcher.core.buffer.phases import NextStep
 from rollout_dispatcher.core.facts import Planned
 from rollout_dispatcher.errors import IllegalTransition, ProtocolError
 from rollout_dispatcher.sample import Sample
-from rollout_planner.types import FloatArray, digest_of
+from rollout_planner.types import FloatArray, Plan, digest_of
 
 
 class StepState(StrEnum):
-    """Where a step stands."""
+    """State of a step."""
 
     PLANNED = "planned"
     PREPARED = "prepared"
@@ -74,8 +71,8 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
     (StepState.PLANNED, StepEvent.ALL_PREPARED): StepState.PREPARED,
     (StepState.PREPARED, StepEvent.ALL_CONNECTED): StepState.RELEASED,
     **{
-        # Only a released step is trained, but a restarted dispatcher does not know that it released
-        # it; ranks that report it as committed are right.
+        # Only a released step is trained, but a restarted dispatcher does not know which steps it
+        # released: ranks that report one as committed are right.
         (state, StepEvent.ALL_COMMITTED): StepState.COMMITTED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.RELEASED)
     },
@@ -88,7 +85,7 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
         (state, StepEvent.REWOUND): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED, StepState.COMMITTED)
     },
-    # What is released may be trained already: samples that are lost then fail the generation.
+    # A released step may be trained already: lost samples fail the generation then.
     **{
         (state, StepEvent.SAMPLES_LOST): StepState.PLANNED
         for state in (StepState.PLANNED, StepState.PREPARED)
@@ -97,7 +94,7 @@ NEXT: dict[tuple[StepState, StepEvent], StepState] = {
 
 
 T = TypeVar("T")
-#: Something of each sample, by DP rank and micro-batch.
+#: Values of samples, by DP rank and micro-batch.
 Each = tuple[tuple[tuple[T, ...], ...], ...]
 #: Entries by DP rank and micro-batch; an empty one is delivered as a filler (a dummy micro-batch).
 MicroBatches = Each[Entry]
@@ -106,26 +103,25 @@ CpSizes = tuple[tuple[int, ...], ...]
 
 
 def _each(micro_batches: MicroBatches, of: Callable[[Entry], T]) -> Each[T]:
-    """What is of each entry, in the same nesting."""
+    """`of` each entry, in the same nesting."""
     return tuple(tuple(tuple(map(of, part)) for part in rank) for rank in micro_batches)
 
 
 @dataclass(slots=True, eq=False)
 class OpenStep:
-    """A step that is not committed, or may become so: micro_batches[dp rank][index] are entries.
+    """An uncommitted or retained step: micro_batches[dp rank][index] are entries.
 
-    digest: of its plan; empty of a step that has lost its plan, and then `micro_batches` only says
-    which samples it has. attempt: rises with every plan that is lost so.
-    dp_size: that of the generation that it was planned for; 0: as many as `micro_batches` has. A
-    simulation has one rank that speaks for all, so the two may differ.
-    planned_cost: float64[R, M], what its plan estimates that each micro-batch takes its rank; None
-    of a step that an earlier process planned, as the journal does not keep it. slowness: of the
-    ranks in that plan; None: all are equally fast.
-    usual_loss: loss tokens of a sample as they arrived when it was planned, the mean; it stays,
-    whatever samples the step loses. 0 for a step that an earlier version of this software planned.
-    cp_sizes: by DP rank and micro-batch, ranks of the block that trains it together: 2^k of them,
-    from a multiple of 2^k on, of which the first has its samples in `micro_batches`. Empty: all are
-    1.
+    digest: of its plan; empty after the loss of its plan, when `micro_batches` only lists its
+    samples. attempt: increases with every lost plan.
+    dp_size: of the generation that it was planned for; 0: that of `micro_batches`. They differ in a
+    simulation, where one rank stands for all.
+    planned_cost: float64[R, M], estimated time of each micro-batch; None for a step that an earlier
+    process planned, as the journal does not keep it. slowness: of the ranks in that plan; None: all
+    are equally fast.
+    usual_loss: mean loss tokens of arrivals when the step was planned; unchanged if the step loses
+    samples. 0 for a step that an earlier version of this software planned.
+    cp_sizes: by DP rank and micro-batch, size of the block of ranks that trains it: 2^k, beginning
+    at a multiple of 2^k; the first of them has the samples in `micro_batches`. Empty: all are 1.
     """
 
     number: int
@@ -152,6 +148,18 @@ class OpenStep:
             raise IllegalTransition(self.state, event)
         self.state = after
 
+    def with_plan(self, plan: Plan, entries: Sequence[Entry], dp_size: int) -> "OpenStep":
+        """The same step with this plan of `entries`, for `dp_size` DP ranks."""
+        micro_batches = plan.laid_out(tuple([entries[at] for at in plan.chosen.tolist()]))
+        cp_sizes = () if plan.cp_sizes is None else tuple(map(tuple, plan.cp_sizes.tolist()))
+        digest = step_digest(
+            self.number, micro_batches, self.attempt, self.usual_loss, cp_sizes=cp_sizes
+        )
+        return replace(
+            self, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
+            dp_size=dp_size, planned_cost=plan.cost, slowness=plan.slowness, cp_sizes=cp_sizes,
+        )  # fmt: skip
+
     def fits(self, dp_size: int) -> bool:
         """Whether the step has a plan for `dp_size` DP ranks."""
         return bool(self.digest) and self.dp_size == dp_size
@@ -177,12 +185,12 @@ class OpenStep:
             )
 
     def block(self, dp_rank: int, index: int) -> tuple[int, int]:
-        """Ranks that train a rank's micro-batch together, and its place among them."""
+        """Size of the block that trains a rank's micro-batch, and the rank's place in it."""
         size = self.cp_sizes[dp_rank][index] if self.cp_sizes else 1
         return size, dp_rank % size
 
     def trained_by(self, dp_rank: int, index: int) -> tuple[Entry, ...]:
-        """The samples of a rank's micro-batch, whichever rank of its block they count for."""
+        """The samples of the block that trains a rank's micro-batch."""
         _, place = self.block(dp_rank, index)
         return self.micro_batches[dp_rank - place][index]
 
@@ -195,7 +203,7 @@ class OpenStep:
         return [entry.sample for rank in self.micro_batches for part in rank for entry in part]
 
     def in_journal(self) -> "OpenStep":
-        """The same with the payloads in the journal alone."""
+        """The same with the payloads in the journal only."""
         return replace(self, micro_batches=_each(self.micro_batches, in_journal))
 
     def without(self, lost: Collection[Entry]) -> MicroBatches:
@@ -216,7 +224,7 @@ class OpenStep:
 
     @property
     def expected_loss_tokens(self) -> int:
-        """Loss tokens of as many usual samples; of its own samples if `usual_loss` is not known."""
+        """Loss tokens of as many mean arrivals; of its own samples if `usual_loss` is not known."""
         if not self.usual_loss:
             return sum(sample.loss_tokens for sample in self.samples())
         return max(1, round(self.usual_loss * self.num_samples))
@@ -243,7 +251,7 @@ def step_digest(
     *,
     cp_sizes: CpSizes = (),
 ) -> str:
-    """Digest of step number, attempt, sample ids by DP rank and micro-batch, and what follows."""
+    """Digest of the plan: number, sample ids by DP rank and micro-batch, and the other values."""
     counts = [[len(part) for part in rank] for rank in micro_batches]
     names = [entry.sample.sample_id for rank in micro_batches for part in rank for entry in part]
     return digest_of(number, counts, names, attempt, usual_loss, cp_sizes=cp_sizes)
@@ -273,28 +281,31 @@ class GroupTotals:
 
 
 class OpenSteps(Mapping[int, OpenStep]):
-    """Open steps by number, and those that wait behind them."""
+    """Open steps by number; waiting steps follow them."""
 
     def __init__(self) -> None:
-        self._open: dict[int, OpenStep] = {}
-        self._waiting: deque[OpenStep] = deque()
+        self._steps: dict[int, OpenStep] = {}  # open and waiting, in order
+        #: Number of the next step to be planned.
+        self.next_number = 0
         #: Number of the last opened step, -1 for none.
         self.last_opened = -1
         #: Attempts at steps that were withdrawn, and are to be planned, by number.
         self.withdrawn: dict[int, int] = {}
 
     def __getitem__(self, number: int) -> OpenStep:
-        return self._open[number]
+        if number > self.last_opened:
+            raise KeyError(number)
+        return self._steps[number]
 
     def find(self, number: int) -> OpenStep | None:
         """`get` without the KeyError that `Mapping.get` catches; called for each micro-batch."""
-        return self._open.get(number)
+        return self._steps.get(number) if number <= self.last_opened else None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._open)
+        return iter(range(self.committed + 1, self.last_opened + 1))
 
     def __len__(self) -> int:
-        return len(self._open)
+        return self.last_opened - self.committed
 
     def restore(
         self,
@@ -307,41 +318,35 @@ class OpenSteps(Mapping[int, OpenStep]):
         """Start from the steps of an earlier process: the first `room` are open, the others
         wait.
         """
-        self.withdrawn, self._waiting = dict(withdrawn), deque(steps)
-        self.last_opened = next_step - len(self._waiting) - 1
-        while self._waiting and len(self._open) < room:
-            self.open_waiting()
+        self.withdrawn, self.next_number = dict(withdrawn), next_step
+        self._steps = {step.number: step for step in steps}
+        self.last_opened = min(self.committed + room, next_step - 1)
 
-    # -- what there is ----------------------------------------------------------------------
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next step to be planned."""
-        return self.last_opened + len(self._waiting) + 1
+    # -- reading ------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """How many steps are planned and not open yet."""
-        return len(self._waiting)
+        """Number of steps that are planned and not open yet."""
+        return self.next_number - 1 - self.last_opened
 
     @property
     def last_planned(self) -> OpenStep:
         """The last planned step; there has to be an uncommitted one."""
-        return self._waiting[-1] if self._waiting else self._open[self.next_number - 1]
+        return self._steps[self.next_number - 1]
 
     def uncommitted(self) -> list[OpenStep]:
         """Every step that is planned and not committed, by number."""
-        return list(self._in_order())
+        return list(self._steps.values())
 
     @property
     def in_flight(self) -> int:
         """Samples of all uncommitted steps."""
-        return sum(step.num_samples for step in self._in_order())
+        return sum(step.num_samples for step in self._steps.values())
 
     @property
     def committed(self) -> int:
         """The last committed step, -1 for none."""
-        return self.last_opened - len(self._open)
+        return self.next_number - 1 - len(self._steps)
 
     @property
     def next(self) -> NextStep:
@@ -350,8 +355,8 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     @property
     def attempts(self) -> dict[int, int]:
-        """At each step that is planned and not committed."""
-        return {step.number: step.attempt for step in self._in_order()}
+        """Attempt of each uncommitted step."""
+        return {number: step.attempt for number, step in self._steps.items()}
 
     @property
     def last_announced(self) -> int:
@@ -362,77 +367,46 @@ class OpenSteps(Mapping[int, OpenStep]):
 
     def unplanned(self, dp_size: int) -> OpenStep | None:
         """The first open step that has no plan for so many DP ranks."""
-        return next((step for step in self._open.values() if not step.fits(dp_size)), None)
+        return next((step for step in self.values() if not step.fits(dp_size)), None)
 
     def unreleased(self) -> list[OpenStep]:
         """Open steps that are not released, in order."""
-        return [step for step in self._open.values() if step.state is not StepState.RELEASED]
+        return [step for step in self.values() if step.state is not StepState.RELEASED]
 
-    # -- what becomes of them ---------------------------------------------------------------
+    # -- changes ------------------------------------------------------------------------------
 
     def add(
-        self,
-        micro_batches: MicroBatches,
-        dp_size: int,
-        now: float,
-        cost: FloatArray | None = None,
-        *,
-        usual_loss: float = 0.0,
-        slowness: tuple[float, ...] | None = None,
-        cp_sizes: CpSizes = (),
+        self, plan: Plan, entries: Sequence[Entry], dp_size: int, now: float, usual_loss: float
     ) -> OpenStep:
-        """Add the next step; it is open at once unless others wait. cost: see
-        `OpenStep.planned_cost`.
+        """Add the next step; it is open at once unless others wait.
 
         usual_loss: loss tokens of the mean arrival.
         """
-        number = self.next_number
+        number, waiting = self.next_number, self.waiting
         attempt = self.withdrawn.pop(number, -1) + 1
-        digest = step_digest(number, micro_batches, attempt, usual_loss, cp_sizes=cp_sizes)
-        step = OpenStep(
-            number, micro_batches, digest, now,
-            dp_size=dp_size, planned_cost=cost, slowness=slowness, attempt=attempt,
-            usual_loss=usual_loss, cp_sizes=cp_sizes,
-        )  # fmt: skip
-        if self._waiting:  # it was being planned when the trainer rewound
-            self._waiting.append(step)
-        else:
-            self._open[number] = step
+        step = OpenStep(number, (), "", now, attempt=attempt, usual_loss=usual_loss)
+        self._steps[number] = step = step.with_plan(plan, entries, dp_size)
+        self.next_number += 1
+        if not waiting:  # else it was being planned when the trainer rewound
             self.last_opened = number
         return step
 
-    def replace(
-        self,
-        number: int,
-        micro_batches: MicroBatches,
-        dp_size: int,
-        cost: FloatArray | None = None,
-        slowness: tuple[float, ...] | None = None,
-        *,
-        cp_sizes: CpSizes = (),
-    ) -> None:
+    def replan(self, number: int, plan: Plan, entries: Sequence[Entry], dp_size: int) -> None:
         """Give an open step a new plan, for `dp_size` DP ranks."""
-        before = self._open[number]
-        digest = step_digest(
-            number, micro_batches, before.attempt, before.usual_loss, cp_sizes=cp_sizes
-        )
-        self._open[number] = replace(
-            before, micro_batches=micro_batches, digest=digest, state=StepState.PLANNED,
-            dp_size=dp_size, planned_cost=cost, slowness=slowness, cp_sizes=cp_sizes,
-        )  # fmt: skip
+        self._steps[number] = self._steps[number].with_plan(plan, entries, dp_size)
 
     def withhold(self, number: int) -> None:
         """Move this unreleased step, and all open ones after it, back to PLANNED: it has lost
         samples.
         """
-        for step in self._open.values():
+        for step in self.values():
             if step.number >= number:
                 step.move(StepEvent.SAMPLES_LOST)
 
     def remove_samples(self, number: int, lost: Collection[Entry]) -> OpenStep:
         """Remove lost samples from a step, which loses its plan; returns the step without them."""
         self.withhold(number)
-        return self._replace_samples(self._open[number], self._open[number].without(lost))
+        return self._replace_samples(self._steps[number], self._steps[number].without(lost))
 
     def renumber(self, number: int) -> list[OpenStep]:
         """Close the gap of a step that has lost all samples: move those of each later step up by
@@ -440,70 +414,53 @@ class OpenSteps(Mapping[int, OpenStep]):
 
         Withdraws the last step. Returns the others, which have lost their plans.
         """
-        after = [step for step in self._in_order() if step.number >= number]
+        after = [step for step in self._steps.values() if step.number >= number]
         moved = [
             self._replace_samples(empty, full.micro_batches) for empty, full in pairwise(after)
         ]
-        last = after[-1]
+        self.next_number, last = self._steps.popitem()
         self.withdrawn[last.number] = last.attempt
-        if self._waiting:
-            self._waiting.pop()
-        else:
-            del self._open[last.number]
-            self.last_opened -= 1
+        self.last_opened = min(self.last_opened, last.number - 1)
         return moved
 
     def withdraw_all(self) -> list[OpenStep]:
         """Withdraw every uncommitted step; returns them, the newest first."""
         gone = self.uncommitted()[::-1]
-        self.withdrawn |= {step.number: step.attempt for step in gone}
-        self.last_opened = self.committed
-        self._open, self._waiting = {}, deque()
+        self.withdrawn |= self.attempts
+        self.last_opened, self.next_number = self.committed, self.committed + 1
+        self._steps.clear()
         return gone
 
     def _replace_samples(self, step: OpenStep, micro_batches: MicroBatches) -> OpenStep:
         """Give a step other samples, and no plan."""
-        found = replace(
+        self._steps[step.number] = found = replace(
             step, micro_batches=micro_batches, digest="", planned_cost=None,
             attempt=step.attempt + 1, cp_sizes=(),
         )  # fmt: skip
-        if step.number in self._open:
-            self._open[step.number] = found
-        else:
-            self._waiting[step.number - self._waiting[0].number] = found
         return found
 
     def open_waiting(self) -> OpenStep:
         """Open the first waiting step; there has to be one."""
-        step = self._waiting.popleft()
-        self._open[step.number] = step
-        self.last_opened = step.number
-        return step
+        self.last_opened += 1
+        return self._steps[self.last_opened]
 
     def start_over(self) -> None:
         """Move all open steps back to PLANNED for a new generation."""
-        for step in self._open.values():
+        for step in self.values():
             step.move(StepEvent.NEW_GENERATION)
 
     def commit(self, through: int) -> list[OpenStep]:
         """Commit the steps up to `through`, open or waiting; returns them."""
-        done = list(takewhile(lambda step: step.number <= through, self._in_order()))
+        done = list(takewhile(lambda step: step.number <= through, self._steps.values()))
         for step in done:
             step.move(StepEvent.ALL_COMMITTED)
-            if self._open.pop(step.number, None) is None:
-                self._waiting.popleft()
-                self.last_opened = step.number
+            del self._steps[step.number]
+        self.last_opened = max(self.last_opened, self.committed)
         return done
 
-    def rewind(self, steps: Iterable[OpenStep]) -> None:
-        """Put committed `steps`, then the open ones, in front of the waiting steps."""
-        back = [*steps, *self._open.values()]
-        for step in back:
+    def rewind(self, steps: Sequence[OpenStep]) -> None:
+        """Put the last committed `steps`, then the open ones, in front of the waiting steps."""
+        for step in (*steps, *self.values()):
             step.move(StepEvent.REWOUND)
-        if back:
-            self.last_opened = back[0].number - 1
-        self._waiting.extendleft(reversed(back))
-        self._open = {}
-
-    def _in_order(self) -> Iterator[OpenStep]:
-        return chain(self._open.values(), self._waiting)
+        self._steps = {step.number: step for step in steps} | self._steps
+        self.last_opened = self.committed

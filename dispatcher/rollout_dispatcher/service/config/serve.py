@@ -279,7 +279,7 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         ),
         durable=config.journal_dir is not None,
         retain=config.retains,
-        tells_accepted=config.record_dir is not None,
+        reports_accepted=config.record_dir is not None,
     )
 
 

@@ -12,7 +12,7 @@ from functools import partial
 
 from rollout_dispatcher.core import references as said
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.effects import Decision, FreeWanted, SweepWanted
+from rollout_dispatcher.core.effects import Decision, FreeRequested, SweepRequested
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.service.barrier import DurabilityBarrier
 from rollout_dispatcher.service.config.serve import ServeConfig
@@ -54,12 +54,12 @@ class StoreWorkers:
             self._let_go(name)
             self._hear(said.WorkerGone(name))
 
-    def ask(self, effect: FreeWanted | SweepWanted) -> None:
+    def ask(self, effect: FreeRequested | SweepRequested) -> None:
         """Tell a worker what the core wants of it; one that has gone is not expected to answer."""
         peer = self._peers.get(effect.worker)
         if peer is None:
             return
-        if isinstance(effect, FreeWanted):
+        if isinstance(effect, FreeRequested):
             keys = list(effect.keys)
             peer.send(m.Free(number=effect.number, store=effect.store, keys=keys))
         else:

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.measuring.report import MeasuredStatistics
+from rollout_dispatcher.core.measuring.measuring import MeasuredStatistics
 from rollout_dispatcher.core.statistics import (
     COUNTER,
     GAUGE,
