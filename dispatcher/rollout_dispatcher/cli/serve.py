@@ -46,7 +46,7 @@ shutdown that gave up accepted samples (the log names them), 2 usage or config
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serve until told to stop."""
+    """Serve until the run ends or a signal stops it."""
     read = partial(load, argv, prog="dispatcher serve", description=DESCRIPTION)
     found = read()
     from rollout_dispatcher.service.server import run as serve  # noqa: PLC0415 (--help needs no server)
