@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.figures import selection_bias, spread, step_mix, summary
-from rollout_dispatcher.simulate.result import Result, Run
+from rollout_dispatcher.simulate.figures import selection_bias, step_mix, summary
+from rollout_dispatcher.simulate.result import Result, Run, Spread
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.table import DELAY_PRICE, recommend, signed
 from rollout_dispatcher.simulate.trace import Trace
@@ -84,8 +84,8 @@ def test_the_distance_is_that_of_20_dispatches_and_chance_is_measured_alike() ->
 
 
 def test_no_values_spread_over_nothing() -> None:
-    assert spread([]).max == 0.0
-    assert spread([1.0, 2.0, 6.0]).mean == 3.0
+    assert Spread.of([]).max == 0.0
+    assert Spread.of([1.0, 2.0, 6.0]).mean == 3.0
 
 
 def test_the_trace_is_summed_up_without_losing_a_sample() -> None:

@@ -183,7 +183,7 @@ def test_the_report_says_what_was_measured_and_what_was_not(tmp_path: Path, meas
     text = report.read_text()
     slow = f"DP rank {SLOW_RANK} is slower than the others: for the same planned cost it takes 1.40"
     assert (slow in text) == measured
-    assert ("No rank told how long" in text) != measured
+    assert ("No rank reported how long" in text) != measured
     for words in ("over time?", "<th>window", "dropped: stale"):
         assert words in text
     assert ("Who waits for whom?" in text) == measured

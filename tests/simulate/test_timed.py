@@ -8,7 +8,8 @@ import pytest
 
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.replay import Clockwork, Setting, VirtualStep, run_timed
+from rollout_dispatcher.simulate.replay import Setting, VirtualStep, run_timed
+from rollout_dispatcher.simulate.result import RankTime
 from rollout_dispatcher.simulate.run import Scenario, simulate
 from rollout_dispatcher.simulate.trace import Trace, load_trace
 from rollout_planner.types import Grouping, Oversize, Strategy
@@ -18,7 +19,7 @@ from tests.simulate.checker import check_books
 
 def replay(
     setting: Setting, trace: Trace, load: float = 0.5, steps: int | None = None
-) -> tuple[list[VirtualStep], Clockwork]:
+) -> tuple[list[VirtualStep], RankTime]:
     found: list[VirtualStep] = []
     return found, run_timed(setting, trace, load, steps, found.append)
 
@@ -39,20 +40,20 @@ def test_every_sample_is_trained_once_and_the_last_step_may_be_smaller(tmp_path:
 
 
 def test_a_trainer_with_time_to_spare_waits_for_data() -> None:
-    steps, clockwork = replay(make_setting(1), even(80), load=0.5)
-    assert clockwork.of_stragglers == 0
+    steps, timing = replay(make_setting(1), even(80), load=0.5)
+    assert timing.waiting_for_stragglers == 0
     # 79 s of arrivals, half of that at work; the first batch is there after 7 s.
-    assert clockwork.elapsed == pytest.approx(79 - 7 + 79 * 0.5 / 10)
-    assert clockwork.of_data == pytest.approx(clockwork.elapsed - 79 * 0.5)
+    assert timing.elapsed == pytest.approx(79 - 7 + 79 * 0.5 / 10)
+    assert timing.busy == pytest.approx(79 * 0.5 / timing.elapsed)
     assert [step.at for step in steps] == [7.0 + 8 * step for step in range(10)]
-    assert np.mean(clockwork.waits) == pytest.approx(3.5)
+    assert timing.wait.mean == pytest.approx(3.5)
 
 
 def test_a_trainer_that_is_too_slow_never_waits_and_samples_do() -> None:
-    _, clockwork = replay(make_setting(1), even(80), load=4.0)
-    assert clockwork.of_data == 0
-    assert clockwork.elapsed == pytest.approx(4 * 79)
-    assert max(clockwork.waits) > 79
+    _, timing = replay(make_setting(1), even(80), load=4.0)
+    assert timing.waiting_for_data == 0
+    assert timing.elapsed == pytest.approx(4 * 79)
+    assert timing.wait.max > 79
 
 
 def test_ranks_that_wait_for_each_other_are_told_from_ranks_that_wait_for_data() -> None:
@@ -60,14 +61,14 @@ def test_ranks_that_wait_for_each_other_are_told_from_ranks_that_wait_for_data()
     one_rank_gets_all_that_is_long = make_setting(1, Strategy.ROUND_ROBIN)
     _, plain = replay(one_rank_gets_all_that_is_long, trace)
     _, balanced = replay(make_setting(1), trace)
-    assert plain.of_stragglers > 0.1 * plain.elapsed
-    assert balanced.of_stragglers < 0.02 * balanced.elapsed
+    assert plain.waiting_for_stragglers > 0.1
+    assert balanced.waiting_for_stragglers < 0.02
 
 
 def test_the_next_step_is_planned_while_one_is_trained() -> None:
-    steps, clockwork = replay(make_setting(1), even(32, every=0.001), load=1000)
+    steps, timing = replay(make_setting(1), even(32, every=0.001), load=1000)
     assert steps[1].at < 0.05
-    assert clockwork.elapsed > 20
+    assert timing.elapsed > 20
 
 
 def test_hungry_ranks_take_an_unbalanced_batch_after_max_wait() -> None:
@@ -83,9 +84,9 @@ def test_hungry_ranks_take_an_unbalanced_batch_after_max_wait() -> None:
 
 
 def test_the_run_can_stop_after_some_steps() -> None:
-    steps, clockwork = replay(make_setting(1), even(80), steps=3)
-    assert len(steps) == 3
-    assert len(clockwork.waits) == 24
+    steps, timing = replay(make_setting(1), even(80), steps=3)
+    assert [len(step.samples) for step in steps] == [8] * 3
+    assert timing.wait.max == pytest.approx(7.0)
 
 
 def test_groups_wait_for_their_last_member_and_are_dropped_whole() -> None:

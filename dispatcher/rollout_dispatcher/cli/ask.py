@@ -1,9 +1,9 @@
-"""How commands ask a dispatcher: which one, with which credentials; and `dispatcher wait-ready`.
+"""An HTTP client for the commands that ask a running dispatcher; and `dispatcher wait-ready`.
 
-Whom to ask is found as `serve` finds where to listen: a flag, the environment, the config file, the
-default; or a ready file says it, which is read anew for each connection. `wait-ready` asks
-`/readyz` until it says yes or the time is up, and is content with a dispatcher only, and, where it
-is told which, with that run only.
+The address is found as `serve` finds where to listen: a flag, the environment, the config file, the
+default; or it is in a ready file, which is read again for each connection. `wait-ready` asks
+`/readyz` until the dispatcher is ready or the time is up. It accepts a dispatcher only, and with
+`--run-id` or a ready file that run only.
 """
 
 import http.client
@@ -27,13 +27,13 @@ from rollout_dispatcher.protocol.endpoint import Endpoint
 from rollout_dispatcher.security import client_tls, read_token
 from rollout_dispatcher.service.config.values import DURATION, HTTP_PLANE, RUN_HEADER
 
-#: Often enough to be prompt, seldom enough not to be seen in a profile.
+#: Between two probes of `wait-ready`.
 POLL_SECONDS = 0.1
-#: How long one question may take.
-PROBE_SECONDS = 5.0
+#: For one answer, from the connection to the last byte.
+ANSWER_SECONDS = 5.0
 #: More than the status of thousands of ranks needs.
 MAX_BODY = 64 * 2**20
-#: Listening there is listening on all addresses; this one is among them.
+#: A server on all addresses is reached at this one.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  nothing is bound here
 
 EPILOG = """\
@@ -69,7 +69,7 @@ class NoDispatcher(DispatcherError):
 
 
 def seconds_of(flag: str, text: str) -> float:
-    """A duration that was written after a flag. Raises ConfigError."""
+    """Read the duration given after a flag. Raises ConfigError."""
     try:
         return float(str(DURATION.parse(text)))
     except ValueError as error:
@@ -80,7 +80,7 @@ def seconds_of(flag: str, text: str) -> float:
 
 
 def add_address(parser: Parser, *, ready_file: str) -> None:
-    """The flags that `address_of` reads; ready_file: what that one is for, in words."""
+    """Add the flags of the address; ready_file: the help of `--ready-file`."""
     parser.add_argument("--config", metavar="FILE", help="the TOML file that serve reads")
     parser.add_argument(
         "--http",
@@ -92,7 +92,7 @@ def add_address(parser: Parser, *, ready_file: str) -> None:
 
 
 def add_trust(parser: Parser, *, insecure: str) -> None:
-    """The flags that say which certificates are trusted; insecure: the help of that one."""
+    """Add the flags of trusted certificates; insecure: the help of `--insecure`."""
     parser.add_argument(
         "--tls-ca",
         type=Path,
@@ -104,7 +104,7 @@ def add_trust(parser: Parser, *, insecure: str) -> None:
 
 
 def add_credentials(parser: Parser) -> None:
-    """The flags that `Client.of` reads, but for the address."""
+    """Add the flags of token, client certificate and trusted certificates."""
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -117,23 +117,8 @@ def add_credentials(parser: Parser) -> None:
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key")
 
 
-def address_of(args: Namespace, environ: Mapping[str, str]) -> Endpoint | None:
-    """Where to ask, with the precedence of `serve`; None where the ready file says so."""
-    if args.http is not None:
-        return reachable(Endpoint.parse(args.http))
-    if args.ready_file is not None:
-        return None
-    said = _config_file(args, environ)
-    for name in "http", "tls_cert":
-        said[name] = environ.get(ENV_PREFIX + name.upper(), said.get(name))
-    at = HTTP_PLANE if said["http"] is None else Endpoint.parse(str(said["http"]))
-    # `serve` speaks TLS on all its TCP addresses once it has a certificate.
-    secured = said["tls_cert"] not in (None, NONE) and not at.path
-    return reachable(replace(at, tls=at.tls or secured))
-
-
 def reachable(at: Endpoint) -> Endpoint:
-    """Where a client finds what listens there. Raises ConfigError for a port that is not known."""
+    """The address at which a client reaches a listener. Raises ConfigError for port 0."""
     if not at.path and at.port == 0:
         raise ConfigError(
             f"{at} takes any free port, which only the dispatcher knows; give its --ready-file"
@@ -141,113 +126,146 @@ def reachable(at: Endpoint) -> Endpoint:
     return replace(at, host=_LOOPBACK.get(at.host, at.host))
 
 
-def tls_of(args: Namespace) -> ssl.SSLContext:
-    """For an address that needs it; without the flags of a certificate, none is shown."""
-    shown = getattr(args, "tls_cert", None), getattr(args, "tls_key", None)
-    context = client_tls(args.tls_ca, *shown)
-    if args.insecure:
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
-def _config_file(args: Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
-    path = args.config or environ.get(f"{ENV_PREFIX}CONFIG")
-    return read_toml(Path(path)).values if path else {}
-
-
-# -- connections ------------------------------------------------------------------------------
-
-
-class HttpConnection(http.client.HTTPConnection):
-    """An HTTP connection that can also go over a Unix socket or TLS."""
-
-    def __init__(self, endpoint: Endpoint, timeout: float, tls: ssl.SSLContext | None) -> None:
-        super().__init__(endpoint.host or "localhost", endpoint.port or None, timeout=timeout)
-        self._path, self._tls = endpoint.path, tls
-        self._connected: socket.socket | None = None
-
-    def connect(self) -> None:
-        if self._path:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.sock.settimeout(self.timeout)
-            self.sock.connect(self._path)
-        else:
-            super().connect()
-            if self._tls is not None:
-                self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
-        self._connected = self.sock
-
-    def cut(self) -> None:
-        """Have who reads, in another thread, find the end; also behind the last answer's head."""
-        if self._connected is not None:
-            with suppress(OSError):
-                self._connected.shutdown(socket.SHUT_RDWR)
+# -- the client -------------------------------------------------------------------------------
 
 
 class Client:
-    """Asks one dispatcher over one connection as long as that holds.
+    """An HTTP client of one dispatcher, over one connection as long as that lasts.
 
-    timeout: seconds that one answer may take. address: whom it asks, for messages.
+    timeout: seconds for one answer. address: of the dispatcher, or the ready file that names it.
+    run_id: the run that the ready file names; None: any.
     """
 
-    def __init__(self, args: Namespace, environ: Mapping[str, str], *, timeout: float) -> None:
-        """By the flags of `add_address`, `add_trust` and, where it shows any, `add_credentials`.
+    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
+        """Read the flags of `add_address`, `add_trust` and, if present, `add_credentials`.
 
         Raises ConfigError.
         """
+        path = args.config or environ.get(f"{ENV_PREFIX}CONFIG")
+        settings: dict[str, Any] = dict(read_toml(Path(path)).values) if path else {}
+        for name in "http", "tls_cert", "token_file":
+            settings[name] = environ.get(ENV_PREFIX + name.upper(), settings.get(name))
         self._headers = {}
         if hasattr(args, "token_file"):
-            config = _config_file(args, environ).get("token_file")
-            path = args.token_file or environ.get(f"{ENV_PREFIX}TOKEN_FILE", config)
-            if path not in (None, "", NONE):
-                self._headers["Authorization"] = f"Bearer {read_token(Path(str(path)))}"
-        self._args, self._timeout = args, timeout
-        self._http = address_of(args, environ)
+            file = args.token_file or settings["token_file"]
+            if file not in (None, "", NONE):
+                self._headers["Authorization"] = f"Bearer {read_token(Path(str(file)))}"
+        self._args = args
+        self._http = self._address(settings)
         if self._http is not None and self._http.tls:
-            tls_of(args)  # what is wrong with its files is told at once
-        self._connection: HttpConnection | None = None
+            self._tls()  # reports unusable files now
+        self._connection: http.client.HTTPConnection | None = None
+        self.timeout = ANSWER_SECONDS
         self.address = str(self._http or args.ready_file)
+        self.run_id: str | None = None
 
-    def look(self) -> tuple[Endpoint, str | None]:
-        """Address and run (None: any), by the ready file as it is now, which may be written yet.
+    def _address(self, settings: Mapping[str, Any]) -> Endpoint | None:
+        """The address, with the precedence of `serve`; None if it is in the ready file."""
+        if self._args.http is not None:
+            return reachable(Endpoint.parse(self._args.http))
+        if self._args.ready_file is not None:
+            return None
+        written = settings["http"]
+        at = HTTP_PLANE if written is None else Endpoint.parse(str(written))
+        # `serve` uses TLS on all its TCP addresses once it has a certificate.
+        secured = settings["tls_cert"] not in (None, NONE) and not at.path
+        return reachable(replace(at, tls=at.tls or secured))
 
-        Raises OSError or ValueError while the file is not there.
+    def _tls(self) -> ssl.SSLContext:
+        shown = getattr(self._args, "tls_cert", None), getattr(self._args, "tls_key", None)
+        context = client_tls(self._args.tls_ca, *shown)
+        if self._args.insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+    def get(self, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send one request; returns the response and its body, at most MAX_BODY bytes.
+
+        Raises OSError or HTTPException.
+        """
+        connection = self._connection
+        if connection is None or connection.sock is None:
+            connection = self._connect()
+        # A timeout of the socket is for one read; a server may send a byte at a time.
+        late = threading.Timer(self.timeout, _shut_down, [connection.sock])
+        late.start()
+        try:
+            connection.request("GET", path, headers=self._headers | headers)
+            response = connection.getresponse()
+            return response, response.read(MAX_BODY)
+        except (OSError, http.client.HTTPException):
+            if not late.is_alive():
+                raise TimeoutError("timed out") from None
+            raise
+        finally:
+            late.cancel()
+
+    def read(self, path: str = "/statusz", accept: str = "application/json") -> str:
+        """The text of a 200 answer. Raises NoAnswer, with the reason in a few words."""
+        try:
+            response, body = self.get(path, Accept=accept)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise NoAnswer(reason(error)) from None
+        text = body.decode(errors="replace")
+        if response.status != 200:
+            self.close()
+            try:
+                text = str(json.loads(text)["message"])
+            except (ValueError, LookupError, TypeError):
+                text = " ".join(text[:80].split())
+            raise NoAnswer(f"HTTP {response.status} {text}")
+        return text
+
+    def _connect(self) -> http.client.HTTPConnection:
+        try:
+            at = self._refresh()
+        except OSError as error:
+            raise OSError(f"{self.address} cannot be read: {reason(error)}") from None
+        except ValueError:
+            raise OSError(f"{self.address} is not written yet") from None
+        connection = http.client.HTTPConnection(at.host or "localhost", at.port or None)
+        self._connection = connection  # the caller closes it after an error
+        if at.path:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(self.timeout)
+            connection.sock.connect(at.path)
+        else:
+            connection.sock = socket.create_connection((at.host, at.port), self.timeout)
+        if at.tls:
+            connection.sock = self._tls().wrap_socket(connection.sock, server_hostname=at.host)
+        return connection
+
+    def _refresh(self) -> Endpoint:
+        """Read address and run from the ready file, if there is one.
+
+        Raises OSError or ValueError while the file is missing or partly written.
         """
         if self._args.ready_file is None:
             assert self._http is not None
-            return self._http, None
-        said = json.loads(self._args.ready_file.read_text(encoding="utf-8"))
+            return self._http
+        ready = json.loads(self._args.ready_file.read_text(encoding="utf-8"))
         try:
-            return self._http or reachable(Endpoint.parse(said["http"])), str(said["run_id"])
+            at = self._http or reachable(Endpoint.parse(ready["http"]))
+            self.run_id = str(ready["run_id"])
         except (ConfigError, KeyError, TypeError, AttributeError):
             raise ConfigError(
                 f"{self._args.ready_file} is no --ready-file of a dispatcher"
             ) from None
-
-    def connection(self, at: Endpoint, timeout: float) -> HttpConnection:
-        """A connection of its own, which is not made yet."""
-        return HttpConnection(at, timeout, tls_of(self._args) if at.tls else None)
-
-    def get(self, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-        """The answer and its body, at most MAX_BODY bytes. Raises OSError or HTTPException."""
-        if self._connection is None:
-            try:
-                at, _ = self.look()
-            except OSError as error:
-                raise OSError(f"{self.address} cannot be read: {reason(error)}") from None
-            except ValueError:
-                raise OSError(f"{self.address} is not written yet") from None
-            self.address = str(at)
-            self._connection = self.connection(at, self._timeout)
-        self._connection.request("GET", path, headers=self._headers | headers)
-        response = self._connection.getresponse()
-        return response, response.read(MAX_BODY)
+        self.address = str(at)
+        return at
 
     def close(self) -> None:
-        """Close the connection; the next question opens one again."""
+        """Close the connection; the next request opens one again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _shut_down(sock: socket.socket) -> None:
+    """End the reads of another thread; the socket may be closed already."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def reason(error: OSError | http.client.HTTPException) -> str:
@@ -259,14 +277,15 @@ def reason(error: OSError | http.client.HTTPException) -> str:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Wait; raises NotReady when the time is up, NoDispatcher when somebody else answers."""
+    """Wait. Raises NotReady when the time is up, NoDispatcher if another server answers."""
     args = _parser().parse_strictly(argv)
     timeout = seconds_of("--timeout", args.timeout)
-    client = Client(args, os.environ, timeout=PROBE_SECONDS)
+    client = Client(args, os.environ)
     began = time.monotonic()
     deadline, why = began + timeout, "there was no time to ask"
     while why and (left := deadline - time.monotonic()) > 0:
-        if why := _probe(client, args.run_id, left):
+        client.timeout = min(left, ANSWER_SECONDS)
+        if why := _probe(client, args.run_id):
             time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     if args.json:
         waited = round(time.monotonic() - began, 3)
@@ -302,33 +321,23 @@ def _parser() -> Parser:
     return parser
 
 
-def _probe(client: Client, run_id: str | None, timeout: float) -> str:
-    """Nothing if it is ready, else in a few words why not. Raises NoDispatcher."""
-    timeout = min(timeout, PROBE_SECONDS)
+def _probe(client: Client, run_id: str | None) -> str:
+    """Why the dispatcher is not ready, in a few words; empty if it is. Raises NoDispatcher."""
     try:
-        at, written = client.look()
-    except (OSError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    run_id = run_id or written
-    connection = client.connection(at, timeout)
-    late = threading.Timer(timeout, connection.cut)  # whatever comes byte by byte is in time
-    late.start()
-    try:
-        connection.request("GET", "/readyz")
-        response = connection.getresponse()
-        body = response.read(200).decode(errors="replace").strip()
+        response, body = client.get("/readyz")
     except (OSError, http.client.HTTPException) as error:
-        return f"{type(error).__name__}: {error}"
+        return reason(error)
     finally:
-        late.cancel()
-        connection.close()
+        client.close()
+    run_id = run_id or client.run_id
     answers = response.headers.get(RUN_HEADER)
     if response.status != 200:  # a proxy answers too, before the dispatcher is there
-        return f"HTTP {response.status} {body}"
+        return f"HTTP {response.status} {body[:200].decode(errors='replace').strip()}"
     if answers is None:
         raise NoDispatcher(
-            f"{at} is no dispatcher: its /readyz answers 200 without {RUN_HEADER}, as the server "
-            f"{response.headers.get('Server', 'without a name')}; give --http of the dispatcher"
+            f"{client.address} is no dispatcher: its /readyz answers 200 without {RUN_HEADER}, as "
+            f"the server {response.headers.get('Server', 'without a name')}; give --http of the "
+            "dispatcher"
         )
     if run_id not in (None, answers):
         return f"it is ready, but of run {answers} instead of {run_id}"

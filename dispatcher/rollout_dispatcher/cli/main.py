@@ -1,7 +1,7 @@
-"""The `dispatcher` command: finds the subcommand and turns its errors into exit codes.
+"""The `dispatcher` command: runs the subcommand and turns its errors into exit codes.
 
 Exit codes: 0 done or drained, 1 runtime failure, 2 usage or config. Each error is one line on
-stderr, wrapped on a terminal; a traceback means a bug of ours.
+stderr; a traceback means a bug.
 """
 
 import os
@@ -15,7 +15,7 @@ from rollout_dispatcher.hints import nearest, to_install
 
 OK, FAILURE, USAGE = 0, 1, 2
 
-#: Subcommand -> (module, its function of argv, one line of help). Modules load when asked for.
+#: Subcommand -> (module, its function of argv, one line of help). Modules load on use.
 COMMANDS = {
     "serve": ("serve", "run", "run the dispatcher beside your trainers"),
     "check-config": ("serve", "check", "show the config that serve would use, and its sources"),
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"dispatcher: {name} {remedy}", file=sys.stderr)
         return USAGE
-    except BrokenPipeError:  # `dispatcher ... | head`: the reader has seen enough
+    except BrokenPipeError:  # `dispatcher ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (DispatcherError, OSError) as error:

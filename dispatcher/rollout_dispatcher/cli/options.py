@@ -2,9 +2,9 @@
 
 Every field of the model is an option under one name: `window` is `--window`,
 `DISPATCHER_WINDOW` and the TOML key `window`; an advanced one, `rank_tokens`, is
-`--set rank-tokens=N`, `DISPATCHER_RANK_TOKENS` and a key of the TOML table [advanced]. Nothing that
-was written is ignored: an unknown flag, variable or key is an error that names the nearest right
-one, and all that is wrong is told at once.
+`--set rank-tokens=N`, `DISPATCHER_RANK_TOKENS` and a key of the TOML table [advanced]. Nothing is
+ignored: an unknown flag, variable or key is an error that names the nearest known one. All problems
+are reported together.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -30,30 +30,30 @@ from rollout_dispatcher.hints import nearest, option_of
 from rollout_dispatcher.service.config.serve import WRONG
 from rollout_dispatcher.service.config.values import Reach, Unit
 
-#: Kubernetes sets some of these in every pod beside a Service named `dispatcher`, clients read
-#: others, and the test suite has a switch of its own; none is meant for us.
+#: Variables of others: Kubernetes sets some in every pod beside a Service named `dispatcher`,
+#: clients read some, and one is a switch of the test suite.
 FOREIGN = re.compile(
     r"DISPATCHER_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_\w+)?|TLS_(CA|CLIENT_CERT|CLIENT_KEY)"
     r"|REQUIRE_TOOLS)"
 )
-#: What flags, variables and TOML write for "unset", as TOML and shells have no null.
+#: Unsets an option in flags, variables and TOML, which have no null.
 NONE = "none"
-#: The table of a --config file in which advanced options stand.
+#: The table of advanced options in a --config file.
 ADVANCED = "advanced"
 
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
 
 M = TypeVar("M", bound=BaseModel)
-#: Values by option, and where they were written.
+#: The source of values, and the values by option.
 Layer = tuple[str, Mapping[str, Any]]
 NO_DEFAULTS: Layer = ("", {})
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[M]):
-    """A valid config and, for each field that was set, where: `--flag`, variable, `file:line`.
+    """A valid config, and the source of each field that is set: `--flag`, variable, `file:line`.
 
-    given: the word among the flags that is none.
+    given: the positional argument.
     """
 
     config: M
@@ -62,13 +62,13 @@ class Loaded(Generic[M]):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Has room for most flags on the line on which their help begins."""
+    """A help column wide enough for most flags."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        """Of lists `N`, where argparse has `N [N ...]`: their help says that they are lists."""
+        """`N` for lists, where argparse has `N [N ...]`; their help calls them lists."""
         if action.nargs == argparse.ONE_OR_MORE:
             return str(action.metavar)
         return super()._format_args(action, default_metavar)
@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", _Formatter)
         kwargs["allow_abbrev"] = False  # an abbreviation breaks when an option is added
         super().__init__(*args, **kwargs)
-        #: Options without a flag of their own, and how they are written.
+        #: How to write each option without a flag.
         self.advanced: dict[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
@@ -89,14 +89,14 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse everything; what is left over is an error."""
+        """Parse all arguments. Raises ConfigError for unknown ones."""
         values, problems = self.parse(argv)
         if problems:
             raise ConfigError(*problems)
         return values
 
     def parse(self, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """What is known, and what is wrong with the rest."""
+        """Parse known arguments; returns them and the problems with the others."""
         values, rest = self.parse_known_args(list(argv))
         flags = [text for action in self._actions for text in action.option_strings]
         problems, value_due = [], False
@@ -123,10 +123,10 @@ def load_config(
     takes: str = "",
     defaults: Callable[[str | None], Layer] = lambda _: NO_DEFAULTS,
 ) -> Loaded[M]:
-    """Read a config. Raises ConfigError with everything that cannot be used, a line each.
+    """Read a config. Raises ConfigError with all problems, one per line.
 
-    takes: how the help calls a word among the flags that is none, if there may be one. defaults:
-    values that anything else has precedence over, and where they are from, by that word.
+    takes: the positional argument's name in the help, if there may be one. defaults: values of the
+    lowest precedence and their source, by the positional argument.
     """
     build = partial(
         build_parser, model, prog=prog, description=description, epilog=epilog, takes=takes
@@ -145,7 +145,7 @@ def load_config(
     if path:
         try:
             problems += _take_file(written, Path(path))
-        except ConfigError as error:  # what may stand in it is not called missing
+        except ConfigError as error:  # options that it may have are not reported as missing
             raise ConfigError(*problems, *error.problems) from None
     problems += _take_environment(written, environ)
     assignments = flags.pop("set", ())
@@ -162,7 +162,7 @@ def _take(written: Written, name: str, value: object, place: str) -> None:
 
 
 def _validated(written: Written, problems: list[str]) -> Any:
-    """The model, unless there are problems; then ConfigError with those and its own."""
+    """The model. Raises ConfigError with `problems` and those of the model."""
     try:
         config = written.model.model_validate(written.values)
     except ValidationError as error:
@@ -178,7 +178,7 @@ def _validated(written: Written, problems: list[str]) -> Any:
 
 
 def _together(written: Written, wrong: frozenset[str]) -> list[str]:
-    """What the others are together, where some options are `wrong` and not to be relied on."""
+    """Problems of the other options together, where some are `wrong`."""
     values = {name: value for name, value in written.values.items() if name not in wrong}
     fields = written.model.model_fields
     values |= {name: 1 for name in wrong if fields[name].is_required()}  # all of them are counts
@@ -200,10 +200,9 @@ def build_parser(
     takes: str = "",
     everything: bool = False,
 ) -> Parser:
-    """A parser with one flag a field, under the headings that the model's HEADINGS give.
+    """A parser with a flag for each field, under the model's HEADINGS; advanced ones share `--set`.
 
-    Of a model with COMMON options the help shows these, by theme, unless it is to show everything.
-    Advanced options share `--set`.
+    The help shows the model's COMMON options, if it has such, unless `everything` is set.
     """
     required = [flag_of(name) for name, field in model.model_fields.items() if field.is_required()]
     words = [prog, *filter(None, [takes]), *(f"{flag} N" for flag in required), "[options]"]
@@ -241,7 +240,7 @@ def build_parser(
 
 
 def _listed(advanced: Mapping[str, FieldInfo]) -> str:
-    """Names, forms and what each does, as flags are shown."""
+    """Name, form and help of each, as of flags."""
     width = shutil.get_terminal_size().columns - 4
     return "\n".join(
         textwrap.fill(
@@ -275,7 +274,7 @@ def _add_flag(group: Any, name: str, field: FieldInfo, *, hidden: bool = False) 
 
 
 def _take_assignments(written: Written, texts: Sequence[str]) -> Iterator[str]:
-    """What `--set NAME=VALUE` says."""
+    """Take `--set NAME=VALUE`; yields problems."""
     known = options_of(written.model)
     advanced = [flag_of(name)[2:] for name, field in known.items() if is_advanced(field)]
     for text in texts:
@@ -309,30 +308,19 @@ def _take_environment(written: Written, environ: Mapping[str, str]) -> Iterator[
 def _take_file(written: Written, path: Path) -> Iterator[str]:
     file = read_toml(path)
     known = options_of(written.model)
-    for key, value in file.values.items():
-        place, is_table = file.place(key), isinstance(value, dict)
-        if key in known and is_advanced(known[key]):
-            yield f"{place}: {key} stands in the table [{ADVANCED}]"
-        elif key in known:
-            _take(written, key, value, place)
-        elif key == ADVANCED and is_table:
-            yield from _take_table(written, value, file)
-        elif is_table and value.keys() & known:
-            yield f"{place}: options stand by themselves, not in a table [{key}]"
-        else:
-            yield f"{place}: unknown key {key}{nearest(key, known)}"
-
-
-def _take_table(written: Written, table: Mapping[str, Any], file: "TomlFile") -> Iterator[str]:
-    """What stands under [advanced]."""
-    known = options_of(written.model)
-    for key, value in table.items():
+    for key, value, in_table in file.items():
+        place = f"{path}:{file.lines[key]}"
         if key not in known:
-            yield f"{file.place(key)}: unknown key {key}{nearest(key, known)}"
-        elif is_advanced(known[key]):
-            _take(written, key, value, file.place(key))
+            if isinstance(value, dict) and value.keys() & known:
+                yield f"{place}: options stand by themselves, not in a table [{key}]"
+            else:
+                yield f"{place}: unknown key {key}{nearest(key, known)}"
+        elif is_advanced(known[key]) == in_table:
+            _take(written, key, value, place)
+        elif in_table:
+            yield f"{place}: {key} stands by itself, above the table [{ADVANCED}]"
         else:
-            yield f"{file.place(key)}: {key} stands by itself, above the table [{ADVANCED}]"
+            yield f"{place}: {key} stands in the table [{ADVANCED}]"
 
 
 # -- a --config file --------------------------------------------------------------------------
@@ -340,19 +328,22 @@ def _take_table(written: Written, table: Mapping[str, Any], file: "TomlFile") ->
 
 @dataclass(frozen=True, slots=True)
 class TomlFile:
-    """What a file says. lines: of each key, those in [advanced] included, from 1."""
+    """A file's content. lines: number of each key's line, from 1, those in [advanced] included."""
 
-    path: Path
     values: dict[str, Any]
     lines: dict[str, int]
 
-    def place(self, key: str) -> str:
-        """`serve.toml:3`."""
-        return f"{self.path}:{self.lines[key]}"
+    def items(self) -> Iterator[tuple[str, Any, bool]]:
+        """Key, value, and whether it is in the table [advanced]."""
+        for key, value in self.values.items():
+            if key == ADVANCED and isinstance(value, dict):
+                yield from ((each, value[each], True) for each in value)
+            else:
+                yield key, value, False
 
 
 def read_toml(path: Path) -> TomlFile:
-    """Read a file. Raises ConfigError if that cannot be done."""
+    """Read a file. Raises ConfigError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text)
@@ -363,18 +354,18 @@ def read_toml(path: Path) -> TomlFile:
         found = _AT_LINE.search(str(error))
         at, why = (f":{found[1]}", str(error)[: found.start()]) if found else ("", str(error))
         raise ConfigError(f"{path}{at}: this is not valid TOML: {why}") from None
-    table = values.get(ADVANCED)
-    keys = [*values, *(table if isinstance(table, dict) else ())]
-    return TomlFile(path, values, {key: _line_of(key, text) for key in keys})
+    file = TomlFile(values, {})
+    file.lines.update((key, _line_of(key, text)) for key, *_ in file.items())
+    return file
 
 
 def _line_of(key: str, text: str) -> int:
-    """Where a key, or a table of that name, begins; tomllib does not tell."""
+    """Line of a key or of a table with that name, which tomllib does not give."""
     key = rf"""({ADVANCED}[ \t]*\.[ \t]*)?["']?{re.escape(key)}["']?"""
     begins = re.compile(rf"""[ \t]*\[*[ \t]*{key}[ \t]*[=.\]]""")
     lines = text.splitlines()
     places = [at for at, line in enumerate(lines) if begins.match(line)]
-    # Inside of a text of several lines something may look like it: what is before is no file then.
+    # A line in a multi-line string may look alike; the text before it is no valid TOML then.
     whole = (at + 1 for at in places if _is_toml("\n".join(lines[:at])))
     return next(whole, 1)
 
@@ -387,22 +378,22 @@ def _is_toml(text: str) -> bool:
     return True
 
 
-# -- how a field is written: as what, unit, list or not, optional or not ----------------------
+# -- fields of a model as options -------------------------------------------------------------
 
 
 def options_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Fields that can be set outside Python."""
+    """Fields that can be set outside of Python."""
     fields = model.model_fields.items()
     return {name: field for name, field in fields if Reach.FIXED not in field.metadata}
 
 
 def is_advanced(field: FieldInfo) -> bool:
-    """Whether the option has no flag of its own."""
+    """Whether the option is written as `--set NAME=VALUE`."""
     return Reach.ADVANCED in field.metadata
 
 
 def themes(model: type[BaseModel], *, advanced: bool) -> dict[str, dict[str, FieldInfo]]:
-    """Options that are flags, or those that are advanced, by the model's HEADINGS."""
+    """Options with flags, or the advanced ones, by the model's HEADINGS."""
     headings: Mapping[str, str] = getattr(model, "HEADINGS", {})
     found: dict[str, dict[str, FieldInfo]] = {}
     theme = ""
@@ -414,8 +405,8 @@ def themes(model: type[BaseModel], *, advanced: bool) -> dict[str, dict[str, Fie
 
 
 def unit_of(field: FieldInfo) -> Unit | None:
-    """The unit in which the option is written, if it has one."""
-    found = (item for item in _metadata(field) if isinstance(item, Unit))
+    """The unit of the option's values, if they have one."""
+    found = (item for item in _parts(field) if isinstance(item, Unit))
     return next(found, None)
 
 
@@ -430,19 +421,18 @@ def is_optional(field: FieldInfo) -> bool:
 
 
 def metavar(name: str, field: FieldInfo) -> str:
-    """What stands for the value in the help: unit, choices, `N`, or the name's last word."""
-    unit = unit_of(field)
-    kind = field.annotation
+    """The value in the help: unit, choices, `N`, or the name's last word."""
+    unit, parts = unit_of(field), list(_parts(field))
     if unit is not None:
         return unit.metavar
-    if kind is bool:
+    if field.annotation is bool:
         return "on|off"
-    for choice in (kind, *get_args(kind)):
-        if isinstance(choice, type) and issubclass(choice, Enum):
-            return "|".join(item.value for item in choice)
-    number = kind in {int, float} or any(part in {int, float} for part in _plain(kind))
-    words = [word for part in get_args(kind) for word in get_args(part) if isinstance(word, str)]
-    return "|".join(["N", *words]) if number else name.rpartition("_")[2].upper()
+    for part in parts:
+        if isinstance(part, type) and issubclass(part, Enum):
+            return "|".join(item.value for item in part)
+    words = [part for part in parts if isinstance(part, str)]
+    is_number = int in parts or float in parts
+    return "|".join(["N", *words]) if is_number else name.rpartition("_")[2].upper()
 
 
 def format_value(field: FieldInfo, value: object) -> str:
@@ -468,20 +458,10 @@ def toml_value(field: FieldInfo, value: object) -> str:
     return json.dumps(format_value(field, value), ensure_ascii=False)
 
 
-def _metadata(field: FieldInfo) -> Iterator[Any]:
+def _parts(field: FieldInfo) -> Iterator[Any]:
+    """The field's metadata, and all types and metadata inside of its annotation."""
     yield from field.metadata
-    yield from _nested(field.annotation)
-
-
-def _plain(annotation: object) -> Iterator[Any]:
-    """The types in a union, without their metadata."""
-    for part in get_args(annotation):
-        yield getattr(part, "__origin__", part)
-
-
-def _nested(annotation: object) -> Iterator[Any]:
-    """Metadata inside a union: that of `Duration | None` is not the field's own."""
-    yield from getattr(annotation, "__metadata__", ())
-    if get_origin(annotation) in {Union, types.UnionType}:
-        for part in get_args(annotation):
-            yield from _nested(part)
+    pending: list[Any] = [field.annotation]
+    while pending:
+        yield (part := pending.pop(0))
+        pending += get_args(part)  # `Duration | None` has the metadata of Duration inside

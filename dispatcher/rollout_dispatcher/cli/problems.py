@@ -1,4 +1,4 @@
-"""What is wrong with options, said of the place where each was written.
+"""Problems of options, each with the place where the option was written.
 
 --max-wait 100: write a number and a unit (ms, s, m, h, d), as in 100ms, 2s, 5m
 DISPATCHER_STRATEGY=windw: write round-robin, greedy, kk or window; did you mean window?
@@ -42,27 +42,27 @@ def variable_of(name: str) -> str:
 
 @dataclass(slots=True)
 class Written:
-    """What was written of a model's options, and where: `--flag`, variable or file and line."""
+    """Values of a model's options, and their sources: `--flag`, variable or `file:line`."""
 
     model: type[BaseModel]
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
     def wrong_values(self, error: ValidationError) -> dict[str, list[str]]:
-        """Of each option that cannot be read, by name, why; the name is empty where it is none."""
+        """The problems of each option, by name; an empty name stands for all options together."""
         found: dict[str, list[str]] = {}
         for item in error.errors(include_url=False):
             name = str(item["loc"][0]) if item["loc"] else ""
             if item["type"] == "too_short" and name in found:
-                continue  # a list lacks what could not be read
-            if item["type"] == "literal_error" and name in found:  # a number, or this word
+                continue  # follows from the item that could not be read
+            if item["type"] == "literal_error" and name in found:  # of a number or a word
                 found[name][-1] += f", or {next(_choices(str(item['ctx']['expected'])))}"
                 continue
             found.setdefault(name, []).append(self._explain(name, dict(item)))
         return found
 
     def with_places(self, problem: str) -> str:
-        """A problem of several options, and where those in it stand that are no flags."""
+        """A problem of several options, with the sources of those that are not set by flags."""
         words = set(re.findall(r"[a-z][a-z_-]+", problem))
         places = [
             place if place == variable_of(name) else f"{name} in {place}"
@@ -78,7 +78,7 @@ class Written:
                 f"{flag_of(name)} is required ({about}); give the flag, {variable_of(name)}, "
                 f"or {name} in the --config file"
             )
-        if name not in self.values:  # a default where it cannot be used, or no option at all
+        if name not in self.values:  # an unusable default, or no option
             message = _message(error, error["input"])
             return f"{flag_of(name)}: {message}" if name in self.model.model_fields else message
         value = self.values[name]
@@ -87,7 +87,7 @@ class Written:
         return f"{self._written(name, part)}: {_message(error, part)}"
 
     def _written(self, name: str, value: object) -> str:
-        """As it was written, which is where somebody looks for it."""
+        """An option's value as it was written."""
         place = self.sources[name]
         if place.startswith((ENV_PREFIX, "--set ")):
             return f"{place}={value}"
@@ -122,7 +122,7 @@ def _choose(value: object, choices: list[str]) -> str:
 
 
 def _number_hint(value: object) -> str:
-    """For `1e6`, `1,000` and `64k`, which people mean as numbers."""
+    """The number meant by `1e6`, `1,000` or `64k`."""
     found = re.fullmatch(r"([\d.,_]+(?:e\d+)?)\s*([kKmM]?)", str(value).strip())
     if found is None:
         return ""

@@ -1,16 +1,13 @@
-"""Commands that look at a recorded run: `report` makes a page of it, `calibrate` says what its
-samples cost.
+"""Commands that read a recorded run: `report` makes a page of it, `calibrate` prints the fitted
+cost of its samples.
 """
 
-import http.client
 import json
 import os
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rollout_dispatcher.cli.ask import Client, NoAnswer, add_address, add_credentials, reason
+from rollout_dispatcher.cli.ask import Client, NoAnswer, add_address, add_credentials
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.cli.simulate_options import own_setting
 from rollout_dispatcher.errors import ConfigError
@@ -60,7 +57,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 def calibrate(argv: Sequence[str]) -> int:
-    """Print it. Raises NoAnswer while nothing can be told."""
+    """Print the fitted cost. Raises NoAnswer while too little was measured."""
     parser = Parser(prog="dispatcher calibrate", description=CALIBRATE, epilog=CALIBRATE_EPILOG)
     parser.add_argument("record", metavar="DIR", nargs="?", help="a recorded run")
     parser.add_argument("--run", metavar="ID", help="of a record with several runs, this one")
@@ -72,27 +69,9 @@ def calibrate(argv: Sequence[str]) -> int:
     elif args.run is not None:
         raise ConfigError("--run chooses a run of a record; give its DIR")
     else:
-        lines = _of_service(_measured(args))
+        lines = _of_service(Client(args, os.environ))
     print("\n".join(lines))
     return 0
-
-
-def _measured(args: Namespace) -> Mapping[str, Any]:
-    """What the dispatcher has measured."""
-    client = Client(args, os.environ, timeout=5.0)
-    try:
-        response, body = client.get("/statusz", Accept="application/json")
-        said = json.loads(body)
-        if response.status != 200:
-            raise NoAnswer(f"HTTP {response.status} {said['message']}")
-        measured: Mapping[str, Any] = said["measured"]
-    except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(reason(error)) from None
-    except (ValueError, LookupError, TypeError):
-        raise NoAnswer("what answers there is no dispatcher of this release") from None
-    finally:
-        client.close()
-    return measured
 
 
 def _of_record(recording: Recording) -> list[str]:
@@ -102,20 +81,26 @@ def _of_record(recording: Recording) -> list[str]:
             f"{recording.name}: of {len(recording.trained())} steps {seen} were measured, which is "
             "too little"
         )
-    return _told(str(at.newest), at.error, at.loss, f"{seen} steps")
+    return _report(str(at.newest), at.error, at.loss, f"{seen} steps")
 
 
-def _of_service(measured: Mapping[str, Any]) -> list[str]:
-    found = measured.get("cost", {})
+def _of_service(client: Client) -> list[str]:
+    try:
+        measured = json.loads(client.read())["measured"]
+        found, why = measured.get("cost", {}), measured["why_not"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise NoAnswer("what answers there is no dispatcher of this release") from None
+    finally:
+        client.close()
     if not found.get("fitted"):
         raise NoAnswer(
-            "the dispatcher has not measured enough to tell: "
-            + (measured["why_not"] or "its first steps are still to come")
+            "the dispatcher has not measured enough yet: "
+            + (why or "its first steps are still to come")
         )
-    return _told(found["fitted"], found["error"], found["loss"], "the last micro-batches")
+    return _report(found["fitted"], found["error"], found["loss"], "the last micro-batches")
 
 
-def _told(cost: str, error: float, loss: float | None, of: str) -> list[str]:
+def _report(cost: str, error: float, loss: float | None, of: str) -> list[str]:
     return [
         f"--cost {cost}",
         f"fitted to {of}; typical residual of a micro-batch {error:.1%}",

@@ -46,7 +46,7 @@ shutdown that gave up accepted samples (the log names them), 2 usage or config
 
 
 def run(argv: Sequence[str]) -> int:
-    """Serve until told to stop."""
+    """Serve until the run ends or a signal stops it."""
     read = partial(load, argv, prog="dispatcher serve", description=DESCRIPTION)
     found = read()
     from rollout_dispatcher.service.server import run as serve  # noqa: PLC0415 (--help needs no server)
@@ -55,17 +55,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 def load(argv: Sequence[str], *, prog: str, description: str) -> Loaded[ServeConfig]:
-    """The config that `serve` uses for these arguments in this environment."""
+    """The config of `serve` for these arguments, in this environment."""
     return load_config(
         ServeConfig, argv, os.environ, prog=prog, description=description, epilog=EPILOG
     )
 
 
 def check(argv: Sequence[str]) -> int:
-    """Print the config as TOML, with the source of each value; what is wrong with one is raised.
+    """Print the config as TOML, with the source of each value. Raises ConfigError.
 
-    What it prints can be saved and given back with `--config`: it yields the same config. With
-    `--json` it prints one object: values and sources by option, notes, and all problems.
+    The output is a valid file for `--config`, with the same result. `--json` prints one object:
+    values and sources by option, notes, and all problems.
     """
     about = "Check the options of serve and print the config that results, as TOML or with --json."
     words = [word for word in argv if word != "--json"]
@@ -81,7 +81,7 @@ def check(argv: Sequence[str]) -> int:
 
 
 def as_object(loaded: Loaded[ServeConfig]) -> str:
-    """One JSON object, in which an option that is unset and derived has what it comes to."""
+    """One JSON object; options that are unset have their derived values."""
     values = loaded.config.model_dump(mode="json", include=set(options_of(ServeConfig)))
     derived = {name: value for name, value in _derived(loaded).items() if values[name] is None}
     options = {
@@ -96,7 +96,7 @@ def as_object(loaded: Loaded[ServeConfig]) -> str:
 
 
 def _derived(loaded: Loaded[ServeConfig]) -> dict[str, int]:
-    """What options come to that are unset."""
+    """Values of unset options that follow from others."""
     return {
         "buffer_capacity": loaded.config.buffer_samples,
         "buffer_bytes": loaded.config.buffer_memory,
@@ -108,7 +108,7 @@ def _derived(loaded: Loaded[ServeConfig]) -> dict[str, int]:
 
 
 def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
-    """Lines of TOML, and as comments what in it can be of no use."""
+    """Lines of TOML, with notes on useless settings as comments."""
     derived = _derived(loaded)
     gap = ""
     for advanced in (False, True):
@@ -120,7 +120,9 @@ def render(loaded: Loaded[ServeConfig]) -> Iterator[str]:
             gap = "\n"
             for name, field in fields.items():
                 value = getattr(loaded.config, name)
-                if value is None:  # a comment: written out, it would not follow what it follows now
+                if (
+                    value is None
+                ):  # a comment: as a value it would not follow other options any more
                     shown = derived.get(name, "none")
                     yield f"# {name} = {shown}" + ("  # derived" if name in derived else "")
                 else:

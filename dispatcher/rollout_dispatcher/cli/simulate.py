@@ -1,7 +1,6 @@
-"""`dispatcher simulate`: which window should I run? Replays a length trace through the planner.
+"""`dispatcher simulate`: replays a length trace through the planner, to choose a window.
 
-Everything is checked before the first step is planned: options, trace, and that the files asked
-for can be written.
+Options, trace and output files are checked before the first step is planned.
 """
 
 import os
@@ -78,7 +77,7 @@ def run(argv: Sequence[str]) -> int:
     if options.run is not None and recording is not None:
         recording = _recording(source, options.run)
     own = None
-    if recording is not None:  # options are those of its run, at the pace of its last steps
+    if recording is not None:  # its options are the defaults, with the pace of its last steps
         count = options.steps or DEFAULT_STEPS
         if before := recording.keep_last(count):
             recording.notes.append(
@@ -102,7 +101,7 @@ def run(argv: Sequence[str]) -> int:
 def _options(
     argv: Sequence[str], defaults: Callable[[str | None], Layer]
 ) -> Loaded[SimulateOptions]:
-    """What was asked for, and for the rest what the recorded run had; where each is from."""
+    """The options, with the recorded run's as defaults, and their sources."""
     return load_config(
         SimulateOptions,
         ["--format=json" if word == "--json" else word for word in argv],
@@ -116,7 +115,7 @@ def _options(
 
 
 def _recording(source: str | None, run: str | None) -> Recording | None:
-    """The recorded run in a directory, if the source is one."""
+    """The recorded run, if the source is a directory."""
     if source is None or not Path(source).is_dir():
         return None
     draw = _progress()
@@ -126,7 +125,7 @@ def _recording(source: str | None, run: str | None) -> Recording | None:
 def _simulate(
     source: str, options: SimulateOptions, recording: Recording | None, own: Setting | None
 ) -> Result:
-    """own: what the recording was planned with."""
+    """own: the setting of the recording."""
     settings = [setting_of(options, *each) for each in options.combinations]
     if recording is None:
         trace = load_trace(source, options.run, options.seed)
@@ -163,7 +162,7 @@ def _open(files: ExitStack, path: Path) -> TextIO:
 
 
 def _progress() -> Callable[[float, str], None]:
-    """Draws how much of something is done; at most some ten times a second."""
+    """Draws a progress bar, at most ten times a second."""
     last = 0.0
 
     def draw(share: float, what: str) -> None:
@@ -176,7 +175,7 @@ def _progress() -> Callable[[float, str], None]:
 
 
 def _show(text: str) -> None:
-    """One live line on a terminal, nothing elsewhere."""
+    """Replace the live line of a terminal; nothing elsewhere."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""What `dispatcher simulate` can be told: each option declared once, here.
+"""The options of `dispatcher simulate`, each declared once.
 
-Options that `serve` has too are turned into the very config that `serve` would build from them,
-once for each row of the table; so a setting that `serve` would refuse is refused here.
+For each row of the table, the options shared with `serve` build its `ServeConfig`, so a setting
+that `serve` would reject is rejected here.
 """
 
 from collections.abc import Mapping
@@ -29,21 +29,21 @@ from rollout_dispatcher.simulate.replay import Setting
 from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Grouping, Oversize, Strategy
 
-#: What `simulate` takes several of.
+#: Options of `serve` that take several values here.
 _COMPARED = {"strategy", "window"}
-#: Bounds of --trainer-load; a record of very little says more than can be.
+#: Bounds of a measured --trainer-load; that of a short record may be far off.
 _LEAST_LOAD, _MOST_LOAD = 0.01, 10.0
 
 
 class Arrivals(StrEnum):
-    """When samples come."""
+    """When samples arrive."""
 
     STEADY = "steady"
     TRACE = "trace"
 
 
 class Format(StrEnum):
-    """What is written to standard output."""
+    """The format of standard output."""
 
     TABLE = "table"
     JSON = "json"
@@ -117,8 +117,8 @@ class SimulateOptions(SelectionOptions, StepOptions):
 
     @property
     def combinations(self) -> list[tuple[Strategy, float, int]]:
-        """Strategy, window and `max_split` of each row: those that do not choose once, then the
-        windows, then what is split.
+        """Strategy, window and `max_split` of each row: strategies that take the oldest samples,
+        then windows, then splits.
         """
         asked = dict.fromkeys(self.strategy)
         windows = dict.fromkeys(self.window)
@@ -127,14 +127,14 @@ class SimulateOptions(SelectionOptions, StepOptions):
         return rows + ([(Strategy.WINDOW, 1.0, self.max_split)] if self.max_split > 1 else [])
 
     def serve_config(self, strategy: Strategy, window: float, max_split: int = 1) -> ServeConfig:
-        """The config with which `serve` would do one row."""
+        """The config of `serve` for one row."""
         ours = self.model_dump(include=ServeConfig.model_fields.keys() & type(self).model_fields)
         limits = {"max_sample_tokens": 2**31 - 1, "group_timeout": float(2**40)}
         row = {"strategy": strategy, "window": window, "max_split": max_split}
         return ServeConfig(**ours | limits | row)
 
     def written(self) -> dict[str, Any]:
-        """Every option that shapes the figures, as JSON has it."""
+        """Every option that affects the figures, as JSON."""
         return self.model_dump(mode="json", exclude={"format", "recommend", "plans"})
 
     @model_validator(mode="after")
@@ -145,7 +145,7 @@ class SimulateOptions(SelectionOptions, StepOptions):
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is meant for `serve` alone, such as the addresses in a pod."""
+    """The environment without variables of `serve` alone, such as the addresses in a pod."""
     foreign = options_of(ServeConfig).keys() - options_of(SimulateOptions).keys() | {"config"}
     names = {ENV_PREFIX + name.upper() for name in foreign}
     return {name: value for name, value in environ.items() if name not in names}
@@ -155,7 +155,7 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def defaults_of(recording: Recording) -> dict[str, Any]:
-    """What a simulation of this run is to be told, unless the user says otherwise."""
+    """Default options for a simulation of this run."""
     usual = SimulateOptions.model_fields["window"].default
     return {
         **_options(recording),
@@ -165,9 +165,9 @@ def defaults_of(recording: Recording) -> dict[str, Any]:
 
 
 def measured_defaults(recording: Recording, own: Setting, *, fits: bool) -> dict[str, Any]:
-    """Of that what the steps took: how fast the trainer was and, if that `fits`, what samples cost.
+    """Defaults from measured times: the trainer's load and, if `fits`, the fitted cost.
 
-    own: what the run was planned with. All of its steps are gone through.
+    own: the run's own setting.
     """
     found: dict[str, Any] = {}
     if fits:
@@ -182,7 +182,7 @@ def measured_defaults(recording: Recording, own: Setting, *, fits: bool) -> dict
 
 
 def own_setting(recording: Recording) -> Setting:
-    """What the run was planned with."""
+    """The setting with which the run was planned. Raises ConfigError."""
     window = _window(recording)
     try:
         strategy = Strategy(recording.config["strategy"])
@@ -195,7 +195,7 @@ def own_setting(recording: Recording) -> Setting:
 def setting_of(
     options: SimulateOptions, strategy: Strategy, window: float, max_split: int = 1
 ) -> Setting:
-    """What one row of a table is run with."""
+    """The setting of one row."""
     config = options.serve_config(strategy, window, max_split)
     return Setting(strategy, window, config.plan_config(), core_config(config), options.cost_error)
 
@@ -205,11 +205,11 @@ def _window(recording: Recording) -> float:
 
 
 def _options(recording: Recording) -> dict[str, Any]:
-    """Options that both commands have, of the process that wrote last."""
+    """The options of the last process that both commands have."""
     config = recording.config
     names = SimulateOptions.model_fields.keys() & config.keys() - _COMPARED
     found = {name: config[name] for name in names}
-    if found.get("global_batch_size") is None:  # counted in groups, of sizes that vary
+    if found.get("global_batch_size") is None:  # a batch of groups, whose sizes vary
         sizes = [len(step.tickets) for step in recording.steps.values()]
         found["global_batch_size"] = round(sum(sizes) / len(sizes)) if sizes else 1
     return found

@@ -1,49 +1,39 @@
-"""`dispatcher top`: what `/statusz` says of one dispatcher, again and again, on a terminal.
+"""`dispatcher top`: a live view of one dispatcher's `/statusz` on a terminal.
 
-Its words come first, then rates of the last half minute, a row a rank, and producers. While nobody
-answers the last picture stays, with why and since when. Nothing is told by a colour.
+It shows the text of `/statusz`, rates of the last half minute, a row for each rank, and producers.
+While the dispatcher does not answer, the last view stays, with the reason and the time. Colours
+carry no information.
 """
 
-import http.client
 import json
 import os
 import shutil
 import sys
 import textwrap
 import time
-from argparse import Namespace
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rollout_dispatcher.cli.ask import (
-    Client,
-    NoAnswer,
-    add_address,
-    add_credentials,
-    reason,
-    seconds_of,
-)
+from rollout_dispatcher.cli.ask import Client, NoAnswer, add_address, add_credentials, seconds_of
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.service.http.status_page import rank_state
 
-#: Shorter would cost the dispatcher more than it tells.
+#: Of `--interval`, in seconds, so that the view does not load the dispatcher.
 MIN_INTERVAL = 0.1
-#: Rates are over so many seconds: long enough to be calm, short enough to follow.
+#: Span of the rates.
 RATE_SECONDS = 30.0
-#: How long one answer may take.
-ANSWER_SECONDS = 5.0
 #: Producers that are shown.
 PRODUCERS = 3
-#: A rank that needs a tenth more than the median is named, as in docs/operate.md.
+#: Slowness, over the median rank's, from which on a rank is marked; as in docs/operate.md.
 SLOW = 1.1
-#: What comes of an answer that is none of ours, or of a release with other names.
+#: What an answer raises that is not a dispatcher's, or of a release with other names.
 _ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-#: How states of ranks are sorted, the worst first.
+#: States of ranks, the worst first.
 _WORST = ("missing", "absent", "left", "hangs", "")
 _TABLE = f"{'rank':>5}  {'':9}{'step':>7}{'computes':>11}{'for others':>12}{'slowness':>11}"
-#: The other screen without a cursor, and back.
+#: To the alternate screen without a cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 EPILOG = """\
@@ -66,16 +56,16 @@ def run(argv: Sequence[str]) -> int:
     interval = seconds_of("--interval", args.interval)
     if interval < MIN_INTERVAL:
         raise ConfigError(f"--interval {args.interval} is less than {MIN_INTERVAL:g} s")
-    source = Source(args, os.environ)
+    client = Client(args, os.environ)
     if args.once:
-        return _once(source, interval, as_json=args.json)
+        return _once(client, interval, as_json=args.json)
     if args.json:
         raise ConfigError("--json prints one frame; write --once --json")
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
         raise ConfigError("the live view needs a terminal; --once prints one frame")
     try:
         print(_ENTER, end="")
-        _watch(source, interval)
+        _watch(client, interval)
     finally:
         print(_LEAVE, end="", flush=True)
     return 0
@@ -92,109 +82,86 @@ def parser() -> Parser:
     follows = "the dispatcher that writes this file (serve --ready-file), also once it is another"
     add_address(made, ready_file=follows)
     add_credentials(made)
-    made.add_argument("--interval", default="1s", help="how often to look [%(default)s]")
+    made.add_argument("--interval", default="1s", help="how often to refresh [%(default)s]")
     made.add_argument("--once", action="store_true", help="print one frame and end")
     made.add_argument("--json", action="store_true", help="with --once: as a JSON object")
     return made
 
 
-class Look(NamedTuple):
-    """What `/statusz` said of a run, in words and as data. at: when, on our monotonic clock."""
+class Reading(NamedTuple):
+    """One reading of `/statusz`: text and data. at: seconds of our monotonic clock."""
 
     at: float
     run_id: str
-    words: str
-    said: Mapping[str, Any]
+    text: str
+    status: Mapping[str, Any]
     clients: Sequence[Mapping[str, Any]] = ()
 
 
-class Source:
-    """One dispatcher, asked again and again."""
-
-    def __init__(self, args: Namespace, environ: Mapping[str, str]) -> None:
-        self.client = Client(args, environ, timeout=ANSWER_SECONDS)
-
-    def read(self) -> Look:
-        """Look once. Raises NoAnswer, with why in a few words."""
-        try:
-            words, said = self._get("text/plain"), json.loads(self._get("application/json"))
-            clients = json.loads(self._get("application/json", "/v1/clients"))["clients"]
-            found = Look(time.monotonic(), said["run_id"], words, said, clients)
-            picture([found])  # all that is shown is looked up
-        except (OSError, http.client.HTTPException) as error:
-            self.client.close()
-            raise NoAnswer(reason(error)) from None
-        except _ODD:
-            self.client.close()
-            raise NoAnswer("what answers there is no dispatcher of this release") from None
-        return found
-
-    def _get(self, accept: str, path: str = "/statusz") -> str:
-        response, body = self.client.get(path, Accept=accept)
-        text = body.decode(errors="replace")
-        if response.status != 200:
-            raise http.client.HTTPException(f"HTTP {response.status} {_message(text)}")
-        return text
-
-
-def _message(text: str) -> str:
+def read(client: Client) -> Reading:
+    """Read status and clients. Raises NoAnswer, with the reason in a few words."""
     try:
-        return str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        return " ".join(text[:80].split())
+        text, status = client.read(accept="text/plain"), json.loads(client.read())
+        clients = json.loads(client.read("/v1/clients"))["clients"]
+        found = Reading(time.monotonic(), status["run_id"], text, status, clients)
+        picture([found])  # raises where something to show is missing
+    except _ODD:
+        client.close()
+        raise NoAnswer("what answers there is no dispatcher of this release") from None
+    return found
 
 
 # -- the picture ------------------------------------------------------------------------------
 
 
 def picture(
-    looks: Sequence[Look],
+    readings: Sequence[Reading],
     address: str = "",
     away: str = "",
     *,
     width: int = 80,
     height: int | None = None,
 ) -> list[str]:
-    """Lines of at most `width`; no more than `height` of them, if that is given.
+    """Lines of at most `width` characters, and at most `height` of them, if that is given.
 
-    looks: at one run, the oldest first. away: why there was no answer of late.
+    readings: of one run, the oldest first. away: why there was no answer of late.
     """
-    told = [f"dispatcher top  {address}", *([away] if away else [])]
-    if looks:
-        first, last = looks[0], looks[-1]
-        told[0] += f"  {last.said['version']}"
-        told += [*last.words.splitlines(), _rates_in_words(_rates(first, last))]
-    shown = [part for line in told for part in textwrap.wrap(line, width, subsequent_indent="    ")]
-    if looks:
-        shown += _ranks(last.said, None if height is None else height - len(shown))
+    text = [f"dispatcher top  {address}", *([away] if away else [])]
+    if readings:
+        first, last = readings[0], readings[-1]
+        text[0] += f"  {last.status['version']}"
+        text += [*last.text.splitlines(), _rates_in_words(_rates(first, last))]
+    shown = [part for line in text for part in textwrap.wrap(line, width, subsequent_indent="    ")]
+    if readings:
+        shown += _ranks(last.status, None if height is None else height - len(shown))
         shown += _producers(last.clients)
     return [line[:width] for line in shown[:height]]
 
 
 def _producers(clients: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those that are gone first, then the slowest."""
+    """Disconnected producers first, then the slowest."""
     found = sorted(
         (one for one in clients if one["role"] == "producer"),
         key=lambda one: (one["connected"], one["samples_per_second"]),
     )
-    told = []
+    lines = []
     for one in found[:PRODUCERS]:
         at = f" at {one['host']}" if one["host"] else ""
         error = f", {one['last_error']}" if one["last_error"] else ""
         rate = f"{one['samples_per_second']:,.1f} samples/s"
-        told.append(f"producer {one['client_id']}{at}: {rate}{error}")
+        lines.append(f"producer {one['client_id']}{at}: {rate}{error}")
     more = len(found) - PRODUCERS
-    return [*told, f"and {more} more producers: GET /v1/clients"] if more > 0 else told
+    return [*lines, f"and {more} more producers: GET /v1/clients"] if more > 0 else lines
 
 
-def _rates(first: Look, last: Look) -> dict[str, float]:
-    """Steps, samples and tokens a second; nothing while there is one look only."""
+def _rates(first: Reading, last: Reading) -> dict[str, float]:
+    """Steps, samples and tokens per second; empty after a single reading."""
     names = {
         "steps": "steps_committed",
         "samples": "samples_committed",
         "tokens": "dispatched_tokens",
     }
-    gained = {short: last.said[name] - first.said[name] for short, name in names.items()}
+    gained = {short: last.status[name] - first.status[name] for short, name in names.items()}
     seconds = last.at - first.at
     return {short: count / seconds for short, count in gained.items()} if seconds > 0 else {}
 
@@ -208,10 +175,10 @@ def _rates_in_words(rates: Mapping[str, float]) -> str:
     )
 
 
-def _ranks(said: Mapping[str, Any], room: int | None) -> list[str]:
-    """A header and a row a rank; the worst first where not all fit."""
-    states = {rank: rank_state(said, rank) for rank in range(said["dp_size"])}
-    step = said["measured"]["last_step"] or {"ranks": []}
+def _ranks(status: Mapping[str, Any], room: int | None) -> list[str]:
+    """A header and a row for each rank; the worst first where not all fit."""
+    states = {rank: rank_state(status, rank) for rank in range(status["dp_size"])}
+    step = status["measured"]["last_step"] or {"ranks": []}
     took = {each["dp_rank"]: each for each in step["ranks"]}
     order, title = list(states), _TABLE
     if room is not None and len(order) + 1 > room:
@@ -222,7 +189,7 @@ def _ranks(said: Mapping[str, Any], room: int | None) -> list[str]:
     shown = [title]
     for rank in order:
         own = took.get(rank, {"compute_s": None, "wait_s": None, "slowness": None})
-        ratio, at = own["slowness"], said["ranks"].get(str(rank), {"taken": -1})["taken"]
+        ratio, at = own["slowness"], status["ranks"].get(str(rank), {"taken": -1})["taken"]
         slow = f"{'-' if ratio is None else f'{ratio:.2f}'}{' <' if (ratio or 0) >= SLOW else '  '}"
         shown.append(
             f"{rank:>5}  {states[rank]:9}{'-' if at < 0 else at:>7}"
@@ -238,49 +205,49 @@ def _seconds(value: float | None) -> str:
 # -- showing ----------------------------------------------------------------------------------
 
 
-def _once(source: Source, interval: float, *, as_json: bool) -> int:
-    """Two looks, as a rate needs them."""
+def _once(client: Client, interval: float, *, as_json: bool) -> int:
+    """Print one frame of two readings, as a rate needs two."""
     try:
-        first = source.read()
+        first = read(client)
         time.sleep(interval)
-        looks = [first, source.read()]
+        readings = [first, read(client)]
     except NoAnswer as error:
-        raise NoAnswer(f"{source.client.address} does not answer: {error}") from None
+        raise NoAnswer(f"{client.address} does not answer: {error}") from None
     finally:
-        source.client.close()
+        client.close()
     if as_json:
-        rates = _rates(*looks)
-        found = {"address": source.client.address, "rates": rates, "status": looks[-1].said}
+        rates = _rates(*readings)
+        found = {"address": client.address, "rates": rates, "status": readings[-1].status}
         print(json.dumps(found, indent=1))
         return 0
     width = max(40, shutil.get_terminal_size().columns)
-    print("\n".join(picture(looks, source.client.address, width=width)))
+    print("\n".join(picture(readings, client.address, width=width)))
     return 0
 
 
-def _watch(source: Source, interval: float) -> None:
-    looks, since = deque[Look](), time.strftime("%H:%M:%S")
+def _watch(client: Client, interval: float) -> None:
+    readings, since = deque[Reading](), time.strftime("%H:%M:%S")
     while True:
         began = time.monotonic()
-        why = _look(source, looks)
+        why = _refresh(client, readings)
         if not why:
             since = time.strftime("%H:%M:%S")
         away = f"no answer since {since}: {why}; asking again" if why else ""
         width, height = shutil.get_terminal_size()
-        shown = picture(looks, source.client.address, away, width=width, height=height)
+        shown = picture(readings, client.address, away, width=width, height=height)
         print("\x1b[H" + "\x1b[K\n".join(shown), end="\x1b[K\x1b[J", flush=True)
         time.sleep(max(MIN_INTERVAL, interval - (time.monotonic() - began)))
 
 
-def _look(source: Source, looks: deque[Look]) -> str:
-    """Add a look; those at another run, or too old for rates, go. Returns why there is none."""
+def _refresh(client: Client, readings: deque[Reading]) -> str:
+    """Add a reading; remove those of another run, or too old for rates. Returns why it failed."""
     try:
-        found = source.read()
-    except (NoAnswer, ConfigError) as error:  # a ready file may be another one soon
+        found = read(client)
+    except (NoAnswer, ConfigError) as error:  # the ready file may be complete soon
         return str(error)
-    if looks and looks[-1].run_id != found.run_id:
-        looks.clear()
-    looks.append(found)
-    while len(looks) > 2 and looks[1].at <= found.at - RATE_SECONDS:
-        looks.popleft()
+    if readings and readings[-1].run_id != found.run_id:
+        readings.clear()
+    readings.append(found)
+    while len(readings) > 2 and readings[1].at <= found.at - RATE_SECONDS:
+        readings.popleft()
     return ""

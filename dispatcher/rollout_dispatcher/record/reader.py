@@ -1,7 +1,7 @@
-"""Reads a record as it was written, event by event, and whatever was cut off up to the cut.
+"""Reads a record, event by event; a segment that was cut off up to the cut.
 
-Invariant: what is damaged costs what is behind it in its segment, and a note that says so; nothing
-that is not a record passes for one.
+Invariant: damage costs the rest of its segment, and is reported in `notes`; other files are never
+taken for a record.
 """
 
 import zlib
@@ -15,18 +15,18 @@ from pydantic_core import from_json
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.segments import FORMAT, Event, segments
 
-#: How much of a segment is in memory at a time, as it is compressed.
+#: Compressed bytes of a segment in memory at a time.
 _CHUNK = 1 << 18
-#: Longer lines are no record; the longest there are have a step's samples.
+#: A longer line means damage; the longest lines of a record have a step's samples.
 _MAX_LINE = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first line of a segment: whose it is.
+    """The first line of a segment.
 
-    process: an id for the process that wrote it. unix: the time of day, in seconds since 1970, of
-    the zero that `at` counts from. config: the options of `serve`, as JSON has them.
+    process: the id of the process that wrote it. unix: the time of `at` = 0, in seconds since 1970.
+    config: the options of `serve`, as JSON.
     """
 
     run: str
@@ -37,9 +37,9 @@ class Header:
 
 
 class Reader:
-    """The events of a directory. notes: what could not be read, once `events` has been through.
+    """The events of a directory. notes: on damage, complete at the end of `events`.
 
-    progress: told the share of the bytes that is read, again and again.
+    progress: called with the share of the bytes that is read.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Reader:
             )
 
     def events(self) -> Iterator[tuple[Header, Event]]:
-        """Every event with its segment's header, in the order in which they were written."""
+        """Every event with its segment's header, in the order of writing."""
         for path in self._segments:
             yield from self._segment(path)
 
@@ -79,7 +79,7 @@ class Reader:
             yield header, event
 
     def _lines(self, path: Path) -> Iterator[bytes]:
-        """Whole lines; one that is cut off is none."""
+        """Whole lines, without one that is cut off."""
         rest, count = b"", 0
         for data in self._unzipped(path):
             *whole, rest = (rest + data).split(b"\n")
@@ -91,7 +91,7 @@ class Reader:
             self.notes.append(f"{path.name} ends in the middle of line {count + 1}; read up to it")
 
     def _unzipped(self, path: Path) -> Iterator[bytes]:
-        """What gzip members hold, one after the other, up to where the file ends or is damaged."""
+        """The content of the gzip members, up to the end of the file or to damage."""
         member = None
         try:
             with path.open("rb") as file:
@@ -112,7 +112,7 @@ class Reader:
 
 
 def _header(path: Path, line: Any) -> Header:
-    """Raises ConfigError for another format, and others for what is no header."""
+    """Raises ConfigError for another format, ValueError and others for a line that is no header."""
     if line["event"] != "segment":
         raise ValueError
     if line["format"] != FORMAT:

@@ -1,7 +1,7 @@
-"""A recorded run, put together: which samples came, and what became of each step on each rank.
+"""A recorded run in memory: its samples, and each step's plan and times on each rank.
 
-Times are seconds since 1970. Invariants: a sample is known by its run and its ticket; a step by its
-run and its number, and has the plan that it was given last.
+Times are seconds since 1970. Invariants: run and ticket identify a sample, run and number a step;
+of several plans of a step the last one counts.
 """
 
 from collections import Counter
@@ -41,9 +41,9 @@ class RecordedStep:
     """One step. micro_batches: tickets by DP rank and micro-batch; skips: in that order, flat.
 
     cost: float64[R, M], as planned, and slowness, float64[R], of ranks in the plan; attempt: how
-    often it was planned. eligible: samples that the plan could choose from. staleness: versions, of
-    the samples of which it is known. cp_sizes: ranks that train each micro-batch together; None: 1.
-    taken, done: when each rank began to train, and committed; nan where that was not seen.
+    often it was planned. eligible: samples that the plan could choose from. staleness: in versions,
+    of the samples where it is known. cp_sizes: ranks that train each micro-batch together; None: 1.
+    taken, done: when each rank began to train, and committed; nan where that is not recorded.
     measured: by pass.
     """
 
@@ -74,7 +74,7 @@ class RecordedStep:
 
     @property
     def tickets(self) -> list[int]:
-        """Of all its samples, rank by rank."""
+        """Tickets of all its samples, rank by rank."""
         return [ticket for rank in self.micro_batches for part in rank for ticket in part]
 
     @property
@@ -84,19 +84,19 @@ class RecordedStep:
 
     @property
     def lower_bound_excess(self) -> float:
-        """The least that any split of its samples could have."""
+        """Lower bound of the excess of any split of its samples."""
         even = even_time(self.cost, self.pipeline_stages)
         return max(0.0, self.lower_bound / even - 1) if even else 0.0
 
     @property
     def dp_size(self) -> int:
-        """DP ranks."""
+        """Number of DP ranks."""
         return len(self.micro_batches)
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """A rank's training loop waited for a step, from `at` for so long."""
+    """A rank's training loop waited for a step, from `at` for `seconds`."""
 
     run: str
     at: float
@@ -105,7 +105,7 @@ class Waited:
 
 
 class Accepted(NamedTuple):
-    """Samples of one event; first: ticket, the others follow. version: of all, or of each."""
+    """Samples of one event. first: ticket; the others follow. version: of all, or of each."""
 
     header: Header
     first: int
@@ -116,7 +116,7 @@ class Accepted(NamedTuple):
     version: int | list[int | None] | None
 
     def samples(self) -> Iterator[RecordedSample]:
-        """One after the other."""
+        """The samples, in order of tickets."""
         written = self.version if isinstance(self.version, list) else repeat(self.version)
         columns = zip(
             self.at.tolist(), self.tokens.tolist(), self.loss_tokens.tolist(),
@@ -129,10 +129,9 @@ class Accepted(NamedTuple):
 
 @dataclass
 class Recording:
-    """All of it. config: the options of the last process; dropped: samples by reason.
-
-    settings: by process, those options that changed while it served. rank_time: by process, seconds
-    of DP ranks by cause.
+    """A recorded run. dropped: samples by reason. settings: by process, the options that changed
+    while it served. rank_time: by process, seconds of DP ranks by cause. lost: events that were not
+    written. notes: on damage of the record.
     """
 
     name: str
@@ -151,12 +150,12 @@ class Recording:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The options of `serve`, of the process that wrote last, as they were in force last."""
+        """The options of the last process, as they were in force last."""
         return {**self.header.config, **self.settings.get(self.header.process, {})}
 
     @cached_property
     def samples(self) -> dict[Key, RecordedSample]:
-        """Every accepted sample; made when first asked for, as a day has millions."""
+        """Every accepted sample; built at the first use, as a day has millions."""
         return {(one.run, one.ticket): one for event in self.accepted for one in event.samples()}
 
     def trained(self) -> list[RecordedStep]:
@@ -166,7 +165,7 @@ class Recording:
         return [step for step in found if self._came_in(step) is not None]
 
     def _came_in(self, step: RecordedStep) -> int | None:
-        """Which of `accepted` has the first of its samples; None if one of them is in none."""
+        """Index in `accepted` of its first sample; None if a sample is missing."""
         if step.run not in self._tickets:
             return None
         places, first, end = self._tickets[step.run]
@@ -178,7 +177,7 @@ class Recording:
 
     @cached_property
     def _tickets(self) -> dict[str, tuple[IntArray, IntArray, IntArray]]:
-        """By run, in order of tickets: places in `accepted`, first tickets, and those behind."""
+        """By run, in order of tickets: index in `accepted`, first ticket, end of tickets."""
         found: dict[str, list[tuple[int, int, int]]] = {}
         for place, event in enumerate(self.accepted):
             row = event.first, event.first + len(event.tokens), place
@@ -187,9 +186,9 @@ class Recording:
         return {run: (place, first, end) for run, (first, end, place) in columns.items()}
 
     def keep_last(self, count: int) -> int:
-        """Forget what was before the last so many trained steps; returns how many steps those were.
+        """Keep the last `count` trained steps, and all samples from their first one on.
 
-        What came in after the first sample of these steps is kept.
+        Returns the number of steps removed.
         """
         steps = self.trained()
         if len(steps) <= count:
@@ -204,15 +203,113 @@ class Recording:
         self.steps = {(step.run, step.number): step for step in kept}
         return len(steps) - count
 
+    # -- one method for each event --------------------------------------------------------
+
+    def on_accepted(self, header: Header, event: Event) -> None:
+        tokens = np.array(event["tokens"], dtype=np.int64)
+        loss = np.array(event["loss"], dtype=np.int64)
+        group = np.array(event.get("group", [-1] * len(tokens)), dtype=np.int64)
+        times, counts = np.array(event["pushes"], dtype=np.float64).reshape(-1, 2).T
+        at = header.unix + np.repeat(times, counts.astype(np.int64))
+        version = event.get("version")
+        lengths = {len(at), len(tokens), len(loss), len(group)}
+        if isinstance(version, list):
+            lengths.add(len(version))
+        if len(lengths) > 1:
+            raise ValueError("its columns differ in length")
+        self.accepted.append(Accepted(header, event["first"], at, tokens, loss, group, version))
+
+    def on_dropped(self, _: Header, event: Event) -> None:
+        self.dropped[event["reason"]] += len(event["tickets"])
+
+    def on_planned(self, header: Header, event: Event) -> None:
+        key = header.run, event["step"]
+        first = None if "trigger" in event else self.steps.get(key)
+        tickets = iter(event["first"] + ticket for ticket in event["tickets"])
+        stale = event.get("staleness", [])
+        self.steps[key] = RecordedStep(
+            *key,
+            at=header.unix + event["at"] if first is None else first.at,
+            attempt=event["attempt"],
+            generation=event["generation"],
+            trigger=event.get("trigger", "unknown") if first is None else first.trigger,
+            eligible=event.get("eligible", 0) if first is None else first.eligible,
+            micro_batches=[[_some(tickets, count) for count in rank] for rank in event["sizes"]],
+            skips=event.get("skips", [0] * len(event["tickets"])),
+            staleness=stale if isinstance(stale, list) else [stale] * len(event["tickets"]),
+            cost=np.array(event["cost"], dtype=np.float64),
+            slowness=np.array(event.get("slowness", np.ones(len(event["cost"])))),
+            **{name: event[name] for name in ("fifo_excess", "fifo_imbalance", "lower_bound")},
+            sync=Sync(header.config["sync"]),
+            pipeline_stages=header.config.get("pipeline_stages", 1),
+            window_multiple=float(self.config.get("window", 1.0)),
+            cp_sizes=event.get("cp_sizes"),
+        )
+
+    def on_withdrawn(self, header: Header, event: Event) -> None:
+        self.steps.pop((header.run, event["step"]), None)
+
+    def on_released(self, header: Header, event: Event) -> None:
+        step = self.steps.get((header.run, event["step"]))
+        if step is not None and step.released is None:
+            step.released = header.unix + event["at"]
+
+    def on_committed(self, header: Header, event: Event) -> None:
+        if (step := self.steps.get((header.run, event["step"]))) is None:
+            return
+        step.committed = header.unix + event["at"]
+        for name in ("taken", "done"):
+            times = [float("nan") if at is None else header.unix + at for at in event.get(name, [])]
+            setattr(step, name, times)
+
+    def on_measured(self, header: Header, event: Event) -> None:
+        if (step := self.steps.get((header.run, event["step"]))) is None:
+            return
+        found = step.measured.setdefault(event["cost_key"], Pass())
+        columns = zip(event["ranks"], event["busy"], event["collective"], strict=True)
+        ranks, micro_batches = step.cost.shape
+        for rank, busy, collective in columns:
+            if rank < ranks and len(busy) == micro_batches:
+                found.report(rank, busy, collective, event.get("why", ""))
+
+    def on_waited(self, header: Header, event: Event) -> None:
+        columns = zip(event["ranks"], event["since"], event["seconds"], strict=True)
+        for rank, since, seconds in columns:
+            self.waits.append(Waited(header.run, header.unix + since, rank, seconds))
+
+    def on_redelivered(self, header: Header, event: Event) -> None:
+        self.redelivered[event["reason"]] += 1
+        step = self.steps.get((header.run, event["step"]))
+        if step is not None and event["reason"] != "reconnect":
+            step.released = step.committed = None
+            step.measured.clear()
+
+    def on_settings(self, header: Header, event: Event) -> None:
+        self.settings[header.process] = event["config"]
+
+    def on_state(self, header: Header, event: Event) -> None:
+        self.rank_time[header.process] = event.get("rank_time", {})
+
+    def on_lost(self, _: Header, event: Event) -> None:
+        self.lost += event["events"]
+
+
+def _some(tickets: Iterator[int], count: int) -> list[int]:
+    """The next `count` tickets. Raises ValueError if there are fewer."""
+    found = list(islice(tickets, count))
+    if len(found) < count:
+        raise ValueError("it has fewer tickets than its micro-batches have samples")
+    return found
+
 
 def load_recording(
     directory: Path,
     run: str | None = None,
     progress: Callable[[float], None] = lambda _share: None,
 ) -> Recording:
-    """Read a directory; of one run alone if that is named. Raises ConfigError.
+    """Read a directory; run: this run alone. Raises ConfigError.
 
-    progress: told the share that is read, again and again.
+    progress: called with the share of the bytes that is read.
     """
     reader = Reader(directory, progress)
     recording: Recording | None = None
@@ -226,10 +323,10 @@ def load_recording(
         recording.header = header
         recording.processes[header.process] = header
         recording.runs[header.run] = None
-        handle = _HANDLERS.get(event["event"])  # what a later release adds is passed over
-        if handle is not None:
+        handle = getattr(recording, f"on_{event['event']}", None)
+        if handle is not None:  # else the event is of a later release, or of no use here
             try:
-                handle(recording, header, event)
+                handle(header, event)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 raise ConfigError(
                     f"{directory}: the event {event['event']!r} at {event.get('at')} is not what "
@@ -241,133 +338,3 @@ def load_recording(
         raise ConfigError(f"{wanted}no such run in {directory}{known}")
     recording.notes = reader.notes
     return recording
-
-
-# -- one function an event --------------------------------------------------------------------
-
-
-def _accepted(into: Recording, header: Header, event: Event) -> None:
-    tokens = np.array(event["tokens"], dtype=np.int64)
-    loss = np.array(event["loss"], dtype=np.int64)
-    group = np.array(event.get("group", [-1] * len(tokens)), dtype=np.int64)
-    times, counts = np.array(event["pushes"], dtype=np.float64).reshape(-1, 2).T
-    at = header.unix + np.repeat(times, counts.astype(np.int64))
-    version = event.get("version")
-    lengths = {len(at), len(tokens), len(loss), len(group)}
-    if isinstance(version, list):
-        lengths.add(len(version))
-    if len(lengths) > 1:
-        raise ValueError("its columns differ in length")
-    into.accepted.append(Accepted(header, event["first"], at, tokens, loss, group, version))
-
-
-def _dropped(into: Recording, _: Header, event: Event) -> None:
-    into.dropped[event["reason"]] += len(event["tickets"])
-
-
-def _planned(into: Recording, header: Header, event: Event) -> None:
-    key = header.run, event["step"]
-    before = into.steps.get(key)
-    again = before is not None and "trigger" not in event
-    tickets = iter(event["first"] + ticket for ticket in event["tickets"])
-    stale = event.get("staleness", [])
-    step = RecordedStep(
-        *key,
-        at=before.at if again and before else header.unix + event["at"],
-        attempt=event["attempt"],
-        generation=event["generation"],
-        trigger=before.trigger if again and before else event.get("trigger", "unknown"),
-        eligible=before.eligible if again and before else event.get("eligible", 0),
-        micro_batches=[[_some(tickets, count) for count in rank] for rank in event["sizes"]],
-        skips=event.get("skips", [0] * len(event["tickets"])),
-        staleness=stale if isinstance(stale, list) else [stale] * len(event["tickets"]),
-        cost=np.array(event["cost"], dtype=np.float64),
-        slowness=np.array(event.get("slowness", np.ones(len(event["cost"])))),
-        fifo_excess=event["fifo_excess"],
-        fifo_imbalance=event["fifo_imbalance"],
-        lower_bound=event["lower_bound"],
-        sync=Sync(header.config["sync"]),
-        pipeline_stages=header.config.get("pipeline_stages", 1),
-        window_multiple=float(into.config.get("window", 1.0)),
-        cp_sizes=event.get("cp_sizes"),
-    )
-    into.steps[key] = step
-
-
-def _some(tickets: Iterator[int], count: int) -> list[int]:
-    """The next so many. Raises ValueError where there are fewer."""
-    found = list(islice(tickets, count))
-    if len(found) < count:
-        raise ValueError("it has fewer tickets than its micro-batches have samples")
-    return found
-
-
-def _withdrawn(into: Recording, header: Header, event: Event) -> None:
-    into.steps.pop((header.run, event["step"]), None)
-
-
-def _released(into: Recording, header: Header, event: Event) -> None:
-    if (step := into.steps.get((header.run, event["step"]))) is not None and step.released is None:
-        step.released = header.unix + event["at"]
-
-
-def _committed(into: Recording, header: Header, event: Event) -> None:
-    if (step := into.steps.get((header.run, event["step"]))) is None:
-        return
-    step.committed = header.unix + event["at"]
-    for name in ("taken", "done"):
-        times = [float("nan") if at is None else header.unix + at for at in event.get(name, [])]
-        setattr(step, name, times)
-
-
-def _measured(into: Recording, header: Header, event: Event) -> None:
-    if (step := into.steps.get((header.run, event["step"]))) is None:
-        return
-    found = step.measured.setdefault(event["cost_key"], Pass())
-    columns = zip(event["ranks"], event["busy"], event["collective"], strict=True)
-    ranks, micro_batches = step.cost.shape
-    for rank, busy, collective in columns:
-        if rank < ranks and len(busy) == micro_batches:
-            found.report(rank, busy, collective, event.get("why", ""))
-
-
-def _waited(into: Recording, header: Header, event: Event) -> None:
-    columns = zip(event["ranks"], event["since"], event["seconds"], strict=True)
-    for rank, since, seconds in columns:
-        into.waits.append(Waited(header.run, header.unix + since, rank, seconds))
-
-
-def _redelivered(into: Recording, header: Header, event: Event) -> None:
-    into.redelivered[event["reason"]] += 1
-    step = into.steps.get((header.run, event["step"]))
-    if step is not None and event["reason"] != "reconnect":
-        step.released = step.committed = None
-        step.measured.clear()
-
-
-def _settings(into: Recording, header: Header, event: Event) -> None:
-    into.settings[header.process] = event["config"]
-
-
-def _state(into: Recording, header: Header, event: Event) -> None:
-    into.rank_time[header.process] = event.get("rank_time", {})
-
-
-def _lost(into: Recording, _: Header, event: Event) -> None:
-    into.lost += event["events"]
-
-
-_HANDLERS: Mapping[str, Callable[[Recording, Header, Event], None]] = {
-    "accepted": _accepted,
-    "dropped": _dropped,
-    "planned": _planned,
-    "withdrawn": _withdrawn,
-    "released": _released,
-    "committed": _committed,
-    "measured": _measured,
-    "waited": _waited,
-    "redelivered": _redelivered,
-    "settings": _settings,
-    "state": _state,
-    "lost": _lost,
-}

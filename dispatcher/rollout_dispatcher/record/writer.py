@@ -1,9 +1,9 @@
-"""Writes a record from a thread of its own: whoever tells it something never waits for the disk.
+"""Writes a record from its own thread, so the caller never waits for the disk.
 
-Events are collected and written once a second. The oldest segments go when all of them take more
-than the budget. What cannot be written is lost, counted and said once; the rest of the run is
-recorded as soon as that is possible again, behind a line that says how much is missing. Invariant:
-no error of the disk, and no disk that hangs, ever reaches the caller; what waits is bounded.
+Events are collected and written once a second. The oldest segments are deleted when all of them
+exceed the budget. Events that cannot be written are lost, counted, and logged once; recording goes
+on when the disk works again, after an event with the number of lost ones. Invariant: no error or
+hang of the disk reaches the caller; the memory of waiting events is bounded.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ from rollout_dispatcher.record.segments import FORMAT, Event, create, lines, seg
 
 log = logging.getLogger(__name__)
 
-#: How long what happened may be in memory alone, as a process that is killed loses that.
+#: A killed process loses the events of this time at most.
 WRITE_EVERY_SECONDS = 1.0
-#: Numbers in events that wait to be written; beyond it they are lost. Some 100 MB.
+#: Numbers in waiting events, some 100 MB; events beyond that are lost.
 MAX_WAITING_NUMBERS = 2_000_000
-#: A budget has so many segments, so that deleting one costs a small share of what is recorded.
+#: Segments in a budget, so that deleting one costs a small share of the record.
 SEGMENTS_A_BUDGET = 16
-#: Lines differ little: the fastest level makes them a fifth as well.
+#: Lines are alike: the fastest level compresses them to a fifth, too.
 _LEVEL = 1
 
 
 class RecordWriter:
     """One process's part of the record in a directory.
 
-    budget: bytes of all segments together, but for an event that is larger than a segment by
-    itself. header: what the first line of each segment says. errors: writes that failed, and events
-    that found no room in memory. nbytes: on disk, of all segments.
+    budget: bytes of all segments together, except for an event that is larger than a segment.
+    header: values of the first line of each segment. errors: failed writes, and events that did not
+    fit in memory. nbytes: of all segments on disk.
     """
 
     def __init__(self, directory: Path, budget: int, header: Mapping[str, Any]) -> None:
@@ -47,13 +47,13 @@ class RecordWriter:
         self._size = 0
         self._is_failing = False
         self._over = threading.Event()
-        self._lock = threading.Lock()  # held for an exchange, never while the disk is waited for
+        self._lock = threading.Lock()  # never held during a write
         self.errors = self.nbytes = 0
         self._thread = threading.Thread(target=self._run, name="record", daemon=True)
         self._thread.start()
 
     def put(self, event: Event, numbers: int = 1) -> None:
-        """Have an event of about so many numbers written within a second or so."""
+        """Enqueue an event, with about so many numbers in it; it is written within a second."""
         with self._lock:
             if self._numbers + numbers > MAX_WAITING_NUMBERS:
                 self.errors += 1
@@ -62,10 +62,10 @@ class RecordWriter:
             self._numbers += numbers
             self._waiting.append(event)
 
-    def close(self, patience: float) -> None:
-        """Write what waits; return then, or after so many seconds if the disk hangs."""
+    def close(self, timeout: float) -> None:
+        """Write the waiting events; returns then, or after `timeout` seconds if the disk hangs."""
         self._over.set()
-        self._thread.join(patience)
+        self._thread.join(timeout)
 
     # -- in the thread ----------------------------------------------------------------------
 
@@ -78,47 +78,36 @@ class RecordWriter:
                 lost, self._lost = self._lost, 0
             if lost:
                 events.insert(0, {"event": "lost", "events": lost})
-            settings = [event for event in events if event["event"] == "settings"]
+            # Headers of later segments have changed options, whichever segments are deleted.
+            changed = [event["config"] for event in events if event["event"] == "settings"]
             try:
                 self._write(events)
             except Exception as error:
                 self._failed(events, error)
-            self._heed(settings)
+            for config in changed:
+                self._header = {**self._header, "config": {**self._header["config"], **config}}
         self._end_segment()
 
-    def _heed(self, settings: list[Event]) -> None:
-        """Headers of later segments have what has changed, whichever segments are deleted."""
-        for event in settings:
-            config = {**self._header["config"], **event["config"]}
-            self._header = {**self._header, "config": config}
-
     def _write(self, events: list[Event]) -> None:
-        """Write them, a segment's share at a time; what is written leaves the list."""
+        """Write events, a segment's share at a time, and remove them from the list."""
         if self._file is None:
             self._begin_segment()
         while events:
             if self._file is None:
                 self._begin_segment()
-            count, data = self._portion(events)
-            self._append(data)
-            del events[:count]
+            parts: list[bytes] = []
+            nbytes = 0
+            while len(parts) < len(events) and (nbytes < self._share or not parts):
+                parts.append(lines([events[len(parts)]]))
+                nbytes += len(parts[-1])
+            self._append(b"".join(parts))
+            del events[: len(parts)]
             if self._size > self._share:
                 self._end_segment()
             if self._is_failing:
                 self._is_failing = False
                 text = "the run is recorded again in %s"
                 log.info(text, self._directory, extra={"event": "record-recovered"})
-
-    def _portion(self, events: list[Event]) -> tuple[int, bytes]:
-        """How many of the first events go together, and their lines."""
-        parts: list[bytes] = []
-        nbytes = 0
-        for event in events:
-            parts.append(lines([event]))
-            nbytes += len(parts[-1])
-            if nbytes >= self._share:
-                break
-        return len(parts), b"".join(parts)
 
     def _begin_segment(self) -> None:
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -128,12 +117,12 @@ class RecordWriter:
         first = {"event": "segment", "format": FORMAT, "number": number, **self._header}
         try:
             self._append(lines([first]))
-        except OSError:  # a full disk would soon be full of empty segments too
+        except OSError:  # else a full disk would fill with empty segments
             path.unlink(missing_ok=True)
             raise
 
     def _append(self, text: bytes) -> None:
-        """Write lines as one gzip member. Raises OSError; the segment is over then."""
+        """Write lines as one gzip member. Raises OSError; the segment has to end then."""
         assert self._file is not None
         data = memoryview(gzip.compress(text, _LEVEL))
         while data:
@@ -143,7 +132,7 @@ class RecordWriter:
             data = data[written:]
 
     def _delete_oldest(self) -> None:
-        """Make room within the budget for a segment, and for what ends it."""
+        """Make room in the budget for a segment and the write that ends it."""
         there = [(path, path.stat().st_size) for _, path in segments(self._directory)]
         self.nbytes = sum(size for _, size in there)
         for path, size in there:
@@ -159,7 +148,7 @@ class RecordWriter:
             self._file = None
 
     def _failed(self, events: list[Event], error: Exception) -> None:
-        """Count it, say it once, and go on in a new segment."""
+        """Count the error, log the first of a row, and go on in a new segment."""
         self._end_segment()
         with self._lock:
             self.errors += 1

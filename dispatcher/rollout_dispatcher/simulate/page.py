@@ -1,8 +1,7 @@
-"""The HTML page of a recorded run, which needs no other file.
+"""The HTML page of a recorded run, without other files: tables, with bars for shares.
 
-It is tables, in which shares are drawn as bars. Invariant: it is made from the record alone, and
-says where something was planned, not measured. Colours come from CSS classes only (`c0`, `c1`,
-...), so one page serves light and dark; every text is escaped.
+Invariant: it is made from the record alone, and marks what was planned, not measured. All text is
+escaped. Colours are CSS classes (`c0`, `c1`, ...), for light and dark screens.
 """
 
 from collections import Counter
@@ -28,17 +27,17 @@ from rollout_dispatcher.simulate.replay import Setting
 from rollout_dispatcher.simulate.table import signed
 from rollout_planner.types import FloatArray
 
-#: What becomes of rank time.
+#: The parts of rank time in the table of ranks.
 RANK_TIME = ("work", "slow-rank, lengths", "waiting for a step")
-#: A rank that takes this many times the median rank's time for its cost is worth a word.
+#: Slowness, over the median rank's, from which on a rank is named.
 SLOW = 1.1
-#: Rows of a table over time; more steps than that are averaged.
+#: Rows of the table over time; each is a mean over its steps.
 MAX_PARTS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A cell that shows shares of 1 side by side, one for each kind."""
+    """A cell that draws shares of 1 side by side."""
 
     shares: Sequence[float]
 
@@ -104,10 +103,10 @@ def _recorded_tiles(recording: Recording, steps: list[RecordedStep], course: Cou
 def _advice(
     steps: list[RecordedStep], course: Course, planned: float, measured: float | None
 ) -> str:
-    """What the figures ask for, in a sentence; a slow rank is told from a bad plan."""
+    """What the figures ask for; it distinguishes a slow rank from a bad plan."""
     if measured is None:
         return (
-            "No rank told how long its micro-batches took, so this is what was planned: a rank "
+            "No rank reported how long its micro-batches took, so this is what was planned: a rank "
             "that is slower than its cost says is not seen here."
         )
     slow = slowness(steps)
@@ -126,7 +125,7 @@ def _advice(
 
 
 def _over_time(course: Course) -> str:
-    """Means over as many neighbours as it takes; `-` where nothing is known."""
+    """Means over neighbouring steps; `-` where nothing is known."""
     columns = [
         course.at, lost_share(course.measured), lost_share(course.planned),
         lost_share(course.fifo), lost_share(course.bound), course.fill,
@@ -134,8 +133,8 @@ def _over_time(course: Course) -> str:
     rows: list[tuple[Cell, ...]] = []
     for part in np.array_split(np.arange(len(course.at)), min(MAX_PARTS, len(course.at))):
         at, *shares = (_mean(column[part]) for column in columns)
-        told = ("-" if share is None else signed(share) for share in shares)
-        rows.append((f"{at or 0.0:,.0f}", *told))
+        cells = ("-" if share is None else signed(share) for share in shares)
+        rows.append((f"{at or 0.0:,.0f}", *cells))
     return table(
         "What was lost to waiting for other ranks, over time?",
         "Share of rank time. What is planned rests on the cost model, what is measured on the "
@@ -156,7 +155,7 @@ def _mean(values: FloatArray) -> float | None:
 
 
 def _cause_section(rank_time: Mapping[str, Mapping[str, float]]) -> str:
-    """The ledger of time, over all processes that wrote."""
+    """Rank time by cause, over all processes of the record."""
     spent = {cause: sum(each.get(cause, 0.0) for each in rank_time.values()) for cause in TimeCause}
     whole = sum(spent.values())
     return table(
@@ -207,11 +206,11 @@ def _counts(recording: Recording, steps: list[RecordedStep], course: Course) -> 
     return table("What else happened?", "", [("what", ""), ("count", "")], rows)
 
 
-# -- what the page is made of -----------------------------------------------------------------
+# -- HTML -------------------------------------------------------------------------------------
 
 
 def document(title: str, head: Iterable[str], sections: Iterable[str], footer: str) -> str:
-    """A whole page. head: lines under the title; footer: HTML."""
+    """The whole page. head: lines under the title; footer: HTML."""
     return _DOCUMENT.format(
         title=escape(title),
         style=_STYLE,
@@ -221,11 +220,10 @@ def document(title: str, head: Iterable[str], sections: Iterable[str], footer: s
     )
 
 
-def tiles(shown: Sequence[tuple[str, str]], advice: str = "") -> str:
-    """Figures with a word for each, and what follows from them."""
+def tiles(shown: Sequence[tuple[str, str]], advice: str) -> str:
+    """Figures with their meaning, and the advice that follows from them."""
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(text)}</div>" for value, text in shown)
-    said = f"<p class='advice'>{escape(advice)}</p>" if advice else ""
-    return f"<section class='tiles'>{cells}</section>{said}"
+    return f"<section class='tiles'>{cells}</section><p class='advice'>{escape(advice)}</p>"
 
 
 def table(
@@ -235,9 +233,9 @@ def table(
     rows: Iterable[Sequence[Cell]] = (),
     kinds: Sequence[str] = (),
 ) -> str:
-    """A question, what is to be seen, and the rows that answer it.
+    """A question, an explanation, and the rows that answer it.
 
-    head: each column's heading and unit. kinds: what the parts of bars are.
+    head: each column's heading and unit. kinds: names of the parts of bars.
     """
     heads = "".join(f"<th>{escape(name)}<small>{escape(unit)}</small></th>" for name, unit in head)
     lines = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)

@@ -1,9 +1,10 @@
 """A recorded run: as a trace to simulate, as the row "as it ran", as columns over its steps and
-ranks, and what its samples cost.
+ranks, and the fitted cost of its samples.
 
-Invariant: no plan is made again; what is shown was planned, measured and waited for.
+Invariant: all figures are of recorded plans and measured times; nothing is planned again.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,18 +16,17 @@ from rollout_dispatcher.core.measuring.cost_in_use import (
     Timing,
 )
 from rollout_dispatcher.core.measuring.speeds import lower_median
-from rollout_dispatcher.core.measuring.times import Pass
 from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.record.recording import RecordedStep, Recording
 from rollout_dispatcher.sample import Sample, Schema
 from rollout_dispatcher.simulate.figures import Figures
-from rollout_dispatcher.simulate.replay import Clockwork, Setting, VirtualStep
-from rollout_dispatcher.simulate.result import Recorded
+from rollout_dispatcher.simulate.replay import Setting, VirtualStep
+from rollout_dispatcher.simulate.result import RankTime, Recorded
 from rollout_dispatcher.simulate.trace import Trace
 from rollout_planner.types import FloatArray, Plan, Sync, straggler_excess
 
-#: The pass that a step is planned for; of others the one that takes longest stands for it.
+#: The pass that a step is planned for; without it, the longest pass counts.
 PLANNED_FOR = "update"
 
 _NO_FIELDS = Schema(())
@@ -67,21 +67,21 @@ def trained_steps(recording: Recording) -> list[RecordedStep]:
 def durations(steps: list[RecordedStep]) -> list[float]:
     """Seconds that each step was in training: from when its last rank began to its commit.
 
-    nan where that was not seen, as of steps that an earlier process had begun.
+    nan where a beginning is not recorded, as of steps that an earlier process had begun.
     """
-    return [
-        step.committed - max(step.taken)
-        if step.committed is not None and step.taken and not np.isnan(step.taken).any()
-        else float("nan")
-        for step in steps
-    ]
+    return [(step.committed or 0.0) - max(step.taken) if _began(step) else np.nan for step in steps]
+
+
+def _began(step: RecordedStep) -> bool:
+    """Whether the beginning of the step is recorded of every rank."""
+    return bool(step.taken) and not np.isnan(step.taken).any()
 
 
 # -- as it ran --------------------------------------------------------------------------------
 
 
 def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
-    """What the recorded steps came to. Raises ConfigError if none was committed."""
+    """The figures of the recorded steps. Raises ConfigError if none was committed."""
     steps = trained_steps(recording)
     figures = Figures(setting, trace_of(recording).tokens)
     waiting = sorted(recording.samples.values(), key=lambda sample: sample.at, reverse=True)
@@ -97,7 +97,7 @@ def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
         for excess, seconds in zip(measured, took, strict=True)
         if excess is not None
     ]
-    run = replace(figures.run(_clockwork(recording, steps, took, measured)), strategy="as it ran")
+    run = replace(figures.run(_rank_time(recording, steps, took, measured)), strategy="as it ran")
     return Recorded(
         run=replace(run, dropped=dict(recording.dropped)),
         began=steps[0].at,
@@ -109,7 +109,7 @@ def as_it_ran(recording: Recording, setting: Setting) -> Recorded:
 def main_pass(step: RecordedStep) -> FloatArray | None:
     """float64[R, M], seconds that ranks computed in the pass that steps are planned for.
 
-    None where that was not measured of all of them.
+    None unless all ranks measured it.
     """
     found = {key: times.compute(step.dp_size) for key, times in step.measured.items()}
     there = {key: compute for key, compute in found.items() if compute is not None}
@@ -119,7 +119,7 @@ def main_pass(step: RecordedStep) -> FloatArray | None:
 
 
 def excess_of(step: RecordedStep, setting: Setting) -> float | None:
-    """Straggler excess of what ranks computed; None where that was not measured of all of them."""
+    """Straggler excess of measured compute times; None unless all ranks measured them."""
     compute = main_pass(step)
     if compute is None:
         return None
@@ -127,7 +127,7 @@ def excess_of(step: RecordedStep, setting: Setting) -> float | None:
 
 
 def trainer_load(recording: Recording, setting: Setting) -> float | None:
-    """How fast the trainer was, as `--trainer-load` says it; None where that was not seen."""
+    """The speed of the trainer as a value of `--trainer-load`; None if it is not known."""
     steps = recording.trained()
     plans = [_plan(step, setting) for step in steps]
     rates = [
@@ -167,7 +167,7 @@ def _virtual(
 
 
 def _plan(step: RecordedStep, setting: Setting) -> Plan:
-    """The recorded plan; of a window that held nothing else."""
+    """The recorded plan, of a window with no other samples."""
     return Plan(
         chosen=np.arange(len(step.tickets)),
         counts=np.array([list(map(len, rank)) for rank in step.micro_batches], dtype=np.int64),
@@ -181,26 +181,23 @@ def _plan(step: RecordedStep, setting: Setting) -> Plan:
     )
 
 
-def _clockwork(
+def _rank_time(
     recording: Recording,
     steps: list[RecordedStep],
     took: list[float],
     measured: list[float | None],
-) -> Clockwork | None:
-    """What became of time; of stragglers as measured, and where it was not, as planned.
+) -> RankTime | None:
+    """Rank time by cause; waiting for stragglers as measured or else as planned.
 
-    As in a simulation, time is in steps or waiting for one: optimizer, weight syncs and whatever
-    else is between steps is left out.
+    As in a simulation, ranks are in a step or wait for one: optimizer, weight syncs and other time
+    between steps are left out.
     """
-    began = [min(step.taken) for step in steps if step.taken and not np.isnan(step.taken).any()]
+    began = [min(step.taken) for step in steps if _began(step)]
     if not began:
         return None
     first, last = min(began), max(step.committed or 0.0 for step in steps)
-    waited = sum(
-        max(0.0, min(wait.at + wait.seconds, last) - max(wait.at, first))
-        for wait in recording.waits
-    )
     ranks = max(step.dp_size for step in steps)
+    waited = float(_waiting_for_data(recording, max(ranks, 1), first, last).sum())
     of_stragglers = 0.0
     for step, seconds, found in zip(steps, took, measured, strict=True):
         excess = step.excess if found is None else found
@@ -209,17 +206,21 @@ def _clockwork(
     waits = [step.at - samples[step.run, ticket].at for step in steps for ticket in step.tickets]
     origin = min(sample.at for sample in samples.values())
     of_data = min(waited / ranks, last - first)
-    return Clockwork(
-        elapsed=float(np.nansum(took)) + of_data,
-        of_data=of_data,
-        of_stragglers=of_stragglers,
-        finished=last - origin,
-        waits=waits,
-    )
+    elapsed = float(np.nansum(took)) + of_data
+    return RankTime.of(elapsed, last - origin, of_data, of_stragglers, waits)
+
+
+def _waiting_for_data(recording: Recording, ranks: int, first: float, last: float) -> FloatArray:
+    """float64[R], seconds that each rank waited for a step, between two times."""
+    waited = np.zeros(ranks)
+    for wait in recording.waits:
+        if wait.rank < ranks:
+            waited[wait.rank] += max(0.0, min(wait.at + wait.seconds, last) - max(wait.at, first))
+    return waited
 
 
 def _mean_excess(known: list[tuple[float, float]]) -> float:
-    """Of all steps together: what they took, over what they would have taken evenly."""
+    """Excess of all steps together: their time, over that of an even split."""
     took = [0.0 if np.isnan(seconds) else seconds for _, seconds in known]
     weights = took if sum(took) > 0 else [1.0] * len(known)
     even = sum(weight / (1 + excess) for (excess, _), weight in zip(known, weights, strict=True))
@@ -230,15 +231,16 @@ def _sample(tokens: int) -> Sample:
     return Sample("", tokens, tokens - 1, _NO_FIELDS, _NO_PAYLOAD)
 
 
-# -- its course -------------------------------------------------------------------------------
+# -- columns over steps and ranks -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Columns over the trained steps, in order; nan where something was not seen.
+    """Columns over the trained steps, in order; nan where something is not recorded.
 
-    at: when planned, seconds since the first. took: seconds in training. fifo, planned, measured,
-    bound: straggler excess. fill: eligible samples over a full window. stale: mean versions.
+    at: time of the plan, seconds since the first. took: seconds in training. fifo, planned,
+    measured, bound: straggler excess. fill: eligible samples over a full window. stale: mean
+    staleness.
     """
 
     at: FloatArray
@@ -264,14 +266,14 @@ class Course:
             measured=np.array([np.nan if excess is None else excess for excess in found]),
             bound=np.array([step.lower_bound_excess for step in steps]),
             fill=np.array(
-                # The window of its own time: --window may change while it serves.
+                # The window at that time: --window may change while the run goes on.
                 [step.eligible / window * setting.window / step.window_multiple for step in steps]
             ),
             stale=np.array(stale, dtype=np.float64),
         )
 
     def lost(self, excess: FloatArray) -> float | None:
-        """Share of trainer time lost to waiting for stragglers, each step by what it took."""
+        """Share of trainer time lost to stragglers, each step weighted by its duration."""
         known = ~np.isnan(excess) & ~np.isnan(self.took)
         if not known.any() or self.took[known].sum() <= 0:
             return float(np.nanmean(lost_share(excess))) if (~np.isnan(excess)).any() else None
@@ -279,15 +281,15 @@ class Course:
 
 
 def lost_share(excess: FloatArray) -> FloatArray:
-    """Of the whole time, where the excess is over the work itself."""
+    """Share of the whole time; excess is over the work alone."""
     share: FloatArray = excess / (1 + excess)
     return share
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """One DP rank, in seconds of the time from the first step to the last: at work, waiting for
-    other ranks, for data, and what nobody told, as of the steps that ranks have not measured.
+    """Seconds of one DP rank from the first step to the last: at work, waiting for other ranks,
+    waiting for data; the rest is not measured.
     """
 
     rank: int
@@ -308,9 +310,9 @@ class RankShare:
 def rank_shares(
     recording: Recording, steps: list[RecordedStep], setting: Setting
 ) -> list[RankShare]:
-    """Each rank of the last number of DP ranks, over the steps that had that many.
+    """One row for each rank, over the steps with the last number of DP ranks.
 
-    None where ranks have measured no step.
+    Empty if ranks measured no step.
     """
     ranks = steps[-1].dp_size
     timed = [
@@ -325,10 +327,7 @@ def rank_shares(
     work, stragglers = (np.sum(each, axis=0) for each in zip(*measured, strict=True))
     first = min(min(step.taken) for step in timed)
     last = max(step.committed or 0.0 for step in timed)
-    data = np.zeros(ranks)
-    for wait in recording.waits:
-        if wait.rank < ranks:
-            data[wait.rank] += max(0.0, min(wait.at + wait.seconds, last) - max(wait.at, first))
+    data = _waiting_for_data(recording, ranks, first, last)
     return [
         RankShare(
             rank, float(work[rank]), float(stragglers[rank]), float(data[rank]),
@@ -339,10 +338,10 @@ def rank_shares(
 
 
 def slowness(steps: list[RecordedStep]) -> FloatArray | None:
-    """float64[R]: seconds a unit of planned cost, over the median rank's; 1 is as the median.
+    """float64[R]: seconds per unit of planned cost, over the median rank's.
 
-    The median that metrics have: of an even number the faster one in the middle.
-    None where it was not measured, or the number of DP ranks has changed.
+    The median is that of the metrics: of an even number, the faster of the two in the middle.
+    None if it was not measured, or the number of DP ranks has changed.
     """
     found = [
         (compute, step.cost / step.slowness[:, None])
@@ -351,40 +350,36 @@ def slowness(steps: list[RecordedStep]) -> FloatArray | None:
     ]
     if not found or len({len(compute) for compute, _ in found}) != 1:
         return None
-    seconds = sum((compute.sum(axis=1) for compute, _ in found), np.zeros(len(found[0][0])))
-    cost = sum((planned.sum(axis=1) for _, planned in found), np.zeros(len(found[0][1])))
-    rates = seconds / np.maximum(cost, 1e-300)
+    seconds = _by_rank(compute for compute, _ in found)
+    rates = seconds / np.maximum(_by_rank(planned for _, planned in found), 1e-300)
     middle = float(lower_median(rates))
     return rates / middle if middle > 0 else None
 
 
+def _by_rank(times: Iterable[FloatArray]) -> FloatArray:
+    """float64[R], the sums of float64[R, M] each."""
+    total: FloatArray = np.sum([each.sum(axis=1) for each in times], axis=0)
+    return total
+
+
 def _measured_work(step: RecordedStep, sync: Sync) -> tuple[FloatArray, FloatArray] | None:
     """Seconds of computing and of waiting for slower ranks, of each rank over all passes."""
-    found: list[Pass] = list(step.measured.values())
-    computed = [times.compute(step.dp_size) for times in found]
-    known = [compute for compute in computed if compute is not None]
-    if not known or main_pass(step) is None:
+    if main_pass(step) is None:
         return None
-    work = sum((compute.sum(axis=1) for compute in known), np.zeros(step.dp_size))
-    lost = sum((_behind(compute, sync) for compute in known), np.zeros(step.dp_size))
-    return work, lost
-
-
-def _behind(cost: FloatArray, sync: Sync) -> FloatArray:
-    """What each rank waits for slower ones, of cost[R, M]."""
+    computed = [times.compute(step.dp_size) for times in step.measured.values()]
+    known = [compute for compute in computed if compute is not None]
     if sync is Sync.STEP:
-        ranks = cost.sum(axis=1)
-        behind: FloatArray = ranks.max() - ranks
+        barriers = [compute.sum(axis=1, keepdims=True) for compute in known]
     else:
-        behind = (cost.max(axis=0) - cost).sum(axis=1)
-    return behind
+        barriers = known
+    return _by_rank(known), _by_rank(each.max(axis=0) - each for each in barriers)
 
 
-# -- what its samples cost --------------------------------------------------------------------
+# -- the cost of its samples ------------------------------------------------------------------
 
 
 def fitted_cost(recording: Recording, config: CostConfig) -> tuple[CostStatistics, int]:
-    """The cost fitted to what its micro-batches took, and the number of steps that were measured.
+    """The cost fitted to measured micro-batches, and the number of measured steps.
 
     config: the prior of the fit.
     """

@@ -1,25 +1,24 @@
-"""The core that `serve` runs, its planner called on the spot, under a clock that is told.
+"""Runs the core and planner of `serve` in virtual time, over a trace.
 
-All DP ranks finish a step at the same moment, as an optimizer step ends in a collective, so they
-ask for the next one together: one rank in the core speaks for all of them. (With one for
-each the plans are the same, and time goes into 500 equal messages a step.)
+All DP ranks finish a step at the same moment, as an optimizer step ends in a collective. So one
+rank in the core stands for all of them: the plans are the same, with 1/R of the messages.
 
-Invariant: every sample is announced once, in the first step planned after it (with its group)
-entered the window, and every step is announced once, in order.
+Invariant: every step is reported once, in order, and every sample once as arrived, in the first
+step planned after it (with its group) entered the window.
 
-Steady arrivals: the window is full whenever a step is planned, as with generous producers. Each
-turn the ranks commit the step before, the window is refilled to `floor(W * B)` samples, then the
-ranks ask for the next step. The clock counts turns.
+Steady arrivals: the window is full whenever a step is planned. In each turn the ranks commit the
+last step, the window is refilled to `floor(W * B)` samples, then the ranks request the next step.
+The clock counts turns.
 
-Timed arrivals: samples come when the trace says, and a trainer takes the time that steps need. The
-next thing to happen is the end of the step in training, an arrival, or a deadline of the core. The
-trainer prefetches one step, so the next one is planned when it begins one. Planning and delivery
-take no time here; what they really take is milliseconds.
+Timed arrivals: samples arrive at the times of the trace, and a trainer takes as long as the steps
+cost. The next event is the end of the step in training, an arrival, or a deadline of the core. The
+trainer prefetches one step. Planning and delivery take no time (milliseconds in reality).
 """
 
 import math
+import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -43,26 +42,27 @@ from rollout_dispatcher.core.planning.trigger import Trigger
 from rollout_dispatcher.core.steps.rank_state import RankHello
 from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.sample import Outcome, Sample
+from rollout_dispatcher.simulate.result import RankTime
 from rollout_dispatcher.simulate.trace import Epochs, Trace, Unit, doomed
 from rollout_planner.planner import plan
 from rollout_planner.types import BoolArray, IntArray, Oversize, Plan, PlanConfig, Strategy
 
-#: Who pushes every sample.
+#: The producer of every sample.
 PRODUCER = "trace"
-#: Nobody waits out bounds on skips that are larger than this.
+#: Larger bounds on skips are not warmed up for.
 MOST_WARM_UP_STEPS = 200
-#: A timer never rings early; at its exact time rounding could leave it due for ever.
+#: At the exact time of a deadline, rounding could leave it due for ever.
 _TIMER_LATENESS = 1e-6
-#: Into so many pushes the arrivals of one step are brought together: the core takes as long for a
-#: push of one sample as for one of a hundred.
+#: Pushes that the arrivals of one step are joined to: the core takes as long for a push of one
+#: sample as for one of a hundred.
 PUSHES_A_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one row of the table is run with.
+    """The configuration of one row of the table.
 
-    cost_errors: factors by which the part of the cost that is proportional to tokens may be off.
+    cost_errors: factors by which the part of the cost that is proportional to tokens may be wrong.
     """
 
     strategy: Strategy
@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As its row is called: by the strategy, or that long samples are split."""
+        """The name of the row: the strategy, or `split N`."""
         return f"split {most}" if (most := self.plan.max_split) > 1 else str(self.strategy)
 
 
@@ -81,9 +81,9 @@ class Setting:
 class VirtualStep:
     """One planned step.
 
-    samples: in delivery order. arrived: what entered the window since the step before. skips: of
-    each of `samples`. seconds: spent in the planner. dropped: reason by sample id, since the step
-    before.
+    samples: in delivery order. arrived: samples that entered the window since the last step. skips:
+    of each of `samples`. seconds: spent in the planner. dropped: reason by sample id, since the
+    last step.
     """
 
     number: int
@@ -103,9 +103,11 @@ class VirtualDispatch:
     def __init__(
         self, setting: Setting, on_step: Callable[[VirtualStep], None], core_ranks: int = 1
     ) -> None:
-        self.core = DispatcherCore(replace(setting.core, dp_size=core_ranks))
+        # One producer stands for all of them, whose credits bound nothing together.
+        config = replace(setting.core, dp_size=core_ranks, producer_credits=sys.maxsize)
+        self.core = DispatcherCore(config)
         self.now = 0.0
-        #: Steps that the ranks hold and may train, in order.
+        #: Steps that the ranks may train, in order.
         self.released: deque[int] = deque()
         self.num_planned = 0
         self._setting = setting
@@ -119,7 +121,7 @@ class VirtualDispatch:
     # -- producers --------------------------------------------------------------------------
 
     def push(self, samples: Sequence[Sample], *, may_hold: bool) -> bool:
-        """Push samples together; whether they were taken (else they are held, or none was)."""
+        """Push samples together, which may block if `may_hold`; returns whether any is accepted."""
         first = self._next_seq
         self._next_seq += len(samples)
         self._unanswered[first] = samples
@@ -129,43 +131,43 @@ class VirtualDispatch:
         return self._num_accepted > before
 
     def drop(self, samples: Sequence[Sample], reason: str) -> None:
-        """Samples that never enter the window; the next step's line names them."""
+        """Count samples that never enter the window as dropped; the next step reports them."""
         self._dropped.update(dict.fromkeys((sample.sample_id for sample in samples), reason))
 
     @property
     def holds_a_push(self) -> bool:
-        """Whether a push waits for room in the buffer."""
+        """Whether a push is blocked."""
         return bool(self._unanswered)
 
     def end_stream(self) -> None:
-        """Nothing more will be pushed."""
+        """End the producer's stream."""
         self._perform(self.core.end_stream(self.now, PRODUCER))
 
     # -- ranks ------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """The ranks connect, and have room for a step."""
+        """Connect the ranks; they have credit for a step."""
         for rank in range(self.core.config.dp_size):
             generation = self.core.generation if rank else None
             hello = RankHello(f"rank{rank}", rank, self.core.config.dp_size, generation)
             self._perform(self.core.join(hello, self.now))
-        self.demand(-1, hungry=False)  # they begin where the run stands
+        self.demand(-1, hungry=False)
 
     def demand(self, taken: int, *, hungry: bool) -> None:
-        """The ranks have begun step `taken`, and wait for the next or not."""
+        """The ranks have begun step `taken`; hungry: they wait for the next."""
         for rank in range(self.core.config.dp_size):
             self._perform(self.core.demand(rank, taken, self.now, hungry=hungry))
 
     def commit(self, step: int) -> None:
-        """The ranks have applied a step."""
+        """Commit a step on all ranks."""
         for rank in range(self.core.config.dp_size):
             self._perform(self.core.commit(rank, step, self.now))
 
     def tick(self) -> None:
-        """Do what has become due."""
+        """Let the core's deadlines pass."""
         self._perform(self.core.tick(self.now))
 
-    # -- the shell's part -------------------------------------------------------------------
+    # -- effects ----------------------------------------------------------------------------
 
     def _perform(self, decision: Decision) -> None:
         queue = deque(decision.effects)
@@ -221,11 +223,11 @@ class VirtualDispatch:
 
 
 def warm_up_steps(setting: Setting) -> int:
-    """Steps until the window has aged as far as it will.
+    """Steps until the window is in a steady state.
 
-    A sample stays for at most `max_skips + 1` steps, so after that many nothing is left that the
-    empty start has shaped, and after as many again neither is what was chosen beside it. Without
-    a choice every step is like the first.
+    A sample stays for at most `max_skips + 1` steps. After that many no sample of the initial fill
+    is left; after as many again, none that was passed over for these. A window of one batch needs
+    no warm-up.
     """
     config = setting.plan
     if setting.core.trigger.window <= setting.core.trigger.batch:
@@ -241,7 +243,7 @@ def run_steady(
     on_step: Callable[[VirtualStep], None],
     core_ranks: int = 1,
 ) -> None:
-    """Plan the warm-up and `steps` steps more; `on_step` is told of every one, from 0 on."""
+    """Plan the warm-up and then `steps` steps; `on_step` is called with each, from number 0."""
     virtual = VirtualDispatch(setting, on_step, core_ranks)
     units, window = _not_dropped(virtual, setting, epochs), setting.core.trigger.window
     waiting: Unit = ()
@@ -252,7 +254,7 @@ def run_steady(
         if not setting.core.groups_matter:
             virtual.push([next(units)[0] for _ in range(room)], may_hold=False)
             return
-        # The group that does not fit is pushed too: so the core learns that the window is full.
+        # Push the group that does not fit, too: the core takes the window as full then.
         while room > 0:
             waiting = waiting or next(units)
             if not virtual.push(waiting, may_hold=False):
@@ -281,7 +283,7 @@ def _not_dropped(virtual: VirtualDispatch, setting: Setting, epochs: Epochs) -> 
 
 
 def dropped_samples(trace: Trace, setting: Setting) -> BoolArray:
-    """Samples that are dropped as longer than a micro-batch; where groups matter with theirs."""
+    """Samples dropped as longer than a micro-batch; their groups too, where these matter."""
     config = setting.plan
     return doomed(
         trace,
@@ -294,25 +296,8 @@ def dropped_samples(trace: Trace, setting: Setting) -> BoolArray:
 # -- timed arrivals ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Clockwork:
-    """How long things took, in seconds.
-
-    elapsed: from the beginning of the first step to the end of the last. of_data, of_stragglers:
-    rank time spent waiting for samples and for other ranks, mean over ranks. waits: of each
-    dispatched sample, from its arrival in the trace to the plan that took it.
-    finished: the end of the last step, from the first arrival.
-    """
-
-    elapsed: float
-    of_data: float
-    of_stragglers: float
-    finished: float
-    waits: list[float]
-
-
 def check_arrivals(trace: Trace) -> None:
-    """Refuse a trace that does not say when samples arrive, or says that all do at once."""
+    """Raise ConfigError for a trace without times of arrival, or with one time only."""
     unknown = np.flatnonzero(np.isnan(trace.arrival))
     if len(unknown):
         raise ConfigError(
@@ -326,17 +311,14 @@ def check_arrivals(trace: Trace) -> None:
 
 
 class _Producers:
-    """Push what has arrived, and wait while a push is held.
+    """Pushes samples as they arrive; the core blocks a push for which it has no room.
 
-    Samples that arrive close together, beside how long a step lasts, come in one push, at the time
-    of the last. Only members of a group that the buffer has begun pass by: room is reserved for
-    them.
+    Samples that arrive within a small part of a step are one push, at the time of the last.
     """
 
     def __init__(self, virtual: VirtualDispatch, setting: Setting, trace: Trace) -> None:
         self._virtual = virtual
-        self._groups_matter = setting.core.groups_matter
-        epochs = Epochs(trace, 0, whole_groups=self._groups_matter)
+        epochs = Epochs(trace, 0, whole_groups=setting.core.groups_matter)
         arrivals = list(epochs.once_in_order_of_arrival())
         start = arrivals[0][0]
         self.arrived_at = {sample.sample_id: at - start for at, sample in arrivals}
@@ -348,70 +330,28 @@ class _Producers:
         )
         self._doomed = frozenset(f"0-{row}" for row in trace.row[dropped_samples(trace, setting)])
         self._ended = False
-        self._waiting: deque[Sample] = deque()
-        #: How many of those are of each group.
-        self._members: Counter[str | None] = Counter()
 
     @property
     def due(self) -> float:
-        """When the next samples arrive."""
+        """The next time of arrival; infinity if there is none."""
         return self._pushes[0][-1][0] if self._pushes else math.inf
 
     def proceed(self, now: float) -> None:
-        """Push everything that has arrived by now, as far as there is room."""
-        self._catch_up()
+        """Push everything that has arrived by now."""
         while self.due <= now:
-            self._arrive([sample for _, sample in self._pushes.popleft()])
-        if not (self._pushes or self._blocked or self._ended):
+            samples = [sample for _, sample in self._pushes.popleft()]
+            lost = [sample for sample in samples if sample.sample_id in self._doomed]
+            self._virtual.drop(lost, str(DropReason.OVERSIZE))
+            if len(lost) < len(samples):
+                kept = [sample for sample in samples if sample.sample_id not in self._doomed]
+                self._virtual.push(kept, may_hold=True)
+        if not (self._pushes or self._virtual.holds_a_push or self._ended):
             self._ended = True
             self._virtual.end_stream()
 
-    def _arrive(self, samples: list[Sample]) -> None:
-        kept = [sample for sample in samples if sample.sample_id not in self._doomed]
-        if len(kept) < len(samples):
-            lost = [sample for sample in samples if sample.sample_id in self._doomed]
-            self._virtual.drop(lost, str(DropReason.OVERSIZE))
-        if not self._blocked:
-            self._push(kept)
-        else:
-            self._waiting += kept
-            self._members.update(sample.group_id for sample in kept)
-            self._push_expected()
-
-    def _catch_up(self) -> None:
-        """Push what waits while there is room, and behind it the members of begun groups."""
-        while self._waiting and not self._virtual.holds_a_push:
-            count = min(len(self._waiting), PUSHES_A_STEP)
-            self._push_waiting([self._waiting.popleft() for _ in range(count)])
-        self._push_expected()
-
-    def _push_expected(self) -> None:
-        """What waits, and belongs to groups that the buffer has begun."""
-        if not self._groups_matter:
-            return
-        is_open = self._virtual.core.is_open
-        begun = {group for group in self._members if group is not None and is_open(group)}
-        if begun:
-            found = [sample for sample in self._waiting if sample.group_id in begun]
-            self._waiting = deque(each for each in self._waiting if each.group_id not in begun)
-            self._push_waiting(found)
-
-    def _push_waiting(self, samples: list[Sample]) -> None:
-        """Push what has waited."""
-        self._members -= Counter(sample.group_id for sample in samples)  # zeros go
-        self._push(samples)
-
-    def _push(self, samples: list[Sample]) -> None:
-        if samples:
-            self._virtual.push(samples, may_hold=True)
-
-    @property
-    def _blocked(self) -> bool:
-        return bool(self._waiting) or self._virtual.holds_a_push
-
 
 def seconds_per_cost(trace: Trace, setting: Setting, load: float) -> float:
-    """The speed at which perfectly balanced ranks are busy for `load` of the trace's duration."""
+    """The speed at which perfectly balanced ranks are busy for the share `load` of the trace."""
     total = float(setting.plan.cost(trace.tokens).sum())
     if total <= 0:
         raise ConfigError("--cost: the whole trace costs nothing, so training it takes no time")
@@ -419,10 +359,10 @@ def seconds_per_cost(trace: Trace, setting: Setting, load: float) -> float:
 
 
 class Trainer:
-    """Trains one step after the other as they are released; times in seconds.
+    """Trains the released steps one after the other; times in seconds.
 
-    ends: when the step in training does, infinity if there is none. of_data: waited for samples
-    since the first step began. finished: the end of the last step. trained: steps so far.
+    ends: the end of the step in training, infinity if there is none. of_data, of_stragglers: time
+    spent waiting since the first step began. finished: the end of the last step. trained: steps.
     """
 
     def __init__(self, virtual: VirtualDispatch, seconds_per_cost: float) -> None:
@@ -438,12 +378,12 @@ class Trainer:
         self.trained = 0
 
     def expect(self, step: VirtualStep) -> None:
-        """A step was planned: know how long it will take, and how much of that is waiting."""
+        """Note how long a planned step will take, and how much of that is waiting."""
         took, even = step.plan.time, step.plan.even_time
         self._expected[step.number] = took * self._speed, (took - even) * self._speed
 
     def proceed(self, now: float) -> None:
-        """End the step whose time has come, and begin the next if it is there."""
+        """End the step whose time has passed, and begin the next if it is released."""
         if self._training is not None and now >= self.ends:
             self._virtual.commit(self._training)
             self._taken, self._training = self._training, None
@@ -478,14 +418,14 @@ def run_timed(
     load: float,
     steps: int | None,
     on_step: Callable[[VirtualStep], None],
-) -> Clockwork:
-    """Run through the trace once, or until `steps` steps are trained."""
+) -> RankTime:
+    """Replay the trace once, or until `steps` steps are trained."""
     waits: list[float] = []
 
     def planned(step: VirtualStep) -> None:
         trainer.expect(step)
         if steps is not None and step.number >= steps:
-            return  # prefetched beyond the last that counts
+            return  # prefetched behind the last step that counts
         waits.extend(step.at - producers.arrived_at[each.sample_id] for each in step.samples)
         on_step(step)
 
@@ -498,12 +438,12 @@ def run_timed(
         deadline = virtual.core.next_deadline()
         tick = math.inf if deadline is None else deadline + _TIMER_LATENESS
         then = max(virtual.now, min(trainer.ends, producers.due, tick))
-        assert math.isfinite(then), "samples are left and nothing is going to happen"
+        assert math.isfinite(then), "samples are left and no event will come"
         virtual.now = then
         if tick <= then:
             virtual.tick()
         producers.proceed(then)
         trainer.proceed(then)
-    return Clockwork(
-        trainer.elapsed, trainer.of_data, trainer.of_stragglers, trainer.finished, waits
+    return RankTime.of(
+        trainer.elapsed, trainer.finished, trainer.of_data, trainer.of_stragglers, waits
     )

@@ -1,7 +1,6 @@
-"""A simulation: every setting is given the same samples in the same order, one after the other.
+"""Runs a simulation: each setting over the same samples in the same order.
 
-Invariant: what is found depends on trace, settings and seed alone, except for the time that
-planning took.
+Invariant: the result depends on trace, settings and seed alone, but for the time of planning.
 """
 
 import gc
@@ -25,20 +24,19 @@ from rollout_dispatcher.simulate.result import Run
 from rollout_dispatcher.simulate.trace import Epochs, Trace
 from rollout_planner.types import IntArray
 
-#: Of a record the last so many: a day of a run says hardly more of a window than its last hour, and
-#: takes hours of planning.
+#: Of a record the last ones: planning a whole day takes hours, and adds little on windows.
 DEFAULT_STEPS = 100
 
-#: Called after every step with the setting and the share of all rows' work that is done.
+#: Called after each step with the setting and the share of all the work that is done.
 Progress = Callable[[Setting, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What all settings have in common.
+    """The part common to all settings.
 
-    load: of a trainer under timed arrivals; None for steady arrivals. steps: None for 100 with
-    steady arrivals, and for the whole trace with timed ones.
+    load: of the trainer, with timed arrivals; None: steady arrivals. steps: None: DEFAULT_STEPS
+    with steady arrivals, the whole trace with timed ones.
     """
 
     seed: int = 0
@@ -80,8 +78,8 @@ def simulate(
         run_steady(setting, epochs, steps or DEFAULT_STEPS, on_step)
         return figures.run(None)
 
-    # Samples come and go by the million and refer to nothing that refers to them: to look for
-    # cycles among them takes a third of the whole run.
+    # Samples come and go by the million, in no reference cycles; the search for such takes a third
+    # of the run.
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -92,7 +90,7 @@ def simulate(
 
 
 def _kept(trace: Trace, setting: Setting) -> IntArray:
-    """Tokens of the samples that are not dropped; refuses a trace of which none is left."""
+    """Tokens of the samples that are not dropped. Raises ConfigError if all are."""
     gone = dropped_samples(trace, setting)
     if gone.all():
         raise ConfigError(
@@ -103,12 +101,11 @@ def _kept(trace: Trace, setting: Setting) -> IntArray:
 
 
 def write_step(file: TextIO, setting: Setting, step: VirtualStep) -> None:
-    """Append a step as one JSON line, so that anyone can check what the figures say.
+    """Append a step as one JSON line, from which the figures can be checked.
 
-    It names the window and the strategy it belongs to, what entered the window since the step
-    before, which samples went to which micro-batch of which rank, how often each of them had been
-    passed over (where it ever was), and what was dropped and why. Warm-up steps have negative
-    numbers.
+    arrived: samples that entered the window since the last step. ranks: samples by rank and
+    micro-batch. skips: dispatches that passed a sample over, if any. dropped: the reason by sample.
+    Warm-up steps have negative numbers.
     """
     ids = [sample.sample_id for sample in step.samples]
     skips = zip(ids, step.skips.tolist(), strict=True)

@@ -1,14 +1,13 @@
-"""The table on the terminal, a row for each strategy and window, and which window is worth it.
+"""The table on the terminal, a row for each strategy and window, and the recommended window.
 
-Invariant: a column's heading says what and its second line in which unit; figures of one column
-have one unit. The rule of `recommend`: of the windows tried, take the one with the smallest
+`recommend` takes the window with the smallest
 
     trainer time * (1 + DELAY_PRICE * (W - 1))
 
 where trainer time is 1 for ranks that never wait. By Little's law a window of W dispatch batches
-holds samples back for W - 1 dispatches on average, whatever the policy; those are policy updates
-by which samples are staler. So one more dispatch of delay has to save 2 % of trainer time, and a
-window of 1.25 has to save 0.5 %. Below that, the error of any cost model outweighs the gain.
+delays samples by W - 1 dispatches on average, whatever the policy, and makes them staler by as many
+policy updates. So one more dispatch of delay has to save 2 % of trainer time, and a window of 1.25
+has to save 0.5 %. Below that, the error of any cost model outweighs the gain.
 """
 
 import math
@@ -16,21 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.simulate.result import Recommendation, Recorded, Result, Run, Timing
+from rollout_dispatcher.simulate.result import RankTime, Recommendation, Recorded, Result, Run
 from rollout_planner.strategies import looks_ahead
 from rollout_planner.types import Strategy
 
 #: Share of trainer time that one dispatch of mean delay must save.
 DELAY_PRICE = 0.02
-#: Share of rank time from which on waiting for data is worth a word.
+#: Share of rank time from which on waiting for data is mentioned.
 MUCH = 0.05
 
-#: Heading, unit, and how a row shows it.
+#: Heading, unit, and the text of a row.
 Column = tuple[str, str, Callable[[Run], str]]
 
 
 def percent(ratio: float) -> str:
-    """Per cent without the sign, precise where it is small; what rounds to zero is no -0.00."""
+    """Per cent without the sign, with more digits where it is small; never -0.00."""
     value = 100 * ratio
     return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:z.2f}"
 
@@ -89,7 +88,7 @@ _LEGEND = (
 
 
 def table(result: Result) -> str:
-    """What was replayed, the rows, and what the columns mean."""
+    """The headline, the rows, and the meaning of the columns."""
     columns = columns_for(result)
     rows = [[heading for heading, _, _ in columns], [unit for _, unit, _ in columns]]
     rows += [[show(run) for _, _, show in columns] for run in rows_of(result)]
@@ -101,14 +100,14 @@ def table(result: Result) -> str:
 
 
 def rows_of(result: Result) -> list[Run]:
-    """What is shown: the recorded run first, if there is one, then those simulated."""
+    """The recorded run, if there is one, then the simulated ones."""
     first = [] if result.recorded is None else [result.recorded.run]
     return [*first, *result.runs]
 
 
 def columns_for(result: Result) -> tuple[Column, ...]:
-    """Heading, unit and figure of each column that says something about these runs."""
-    # What could be padded less has no bound worth naming.
+    """The columns that apply to these runs."""
+    # With padding, a split that pads less may be below the bound.
     bound = _PADDING if result.options["layout"] == "padded" else _BOUND
     if bound is _BOUND and _sample_multiple(result) > 1:
         bound += _PADDING
@@ -123,7 +122,7 @@ def _if_wrong(factor: str) -> Column:
 
 
 def _sample_multiple(result: Result) -> int:
-    """Results of earlier releases do not say."""
+    """1 in results of releases before this option."""
     found: int = result.options.get("sample_length_multiple", 1)
     return found
 
@@ -133,7 +132,7 @@ def _is_timed(result: Result) -> bool:
 
 
 def headline(result: Result) -> list[str]:
-    """The trace and the set-up, in two or three sentences."""
+    """The trace and the set-up, in a few lines."""
     trace, options = result.trace, result.options
     size, tokens = options["micro_batch_size"], options["micro_batch_tokens"]
     micro_batch = f"{size} samples" if size else f"at most {tokens:,} tokens"
@@ -169,7 +168,7 @@ def _as_recorded(recorded: Recorded) -> str:
     began = datetime.fromtimestamp(recorded.began, UTC)
     run = recorded.run
     if recorded.measured is None:
-        measured = "no rank told how long its micro-batches took, so what is shown was planned"
+        measured = "no rank reported how long its micro-batches took, so what is shown was planned"
     else:
         measured = (
             f"excess planned {percent(run.excess)} %, and measured on {recorded.measured_steps} of "
@@ -187,16 +186,16 @@ def _aligned(rows: list[list[str]]) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _timing(run: Run) -> Timing:
+def _timing(run: Run) -> RankTime:
     assert run.timing is not None
     return run.timing
 
 
-# -- which window -----------------------------------------------------------------------------
+# -- the recommended window -------------------------------------------------------------------
 
 
 def recommend(runs: Sequence[Run]) -> Recommendation:
-    """The window that is worth it, and why in two sentences. Raises ConfigError with none to name.
+    """The recommended window and the reason. Raises ConfigError if no row chooses from a window.
 
     At the same price the smaller window wins.
     """
@@ -211,7 +210,7 @@ def recommend(runs: Sequence[Run]) -> Recommendation:
 
 
 def _splitting(best: Run, split: Run) -> str:
-    """Whether it is worth it to split instead."""
+    """Whether splitting long samples is worth it instead."""
     saved = 1 - split.time / _price(best)
     what = (
         f"With --set max-{split.strategy.replace(' ', '=')} and --window 1 it is {_waiting(split)}"
@@ -229,7 +228,7 @@ def _price(run: Run) -> float:
 
 
 def _gain(best: Run, windows: Sequence[Run], baseline: Run | None) -> str:
-    """What the window gives."""
+    """What the window gains."""
     others = [(f"with a window of {windows[0].window:g}", windows[0])]
     if windows[0] is best:
         others = []
@@ -247,7 +246,7 @@ def _gain(best: Run, windows: Sequence[Run], baseline: Run | None) -> str:
 
 
 def _waiting(run: Run, *, short: bool = False) -> str:
-    """What waiting takes: where time passes, for each other and for data."""
+    """The cost of waiting; with timed arrivals for other ranks and for data."""
     if run.timing is None:
         return signed(run.time - 1)
     of_stragglers, of_data = run.timing.waiting_for_stragglers, run.timing.waiting_for_data
@@ -257,7 +256,7 @@ def _waiting(run: Run, *, short: bool = False) -> str:
 
 
 def _rollouts_doing(run: Run) -> str:
-    """What no window mends, where that is the larger part."""
+    """A remark on waiting for data, if that is the larger part."""
     timing = run.timing
     if timing is None or timing.waiting_for_data < max(MUCH, timing.waiting_for_stragglers):
         return ""
@@ -268,7 +267,7 @@ def _rollouts_doing(run: Run) -> str:
 
 
 def _limit(best: Run, windows: Sequence[Run]) -> str:
-    """Why not more."""
+    """Why a larger window is not worth it."""
     larger = [run for run in windows if run.window > best.window]
     if not larger:
         tried = "the largest window tried" if len(windows) > 1 else "the only window tried"
@@ -287,7 +286,7 @@ def _limit(best: Run, windows: Sequence[Run]) -> str:
 
 
 def signed(ratio: float) -> str:
-    """A share in per cent with three digits or so: 0.24 %, 2.4 %, 24 %, 240 %."""
+    """A share in per cent with about three digits: 0.24 %, 2.4 %, 24 %, 240 %."""
     value = 100 * ratio
     digits = 0 if abs(value) >= 99.5 else 1 if abs(value) >= 9.95 else 2
     return f"{value + 0.0:.{digits}f} %".replace("-0.00", "0.00")

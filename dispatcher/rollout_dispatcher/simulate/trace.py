@@ -1,14 +1,14 @@
 """Length traces: a CSV file (gzip or not) or a built-in profile, as columns of numbers.
 
 A profile (`profiles.jsonl` beside this) is the distribution of prompt plus response tokens of one
-public trace, as quantiles at `PROBABILITIES` (dense in the upper tail, where the trouble is), and
-names its source and licence. Samples invert it with linear interpolation: the Kolmogorov-Smirnov
-distance from the trace is about 0.01 or less, and lengths stay within the trace's.
+public trace, as quantiles at `PROBABILITIES` (dense in the upper tail), with source and licence.
+Samples invert it with linear interpolation: the Kolmogorov-Smirnov distance from the trace is about
+0.01 or less, and lengths stay within the trace's.
 
-Columns `arrival_s,group,run,prompt_tokens,response_tokens,truncated`, in any order, others are
-ignored; an empty cell is unknown and counts as no tokens. Invariants: a sample keeps the number
-of its row in the file, whatever is filtered; every sample has at least one token (rows without
-any are left out and counted); what cannot be read names the file and the line.
+A file has the columns `arrival_s,group,run,prompt_tokens,response_tokens,truncated`, in any order;
+others are ignored. An empty cell is unknown and counts as no tokens. Invariants: a sample keeps the
+number of its row in the file, whatever is filtered; every sample has at least one token (rows
+without any are left out and counted); errors name file and line.
 """
 
 import csv
@@ -31,20 +31,20 @@ from rollout_planner.types import BoolArray, FloatArray, IntArray, round_up
 
 COLUMNS = ("arrival_s", "group", "run", "prompt_tokens", "response_tokens", "truncated")
 TOKEN_COLUMNS = ("prompt_tokens", "response_tokens")
-#: Samples drawn from a profile: enough for 30 steps of 1024 before lengths come again.
+#: Samples drawn from a profile: 30 steps of 1024 before lengths repeat.
 PROFILE_ROWS = 32_768
-#: Longer samples are a damaged file; planning squares tokens in float64, exact far beyond this.
+#: A longer sample means a damaged file.
 MAX_TOKENS = 2**31 - 1
 _GZIP_MAGIC = b"\x1f\x8b"
-#: In 64ths: every one up to 60, then closer and closer.
+#: In 64ths, the last of `PROBABILITIES`.
 _TAIL = (60, 60.5, 61, 61.5, 62, 62.5, 62.75, 63, 63.25, 63.5, 63.68, 63.84, 63.92, 63.968, 64)
 PROBABILITIES: FloatArray = np.array([*range(60), *_TAIL]) / 64
 
 
 #: Samples that arrive together: one, or a whole group.
 Unit = tuple[Sample, ...]
-#: Every run of a table is given the same samples, so they are kept; beyond this they are made
-#: again, as a million samples take some 200 MB.
+#: All rows of a table share the samples. Beyond this number they are made again for each row, as a
+#: million take some 200 MB.
 KEPT_SAMPLES = 1_000_000
 
 _NO_FIELDS = Schema(())
@@ -160,7 +160,7 @@ def _from_file(path: Path, run: str | None) -> Trace:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and cells by column, row by row; a column that the file lacks is empty."""
+    """Line number and cells by column, of each row; cells of a missing column are empty."""
     line = 1
     try:
         with path.open("rb") as file:
@@ -226,11 +226,11 @@ def _nothing(path: Path, run: str | None, runs: set[str]) -> str:
 
 
 class Epochs:
-    """An endless supply of the samples of a trace: epoch after epoch, each a seeded permutation.
+    """The samples of a trace without end: epochs, each a seeded permutation.
 
-    Invariant: the order depends on the trace, the seed and whether groups stay together, and on
-    nothing else, so every strategy and window of a run is given the same samples in the same order.
-    A sample's id is "epoch-row": "0-17" is row 17 of the file, in the first epoch.
+    Invariant: the order depends on trace, seed and whether groups stay together alone, so all rows
+    of a table get the same samples in the same order. A sample's id is "epoch-row": "0-17" is row
+    17 of the file, in the first epoch.
     """
 
     def __init__(self, trace: Trace, seed: int, *, whole_groups: bool) -> None:
@@ -246,7 +246,7 @@ class Epochs:
             epoch += 1
 
     def once_in_order_of_arrival(self) -> Iterator[tuple[float, Sample]]:
-        """Arrival time and sample, as epoch 0, for a trace whose arrival times are all known."""
+        """Time of arrival and sample, as epoch 0; all times must be known."""
         trace = self.trace
         sizes = np.bincount(trace.group[trace.group >= 0], minlength=1)
         for at in np.argsort(trace.arrival, kind="stable").tolist():
@@ -291,9 +291,9 @@ def doomed(
     whole_groups: bool,
     micro_batch: MicroBatchLimits = NO_LIMITS,
 ) -> BoolArray:
-    """Samples of more than `longest` tokens (None: none are), where groups matter with theirs.
+    """Samples of more than `longest` tokens (None: none), with their groups if `whole_groups`.
 
-    micro_batch: what groups have to fit; those that are dropped else are among them.
+    micro_batch: limits of a group; members of groups that are dropped for these are included.
     """
     gone: BoolArray = np.zeros(len(trace), np.bool_) if longest is None else trace.tokens > longest
     if micro_batch.drops and micro_batch.tokens is not None:
@@ -306,7 +306,7 @@ def doomed(
 
 
 def _units(group: IntArray) -> list[IntArray]:
-    """Positions of each group's samples, in order of its first; without a group, each its own."""
+    """Positions of each group's samples, in order of its first; a sample without one is its own."""
     own = np.where(group < 0, group.max(initial=0) + 1 + np.arange(len(group)), group)
     _, first, inverse, counts = np.unique(
         own, return_index=True, return_inverse=True, return_counts=True

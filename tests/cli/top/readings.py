@@ -1,8 +1,8 @@
-"""Looks for tests of what is made of them: as a dispatcher would answer, without one."""
+"""Readings for tests: as a dispatcher would answer, without one."""
 
 from typing import Any
 
-from rollout_dispatcher.cli.top import Look
+from rollout_dispatcher.cli.top import Reading
 
 WORDS = """\
 run 0123456789abcdef is running, ready
@@ -15,7 +15,7 @@ the next step waits for:
 
 def status(ranks: int, **more: Any) -> dict[str, Any]:
     """What is shown of a /statusz with so many ranks, all of them in step 7."""
-    said: dict[str, Any] = {
+    found: dict[str, Any] = {
         "run_id": "0123456789abcdef",
         "version": "1.2.3",
         "steps_committed": 8,
@@ -27,18 +27,18 @@ def status(ranks: int, **more: Any) -> dict[str, Any]:
         "hung_ranks": [],
         "ranks": {str(rank): {"connected": True, "taken": 7} for rank in range(ranks)},
     }
-    return said | more
+    return found | more
 
 
 def measured(ranks: int, slow: int, lost: float = 0.2) -> dict[str, Any]:
     """A step in which one rank was slow."""
-    told = [
+    ranks_took = [
         {"dp_rank": rank, "compute_s": 0.5, "wait_s": 0.2, "slowness": 1.4 if rank == slow else 1.0}
         for rank in range(ranks)
     ]
-    return {"why_not": "", "last_step": {"step": 12, "lost_share": lost, "ranks": told}}
+    return {"why_not": "", "last_step": {"step": 12, "lost_share": lost, "ranks": ranks_took}}
 
 
-def look(said: dict[str, Any], at: float = 0.0) -> Look:
-    """A look after `at` seconds."""
-    return Look(1000.0 + at, said["run_id"], WORDS, said)
+def reading(found: dict[str, Any], at: float = 0.0) -> Reading:
+    """A reading after `at` seconds."""
+    return Reading(1000.0 + at, found["run_id"], WORDS, found)

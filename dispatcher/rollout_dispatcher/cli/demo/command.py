@@ -1,13 +1,12 @@
-"""`dispatcher demo`: real processes on this machine, once per strategy, measured and compared.
+"""`dispatcher demo`: trains on this machine, once per strategy, and compares.
 
-Two torchrun ranks train one small transformer a strategy on CPU, each fed by a dispatcher and two
-rollout producers of its own. Every strategy gets the same samples, seeds and model, and they take
-turns step by step, so that what differs is who trains on what and when, and not what else the
-machine was doing. The cost model that the dispatcher is given is fitted to what samples cost here,
-and the number of steps follows from it, so that a slow machine does not take longer.
+Two torchrun ranks train one small transformer per strategy on CPU, each with its own dispatcher and
+two rollout producers. All strategies get the same samples, seeds and model. Their steps alternate,
+so other load of the machine affects all of them alike. The cost model is fitted to this machine
+first; the number of steps follows from it, so a slow machine does not take longer.
 
-A run ends when all samples are trained on, or with ChildFailed as soon as any process fails or
-nothing has moved for `STALL_SECONDS`; either way its processes have ended.
+A run ends when all samples are trained on, or with ChildFailed as soon as a process fails or
+nothing progresses for `STALL_SECONDS`. All its processes have ended then.
 """
 
 import json
@@ -16,6 +15,7 @@ import select
 import sys
 import textwrap
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,23 +24,23 @@ from typing import TextIO
 
 import numpy as np
 
+from rollout_dispatcher.cli.ask import seconds_of
 from rollout_dispatcher.cli.demo.processes import ChildFailed, Children, signals_unwind
 from rollout_dispatcher.cli.demo.report import summarise, table, verdict
 from rollout_dispatcher.cli.options import Parser
 from rollout_dispatcher.errors import ConfigError
-from rollout_dispatcher.service.config.values import DURATION
 from rollout_dispatcher.simulate.trace import PROFILES, sample_lengths
 from rollout_planner.cost import Quadratic
 from rollout_planner.types import Strategy
 
 RANKS = 2
-#: Eight samples a rank and step, two at a time: what ranks get differs a lot, steps are short.
+#: Eight samples per rank and step, two at a time: ranks differ a lot, and steps are short.
 BATCH = 16
 MICRO_BATCH = 2
 WINDOW_MULTIPLE = 1.5
-#: Mean tokens of a sample after scaling; the longest of a heavy tail are six or seven times that.
+#: Mean tokens of a sample after scaling; the longest have six or seven times as many.
 MEAN_TOKENS = 1000
-#: Fewer steps prove nothing, more do not prove more.
+#: Least and most steps of a run.
 STEPS_BETWEEN = (20, 200)
 PRODUCERS = 2
 #: Importing torch on a cold disk takes tens of seconds; a step takes less than one.
@@ -65,35 +65,24 @@ exit codes: 0 done, 1 a process failed, 2 usage
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for."""
-
-    profile: str
-    seconds: float
-    seed: int
-    strategies: tuple[Strategy, ...]
-    out: Path
-
-
 def run(argv: Sequence[str]) -> int:
     """Run the demo and print its table."""
-    request = parse(argv)
+    args = _parse(argv)
     if find_spec("torch") is None or find_spec("rollout_workers") is None:
         raise ConfigError(
             "the demo trains with torch: pip install 'rollout-dispatcher[server,workers]'"
         )
     began = time.monotonic()
     with signals_unwind():
-        results = compare(request)
-    request.out.joinpath("demo.json").write_text(json.dumps(results, indent=2) + "\n")
+        results = _compare(args)
+    args.out.joinpath("demo.json").write_text(json.dumps(results, indent=2) + "\n")
     print(f"\n{textwrap.fill(verdict(results), 80, break_on_hyphens=False)}")
     print(table(results))
-    print(f"\n{request.out / 'demo.json'} written; {time.monotonic() - began:.0f} s in all")
+    print(f"\n{args.out / 'demo.json'} written; {time.monotonic() - began:.0f} s in all")
     return 0
 
 
-def parse(argv: Sequence[str]) -> Request:
+def _parse(argv: Sequence[str]) -> Namespace:
     """Read the arguments. Raises ConfigError."""
     parser = Parser(prog="dispatcher demo", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--profile", default="lineage", help=f"lengths: {', '.join(PROFILES)}")
@@ -104,36 +93,36 @@ def parse(argv: Sequence[str]) -> Request:
     )
     parser.add_argument("--out", type=Path, default=Path("build"), help="folder [%(default)s]")
     args = parser.parse_strictly(argv)
+    args.seconds, args.out = seconds_of("--seconds", args.seconds), args.out.resolve()
     try:
-        seconds = float(str(DURATION.parse(args.seconds)))
-        strategies = tuple(Strategy(word) for word in args.strategies.split(","))
+        args.strategies = tuple(Strategy(word) for word in args.strategies.split(","))
     except ValueError as error:
         raise ConfigError(f"dispatcher demo: {error}") from None
     if args.profile not in PROFILES:
         raise ConfigError(f"--profile {args.profile}: there are {', '.join(PROFILES)}")
-    return Request(args.profile, seconds, args.seed, strategies, args.out.resolve())
+    return args
 
 
-def compare(request: Request) -> dict[str, object]:
-    """Run every strategy on the same load; returns what demo.json holds."""
+def _compare(args: Namespace) -> dict[str, object]:
+    """Run every strategy on the same load; returns the content of demo.json."""
     progress = Progress(sys.stderr)
-    folder = request.out / "demo"
+    folder = args.out / "demo"
     folder.mkdir(parents=True, exist_ok=True)
     environ = child_environment()
     progress.show("measuring what samples cost on this machine")
     timings = calibrate(folder, environ)
-    load = make_load(request.profile, request.seed, request.seconds, timings)
+    load = make_load(args.profile, args.seed, args.seconds, timings)
     progress.note(
-        f"{load.steps} steps of {load.batch} samples on {RANKS} ranks, lengths of {request.profile}"
+        f"{load.steps} steps of {load.batch} samples on {RANKS} ranks, lengths of {args.profile}"
         f" ({min(load.lengths)} to {max(load.lengths)} tokens), cost {load.cost}"
     )
-    train(request.strategies, load, folder, environ, progress)
-    measured = {str(strategy): summarise(folder / strategy) for strategy in request.strategies}
+    train(args.strategies, load, folder, environ, progress)
+    measured = {str(strategy): summarise(folder / strategy) for strategy in args.strategies}
     return {"load": load.summary(), "strategies": measured}
 
 
 def child_environment() -> dict[str, str]:
-    """Ours, one thread a process, on loopback, without settings meant for another dispatcher."""
+    """Our environment, with one thread per process, on loopback, without DISPATCHER_ variables."""
     environ = {
         name: text for name, text in os.environ.items() if not name.startswith("DISPATCHER_")
     }
@@ -150,7 +139,7 @@ def child_environment() -> dict[str, str]:
 class Timings:
     """Least processor seconds to train on one sample, by its tokens.
 
-    slowdown: wall clock over processor time, more than 1 on a machine that others use too.
+    slowdown: wall clock over processor time, above 1 on a machine with other load.
     """
 
     lengths: Sequence[int]
@@ -160,7 +149,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The samples of a run; `lengths` in the order in which producers push them."""
+    """The samples of a run; `lengths` in order of arrival."""
 
     profile: str
     seed: int
@@ -174,7 +163,7 @@ class Load:
         return len(self.lengths) // self.batch
 
     def summary(self) -> dict[str, object]:
-        """What demo.json tells of it."""
+        """The load as demo.json has it."""
         return {
             "profile": self.profile,
             "seed": self.seed,
@@ -189,7 +178,7 @@ class Load:
 
 
 def make_load(profile: str, seed: int, seconds: float, timings: Timings) -> Load:
-    """As many whole steps as train in about `seconds`, going by `timings`."""
+    """As many whole steps as train in about `seconds`, by `timings`."""
     cost = fit(timings)
     drawn = sample_lengths(profile, STEPS_BETWEEN[1] * BATCH, np.random.default_rng(seed))
     scaled = np.rint(drawn * (MEAN_TOKENS / drawn.mean())).astype(np.int64)
@@ -201,7 +190,7 @@ def make_load(profile: str, seed: int, seconds: float, timings: Timings) -> Load
 
 
 def fit(timings: Timings) -> Quadratic:
-    """The a*s*s + b*s + d, none of them negative, of the least relative errors."""
+    """Fit a*s*s + b*s + c, no coefficient negative, with the least relative errors."""
     s = np.array(timings.lengths, dtype=np.float64)
     t = np.array(timings.seconds, dtype=np.float64)
     terms = np.stack([s * s, s, np.ones_like(s)], axis=1) / t[:, None]
@@ -210,7 +199,7 @@ def fit(timings: Timings) -> Quadratic:
         found, *_ = np.linalg.lstsq(terms[:, used], np.ones_like(t), rcond=None)
         if (found >= 0).all():
             break
-        used.pop(int(found.argmin()))  # a coefficient that wants to be negative is zero
+        used.pop(int(found.argmin()))  # a negative coefficient is set to zero
     coefficients = dict.fromkeys(range(3), 0.0) | dict(zip(used, found.tolist(), strict=True))
     return Quadratic(*coefficients.values())
 
@@ -219,7 +208,7 @@ def fit(timings: Timings) -> Quadratic:
 
 
 class Progress:
-    """One live line on a terminal; elsewhere a line now and then."""
+    """One live line on a terminal; elsewhere a line for each milestone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -234,13 +223,13 @@ class Progress:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._stream.write(f"\r\x1b[K{text}\n" if self._live else f"{text}\n")
         self._stream.flush()
 
 
 def calibrate(folder: Path, environ: Mapping[str, str]) -> Timings:
-    """Measure what samples cost, in a process of its own as it needs torch."""
+    """Measure the cost of samples, in another process as it needs torch."""
     with Children(folder, environ) as children:
         children.start("calibrate", [PYTHON, "-m", "rollout_workers.demo.calibrate"], piped=True)
         lines = [line for line in _lines(children, "calibrate") if line]
@@ -251,7 +240,7 @@ def calibrate(folder: Path, environ: Mapping[str, str]) -> Timings:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A dispatcher that serves one strategy, and where its run's measurements go."""
+    """A dispatcher that serves one strategy, and the folder of its run's measurements."""
 
     strategy: Strategy
     folder: Path
@@ -266,9 +255,9 @@ def train(
     environ: Mapping[str, str],
     progress: Progress,
 ) -> None:
-    """Train on the whole load once a strategy, the strategies taking turns.
+    """Train on the whole load once per strategy, their steps alternating.
 
-    Afterwards `folder`/<strategy> holds each rank's measurements and the dispatcher's metrics.
+    Afterwards `folder`/<strategy> has each rank's measurements and the dispatcher's metrics.
     """
     with Children(folder, environ) as children:
         progress.show("starting dispatchers, producers and trainers")
@@ -282,19 +271,19 @@ def train(
         for line in _lines(children, "trainers", *watched):
             for service, names in list(producers.items()):
                 if all(children.has_ended(name) for name in names):
-                    _end_stream(children, service)
+                    # Each producer knows its own samples only; all of them are pushed now.
+                    end = [*_producer(service), "--end-stream"]
+                    children.start(f"end-{service.strategy}", end)
                     del producers[service]
             if line.startswith("step "):
                 _, name, _, losses[name] = line.split()
                 done += 1
-                _show(progress, done, load.steps * len(strategies), losses)
+                shown = "  ".join(f"{name} {loss}" for name, loss in losses.items())
+                steps = load.steps * len(strategies)
+                milestone = done % (steps // 5 or 1) == 0
+                progress.show(f"step {done}/{steps}  loss: {shown}", milestone=milestone)
         for name in ("trainers", *watched):
             children.wait_until_ended(name, STALL_SECONDS)
-
-
-def _show(progress: Progress, done: int, steps: int, losses: Mapping[str, str]) -> None:
-    shown = "  ".join(f"{name} {loss}" for name, loss in losses.items())
-    progress.show(f"step {done}/{steps}  loss: {shown}", milestone=done % (steps // 5 or 1) == 0)
 
 
 def _start_dispatcher(children: Children, strategy: Strategy, load: Load, folder: Path) -> Service:
@@ -339,11 +328,6 @@ def _start_producers(children: Children, service: Service, load: Load) -> list[s
     return names
 
 
-def _end_stream(children: Children, service: Service) -> None:
-    """All is pushed: only someone who knows all producers can say so."""
-    children.start(f"end-{service.strategy}", [*_producer(service), "--end-stream"])
-
-
 def _producer(service: Service) -> list[str]:
     return [PYTHON, "-m", "rollout_workers.demo.producer", "--endpoint", service.sample_plane]
 
@@ -353,35 +337,29 @@ def _start_trainers(
 ) -> None:
     torchrun = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     train = [
-        "--log-dir",
-        str(folder / "torchrun"),
-        "--nproc-per-node",
-        str(RANKS),
-        "-m",
-        "rollout_workers.demo.train",
-        "--seed",
-        str(seed),
-    ]
+        "--log-dir", str(folder / "torchrun"), "--nproc-per-node", str(RANKS),
+        "-m", "rollout_workers.demo.train", "--seed", str(seed),
+    ]  # fmt: skip
     for item in services:
         train += ["--stream", str(item.folder), item.sample_plane, item.http_plane]
     children.start("trainers", [*torchrun, *train], piped=True)
 
 
 def _lines(children: Children, name: str, *others: str) -> Iterator[str]:
-    """Lines that a child prints, until it ends; an empty one whenever there was none for a while.
+    """Lines that a child prints, until it ends; an empty one every POLL_SECONDS without any.
 
-    Raises ChildFailed if any of the children fails, or this one is silent for too long.
+    Raises ChildFailed if a child fails, or this one prints nothing for STALL_SECONDS.
     """
-    source, rest, heard = children.output(name), b"", time.monotonic()
+    source, rest, last = children.output(name), b"", time.monotonic()
     while True:
         if select.select([source], [], [], POLL_SECONDS)[0]:
             data = os.read(source, 65536)
             if not data:
                 return
-            heard = time.monotonic()
+            last = time.monotonic()
             *lines, rest = (rest + data).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
-        elif time.monotonic() - heard > STALL_SECONDS:
+        elif time.monotonic() - last > STALL_SECONDS:
             raise ChildFailed(
                 f"{name} was silent for {STALL_SECONDS:g} s; see {children.log(name)}"
             )

@@ -1,8 +1,8 @@
 """Child processes of a command, none of which outlives it.
 
-Each child leads a session of its own, so that Ctrl-C reaches the command alone, which then ends
-them in order. A child also holds the reading end of a pipe as standard input: one that watches it
-(and whatever it started and passed it on to) leaves when the command is gone, even by SIGKILL.
+Each child leads its own session, so Ctrl-C reaches the command alone, which then ends the children
+in order. The standard input of a child is a pipe from the command: a child that reads it sees the
+end of file once the command is gone, even by SIGKILL.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Self
+from types import FrameType
+from typing import Any, Self
 
 from rollout_dispatcher.errors import DispatcherError
 
-#: What a user, a terminal or a supervisor ends a command with.
+#: Signals with which a user, a terminal or a supervisor ends a command.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: From asking a child to end until it is killed.
+#: From SIGTERM to SIGKILL.
 GRACE_SECONDS = 5.0
 #: Lines of a failed child's log that its error shows.
 LOG_LINES = 8
@@ -41,16 +41,11 @@ class Children:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self, name: str, argv: Sequence[str], *, piped: bool = False) -> None:
-        """Start a child; its output goes to `<name>.log`, or with `piped` only its errors do."""
+        """Start a child; its output and errors go to `<name>.log`, with `piped` only the errors."""
         with self.log(name).open("wb") as log:
             self._children[name] = subprocess.Popen(  # noqa: S603 (our own command lines)
                 argv,
@@ -68,7 +63,7 @@ class Children:
         return stdout.fileno()
 
     def has_ended(self, name: str) -> bool:
-        """Whether a child is done. Raises ChildFailed, with the end of its log, if it failed."""
+        """Whether a child has ended. Raises ChildFailed, with the end of its log, if it failed."""
         code = self._children[name].poll()
         if code:
             end = self.log(name).read_text(errors="replace").splitlines()[-LOG_LINES:]
@@ -77,7 +72,7 @@ class Children:
         return code is not None
 
     def wait_until_ended(self, name: str, timeout: float) -> None:
-        """Wait for a child to end well. Raises ChildFailed if it fails or takes too long."""
+        """Wait for a child to succeed. Raises ChildFailed if it fails, or after `timeout` s."""
         try:
             self._children[name].wait(timeout)
         except subprocess.TimeoutExpired:
@@ -85,12 +80,12 @@ class Children:
         self.has_ended(name)
 
     def log(self, name: str) -> Path:
-        """Where a child's output goes."""
+        """The log file of a child."""
         return self._folder / f"{name}.log"
 
     def stop(self) -> None:
-        """End every child: ask, wait a little, kill. A signal to us is ignored meanwhile."""
-        with _deaf():
+        """End every child: SIGTERM, GRACE_SECONDS, SIGKILL. Signals to us are ignored meanwhile."""
+        with _handling(signal.SIG_IGN):
             for child in self._children.values():
                 if child.stdin is not None:
                     child.stdin.close()
@@ -114,29 +109,22 @@ def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> Non
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Ignore what would interrupt an orderly end; it is bounded in time."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+def _handling(handler: Any) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in ENDING}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
-@contextlib.contextmanager
-def signals_unwind() -> Iterator[None]:
-    """Have whatever ends this process unwind its stack, so that its children are ended.
+def signals_unwind() -> contextlib.AbstractContextManager[None]:
+    """Turn a signal of ENDING into SystemExit, so that the stack unwinds and children are ended.
 
-    SIGINT too: a shell starts background jobs with it ignored, which Python would keep.
+    SIGINT too: a shell starts background jobs with it ignored, and Python would keep that.
     """
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _handling(leave)

@@ -1,6 +1,6 @@
-"""What the demo measured: from the ranks' records and the dispatcher's metrics to one table.
+"""The demo's table, from the ranks' records and the dispatcher's metrics.
 
-Every figure is measured, except the loss as planned, which is what the dispatcher expected.
+Every figure is measured, except the share lost as planned, which is the dispatcher's estimate.
 """
 
 import json
@@ -54,7 +54,7 @@ def _mean_loss(steps: Sequence[tuple[Record, ...]]) -> float:
 
 
 def _lost_planned(text: str) -> float:
-    """Share of the ranks' time that plans lose to waiting, by the dispatcher's estimate."""
+    """Share of the ranks' time lost to waiting, as planned."""
     cost = {
         sample.labels["split"]: sample.value
         for family in text_string_to_metric_families(text)
@@ -65,7 +65,7 @@ def _lost_planned(text: str) -> float:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """A row a figure, a column a strategy; within 80 columns of a terminal."""
+    """A row for each figure, a column for each strategy, within 80 characters."""
     runs: Mapping[str, Any] = results["strategies"]
     ranks = range(max(len(run["wait_share_per_rank"]) for run in runs.values()))
     rows = [("", *runs)]
@@ -85,7 +85,7 @@ _Row = tuple[str, Callable[[Mapping[str, Any]], str]]
 
 
 def _rows(ranks: Iterable[int]) -> list[_Row]:
-    """One figure a row; what each rank has, one a rank."""
+    """One row per figure; figures of ranks, one row per rank."""
     return [
         ("tokens/s", lambda run: f"{run['tokens_per_second']:,.0f}"),
         ("time waiting for other ranks, %", _percent("wait_share")),
@@ -111,7 +111,7 @@ def _mean(name: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 def _each(ranks: Iterable[int], name: str, scale: float = 1.0) -> list[_Row]:
-    """The same figure of each rank."""
+    """One figure of each rank."""
 
     def show(rank: int) -> Callable[[Mapping[str, Any]], str]:
         return lambda run: f"{scale * run[name][rank]:.1f}" if rank < len(run[name]) else "-"

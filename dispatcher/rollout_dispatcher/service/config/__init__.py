@@ -1,1 +1,1 @@
-"""What `dispatcher serve` can be told, each option declared once."""
+"""The options of `dispatcher serve`, each declared once."""

@@ -1,7 +1,7 @@
-"""Whether settings fit together, and clients the settings: cause and remedy of what does not.
+"""Checks of settings against each other, and of clients against the settings.
 
-Invariant: what rests on an option that is known to be wrong is not looked at, so that one mistake
-is told once.
+Each problem has cause and remedy. Invariant: a check that depends on an option known to be wrong is
+skipped, so one mistake is reported once.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def check_padding(config: "ServeConfig", packed_length: int | None) -> None:
-    """Raise RankRefused for a DP rank whose micro-batches have no room; say what to change."""
+    """Raise RankRefused for a DP rank whose `packed_length` is too small."""
     most, why = largest_micro_batch(config)
     if packed_length is not None and packed_length < most:
         raise RankRefused(
@@ -36,7 +36,7 @@ def check_padding(config: "ServeConfig", packed_length: int | None) -> None:
 
 
 def largest_micro_batch(config: "ServeConfig") -> tuple[int, str]:
-    """Tokens that a packed micro-batch may have, its samples padded, and by which settings."""
+    """Most tokens of a packed micro-batch, padding included, and the settings behind it."""
     budget, limit = config.micro_batch_tokens, f"--set max-sample-tokens={config.max_sample_tokens}"
     longest = round_up(config.max_sample_tokens, config.sample_length_multiple)
     if budget is None:
@@ -48,7 +48,7 @@ def largest_micro_batch(config: "ServeConfig") -> tuple[int, str]:
 
 
 def check_rank(config: "ServeConfig", *, opens_stores: bool, max_split: int = 1) -> None:
-    """Raise RankRefused for a DP rank that would be given what it cannot fetch, or train."""
+    """Raise RankRefused for a DP rank that cannot fetch or train samples that it may get."""
     if max_split < config.max_split:
         raise RankRefused(
             f"samples are planned for up to {config.max_split} DP ranks together (--set "
@@ -64,7 +64,7 @@ def check_rank(config: "ServeConfig", *, opens_stores: bool, max_split: int = 1)
 
 
 def warn_if_unknown(config: "ServeConfig") -> None:
-    """Say of a payload store that only those may know who use it, that nobody here does."""
+    """Log a warning for a payload store of a scheme that is not installed here."""
     for address in config.payload_stores:
         if scheme := unknown_scheme(address):
             log.warning(
@@ -77,16 +77,16 @@ def warn_if_unknown(config: "ServeConfig") -> None:
 
 
 def check_push(push: m.Push, *, opens_stores: bool) -> None:
-    """Raise ProtocolError for references of a producer that would not hear what becomes of them."""
+    """Raise ProtocolError for references of a producer that does not get their releases."""
     if push.objects is not None and not opens_stores:
         raise ProtocolError("samples that lie in payload stores need `opens_stores` in the hello")
 
 
-#: Of the payload stores that clients have without any plug-in.
+#: Schemes of the built-in payload stores.
 OUR_SCHEMES = ("file", "mooncake", "ray", "transferqueue")
 Check = Callable[["ServeConfig"], Iterator[str]]
 
-#: What a step and a micro-batch are measured by: one of each two.
+#: Exactly one option of each pair has to be set.
 _ONE_OF = {
     ("global_batch_size", "global_batch_groups"): "a step has a number of samples or of groups",
     ("micro_batch_size", "micro_batch_tokens"): "a micro-batch has a fixed size or a token budget",
@@ -96,7 +96,7 @@ _PLAN = _BATCH | StepOptions.model_fields.keys() | SelectionOptions.model_fields
 
 
 def problems(config: "ServeConfig", wrong: frozenset[str] = frozenset()) -> Iterator[str]:
-    """What is wrong with these settings together; wrong: options that are not to be relied on."""
+    """Problems of these settings together. wrong: options with problems of their own."""
     for pair, meaning in _ONE_OF.items():
         given = [name for name in pair if getattr(config, name) is not None]
         if not wrong.isdisjoint(pair) or len(given) == 1:
@@ -111,7 +111,7 @@ def problems(config: "ServeConfig", wrong: frozenset[str] = frozenset()) -> Iter
 
 
 def notes(config: "ServeConfig") -> Iterator[str]:
-    """What is no mistake and of no use: a split or a window that cannot help."""
+    """Notes on settings without use: a split or a window that cannot help."""
     single, padded = config.micro_batch_size == 1, config.layout is Layout.PADDED
     wide, ahead = config.window > 1, looks_ahead(config.strategy)
     chooses = wide and ahead and config.max_split == 1
@@ -240,8 +240,7 @@ def _stores(config: "ServeConfig") -> Iterator[str]:
 def unknown_scheme(address: str) -> str | None:
     """The scheme of a payload store's address, if no store of that scheme is installed here.
 
-    Those of other people's stores are known where their distributions are installed, which have to
-    be where producers and DP ranks run, and need not be here.
+    The distribution of a store has to be installed where producers and DP ranks run, not here.
     """
     scheme = address.partition(":")[0]
     installed = entry_points(group="rollout_dispatcher.payload_stores")
@@ -249,7 +248,7 @@ def unknown_scheme(address: str) -> str | None:
 
 
 def _scheme_meant(scheme: str | None) -> str | None:
-    """The scheme of ours that is misspelt here, if one is: two letters of three are enough."""
+    """The built-in scheme that is misspelt here, if one is near."""
     meant = get_close_matches(scheme or "", OUR_SCHEMES, n=1, cutoff=0.66)
     return next(iter(meant), None)
 
@@ -261,7 +260,7 @@ def _access(config: "ServeConfig") -> Iterator[str]:
         yield from error.problems
 
 
-#: What each rests on, and the check.
+#: The options that a check depends on, and the check.
 CHECKS: tuple[tuple[frozenset[str], Check], ...] = (
     (frozenset({"global_batch_groups", "groups"}), _counted_groups),
     (frozenset({"fields"}), _fields),

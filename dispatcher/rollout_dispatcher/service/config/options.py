@@ -1,9 +1,8 @@
 """The options of `dispatcher serve`: each declared once, by theme.
 
-A field is a flag (`--window`), an environment variable (`DISPATCHER_WINDOW`),
-a TOML key (`window`) and, by the docstring under it, a line of help. One that is
-`Advanced` has `--set NAME=VALUE` instead of a flag of its own, and stands in the table [advanced]
-of a file; one that is `Fixed` is no option at all.
+A field is a flag (`--window`), an environment variable (`DISPATCHER_WINDOW`), a TOML key (`window`)
+and, with the docstring under it, a line of help. An `Advanced` field is set by `--set NAME=VALUE`
+and in the table [advanced] of a file. A `Fixed` field is set in Python alone.
 """
 
 from pathlib import Path
@@ -43,7 +42,7 @@ from rollout_planner.types import Grouping, Layout, MicroBatchOrder, Oversize, S
 
 
 class Options(BaseModel):
-    """Fields that are options: frozen, none unknown, the docstring under each is its help."""
+    """Fields that are options; the docstring under each is its help."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
@@ -51,7 +50,7 @@ class Options(BaseModel):
 
 
 class StepOptions(Options):
-    """Steps: their size, and how they are cut into micro-batches."""
+    """The size of steps, and their micro-batches."""
 
     dp_size: Positive
     """number of DP ranks"""
@@ -95,7 +94,7 @@ class StepOptions(Options):
 
 
 class SelectionOptions(Options):
-    """What a sample costs, and how long it may be passed over."""
+    """Cost of samples, and bounds on their delay."""
 
     cost: str = "auto"
     """work of a sample of s tokens: auto (fitted as it runs), auto:COST (begin with that one),
@@ -117,7 +116,7 @@ class SelectionOptions(Options):
 
 
 class _StepsAndWindow(StepOptions):
-    """How large steps are, and which samples wait for one."""
+    """The size of steps, and the buffer of samples."""
 
     dp_size: Positive
     """number of DP ranks of the first process group; one of another size is refused, and all ranks
@@ -155,7 +154,7 @@ class _StepsAndWindow(StepOptions):
 
 
 class ServeOptions(SelectionOptions, _StepsAndWindow):  # pydantic has the last base's fields first
-    """Everything that `dispatcher serve` can be told; `ServeConfig.HEADINGS` says the themes."""
+    """All options of `dispatcher serve`; `ServeConfig.HEADINGS` has the themes."""
 
     strategy: Strategy = Strategy.WINDOW
     """strategy that chooses and splits a step: window, or for comparison round-robin, greedy, kk"""

@@ -1,7 +1,7 @@
-"""The settings of one running dispatcher, and what the core needs of them.
+"""The settings of one running dispatcher, and the configurations of core and planner.
 
-A `ServeConfig` that exists is one that can be served: settings that contradict each other raise
-ConfigError with cause and remedy when it is built (checks.py).
+Building a `ServeConfig` raises ConfigError, with cause and remedy, for settings that contradict
+each other (checks.py).
 """
 
 import math
@@ -43,25 +43,29 @@ from rollout_planner.types import (
     longest_in_budget,
 )
 
-#: Shares of the memory that there is, by default: what is buffered; what waits to be, and what is
+#: Default shares of the memory, as divisors: of buffered samples; of blocked pushes and of frames
 #: being received.
 BUFFER_SHARE, HELD_SHARE = 4, 16
-#: How many times as much may lie in payload stores, by default.
+#: Default bytes in payload stores, as a multiple of the bytes in memory.
 REFERENCED_TIMES = 16
-#: Options that the planner's config has under the same names.
+#: Options with the same names in the planner's config, and in the core's.
 _PLANNED_AS_GIVEN = (
     "dp_size", "micro_batch_size", "micro_batch_tokens", "layout", "sync", "strategy",
     "micro_batch_multiple", "min_micro_batches", "sample_length_multiple", "rank_tokens",
     "pipeline_stages", "planning_budget", "max_split",
 )  # fmt: skip
-#: What a config is validated with where some options are known to be wrong: their names.
+_DISPATCHED_AS_GIVEN = (
+    "dp_size", "sync", "by_groups", "group_timeout", "producer_timeout", "rank_timeout",
+    "max_staleness", "steps_per_version", "max_open_steps", "producer_credits",
+)  # fmt: skip
+#: In the context of a validation: names of options that are known to be wrong.
 WRONG = "wrong"
 
 
 class ServeConfig(ServeOptions):
     """The settings of one running dispatcher."""
 
-    #: What the help shows unless it is asked for everything, by theme.
+    #: Options that `--help` shows, by theme.
     COMMON: ClassVar[dict[str, tuple[str, ...]]] = {
         "what every run sets": (
             "dp_size", "global_batch_size", "micro_batch_tokens", "micro_batch_size",
@@ -119,19 +123,19 @@ class ServeConfig(ServeOptions):
 
     @property
     def buffer_memory(self) -> int:
-        """Bytes that payloads of buffered samples may take."""
+        """`buffer_bytes`, or its default."""
         share = machine_memory() // BUFFER_SHARE
         return share if self.buffer_bytes is None else self.buffer_bytes
 
     @property
     def held_memory(self) -> int:
-        """Bytes that payloads of held pushes may take."""
+        """`blocked_push_bytes`, or its default."""
         share = machine_memory() // HELD_SHARE
         return share if self.blocked_push_bytes is None else self.blocked_push_bytes
 
     @property
     def referenced_capacity(self) -> int:
-        """Bytes that payloads of buffered samples may take in payload stores."""
+        """`referenced_bytes`, or its default."""
         default = REFERENCED_TIMES * self.buffer_memory
         return default if self.referenced_bytes is None else self.referenced_bytes
 
@@ -150,7 +154,7 @@ class ServeConfig(ServeOptions):
 
     @property
     def connection_limits(self) -> ConnectionLimits:
-        """Connections that are asked for, whether descriptors allow them or not."""
+        """The configured limits on connections, which descriptors may not allow."""
         most = self.max_connections
         return ConnectionLimits(most, most, self.max_pending_connections)
 
@@ -175,7 +179,7 @@ class ServeConfig(ServeOptions):
         return default if self.max_delay is None else self.max_delay
 
     def plan_config(self) -> PlanConfig:
-        """What the planner needs to know. Raises ConfigError if the cost cannot be read."""
+        """The planner's configuration. Raises ConfigError if the cost cannot be read."""
         variation = self.max_step_variation
         return PlanConfig(
             dispatch_batch_size=self.batch * ((self.group_size or 1) if self.by_groups else 1),
@@ -191,11 +195,11 @@ class ServeConfig(ServeOptions):
         )
 
     def access(self) -> Access:
-        """What clients must show; reads the files. Raises ConfigError if one cannot be used."""
+        """Credentials that clients must show; reads the files. Raises ConfigError."""
         return open_access(self)
 
     def check_size(self) -> Callable[[int], None]:
-        """What raises ConfigError for a number of DP ranks that no step can be planned for."""
+        """A function that raises ConfigError for a number of DP ranks without legal plans."""
         plan_config = self.plan_config()
 
         def check(dp_size: int) -> None:
@@ -213,7 +217,7 @@ class ServeConfig(ServeOptions):
 
     @property
     def declared_schema(self) -> Schema | None:
-        """What every sample has, if that is declared."""
+        """The schema of all samples, if it is declared."""
         return schema_of(self.fields)
 
     @model_validator(mode="after")
@@ -229,9 +233,9 @@ def _read(path: str) -> str:
 
 
 def core_config(config: ServeConfig) -> DispatchConfig:
-    """The part of the settings that the core needs."""
+    """The core's configuration."""
     batch = config.batch
-    # Where nothing is chosen a larger window would be waiting for nothing.
+    # Without a choice, a larger window would only delay samples.
     ahead = looks_ahead(config.strategy, config.max_split)
     window = config.window_samples if ahead else batch
     budget = config.longest_in_budget
@@ -239,7 +243,6 @@ def core_config(config: ServeConfig) -> DispatchConfig:
     if budget is not None and config.on_oversize is Oversize.ERROR:
         longest = min(longest, budget)
     return DispatchConfig(
-        dp_size=config.dp_size,
         limits=BufferLimits(
             samples=config.buffer_samples,
             group=None if config.by_groups else batch,
@@ -254,21 +257,12 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         ),
         trigger=TriggerConfig(batch=batch, window=window, max_wait=config.max_wait),
         target_excess=config.max_imbalance,
-        sync=config.sync,
         groups_matter=config.groups is not Grouping.IGNORE,
-        by_groups=config.by_groups,
         keep_incomplete=config.incomplete_groups is IncompleteGroups.KEEP,
         flush_partial=config.final_batch is LastBatch.FLUSH,
         check_size=config.check_size() if config.allow_dp_resize else None,
         drop_above=budget if config.on_oversize is Oversize.DROP else None,
-        group_timeout=config.group_timeout,
-        producer_timeout=config.producer_timeout,
-        rank_timeout=config.rank_timeout,
-        max_staleness=config.max_staleness,
-        steps_per_version=config.steps_per_version,
         staleness_policy=config.on_stale,
-        max_open_steps=config.max_open_steps,
-        producer_credits=config.producer_credits,
         id_horizon=config.sample_id_horizon,
         schema=config.declared_schema,
         cost=CostConfig(
@@ -280,11 +274,12 @@ def core_config(config: ServeConfig) -> DispatchConfig:
         durable=config.journal_dir is not None,
         retain=config.retains,
         reports_accepted=config.record_dir is not None,
+        **{name: getattr(config, name) for name in _DISPATCHED_AS_GIVEN},
     )
 
 
 def _micro_batch(config: ServeConfig) -> MicroBatchLimits:
-    """What groups have to fit that stay in one micro-batch."""
+    """Limits of a group, if groups stay in one micro-batch."""
     if config.groups is not Grouping.MICRO_BATCH:
         return NO_LIMITS
     return MicroBatchLimits(

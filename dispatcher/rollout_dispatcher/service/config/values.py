@@ -1,17 +1,16 @@
-"""What the value of an option can be: choices by name, addresses, counts, quantities, fields.
+"""The types of option values: choices, addresses, counts, quantities, fields.
 
-Each is read from a flag, an environment variable and a TOML key alike, and a value that cannot be
-read raises ValueError, to which pydantic adds the option's name.
+Each is read from flags, environment variables and TOML keys alike. A value that cannot be read
+raises ValueError, to which pydantic adds the option's name.
 
-Quantities are written with a unit (`100ms`, `5m`, `64MiB`), and text needs one, as `--max-wait 100`
-could mean anything; numbers (Python, TOML) are base units. Reading what was written gives the same
-float or int again, bit for bit (`Unit.format` and `Unit.parse` are inverse), so a config that is
-printed and loaded back is the same config.
+Quantities have a unit (`100ms`, `5m`, `64MiB`). Text needs one, as `--max-wait 100` is ambiguous;
+numbers (Python, TOML) are in base units. `Unit.format` and `Unit.parse` are inverse, bit for bit,
+so a config that is printed and loaded again is the same.
 
-A field is written `input_ids:int64, reward:float32:per-sample, image:uint8[3x8]`: its name, its
-element type, the shape of what it has for each token (or sample, or row) if that is more than one
-number, and whether it has one value a sample, or rows of each sample's own (`ragged`), instead of
-one value a token. Text says it all by its type: `env:str`.
+A field is written `input_ids:int64, reward:float32:per-sample, image:uint8[3x8]`: name, element
+type, shape of one value unless it is a single number, and `per-sample` (one value a sample) or
+`ragged` (a number of rows that differs by sample) instead of one value a token. A text, one a
+sample, is `env:str`.
 """
 
 import re
@@ -35,11 +34,11 @@ T = TypeVar("T")
 
 
 class Reach(Enum):
-    """How an option can be set, where it is no flag of its own; a mark in a field's metadata."""
+    """How an option without a flag can be set; a mark in a field's metadata."""
 
-    #: `--set NAME=VALUE`, DISPATCHER_<NAME>, or the table [advanced] of a file: few runs need it.
+    #: By `--set NAME=VALUE`, DISPATCHER_<NAME>, or the table [advanced] of a file.
     ADVANCED = "advanced"
-    #: In Python alone, for tests: no run needs another value.
+    #: In Python alone, for tests.
     FIXED = "fixed"
 
 
@@ -48,28 +47,28 @@ Fixed = Annotated[T, Reach.FIXED]
 
 
 class LastBatch(StrEnum):
-    """What becomes of the samples that are left when the stream ends."""
+    """The fate of samples left at the end of the stream."""
 
     FLUSH = "flush"
     DROP = "drop"
 
 
 class IncompleteGroups(StrEnum):
-    """What becomes of a group that will never be whole."""
+    """The fate of a group that will never be complete."""
 
     DROP = "drop"
     KEEP = "keep"
 
 
 class Retain(StrEnum):
-    """How long the samples of committed steps are kept."""
+    """How long samples of committed steps are kept."""
 
     COMMIT = "commit"
     CHECKPOINT = "checkpoint"
 
 
 class LogLevel(StrEnum):
-    """The least severe message that is logged."""
+    """The least severe level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -78,27 +77,27 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a message is written; `auto` is text on a terminal and JSON elsewhere."""
+    """The format of the log; `auto` is text on a terminal and JSON elsewhere."""
 
     AUTO = "auto"
     JSON = "json"
     TEXT = "text"
 
 
-#: What the address of a payload store begins with: its scheme. What follows is known to workers
-#: alone, but that of files is mistyped so easily (`file://mnt`) that it is looked at here.
+#: The address of a payload store: its scheme, then a part that only workers interpret. That of
+#: files is checked here, as it is mistyped so easily (`file://mnt`).
 _STORE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]*:.|file:(//(localhost)?)?/[^/]", re.ASCII)
 
 
 def _read_endpoint(value: object) -> object:
     try:
         return Endpoint.parse(value) if isinstance(value, str) else value
-    except ConfigError as error:  # pydantic knows ValueError, and then tells which option it was
+    except ConfigError as error:  # pydantic adds the option's name to a ValueError
         raise ValueError(str(error)) from None
 
 
 def split_commas(value: object) -> object:
-    """Each text may hold several values, with commas between them."""
+    """Split texts at commas."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list | tuple):
@@ -108,7 +107,7 @@ def split_commas(value: object) -> object:
 
 
 def one_or_several(value: object) -> object:
-    """A text by itself is a list of one."""
+    """Turn a text into a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -129,9 +128,9 @@ def _read_sync(value: str) -> str:
     return value
 
 
-#: Where the HTTP plane is, unless told otherwise.
+#: The default address of the HTTP plane.
 HTTP_PLANE = Endpoint("127.0.0.1", 9471)
-#: What its probes are answered with: whose run it is, and of which version.
+#: Headers of the answers to probes: the run, and the release.
 RUN_HEADER, VERSION_HEADER = "Rollout-Dispatcher-Run-Id", "Rollout-Dispatcher-Version"
 
 Address = Annotated[
@@ -161,7 +160,7 @@ class Unit:
     scale: MappingProxyType[str, Fraction]
 
     def parse(self, value: object) -> object:
-        """Text to base units; numbers pass through. Raises ValueError that shows how to write."""
+        """Text to base units; numbers pass through. Raises ValueError with examples."""
         if not isinstance(value, str):
             return value
         match = _QUANTITY.fullmatch(value.strip())
@@ -232,7 +231,7 @@ _WORDS = {"input_ids": "an integer", "loss_mask": "0 or 1"}
 
 
 def parse_field(text: str) -> Field:
-    """Raises ValueError that says what is wrong."""
+    """Read a field. Raises ValueError with cause and remedy."""
     name, *rest = (part.strip() for part in text.split(":"))
     if not 1 <= len(rest) <= 2 or not name:
         raise ValueError(
@@ -279,7 +278,7 @@ def format_field(field: Field) -> str:
 
 
 def schema_of(fields: Iterable[str]) -> Schema | None:
-    """What every sample has, in the order in which producers send it; None if nothing was said.
+    """The schema of these fields, in the order of the wire; None for no fields.
 
     Raises ValueError for fields that no sample can have.
     """
