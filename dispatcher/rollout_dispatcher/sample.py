@@ -7,12 +7,13 @@ token count and the rows of its ragged fields where each lies in its span (`span
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from math import prod
 from typing import NamedTuple, Self
 from zlib import crc32
 
+from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import InJournal, InMemory, Payload, Reference, WithProducer
 from rollout_dispatcher.spans import ROWS, SAMPLES, TOKENS, SpanLayout
 
@@ -185,6 +186,29 @@ class Schema(SpanLayout):
         if more > 0:
             found[NAMED:] = [f"and {more} more"]
         return "; ".join(found) or f"its fields come in the order {', '.join(other.names)}"
+
+
+#: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far
+#: below where a tensor of no rows overflows in a DP rank.
+MAX_ROW_BYTES = 1 << 40
+
+
+@lru_cache(maxsize=64)
+def schema_of(fields: tuple[Field, ...]) -> Schema:
+    """The schema of these fields; one object each, as comparing these costs next to nothing.
+
+    Raises ProtocolError for a field whose size or form nobody could tell.
+    """
+    for item in fields:
+        if item.ragged and item.per_token:
+            raise ProtocolError(f"field {item.name} is ragged, and has a row a token at once")
+        if item.is_text and item != Field.text(item.name):
+            raise ProtocolError(f"field {item.name} is text: one a sample, ragged and of no shape")
+        if item.ragged and item.unit > MAX_ROW_BYTES:
+            raise ProtocolError(
+                f"a row of field {item.name}, {item.shape}, is larger than any frame"
+            )
+    return Schema(fields)
 
 
 def content_checksum(span: Iterable[bytes | bytearray | memoryview], *facts: object) -> int:

@@ -65,7 +65,7 @@ def make_sample(number: int) -> RolloutSample:
 
 
 def is_large(number: int) -> bool:
-    return Encoder().encode(make_sample(number)).nbytes >= INLINE_LIMIT
+    return Encoder().encode([make_sample(number)])[0].nbytes >= INLINE_LIMIT
 
 
 def push(address: str, first: int = 0, count: int = SAMPLES) -> None:

@@ -5,7 +5,7 @@ each field means, and docs/protocol.md is written from them. Facts of samples (`
 `sample_ids`, ...) come as lists with one entry a sample.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,7 +16,7 @@ from rollout_dispatcher.ends import EndReason
 from rollout_dispatcher.errors import ProtocolError
 from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol.slices import Slicing
-from rollout_dispatcher.sample import DType, Field, Outcome, Schema
+from rollout_dispatcher.sample import DType, Field, Outcome, Schema, schema_of
 from rollout_dispatcher.spans import RowsByField
 from rollout_planner.types import UPDATE
 
@@ -79,8 +79,8 @@ class Message(Part):
 MESSAGES: dict[int, type[Message]] = {}
 
 
-def _check_lengths(lists: Mapping[str, Sized | None], size: int, of: str) -> None:
-    for name, values in lists.items():
+def _check_lengths(lists: Iterable[tuple[str, Sized | None]], size: int, of: str) -> None:
+    for name, values in lists:
         if values is not None and len(values) != size:
             raise ValueError(f"{name} has {len(values)} entries for {size} {of}")
 
@@ -100,27 +100,6 @@ MAX_KEY_LETTERS = 512
 StoreAddress = Annotated[str, Declared(min_length=1, max_length=1024)]
 #: Of an object in its store.
 Key = Annotated[str, Declared(min_length=1, max_length=MAX_KEY_LETTERS)]
-#: Bytes of a row of a ragged field: far above any frame, which bounds rows that are there, and far
-#: below where a tensor of no rows overflows in a DP rank.
-MAX_ROW_BYTES = 1 << 40
-
-
-@lru_cache(maxsize=64)
-def _schema(fields: tuple[Field, ...]) -> Schema:
-    """One object a schema, so that comparing the schemas of samples costs next to nothing.
-
-    Raises ProtocolError for a field of which nobody could say how large it is, or how to read it.
-    """
-    for item in fields:
-        if item.ragged and item.per_token:
-            raise ProtocolError(f"field {item.name} is ragged, and has a row a token at once")
-        if item.is_text and item != Field.text(item.name):
-            raise ProtocolError(f"field {item.name} is text: one a sample, ragged and of no shape")
-        if item.ragged and item.unit > MAX_ROW_BYTES:
-            raise ProtocolError(
-                f"a row of field {item.name}, {item.shape}, is larger than any frame"
-            )
-    return Schema(fields)
 
 
 class FieldHeader(Part):
@@ -165,7 +144,7 @@ class HasFields(Message):
     @cached_property
     def schema_(self) -> Schema:
         """The schema that all these samples share."""
-        return _schema(tuple([header.field for header in self.fields]))
+        return schema_of(tuple([header.field for header in self.fields]))
 
 
 class SchemaKnown(HasFields, code=25):
@@ -224,12 +203,15 @@ class HasSamples(Message):
 
     @model_validator(mode="after")
     def _lists_agree(self) -> Self:
-        lists = {name: getattr(self, name) for name in self.each}
-        lists |= {f"rows of {name}": values for name, values in (self.rows or {}).items()}
-        _check_lengths(lists, len(self.tokens), "samples")
+        size = len(self.tokens)
+        _check_lengths([(name, getattr(self, name)) for name in self.each], size, "samples")
+        for name, rows in (self.rows or {}).items():
+            _check_lengths([(f"rows of {name}", rows)], size, "samples")
         if (self.objects is None) != (self.places is None):
             raise ValueError("objects and places come together, or neither")
-        last = max((place[0] for place in self.places or () if place), default=-1)
+        if self.places is None:
+            return self
+        last = max((place[0] for place in self.places if place), default=-1)
         if last >= len(self.objects or ()):
             raise ValueError(f"a place is in none of {len(self.objects or ())} objects")
         return self
@@ -746,7 +728,7 @@ class Dropped(Message, code=27):
 
     @model_validator(mode="after")
     def _lists_agree(self) -> Self:
-        _check_lengths({"group_ids": self.group_ids}, len(self.sample_ids), "samples")
+        _check_lengths([("group_ids", self.group_ids)], len(self.sample_ids), "samples")
         return self
 
 
@@ -1022,7 +1004,7 @@ class PassTimes(Part):
 
     @model_validator(mode="after")
     def _one_a_micro_batch(self) -> Self:
-        _check_lengths({"collective_s": self.collective_s}, len(self.busy_s), "micro-batches")
+        _check_lengths([("collective_s", self.collective_s)], len(self.busy_s), "micro-batches")
         return self
 
 

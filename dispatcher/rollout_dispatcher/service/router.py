@@ -12,21 +12,18 @@ from typing import Any
 from rollout_dispatcher import errors
 from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.dispatch import DispatcherCore
-from rollout_dispatcher.core.effects import NOTHING, Decision, PushAnswered
-from rollout_dispatcher.core.measuring.times import RankTimes
-from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello, Unresolved
+from rollout_dispatcher.core.effects import Decision, PushAnswered
 from rollout_dispatcher.errors import DispatcherError, IllegalTransition
 from rollout_dispatcher.hints import harmless
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import samples_of
-from rollout_dispatcher.protocol.sessions import FROM_RANK
 from rollout_dispatcher.sample import Sample
 from rollout_dispatcher.service import reporter
 from rollout_dispatcher.service.access import Access, Rights, digest_of
 from rollout_dispatcher.service.barrier import DurabilityBarrier, Log
 from rollout_dispatcher.service.completion import Completion, Failure
-from rollout_dispatcher.service.config.checks import check_padding, check_push, check_rank
+from rollout_dispatcher.service.config.checks import check_push
 from rollout_dispatcher.service.config.serve import ServeConfig, core_config
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.descriptors import ConnectionLimits
@@ -35,6 +32,7 @@ from rollout_dispatcher.service.connections.receiving import Receiving
 from rollout_dispatcher.service.connections.store_workers import StoreWorkers
 from rollout_dispatcher.service.effects import EffectRunner
 from rollout_dispatcher.service.metrics.registry import Metrics
+from rollout_dispatcher.service.ranks import Ranks
 from rollout_dispatcher.service.reloading import RELOADABLE, Reloads
 from rollout_dispatcher.service.reporter import Health
 from rollout_dispatcher.service.step_trace import StepTrace
@@ -42,9 +40,8 @@ from rollout_dispatcher.transport.listener import Pending
 
 log = logging.getLogger(__name__)
 
-#: What DP ranks alone say. By its type, as to try one kind after the other takes longer than most
-#: messages do.
-OF_RANKS = frozenset(FROM_RANK) - {m.Freed, m.Swept, m.Ping}
+#: What a peer's message is for: called with the peer, the message and the time.
+Handler = Callable[[Peer, Any, float], object]
 
 
 class Router:
@@ -95,6 +92,26 @@ class Router:
             store_workers=self._store_workers,
             clock=clock,
         )
+        self._ranks = Ranks(
+            core,
+            config,
+            self._connections,
+            metrics=metrics,
+            step_trace=self.step_trace,
+            store_workers=self._store_workers,
+            perform=self.perform,
+        )
+        self._handlers: dict[type[m.Message], Handler] = {
+            m.Ping: self._pinged,
+            m.Bye: self._says_goodbye,
+            m.HelloProducer: self._producer_joins,
+            m.HelloRank: self._rank_joins,
+            m.CloseGroup: self._close_group,
+            m.EndPhase: self._end_phase,
+            m.EndStream: self._end_stream,
+            m.Freed: self._answered_by_store,
+            m.Swept: self._answered_by_store,
+        }
         self.feedback = self._effect_runner.feedback
         self.drops_log = self._effect_runner.drops_log
         self._next_word = clock()
@@ -139,10 +156,11 @@ class Router:
         core's tables come here as one that a peer might have made.
         """
         try:
-            if type(message) in OF_RANKS:
-                self._hear_rank(peer, message)
+            now = self.clock()
+            if type(message) is m.Push:
+                self._push(peer, message, spans, now)
             else:
-                self._hear(peer, message, spans)
+                self._handlers.get(type(message), self._ranks.on_message)(peer, message, now)
         except IllegalTransition as bug:
             self._failure.fail(bug)
         except DispatcherError:
@@ -161,51 +179,38 @@ class Router:
         seconds = 0.0 if since is None else asyncio.get_running_loop().time() - since
         self.metrics.message_duration.observe(seconds, peer.role)
 
-    def _hear(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
-        now = self.clock()
-        match message:
-            case m.Ping():
-                self._pinged(peer, message, now)
-            case m.Bye():
-                self._says_goodbye(peer)
-            case m.HelloProducer():
-                self._introduce(peer, message)
-                self._producer_joins(peer, message)
-            case m.HelloRank():
-                self._introduce(peer, message)
-                self._rank_joins(peer, message, now)
-            case m.Push():
-                check_push(message, opens_stores=peer.opens_stores)
-                samples = samples_of(message, spans, self.config.group_size)
-                push = Push(
-                    peer.client_id, message.first_seq, samples, message.floor, message.named,
-                    has_references=message.objects is not None,
-                )  # fmt: skip
-                self.metrics.loss_positions_left_out.inc(message.left_out)
-                self.perform(self.core.push(push, now))
-            case m.CloseGroup(group_id=group, withdrawn=list(numbers)):
-                size, who = message.size, peer.client_id
-                self.perform(self.core.withdraw(group, size, who, numbers, now))
-            case m.CloseGroup():
-                said = None if message.number is None else (peer.client_id, message.number)
-                closed = self.core.close_group(
-                    message.group_id, now, size=message.size, keep=message.keep, request=said
-                )
-                self.perform(closed)
-            case m.EndPhase() | m.EndStream():
-                self._hear_end(peer, message, now)
-            case m.Freed() | m.Swept():
-                self._store_workers.answered(peer, message)
+    def _push(self, peer: Peer, message: m.Push, spans: Sequence[memoryview], now: float) -> None:
+        check_push(message, opens_stores=peer.opens_stores)
+        samples = samples_of(message, spans, self.config.group_size)
+        push = Push(
+            peer.client_id, message.first_seq, samples, message.floor, message.named,
+            has_references=message.objects is not None,
+        )  # fmt: skip
+        self.metrics.loss_positions_left_out.inc(message.left_out)
+        self.perform(self.core.push(push, now))
 
-    def _hear_end(self, peer: Peer, message: m.EndPhase | m.EndStream, now: float) -> None:
+    def _close_group(self, peer: Peer, message: m.CloseGroup, now: float) -> None:
+        group, size, who = message.group_id, message.size, peer.client_id
+        if message.withdrawn is not None:
+            self.perform(self.core.withdraw(group, size, who, message.withdrawn, now))
+            return
+        request = None if message.number is None else (who, message.number)
+        self.perform(
+            self.core.close_group(group, now, size=size, keep=message.keep, request=request)
+        )
+
+    def _end_phase(self, peer: Peer, message: m.EndPhase, now: float) -> None:
         who, force = peer.client_id, message.force
         if force:
-            _check_control(peer, "end for all producers (force)")
-        if isinstance(message, m.EndPhase):
-            self.perform(self.core.end_phase(message.policy_version, now, who, force=force))
-        else:
-            self._connections.ends(who)
-            self.perform(self.core.end_stream(now, who, force=force))
+            _check_control(peer, FORCE)
+        self.perform(self.core.end_phase(message.policy_version, now, who, force=force))
+
+    def _end_stream(self, peer: Peer, message: m.EndStream, now: float) -> None:
+        who, force = peer.client_id, message.force
+        if force:
+            _check_control(peer, FORCE)
+        self._connections.ends(who)
+        self.perform(self.core.end_stream(now, who, force=force))
 
     def _pinged(self, peer: Peer, message: m.Ping, now: float) -> None:
         if peer.role == "producer":
@@ -290,7 +295,10 @@ class Router:
         self.perform(decision)
         return decision
 
-    def _says_goodbye(self, peer: Peer) -> None:
+    def _answered_by_store(self, peer: Peer, message: m.Freed | m.Swept, _now: float) -> None:
+        self._store_workers.answered(peer, message)
+
+    def _says_goodbye(self, peer: Peer, _message: m.Bye, _now: float) -> None:
         if self._connections.producers.get(peer.client_id) is peer:
             self.perform(self.core.producer_leaves(peer.client_id, self.clock()))
         self._store_workers.acknowledge_bye(peer)
@@ -301,111 +309,24 @@ class Router:
             self._connections.answered(peer.client_id)
             self._completion.check()
 
-    def _producer_joins(self, peer: Peer, message: m.HelloProducer) -> None:
+    def _rank_joins(self, peer: Peer, message: m.HelloRank, now: float) -> None:
+        self._introduce(peer, message)
+        self._ranks.on_hello(peer, message, now)
+
+    def _producer_joins(self, peer: Peer, message: m.HelloProducer, now: float) -> None:
+        self._introduce(peer, message)
         key = digest_of(message.key)
         self.core.check_key(peer.client_id, key)
         before = self._connections.producers.get(peer.client_id)
         self._connections.producers[peer.client_id] = peer
         self._connections.clients.joined(peer.client_id, "producer", peer.host, peer)
         if before is not None:
-            self.perform(self.core.producer_disconnected(peer.client_id, self.clock()))
+            self.perform(self.core.producer_disconnected(peer.client_id, now))
             before.close()
         self.metrics.connections.labels("producer").inc()
         incarnation, accepted = message.incarnation or "", message.accepted
         self.perform(self.core.producer_connected(peer.client_id, key, incarnation, accepted))
         self._store_workers.there(peer)
-
-    # -- ranks ------------------------------------------------------------------------------
-
-    def _rank_joins(self, peer: Peer, message: m.HelloRank, now: float) -> None:
-        check_padding(self.config, message.packed_length)
-        check_rank(self.config, opens_stores=peer.opens_stores, max_split=message.max_split or 1)
-        hello = RankHello(
-            client_id=message.client_id,
-            dp_rank=message.dp_rank,
-            dp_size=message.dp_size,
-            generation=message.generation,
-            prefetch_steps=message.prefetch_steps,
-            taken=message.taken,
-            committed=message.committed,
-            hungry=message.hungry,
-            received=dict(message.received),
-            attempts=dict(message.attempts),
-            released=message.released,
-            resume=_position(message.resume),
-            saved=message.saved,
-            run_id=message.run_id,
-            training={"layout": str(self.config.layout)} | message.training,
-            finished=message.finished,
-            discards=message.discard,
-        )
-        self._store_workers.gone(peer)  # said again, it hears nothing else before its welcome
-        decision = self.core.join(hello, now)
-        if hello.generation is None:
-            self.metrics.waiting_since.clear()
-            if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
-                self._connections.detach(peer.client_id)
-        self._connections.said_hello(peer)
-        self.perform(decision)
-        if self._connections.rank_of(peer) is None:
-            return  # it was refused
-        self._store_workers.there(peer)
-        log.info(
-            "DP rank %d of %d joined generation %d",
-            message.dp_rank, message.dp_size, self.core.generation,
-            extra={"event": "rank-joined", "dp_rank": message.dp_rank, "peer": str(peer)},
-        )  # fmt: skip
-        self.metrics.packed_lengths[message.dp_rank] = message.packed_length or 0
-        self._note_hunger(message.dp_rank, hungry=message.hungry, now=now)
-        if message.policy_version is not None:
-            first_step = message.policy_step or 0
-            self.perform(self.core.set_policy_version(message.policy_version, now, first_step))
-
-    def _hear_rank(self, peer: Peer, message: m.Message) -> None:
-        if (rank := self._connections.rank_of(peer)) is None:
-            return
-        dp_rank, now = rank.dp_rank, self.clock()
-        self.core.seen(dp_rank, now)
-        match message:
-            case m.Demand():
-                self._note_hunger(dp_rank, hungry=message.hungry, now=now)
-                self.perform(self.core.demand(dp_rank, message.taken, now, hungry=message.hungry))
-                self.step_trace.taken(dp_rank, message.taken, now)
-            case m.Prepared():
-                step, digest, attempt = message.step, message.digest, message.attempt
-                self.perform(self.core.prepared(dp_rank, step, digest, now, attempt=attempt))
-            case m.Unresolved(step=step, attempt=attempt, sample_ids=ids, why=why):
-                said = Unresolved(step, attempt, tuple(ids), why)
-                self.perform(self.core.unresolved(dp_rank, said, now))
-            case m.Commit():
-                self.step_trace.rank_commits(dp_rank, message.step, now)
-                self.perform(self.core.commit(dp_rank, message.step, now))
-                for times in message.times or ():
-                    self._took(dp_rank, message.step, times)
-            case m.PolicyVersion():
-                version, first_step = message.policy_version, message.first_step
-                self.perform(self.core.set_policy_version(version, now, first_step))
-            case m.Finish():
-                self.metrics.waiting_since.pop(dp_rank, None)
-                self.perform(self.core.finish(dp_rank, message.step, now, discard=message.discard))
-            case m.CheckpointSaved():
-                self.perform(self.core.checkpoint_saved(dp_rank, message.step))
-            case m.StepTimes():
-                self._took(dp_rank, message.step, message)
-
-    def _took(self, dp_rank: int, step: int, told: m.PassTimes) -> None:
-        times = RankTimes(step, told.cost_key, told.busy_s, told.collective_s, told.why)
-        self.step_trace.measured(dp_rank, times)
-        if (decision := self.core.step_times(dp_rank, times)) is not NOTHING:
-            self.perform(decision)
-
-    def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
-        waiting_since = self.metrics.waiting_since
-        if hungry:
-            waiting_since.setdefault(dp_rank, now)  # said again, it is the same wait
-        elif (since := waiting_since.pop(dp_rank, None)) is not None:
-            self.metrics.rank_wait_duration.observe(now - since)
-            self.step_trace.waited(dp_rank, since, now - since)
 
     # -- the end ----------------------------------------------------------------------------
 
@@ -500,13 +421,11 @@ class Router:
         self._failure.cancel()
 
 
+#: What a producer with its own token alone may not do.
+FORCE = "end for all producers (force)"
+
+
 def _check_control(peer: Peer, what: str) -> None:
     """Raise Forbidden if it has shown a producers' token alone. what: it does, in words."""
     if peer.rights is Rights.PUSH:
         raise errors.Forbidden(what)
-
-
-def _position(resume: m.CheckpointPosition | None) -> CheckpointPosition | None:
-    if resume is None:
-        return None
-    return CheckpointPosition(resume.run_id, resume.step, resume.allow_lost_steps)

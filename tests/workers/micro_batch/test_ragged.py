@@ -33,7 +33,7 @@ def pushed(
 ) -> list[Sample]:
     """Samples as the dispatcher has them of a producer that pushed these values."""
     encoder, found = Encoder(per_sample, ragged), list[Sample]()
-    for group in batches([encoder.encode(RolloutSample(item)) for item in values], 2**20):
+    for group in batches(encoder.encode(map(RolloutSample, values)), 2**20):
         message = header(group, "p", len(found))
         parts = payload(group)
         nbytes = sum(memoryview(part).nbytes for part in parts)

@@ -14,7 +14,9 @@ NOTHING = memoryview(b"")
 def encoded(
     tokens: int = 1, sample_id: str | None = None, group_id: str | None = None, size: Any = None
 ) -> EncodedSample:
-    return Encoder().encode(RolloutSample({"input_ids": [1] * tokens}, sample_id, group_id, size))
+    return Encoder().encode(
+        [RolloutSample({"input_ids": [1] * tokens}, sample_id, group_id, size)]
+    )[0]
 
 
 def hear(core: ProducerCore, message: m.Message, now: float = 0.0) -> list[Settled]:

@@ -28,7 +28,7 @@ def encoder(*fields: Field) -> Encoder:
 
 
 def encode(made: Encoder, **fields: Any) -> EncodedSample:
-    return made.encode(RolloutSample({"input_ids": np.arange(2), **fields}))
+    return made.encode([RolloutSample({"input_ids": np.arange(2), **fields})])[0]
 
 
 def cast(dtype: DType, value: Any, *, per_token: bool = True) -> tuple[str, list[Any]]:
@@ -96,8 +96,8 @@ def test_being_told_while_another_thread_encodes_is_not_forgotten() -> None:
             return super().__getitem__(name)
 
     fields = {"input_ids": [1, 2], "x": np.zeros(2, np.float32)}
-    assert made.encode(RolloutSample(Slow(fields))).schema != known
-    assert made.encode(RolloutSample(fields)).schema == known
+    assert made.encode([RolloutSample(Slow(fields))])[0].schema != known
+    assert made.encode([RolloutSample(fields)])[0].schema == known
 
 
 @pytest.mark.parametrize("value", [np.array([0.0, 1.0]), np.array([0, 1], np.int16), np.int8(1)])
@@ -118,11 +118,11 @@ def test_numbers_without_a_type_have_the_same_as_over_http(name: str, value: Any
         ((over_http,), _) = parse_body(body, Reading())
     except ProtocolError:
         with pytest.raises(SampleRefused, match="does not fit: Python's numbers are"):
-            Encoder().encode(RolloutSample({"input_ids": [5, 6], name: value}))
+            Encoder().encode([RolloutSample({"input_ids": [5, 6], name: value})])
         return
     if name.endswith(("_ids", "labels")) and value == [0, 1.0]:
         return  # over HTTP 1.0 is 1, as most writers of JSON have but one kind of number
-    sample = Encoder().encode(RolloutSample({"input_ids": [5, 6], name: value}))
+    sample = Encoder().encode([RolloutSample({"input_ids": [5, 6], name: value})])[0]
     assert sample.schema == over_http.schema
     assert b"".join(payload([sample])) == span_of(over_http)
 

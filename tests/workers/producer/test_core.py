@@ -131,7 +131,7 @@ def test_what_the_dispatcher_does_not_read_yet_is_blocked_whichever_push_it_is()
 def test_a_push_that_stays_without_a_caller_keeps_a_copy_of_his_arrays() -> None:
     core = connected(credits=1, max_payload_bytes=1 << 30)
     ids = np.arange(JOINED_BYTES)
-    core.submit([Encoder().encode(RolloutSample({"input_ids": ids}))])
+    core.submit(Encoder().encode([RolloutSample({"input_ids": ids})]))
     ((_, lent),) = core.take_messages(0.0)
     core.abandon(0, 0.0)
     before = ids.tobytes()
@@ -190,7 +190,7 @@ def test_what_no_dispatcher_takes_is_refused_before_it_has_a_number() -> None:
 def test_batches_break_where_one_push_cannot_go_on() -> None:
     plain, named, wide = encoded(), encoded(sample_id="a"), encoded(tokens=4)
     unsized, sized = encoded(group_id="g"), encoded(group_id="g", size=2)
-    two_fields = Encoder().encode(RolloutSample({"input_ids": [1], "x": [1]}))
+    two_fields = Encoder().encode([RolloutSample({"input_ids": [1], "x": [1]})])[0]
 
     def sizes(*samples: EncodedSample) -> list[int]:
         return [len(batch) for batch in batches(samples, 48)]

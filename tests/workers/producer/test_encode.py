@@ -20,11 +20,11 @@ FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def encode(per_sample: tuple[str, ...] = (), **fields: Any) -> EncodedSample:
-    return Encoder(per_sample).encode(RolloutSample({"input_ids": [5, 6, 7], **fields}))
+    return Encoder(per_sample).encode([RolloutSample({"input_ids": [5, 6, 7], **fields})])[0]
 
 
 def encode_only(**fields: Any) -> EncodedSample:
-    return Encoder().encode(RolloutSample(fields))
+    return Encoder().encode([RolloutSample(fields)])[0]
 
 
 def span(*samples: EncodedSample) -> bytes:
@@ -97,7 +97,7 @@ def test_loss_tokens_are_those_of_the_mask_or_all_but_the_first_that_never_count
 
 def test_a_mask_that_marks_first_tokens_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     encoder, sample = Encoder(), RolloutSample({"input_ids": [5, 6], "loss_mask": [1, 1]})
-    batch = [encoder.encode(sample) for _ in range(3)]
+    batch = encoder.encode([sample] * 3)
     (record,) = caplog.records
     assert "make the producer with loss_mask_shifted=True" in record.message
     assert header(batch, "p", 0).left_out == 3
@@ -116,11 +116,11 @@ def test_a_shifted_mask_is_sent_as_any_other(
 ) -> None:
     encoder = Encoder(loss_mask_shifted=True)
     for _ in range(2):  # the second is recognised by the first
-        found = encoder.encode(RolloutSample({"input_ids": [5, 6, 7, 8], "loss_mask": mask}))
+        found = encoder.encode([RolloutSample({"input_ids": [5, 6, 7, 8], "loss_mask": mask})])[0]
         ids, moved = found.arrays
         assert (ids.tolist(), moved.tolist()) == ([5, 6, 7, 8], sent)
         assert (found.loss_tokens, found.left_out) == (counted, left_out)
-    assert encoder.encode(RolloutSample({"input_ids": [5, 6]})).loss_tokens == 1
+    assert encoder.encode([RolloutSample({"input_ids": [5, 6]})])[0].loss_tokens == 1
     assert not caplog.records
 
 
@@ -156,9 +156,9 @@ def test_a_sample_with_metadata_belongs_into_push_many() -> None:
     sample: Any = RolloutSample({"input_ids": [5]}, group_id="g", group_size=1)
     told = r"no mapping but RolloutSample; push it with push_many\(\[sample\]\)"
     with pytest.raises(SampleRefused, match=told):
-        Encoder().encode(RolloutSample(sample))
+        Encoder().encode([RolloutSample(sample)])
     with pytest.raises(SampleRefused, match="no mapping but list; push names to tensors"):
-        Encoder().encode(RolloutSample([sample]))  # type: ignore[arg-type]
+        Encoder().encode([RolloutSample([sample])])  # type: ignore[arg-type]
 
 
 def test_large_arrays_are_sent_from_where_they_are_and_all_else_is_joined() -> None:
@@ -203,7 +203,7 @@ def test_what_came_before_makes_no_difference(
 ) -> None:
     def told(encoder: Encoder, sample: RolloutSample) -> object:
         try:
-            encoded = encoder.encode(sample)
+            encoded = encoder.encode([sample])[0]
         except SampleRefused as refused:
             return str(refused)
         return encoded._replace(arrays=[]), span(encoded)
@@ -217,7 +217,7 @@ def test_what_came_before_makes_no_difference(
 
 def test_numbers_of_arrays_are_numbers() -> None:
     given: dict[str, Any] = {"group_size": np.int64(4), "policy_version": torch.tensor(3)}
-    encoded = Encoder().encode(RolloutSample({"input_ids": [5]}, group_id="g", **given))
+    encoded = Encoder().encode([RolloutSample({"input_ids": [5]}, group_id="g", **given)])[0]
     found = (encoded.group_size, encoded.policy_version)
     assert found == (4, 3)
     assert set(map(type, found)) == {int}
@@ -235,7 +235,7 @@ def test_numbers_of_arrays_are_numbers() -> None:
 )
 def test_metadata_that_means_nothing_is_refused(metadata: dict[str, Any], words: str) -> None:
     with pytest.raises(SampleRefused, match=words):
-        Encoder().encode(RolloutSample({"input_ids": [5]}, **metadata))
+        Encoder().encode([RolloutSample({"input_ids": [5]}, **metadata)])
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_metadata_that_means_nothing_is_refused(metadata: dict[str, Any], words:
 def test_what_no_push_can_have_is_told_by_the_name_it_was_given(
     metadata: dict[str, Any], words: str
 ) -> None:
-    encoded = Encoder().encode(RolloutSample({"input_ids": [5]}, **metadata))
+    encoded = Encoder().encode([RolloutSample({"input_ids": [5]}, **metadata)])[0]
     with pytest.raises(SampleRefused, match=words) as caught:
         header([encoded], "p", 0)
     assert len(str(caught.value)) < 200
@@ -272,12 +272,14 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(
     make: Callable[[list[float]], Any], bad: float
 ) -> None:
     encoder, words = Encoder(), r"advantages\[1\] is NaN or infinite, .* allow_non_finite=True"
-    encoder.encode(RolloutSample({"input_ids": [5, 6, 7], "advantages": make([0.5, 0.25, 1.0])}))
+    encoder.encode([RolloutSample({"input_ids": [5, 6, 7], "advantages": make([0.5, 0.25, 1.0])})])[
+        0
+    ]
     sample = RolloutSample({"input_ids": [5, 6, 7], "advantages": make([0.5, bad, 1.0])})
     for each in (encoder, Encoder()):
         with pytest.raises(SampleRefused, match=words):
-            each.encode(sample)
-    assert Encoder(allow_non_finite=True).encode(sample).tokens == 3
+            each.encode([sample])
+    assert Encoder(allow_non_finite=True).encode([sample])[0].tokens == 3
     for reward in (bad, np.float32(bad), torch.tensor(bad)):
         with pytest.raises(SampleRefused, match="reward is NaN or infinite"):
             encode(reward=reward)

@@ -25,7 +25,7 @@ def encoder(*known: Field) -> Encoder:
 
 
 def encode(made: Encoder, **fields: Any) -> EncodedSample:
-    return made.encode(RolloutSample({"input_ids": [5, 6, 7], **fields}))
+    return made.encode([RolloutSample({"input_ids": [5, 6, 7], **fields})])[0]
 
 
 def values(sample: EncodedSample, name: str) -> bytes:

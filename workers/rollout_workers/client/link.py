@@ -202,8 +202,9 @@ class Link(StreamProtocol):
         if self._transport is None or self._session.state is SessionState.CLOSED:
             return
         nbytes = sum(map(len, payload))
-        frame = [self._session.say(message, nbytes), *payload]
-        self._written += sum(map(len, frame))
+        header = self._session.say(message, nbytes)
+        frame = [header, *payload]
+        self._written += len(header) + nbytes
         if isinstance(self._transport, StreamTransport):
             self._transport.writelines(frame)
         else:  # TLS makes a record, and keeps a reference, of whatever it is given

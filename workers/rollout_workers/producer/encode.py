@@ -14,7 +14,8 @@ import reprlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -146,12 +147,38 @@ class EncodedSample(NamedTuple):
     staleness_exempt: bool = False
     checksum: int | None = None
 
-    def summed(self) -> "EncodedSample":
-        """The same with the checksum of its content, if the user gave its id."""
-        if self.sample_id is None:
-            return self
-        facts = (self.tokens, self.rows, self.group_id, self.policy_version)
-        return self._replace(checksum=content_checksum(_pieces(self.arrays), *facts))
+
+class EncodedSamples(NamedTuple):
+    """Samples of one push, field by field in the order of `EncodedSample`."""
+
+    schemas: list[Schema]
+    tokens: list[int]
+    loss_tokens: list[int]
+    arrays: list[list[Array]]
+    nbytes: list[int]
+    sample_ids: list[Any]
+    group_ids: list[str | None]
+    group_sizes: list[int | None]
+    policy_versions: list[int | None]
+    rows: list[tuple[int, ...]]
+    references: list[Reference | None]
+    left_out: list[int]
+    staleness_exempt: list[bool]
+    checksums: list[Any]
+
+    @classmethod
+    def of(cls, samples: Iterable[EncodedSample]) -> Self:
+        """These samples, which takes some twentieth of a microsecond each."""
+        return cls(*map(list, zip(*samples, strict=True)))
+
+
+#: The sample of these values: `EncodedSample._make` without its check of their number.
+_ENCODED = partial(tuple.__new__, EncodedSample)
+
+
+def _checksum(sample_id: str | None, arrays: Iterable[Array], *facts: object) -> int | None:
+    """`content_checksum` of a sample whose id the user gave, None for any other."""
+    return None if sample_id is None else content_checksum(_pieces(arrays), *facts)
 
 
 def _pieces(arrays: Iterable[Array]) -> Iterator[Buffer]:
@@ -170,7 +197,10 @@ def rollout_samples(given: object) -> list[RolloutSample]:
         )
     if not isinstance(given, Iterable):
         raise SampleRefused("bad-sample", f"{type(given).__name__} is no list of samples")
-    return [_rollout_sample(index, item) for index, item in enumerate(given)]
+    return [
+        item if type(item) is RolloutSample else _rollout_sample(index, item)
+        for index, item in enumerate(given)
+    ]
 
 
 def _rollout_sample(index: int, given: object) -> RolloutSample:
@@ -221,11 +251,15 @@ class Encoder:
                 layout = layout_of(known.schema_, known.set_by)
         self._known = layout
 
-    def encode(self, sample: RolloutSample) -> EncodedSample:
-        """Check a sample and find the memory that it is made of.
+    def encode(self, samples: Iterable[RolloutSample]) -> list[EncodedSample]:
+        """Check samples and find the memory that they are made of.
 
         Raises SampleRefused that names the field and what is wrong with it.
         """
+        with np.errstate(over="ignore"):  # of `Layout.check_finite`
+            return list(map(self._encoded, samples))
+
+    def _encoded(self, sample: RolloutSample) -> EncodedSample:
         fields: object = sample.fields
         if type(fields) is not dict and not isinstance(fields, Mapping):
             kind, metadata = type(fields).__name__, isinstance(fields, RolloutSample)
@@ -244,20 +278,16 @@ class Encoder:
         if left_out and not self._loss_mask_shifted:
             self._warn()
         rows = layout.rows(arrays) if layout.ragged else ()
-        return EncodedSample(
-            layout.schema,
-            tokens,
-            loss_tokens,
-            arrays,
-            layout.schema.nbytes(tokens, rows),
-            sample.sample_id,
-            sample.group_id,
-            None if (size := sample.group_size) is None else size_of(size, sample.group_id),
-            version if type(version := sample.policy_version) in _PLAIN else version_of(version),
-            rows,
-            left_out=left_out,
-            staleness_exempt=sample.staleness_exempt,
-        ).summed()
+        sample_id, group_id, size = sample.sample_id, sample.group_id, sample.group_size
+        version = sample.policy_version
+        if type(version) not in _PLAIN:
+            version = version_of(version)
+        return _ENCODED((
+            layout.schema, tokens, loss_tokens, arrays, layout.schema.nbytes(tokens, rows),
+            sample_id, group_id, None if size is None else size_of(size, group_id), version, rows,
+            None, left_out, sample.staleness_exempt,
+            _checksum(sample_id, arrays, tokens, rows, group_id, version),
+        ))  # fmt: skip
 
     def _warn(self) -> None:
         """Say once that a mask marks what cannot be predicted: it may mean something else."""
@@ -365,8 +395,10 @@ def _encoded(
     size = given.group_size
     if size is None and given.group_id is not None:
         size = group_size
+    sample_id, group_id, version = given.sample_id, given.group_id, given.policy_version
     return EncodedSample(
-        schema, tokens, loss_tokens, [], 0, given.sample_id, given.group_id,
-        None if size is None else size_of(size, given.group_id), given.policy_version, tuple(rows),
+        schema, tokens, loss_tokens, [], 0, sample_id, group_id,
+        None if size is None else size_of(size, group_id), version, tuple(rows),
         reference, staleness_exempt=given.staleness_exempt,
-    ).summed()  # fmt: skip
+        checksum=_checksum(sample_id, (), tokens, tuple(rows), group_id, version),
+    )  # fmt: skip

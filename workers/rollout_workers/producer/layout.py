@@ -263,24 +263,24 @@ class Layout(NamedTuple):
         return tuple([len(arrays[at]) for at in self.ragged])
 
     def check_ids(self, ids: Array) -> None:
-        """Raise SampleRefused for a token id that no embedding has: 1 to 2 us for 2,000 tokens."""
-        if ids.dtype.kind == "i" and ids.min() < 0:
+        """Raise SampleRefused for a negative token id, which no embedding has."""
+        if ids.dtype.kind == "i" and ids.item(ids.argmin()) < 0:  # half the time of min()
             at = int(np.argmax(ids < 0))
             raise SampleRefused("bad-field", negative_id(f"input_ids[{at}]", int(ids[at])))
 
     def check_finite(self, arrays: list[Array]) -> None:
-        """Raise SampleRefused for a NaN or an infinity: 2 us for a field of 2,000 tokens.
+        """Raise SampleRefused for a NaN or an infinity in a field of one number a token or sample.
 
-        Tensors that are wider than one number a token or a sample are not looked at.
+        The caller ignores numpy's overflows (`np.errstate`), once for all samples of a push.
         """
-        with np.errstate(over="ignore"):
-            bad = next((at for at in self.floats if not _is_finite(arrays[at])), None)
-        if bad is not None:
-            array = arrays[bad]
+        for at in self.floats:
+            array = arrays[at]
+            if _is_finite(array):
+                continue
             place = place_of(np.unravel_index(int(np.argmin(_finite(array))), array.shape))
             raise SampleRefused(
                 "bad-field",
-                f"{self.traits[bad].name}{place} is NaN or infinite, and so would be the loss "
+                f"{self.traits[at].name}{place} is NaN or infinite, and so would be the loss "
                 "of the whole step: mend what computes it, or make the producer with "
                 "allow_non_finite=True",
             )
@@ -298,7 +298,7 @@ class Layout(NamedTuple):
             one = 0x3F80 if dtype is DType.BFLOAT16 else 1
             if not np.isin(mask, (0, one)).all():
                 raise _bad_mask()
-        left_out = int(mask[0] != 0)
+        left_out = int(bool(mask[0]))
         return int(np.count_nonzero(mask)) - left_out, left_out
 
 
@@ -308,9 +308,7 @@ def _is_finite(array: Array) -> bool:
     Their dot product with themselves is finite only then, and takes a quarter of the time of a look
     at each; it may overflow. Of more numbers BLAS would have threads of its own.
     """
-    if array.dtype.kind == "f" and not array.ndim:
-        return math.isfinite(array)
-    if array.dtype.char in "fd" and len(array) <= DOT_MOST and math.isfinite(array.dot(array)):
+    if array.dtype.char in "fd" and array.size <= DOT_MOST and math.isfinite(array.dot(array)):
         return True
     return bool(_finite(array).all())
 

@@ -244,7 +244,10 @@ class _Producer:
 
     def _encode(self, samples: Iterable[Pushable]) -> list[EncodedSample]:
         """Check samples and find their memory; raises SampleRefused. Any thread may."""
-        return [self._encoder.encode(self._sized(item)) for item in rollout_samples(samples)]
+        found = rollout_samples(samples)
+        if self._group_size is not None:
+            found = [self._sized(item) for item in found]
+        return self._encoder.encode(found)
 
     def _encode_references(self, samples: Iterable[ReferencedSample]) -> list[EncodedSample]:
         """Check samples that lie in a payload store; raises SampleRefused. Any thread may."""

@@ -30,9 +30,9 @@ from rollout_dispatcher.payload import Reference, StoredObject
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.assemble import places_of
 from rollout_dispatcher.protocol.outbox import JOINED_BYTES, Buffer
-from rollout_dispatcher.sample import Outcome
+from rollout_dispatcher.sample import Outcome, Schema
 from rollout_dispatcher.spans import ALIGNMENT, PADDING
-from rollout_workers.producer.encode import EncodedSample, refusal
+from rollout_workers.producer.encode import EncodedSample, EncodedSamples, refusal
 from rollout_workers.stores.requests import StoreRequests
 
 log = logging.getLogger(__name__)
@@ -282,28 +282,29 @@ def header(samples: Sequence[EncodedSample], client_id: str, first_seq: int) -> 
 
     Raises SampleRefused for metadata that no dispatcher takes.
     """
-    group_ids = _unless_empty([sample.group_id for sample in samples])
+    by = EncodedSamples.of(samples)
+    group_ids = _unless_empty(by.group_ids)
     sized = group_ids is not None and _is_sized(samples[0])
+    named = samples[0].sample_id is not None
     try:
         return m.Push(
             fields=m.field_headers(samples[0].schema),
-            tokens=[sample.tokens for sample in samples],
-            loss_tokens=[sample.loss_tokens for sample in samples],
-            sample_ids=[
-                f"{client_id}/{number}" if sample.sample_id is None else sample.sample_id
-                for number, sample in enumerate(samples, first_seq)
-            ],
+            tokens=by.tokens,
+            loss_tokens=by.loss_tokens,
+            sample_ids=by.sample_ids
+            if named
+            else [f"{client_id}/{first_seq + at}" for at in range(len(samples))],
             group_ids=group_ids,
-            group_sizes=[_size(sample) for sample in samples] if sized else None,
-            policy_versions=_unless_empty([sample.policy_version for sample in samples]),
-            staleness_exempt=_unless_false([sample.staleness_exempt for sample in samples]),
-            rows=_rows(samples),
-            left_out=sum(sample.left_out for sample in samples),
+            group_sizes=[1 if size is None else size for size in by.group_sizes] if sized else None,
+            policy_versions=_unless_empty(by.policy_versions),
+            staleness_exempt=by.staleness_exempt if any(by.staleness_exempt) else None,
+            rows=_rows(samples[0].schema, by.rows),
+            left_out=sum(by.left_out),
             first_seq=first_seq,
             floor=first_seq,
-            named=samples[0].sample_id is not None,
-            checksums=[one.checksum for one in samples if one.checksum is not None] or None,
-            **_places(samples),
+            named=named,
+            checksums=by.checksums if named else None,
+            **({} if samples[0].reference is None else places_of(by.references)),
         )
     except ValidationError as error:
         raise refusal(error.errors(include_url=False)[0]) from error
@@ -339,32 +340,16 @@ def _alike(one: EncodedSample, other: EncodedSample) -> bool:
     )
 
 
-def _places(samples: Sequence[EncodedSample]) -> dict[str, Any]:
-    """Where the samples lie, if it is in payload stores."""
-    if samples[0].reference is None:
-        return {}
-    return places_of(sample.reference for sample in samples)
-
-
-def _rows(samples: Sequence[EncodedSample]) -> dict[str, list[int]] | None:
+def _rows(schema: Schema, rows: Iterable[tuple[int, ...]]) -> dict[str, list[int]] | None:
     """Of each ragged field the rows of each sample; None without any."""
-    if not samples[0].rows:
+    if not schema.ragged:
         return None
-    each = zip(*(sample.rows for sample in samples), strict=True)
-    return dict(zip(samples[0].schema.ragged, map(list, each), strict=True))
-
-
-def _size(sample: EncodedSample) -> int:
-    return 1 if sample.group_size is None else sample.group_size
+    return dict(zip(schema.ragged, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _is_sized(sample: EncodedSample) -> bool:
     """Whether the size of its group is known; a sample without a group is one of one."""
     return sample.group_id is None or sample.group_size is not None
-
-
-def _unless_false(values: list[bool]) -> list[bool] | None:
-    return values if any(values) else None
 
 
 def _unless_empty(values: list[_T | None]) -> list[_T | None] | None:

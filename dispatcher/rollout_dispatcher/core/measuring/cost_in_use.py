@@ -9,7 +9,9 @@ than they estimated: the difference is the loss of the cost in use.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from rollout_dispatcher.core.measuring.fit import (
     Fit,
     fit_cost,
     improbability,
+    median,
     terms_of,
 )
 from rollout_planner.cost import Quadratic
@@ -135,6 +138,8 @@ class _Seen(NamedTuple):
 
     def slowest(self, fit: FloatArray | None) -> tuple[FloatArray, FloatArray]:
         """Terms, float64[n, 4], and prior of the slowest, by a fit's coefficients or the prior."""
+        if self.prior.shape[1] == 1:
+            return self.terms[:, 0], self.prior[:, 0]
         cost = self.prior if fit is None else self.terms @ fit
         at = np.arange(len(cost)), cost.argmax(axis=1)
         return self.terms[at], self.prior[at]
@@ -232,7 +237,7 @@ class CostInUse:
         of_use = (unit * cost + begin) / seconds
         of_fit = np.concatenate([(seen.terms @ fit).max(axis=1) for seen in unseen]) / seconds
         used, fitted = (
-            improbability(share / np.median(share) - 1, self._newest.error)
+            improbability(share / median(share) - 1, self._newest.error)
             for share in (of_use, of_fit)
         )
         self._better = min(max(self._better + used - fitted, 0.0), SUREST)
@@ -247,20 +252,21 @@ class CostInUse:
         return found
 
     def _fit(self) -> None:
-        self._unfitted = 0
-        seconds = np.concatenate([seen.seconds for seen in self._seen])
-        for _ in range(1 + RIVAL_ROUNDS * any(seen.prior.shape[1] > 1 for seen in self._seen)):
+        self._unfitted, joined = 0, _joined(self._seen)
+        seconds = np.concatenate([seen.seconds for seen in joined])
+        for _ in range(1 + RIVAL_ROUNDS * any(seen.prior.shape[1] > 1 for seen in joined)):
             known = None if self._newest is None else self._newest.coefficients
-            terms = np.concatenate([seen.slowest(known)[0] for seen in self._seen])
+            terms = np.concatenate([seen.slowest(known)[0] for seen in joined])
             self._newest = fit_cost(terms, seconds, self._config.prior)
-        self._pace = _pace(np.concatenate([self._cost_of(seen) for seen in self._seen]), seconds)
+        self._pace = _pace(np.concatenate([self._cost_of(seen) for seen in joined]), seconds)
 
     def _take(self, next_step: int) -> CostChanged:
         """Use the newest fit, in the unit of the prior."""
         assert self._newest is not None
         fit = self._newest.coefficients
-        prior = sum(float(seen.slowest(fit)[1].sum()) for seen in self._seen)
-        seconds = sum(float(seen.seconds.sum()) for seen in self._seen)
+        joined = _joined(self._seen)
+        prior = sum(float(seen.slowest(fit)[1].sum()) for seen in joined)
+        seconds = sum(float(seen.seconds.sum()) for seen in joined)
         version = 1 if self.fitted is None else self.fitted.version + 1
         cost = Quadratic(*(fit * (prior / seconds)).tolist())
         self.fitted = CostFitted(version, cost, self._newest.error, next_step)
@@ -289,6 +295,14 @@ class CostInUse:
         return CostStatistics(self.fitted, newest, fit.error, promised, loss)
 
 
+def _joined(seen: Iterable[_Seen]) -> list[_Seen]:
+    """Return the observations in order, those with equally many rivals joined into one."""
+    return [
+        _Seen(*map(np.concatenate, zip(*alike, strict=True)))
+        for _, alike in groupby(seen, lambda each: each.prior.shape[1])
+    ]
+
+
 def _observe(step: Timing) -> _Seen:
     """The observations of a step.
 
@@ -302,7 +316,7 @@ def _observe(step: Timing) -> _Seen:
         )
     if step.waited:
         terms, prior = terms.swapaxes(0, 1), prior.T
-        seconds = np.where(seconds.min(axis=0) > 0, np.median(seconds, axis=0), 0.0)
+        seconds = np.where(seconds.min(axis=0) > 0, median(seconds), 0.0)
     else:
         terms, prior = terms.reshape(-1, 1, TERMS), prior.reshape(-1, 1)
         seconds = seconds.ravel()
@@ -317,7 +331,7 @@ def _pace(cost: FloatArray, seconds: FloatArray) -> tuple[float, float]:
     for _ in range(2):
         unit, begin = np.linalg.lstsq(rows * weight[:, None], weight, rcond=None)[0].tolist()
         if begin < 0 or unit <= 0:
-            unit, begin = float(np.median(seconds / cost)), 0.0
+            unit, begin = float(median(seconds / cost)), 0.0
         off = np.abs(rows @ (unit, begin) - 1)
-        weight = np.minimum(1.0, np.median(off) / np.maximum(off, 1e-12)) ** 0.5
+        weight = np.minimum(1.0, median(off) / np.maximum(off, 1e-12)) ** 0.5
     return unit, begin

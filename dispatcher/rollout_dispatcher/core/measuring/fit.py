@@ -58,14 +58,21 @@ def fit_cost(terms: FloatArray, seconds: FloatArray, prior: CostModel) -> Fit:
     """
     rows = terms / seconds[:, None]
     kept = KEPT_WEIGHT ** (np.arange(len(rows))[::-1] / REMEMBERED)
-    ratio, share = _prior_ratio(terms, prior), np.median(rows[:, 2:], axis=0)
+    ratio, share = _prior_ratio(terms, prior), median(rows[:, 2:])
     fit, robust, error = np.zeros(TERMS), np.ones(len(rows)), ERROR
     for _ in range(ROUNDS):
         fit = _solved(rows, kept * robust / error**2, ratio, share)
         off = np.abs(rows @ fit - 1)
-        error = max(float(np.median(off)) / 0.6745, LEAST_ERROR)
+        error = max(float(median(off)) / 0.6745, LEAST_ERROR)
         robust = np.minimum(1.0, FAR * error / np.maximum(off, 1e-12))
     return Fit(fit, error)
+
+
+def median(values: FloatArray) -> FloatArray:
+    """Over the first axis; of few values in a tenth of the time of `np.median`, to the last bit."""
+    ordered = np.sort(values, axis=0)
+    found: FloatArray = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return found
 
 
 def improbability(off: FloatArray, error: float) -> float:

@@ -305,16 +305,21 @@ class Peer(StreamProtocol):
     # -- inside -----------------------------------------------------------------------------
 
     def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
-        if isinstance(message, m.Hello):
-            self._clear_deadline("handshake")
-            if self.client_id not in ("", message.client_id):
-                raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
-            self.client_id = message.client_id
-            self.role = "producer" if isinstance(message, m.HelloProducer) else "rank"
-            self.opens_stores = message.opens_stores
-            self.hears_feedback = isinstance(message, m.HelloProducer) and message.feedback
-            self.slicing = message.slicing if isinstance(message, m.HelloRank) else None
+        # By its type: pydantic's classes take 0.7 us to say that a message is none of theirs.
+        if type(message) in (m.HelloProducer, m.HelloRank):
+            assert isinstance(message, m.Hello)
+            self._introduce(message)
         self._listener.said(self, message, spans)
+
+    def _introduce(self, message: m.Hello) -> None:
+        self._clear_deadline("handshake")
+        if self.client_id not in ("", message.client_id):
+            raise ProtocolError(f"client {self.client_id} calls itself {message.client_id} now")
+        self.client_id = message.client_id
+        self.role = "producer" if isinstance(message, m.HelloProducer) else "rank"
+        self.opens_stores = message.opens_stores
+        self.hears_feedback = isinstance(message, m.HelloProducer) and message.feedback
+        self.slicing = message.slicing if isinstance(message, m.HelloRank) else None
 
     def _take(self, heard: Heard) -> None:
         """Handle what became complete; a frame has room until its message was handled."""

@@ -30,7 +30,7 @@ def connected(max_payload_bytes: int = 1 << 20) -> ProducerCore:
 def encoded(*tokens: int) -> list[EncodedSample]:
     """Samples of so many tokens; each token of a sample is its place in the list."""
     fields = (RolloutSample({"input_ids": np.full(n, at)}) for at, n in enumerate(tokens))
-    return list(map(Encoder().encode, fields))
+    return Encoder().encode(fields)
 
 
 def ids(buffers: Sequence[Buffer]) -> list[int]:
