@@ -1,6 +1,7 @@
 """The command: exit codes, one-line errors, and help that shows what can be done."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -188,6 +189,21 @@ def test_the_command_is_installed_and_survives_a_reader_that_leaves() -> None:
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("# steps\n", "")
+
+
+SIMULATED = ["simulate", "azure-code", *NEEDED, "--steps", "3", "--json"]
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["--help"], ["check-config", *NEEDED], SIMULATED])
+def test_output_that_cannot_be_written_is_a_failure(argv: list[str]) -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rollout_dispatcher.cli.main", *argv],
+            check=False, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered,
+        )  # fmt: skip
+    assert done.stderr == f"dispatcher {argv[0]}: [Errno 28] No space left on device\n"
+    assert done.returncode == 1
 
 
 def test_a_config_is_checked_as_json_with_all_that_is_wrong_at_once(

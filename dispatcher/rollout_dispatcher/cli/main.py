@@ -51,15 +51,14 @@ Options:   dispatcher COMMAND --help
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
-    if not args or args[0] in {"-h", "--help"}:
-        print(_help(), end="", file=sys.stdout if args else sys.stderr)
-        return OK if args else USAGE
-    if args[0] == "--version":
-        print(f"dispatcher {__version__}")
-        return OK
+    if not args:
+        print(_help(), end="", file=sys.stderr)
+        return USAGE
     name, rest = args[0], args[1:]
     try:
-        return _run(name, rest)
+        code = _run(name, rest)
+        _flush_output()
+        return code
     except ConfigError as error:
         for problem in error.problems:
             print(f"dispatcher: {problem}", file=sys.stderr)
@@ -69,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"dispatcher: {name} {remedy}", file=sys.stderr)
         return USAGE
-    except BrokenPipeError:  # `dispatcher ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `dispatcher ... | head`: the reader has seen enough
+        _discard_output()
         return OK
     except (DispatcherError, OSError) as error:
         print(f"dispatcher {name}: {error}", file=sys.stderr)
@@ -79,7 +78,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + 2
 
 
+def _flush_output() -> None:
+    """Raises OSError if it cannot be written, which the interpreter may not report at its exit."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        _discard_output()
+        raise
+
+
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _run(name: str, argv: list[str]) -> int:
+    if name in {"-h", "--help"}:
+        print(_help(), end="")
+        return OK
+    if name == "--version":
+        print(f"dispatcher {__version__}")
+        return OK
     if name not in COMMANDS:
         kind = "option" if name.startswith("-") else "command"
         raise ConfigError(f"unknown {kind} {name}{nearest(name, COMMANDS)}; see dispatcher --help")
