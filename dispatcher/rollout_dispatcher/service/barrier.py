@@ -16,13 +16,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, TypeVarTuple
+from typing import Protocol
 
 from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.errors import DispatcherError, JournalError
 from rollout_dispatcher.service.completion import Failure
 
-_T = TypeVarTuple("_T")
 
 #: Bytes of a sample in the journal beside its payload. Names of more than some forty characters
 #: take more, for which the journal has a reserve.
@@ -179,7 +178,7 @@ class DurabilityBarrier:
             self._guard(self._waiting.popleft()[1])
 
 
-def _call(loop: asyncio.AbstractEventLoop, what: Callable[[*_T], None], *values: *_T) -> None:
+def _call(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *values: object) -> None:
     """Call on the event loop, from the journal's thread; nothing is left to do on a closed loop."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(what, *values)

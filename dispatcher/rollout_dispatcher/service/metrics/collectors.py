@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 #: Digits after the point of sums of seconds and of ratios.
 _DIGITS = 2
-_Label = TypeVar("_Label", str, int)
 
 
 def family(
-    kind: str, name: str, text: str, value: float | Mapping[_Label, float] | None, label: str = ""
+    kind: str, name: str, text: str, value: float | Mapping[Any, float] | None, label: str = ""
 ) -> Metric:
     """Return a counter or gauge of one value, absent while that is None; or of one a `label`."""
     make = CounterMetricFamily if kind == COUNTER else GaugeMetricFamily
