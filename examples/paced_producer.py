@@ -6,8 +6,8 @@
 
 A sample is worth generating only if it is fresh enough when its turn comes: behind the steps that
 are under way and those that the buffer holds. The dispatcher says with every answer, and whenever
-the trainer moves, which policy version that will be. Trainers say theirs once a version, for
-instance after `step.commit()`: `stream.set_policy_version(version)`.
+the trainer moves, which policy version that will be. Trainers report theirs once a version, between
+`optimizer.step()` and `step.commit()`: `stream.set_policy_version(version)`.
 
 With --unpaced the worker generates as fast as it can, to compare. At its end it prints what became
 of its samples as JSON.

@@ -22,7 +22,6 @@ from rollout_dispatcher.core.facts import Fact
 from rollout_dispatcher.errors import DispatcherError, JournalError
 from rollout_dispatcher.service.completion import Failure
 
-
 #: Bytes of a sample in the journal beside its payload. Names of more than some forty characters
 #: take more, for which the journal has a reserve.
 BYTES_BESIDES_PAYLOAD = 2048
