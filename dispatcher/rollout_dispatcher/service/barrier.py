@@ -88,9 +88,9 @@ class DurabilityBarrier:
         self._clock = clock
         if journal is not None:
             loop = asyncio.get_running_loop()
-            journal.on_durable = partial(_call, loop, self._open)
-            journal.on_broken = partial(_call, loop, failure.fail)
-            journal.on_capacity = partial(_call, loop, self._guard, on_capacity)
+            journal.on_durable = lambda lsn: _call(loop, self._open, lsn)
+            journal.on_broken = lambda error: _call(loop, failure.fail, error)
+            journal.on_capacity = lambda: _call(loop, self._guard, on_capacity)
 
     @property
     def failure(self) -> DispatcherError | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Digits after the point of sums of seconds and of ratios.
 _DIGITS = 2
-_Label = TypeVar("_Label", str, int)
+_Label = TypeVar("_Label", bound=str | int)
 
 
 def family(
