@@ -226,7 +226,7 @@ class DropsLog:
             )  # fmt: skip
 
 
-#: What has to change for a line on progress to be worth writing.
+#: Without a change of these no line on progress is written.
 _SHOWN = attrgetter(
     "steps_committed", "open_steps", "accepted", "buffered", "pushes_held", "ranks_connected",
     "producers_connected", "run_state",
