@@ -271,7 +271,7 @@ class JsonText:
             self.fail(f"{self._where()} is no tensor: {error}", at)
 
     def _parse(self, start: int, stop: int, *, in_array: bool = False) -> Any:
-        content = self.text[start:stop]
+        content = bytes(self.text[start:stop])
         try:
             return from_json(b"[%b]" % content if in_array else content, allow_inf_nan=True)
         except ValueError as error:
