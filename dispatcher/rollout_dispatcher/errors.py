@@ -299,9 +299,7 @@ class PeerLost(DispatcherError):
 
 
 class StepTimeout(DispatcherError, TimeoutError):
-    """What a training loop waited for did not come within the `timeout` of its stream; the same may
-    be asked for again.
-    """
+    """No step, or end, came within the `timeout` of the stream; it may be awaited again."""
 
     code = "step-timeout"
     retriable = True

@@ -21,6 +21,7 @@ from rollout_dispatcher.errors import (
     NotServing,
 )
 from rollout_dispatcher.protocol.endpoint import Endpoint
+from rollout_dispatcher.record.recording import load_recording
 from rollout_dispatcher.service import journaling
 from tests.service.conftest import SMALL
 from tests.support.client import Producer, Trainer
@@ -282,3 +283,10 @@ async def test_a_watch_that_fails_ends_it(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(RuntimeError, match="our own bug"):
             async with asyncio.timeout(10):
                 await dispatcher.drained()
+
+
+async def test_the_record_has_what_came_in_until_the_end(tmp_path: Path) -> None:
+    async with Dispatcher(config(record_dir=tmp_path)) as dispatcher:
+        await apart(push, dispatcher.endpoint, [3, 4])
+        assert await dispatcher.stop() is False
+    assert [sample.tokens for sample in load_recording(tmp_path).samples.values()] == [3, 4]

@@ -11,7 +11,6 @@ messages waiting is not read from until half of them are answered.
 
 import asyncio
 import math
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +66,7 @@ class DurabilityBarrier:
     """Runs callbacks in order, each when all facts noted before it are durable.
 
     failure: set when the journal breaks or a callback fails.
-    on_capacity: called when the journal may have room that it lacked in `capacity`.
+    on_capacity: called when the journal may have room that `has_capacity` lacked.
     """
 
     def __init__(
@@ -87,9 +86,9 @@ class DurabilityBarrier:
         self._clock = clock
         if journal is not None:
             loop = asyncio.get_running_loop()
-            journal.on_durable = partial(_call, loop, self._open)
-            journal.on_broken = partial(_call, loop, failure.fail)
-            journal.on_capacity = partial(_call, loop, self._guard, on_capacity)
+            journal.on_durable = lambda lsn: _call(loop, self._open, lsn)
+            journal.on_broken = lambda error: _call(loop, failure.fail, error)
+            journal.on_capacity = lambda: _call(loop, self._guard, on_capacity)
 
     @property
     def failure(self) -> DispatcherError | None:
@@ -107,11 +106,7 @@ class DurabilityBarrier:
         Facts that are not noted yet do not count.
         """
         wanted = nbytes + samples * BYTES_BESIDES_PAYLOAD
-        return self.capacity(wanted) >= wanted
-
-    def capacity(self, wanted: int = 0) -> int:
-        """Bytes that new samples may take now; `on_capacity` follows if less than `wanted`."""
-        return sys.maxsize if self._journal is None else self._journal.capacity(wanted)
+        return self._journal is None or self._journal.capacity(wanted) >= wanted
 
     def is_slow(self) -> bool:
         """Return whether facts wait long for the disk, or did until as long ago."""

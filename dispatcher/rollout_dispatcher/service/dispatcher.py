@@ -128,7 +128,8 @@ class Dispatcher:
             listening = await stack.enter_async_context(sample_plane(self.config, router))
             http = await stack.enter_async_context(http_plane(self.config, router))
             endpoints = tuple(map(str, listening))
-            self._start_watch(stack, router)
+            watch = _watch(router, self._retention)
+            stack.callback(asyncio.create_task(watch, name="dispatcher-watch").cancel)
             self._announce(endpoints, str(http))
             self._open = stack.pop_all()
         self.endpoints, self.http_endpoint = endpoints, str(http)
@@ -274,21 +275,6 @@ class Dispatcher:
         stack.push_async_callback(lambda: in_own_thread(close))
         return writer
 
-    def _start_watch(self, stack: AsyncExitStack, router: Router) -> None:
-        def over(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                router.fail(error)
-
-        async def end() -> None:
-            task.cancel()
-            await asyncio.wait([task])
-
-        task = asyncio.get_running_loop().create_task(
-            _watch(router, self._retention), name="dispatcher-watch"
-        )
-        task.add_done_callback(over)
-        stack.push_async_callback(end)
-
     async def _end(self) -> bool:
         """Close everything; returns whether no accepted sample is lost."""
         if not self._serves:
@@ -351,26 +337,34 @@ def _limits(config: ServeConfig) -> ConnectionLimits:
 
 
 async def _watch(router: Router, retention: Retention | None) -> None:
-    """Observe the event loop's lag, close silent and slow connections, and write log and record."""
-    loop, record_at = asyncio.get_running_loop(), 0.0
-    interval = router.config.progress_interval
+    """Watch until cancelled; an error of it is fatal."""
+    record_at, interval = 0.0, router.config.progress_interval
     run_log = RunLog(router.core, router.health, interval, router.clock())
-    while True:
-        due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
-        await asyncio.sleep(LAG_PROBE_SECONDS)
-        router.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
-        away = max(0.0, router.clock() - due_by_clock)
-        router.close_silent(away)
-        router.keep_pace(away)
-        now = router.clock()
-        router.health.refresh(now)
-        run_log.check(now)
-        router.drops_log.check(now)
-        if now >= record_at:
-            record_at = now + RECORD_STATE_SECONDS
-            router.step_trace.record_state(router.core.statistics)
-        if retention is not None:
-            retention.refresh(now)
+    try:
+        while True:
+            away = await _probe_lag(router)
+            router.close_silent(away)
+            router.keep_pace(away)
+            now = router.clock()
+            router.health.refresh(now)
+            run_log.check(now)
+            router.drops_log.check(now)
+            if now >= record_at:
+                record_at = now + RECORD_STATE_SECONDS
+                router.step_trace.record_state(router.core.statistics)
+            if retention is not None:
+                retention.refresh(now)
+    except Exception as error:
+        router.fail(error)
+
+
+async def _probe_lag(router: Router) -> float:
+    """Observe the event loop's lag; returns the seconds in which this process was stopped."""
+    loop = asyncio.get_running_loop()
+    due, due_by_clock = loop.time() + LAG_PROBE_SECONDS, router.clock() + LAG_PROBE_SECONDS
+    await asyncio.sleep(LAG_PROBE_SECONDS)
+    router.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
+    return max(0.0, router.clock() - due_by_clock)
 
 
 def _name_unfinished(core: DispatcherCore) -> bool:

@@ -300,13 +300,13 @@ class EffectRunner:
 
     def _send_blocked(self, effect: e.PushBlocked) -> None:
         cap, held, capacity = effect.full.cap, effect.full.held, effect.full.capacity
-        waits_for = self.whom_it_waits_for()
+        waits_for = self.explain_delay()
         blocked = m.Blocked(
             first_seq=effect.first_seq, cap=cap, held=held, capacity=capacity, waits_for=waits_for
         )
         self._connections.to_producer(effect.producer, blocked)
 
-    def whom_it_waits_for(self) -> str:
+    def explain_delay(self) -> str:
         """Return a recent text: every producer asks at once when a cap is reached."""
         now = self._clock()
         if now > self._explained_at + EXPLAINED_FOR_SECONDS:

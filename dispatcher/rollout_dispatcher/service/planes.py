@@ -65,14 +65,7 @@ async def sample_plane(config: ServeConfig, router: Router) -> AsyncIterator[lis
 async def http_plane(config: ServeConfig, router: Router) -> AsyncIterator[Endpoint]:
     """Serve HTTP on the `--http` address; yields the bound address."""
     count = partial(_count, router, "http")
-    guard = HttpGuard(
-        config,
-        router.access,
-        count,
-        router.clock,
-        max_connections=router.limits.http,
-        pending=router.http_pending,
-    )
+    guard = HttpGuard(config, router, count)
     # Signals are ours: aiohttp's own handling would run beside it.
     runner = web.AppRunner(
         HttpPlane(router, guard).application(),

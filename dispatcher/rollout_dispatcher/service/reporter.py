@@ -46,7 +46,7 @@ class Delay:
     seconds: float
 
     def __str__(self) -> str:
-        return self.text + (f" ({_spoken(self.seconds)})" if self.seconds >= 1 else "")
+        return self.text + (f" ({_duration(self.seconds)})" if self.seconds >= 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class LostTime:
         if not shares:
             return "no time of DP ranks is accounted for: no step was begun, or the run is over"
         causes = [f"{_percent(share)} {cause}" for cause, share in shares.items() if share > SHOWN]
-        whole = f"{_percent(sum(shares.values()))} of the ranks' time in {_spoken(self.seconds)}"
+        whole = f"{_percent(sum(shares.values()))} of the ranks' time in {_duration(self.seconds)}"
         return f"{whole}: {', '.join(causes)}" if causes else whole
 
     def as_json(self) -> dict[str, object]:
@@ -171,7 +171,7 @@ class Health:
         return "; ".join(map(str, self.delays(anonymous=anonymous))) or "nobody"
 
 
-def _spoken(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -226,7 +226,7 @@ class DropsLog:
             )  # fmt: skip
 
 
-#: What has to change for a line on progress to be worth writing.
+#: Without a change of these no line on progress is written.
 _SHOWN = attrgetter(
     "steps_committed", "open_steps", "accepted", "buffered", "pushes_held", "ranks_connected",
     "producers_connected", "run_state",

@@ -224,7 +224,7 @@ class Router:
         self.core.progressed(rank.dp_rank, message.handed_out, message.collectives, now)
         waits = rank.dp_rank in self.metrics.waiting_since
         waits = waits or self.core.waits_to_finish(rank.dp_rank)
-        peer.send(m.Pong(waits_for=self._effect_runner.whom_it_waits_for() if waits else ""))
+        peer.send(m.Pong(waits_for=self._effect_runner.explain_delay() if waits else ""))
 
     def lost(self, peer: Peer, reason: str) -> None:
         """A connection is over."""

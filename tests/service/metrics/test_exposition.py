@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from prometheus_client import disable_created_metrics, enable_created_metrics
+from prometheus_client import disable_created_metrics, enable_created_metrics, generate_latest
 
 from rollout_dispatcher.core.dispatch import DispatcherCore
 from rollout_dispatcher.core.steps.rank_state import RankHello
@@ -42,14 +42,14 @@ def test_no_family_has_the_name_of_another_in_any_format() -> None:
 
 @pytest.mark.parametrize("per_rank_metrics", [True, False])
 def test_series_of_single_ranks_can_be_switched_off(per_rank_metrics: bool) -> None:
-    text = snapshot(per_rank_metrics=per_rank_metrics).text(gzipped=False)
+    text = generate_latest(snapshot(per_rank_metrics=per_rank_metrics))
     assert (b'dp_rank="' in text) == per_rank_metrics
 
 
 def test_no_series_has_a_time_of_creation_whatever_the_process_has_set() -> None:
     enable_created_metrics()  # type: ignore[no-untyped-call]
     try:
-        text = snapshot().text(gzipped=False)
+        text = generate_latest(snapshot())
     finally:
         disable_created_metrics()  # type: ignore[no-untyped-call]
     assert b"_created" not in text

@@ -14,8 +14,7 @@ Retry-After.
 import asyncio
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -50,13 +49,11 @@ async def in_pieces(work: Work[T]) -> T:
         await asyncio.sleep(0)
 
 
-#: Chunks are joined up to this size: a chunk of one byte would take forty.
-SMALL_CHUNK = 16 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Body:
-    """The room of one request's body, released at the end of `with`."""
+    """The room of one request's body, until it is closed."""
 
     #: `request_timeout` ends a slow body, whether others wait or not.
     filled = None
@@ -65,15 +62,7 @@ class Body:
         self._receiving = receiving
         self._counted = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.done()
-
-    def done(self) -> None:
+    def close(self) -> None:
         """Release the room."""
         self._receiving.done(self)
 
@@ -82,26 +71,22 @@ class Body:
 
     pause_reading = resume_reading = let_in
 
-    async def read(self, request: web.Request, limit: int) -> list[bytes]:
-        """Return the body's chunks. Raises ReceivingFull, BodyTooLarge, UnknownEncoding."""
+    async def read(self, request: web.Request, limit: int) -> bytearray:
+        """Return the body. Raises ReceivingFull, BodyTooLarge, UnknownEncoding."""
         for coding in request.headers.getall("Content-Encoding", ()):
             if coding.strip().lower() not in ("", "identity"):
                 raise UnknownEncoding(coding[:100])
-        chunks, nbytes, announced = list[bytes](), 0, request.content_length or 0
+        body, announced = bytearray(), request.content_length or 0
         if announced > limit:
             raise BodyTooLarge(limit)
         self._count(announced)
         await _ask_for(request)
         while chunk := await _next_of(request):
-            nbytes += len(chunk)
-            if nbytes > limit:
+            body += chunk
+            if len(body) > limit:
                 raise BodyTooLarge(limit)
-            self._count(nbytes)
-            if chunks and len(chunks[-1]) + len(chunk) <= SMALL_CHUNK:
-                chunks[-1] += chunk
-            else:
-                chunks.append(chunk)
-        return chunks
+            self._count(len(body))
+        return body
 
     def _count(self, nbytes: int) -> None:
         more, receiving = nbytes - self._counted, self._receiving

@@ -28,8 +28,9 @@ from aiohttp.typedefs import Handler, Middleware
 from pydantic_core import to_json
 
 from rollout_dispatcher.errors import ConnectionLimit, Forbidden, Unauthorized
-from rollout_dispatcher.service.access import Access, Rights
+from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.config.serve import ServeConfig
+from rollout_dispatcher.service.router import Router
 from rollout_dispatcher.transport.listener import MADE_ROOM, Pending, Place
 
 log = logging.getLogger(__name__)
@@ -167,26 +168,16 @@ class Refused(Exception):
 
 
 class HttpGuard:
-    """Authorizes the requests of one HTTP plane, and limits its connections.
+    """Authorizes the requests of a router's HTTP plane, and limits its connections.
 
     count: called with the reason whenever a request is refused or a connection closed here.
     """
 
-    def __init__(
-        self,
-        config: ServeConfig,
-        access: Access,
-        count: Callable[[str], None],
-        clock: Callable[[], float],
-        *,
-        max_connections: int,
-        pending: Pending,
-    ) -> None:
-        self._count, self._clock, self._access = count, clock, access
-        self._asks_certificate = access.tls_for(config.http) is not None
-        self.connections = HttpConnections(
-            max_connections, pending, config.handshake_timeout, count
-        )
+    def __init__(self, config: ServeConfig, router: Router, count: Callable[[str], None]) -> None:
+        self._router, self._count = router, count
+        self._asks_certificate = router.access.tls_for(config.http) is not None
+        limit, timeout = router.limits.http, config.handshake_timeout
+        self.connections = HttpConnections(limit, router.http_pending, timeout, count)
         self._handler = _handler_of(self.connections, count, config.write_timeout)
 
     def protocol(self, server: web.Server) -> asyncio.BaseProtocol:
@@ -246,9 +237,10 @@ class HttpGuard:
     def _rights(self, request: web.Request) -> Rights:
         header = request.headers.get("Authorization", "")
         scheme, token = header[: len(SCHEME)].lower(), header[len(SCHEME) :].strip()
+        access = self._router.access
         if self._asks_certificate:
-            self._access.check_certificate(request.get_extra_info("peercert"))
-        return self._access.rights(token if scheme == SCHEME else None, self._clock())
+            access.check_certificate(request.get_extra_info("peercert"))
+        return access.rights(token if scheme == SCHEME else None, self._router.clock())
 
 
 def _handler_of(

@@ -51,7 +51,7 @@ class JsonText:
     finite: whether all numbers have to be. path: the names of the members around the position.
     """
 
-    def __init__(self, text: bytes, *, finite: bool = True) -> None:
+    def __init__(self, text: bytes | bytearray, *, finite: bool = True) -> None:
         self.text, self.at = text, 0
         self._finite = finite
         self.path: list[str] = []
@@ -271,7 +271,7 @@ class JsonText:
             self.fail(f"{self._where()} is no tensor: {error}", at)
 
     def _parse(self, start: int, stop: int, *, in_array: bool = False) -> Any:
-        content = self.text[start:stop]
+        content = bytes(self.text[start:stop])
         try:
             return from_json(b"[%b]" % content if in_array else content, allow_inf_nan=True)
         except ValueError as error:
@@ -298,7 +298,7 @@ class JsonText:
         return repr(chr(byte)) if 32 < byte < 127 else f"byte {byte:#04x}"
 
 
-def _end_of_nested(text: bytes, start: int, window: int) -> int:
+def _end_of_nested(text: bytes | bytearray, start: int, window: int) -> int:
     """Find `_end_of_elements` among nested brackets."""
     seen = np.frombuffer(text, np.uint8, count=min(window, len(text) - start), offset=start)
     steps = (seen == OPEN).astype(np.int8) - (seen == CLOSE).astype(np.int8)

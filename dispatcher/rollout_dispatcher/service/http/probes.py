@@ -1,11 +1,10 @@
 """`/livez`, `/readyz`, `/statusz`, `/metrics` and the page at `/`.
 
-Metrics are read on the event loop, all at one moment; a thread turns them into text and gzip.
+Metrics are read on the event loop, all at one moment; a thread turns them into text.
 """
 
 import asyncio
 import dataclasses
-import gzip
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from rollout_dispatcher import __version__
 from rollout_dispatcher.core.statistics import ObjectStatistics, Statistics
@@ -36,11 +36,10 @@ TEXT, JSON = "text/plain", "application/json"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Snapshot:
-    """Metric families of one moment, as the collector that `generate_latest` writes.
+class Snapshot(Collector):
+    """Metric families of one moment, without the times at which their series were created.
 
-    Without the time at which each series was created: the text format would have it as one family
-    more for each.
+    The text format would have those as a family more for each.
     """
 
     def __init__(self, families: Iterable[Metric]) -> None:
@@ -51,11 +50,6 @@ class Snapshot:
     def collect(self) -> list[Metric]:
         """Return the families."""
         return self._families
-
-    def text(self, *, gzipped: bool) -> bytes:
-        """Return the exposition, compressed or not."""
-        text = generate_latest(self)
-        return gzip.compress(text, mtime=0) if gzipped else text
 
 
 class Probes:
@@ -69,13 +63,13 @@ class Probes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Answer a scrape, compressed if it accepts gzip."""
-        gzipped = "gzip" in request.headers.get("Accept-Encoding", "").lower()
-        headers = {"Content-Type": METRICS, "Vary": "Accept-Encoding"}
-        if gzipped:
-            headers["Content-Encoding"] = "gzip"
         snapshot = Snapshot(self._router.metrics.registry.collect())
-        body = await asyncio.to_thread(snapshot.text, gzipped=gzipped)
-        return web.Response(body=body, headers=headers)
+        body = await asyncio.to_thread(generate_latest, snapshot)
+        headers = {"Content-Type": METRICS, "Vary": "Accept-Encoding"}
+        answer = web.Response(body=body, headers=headers)
+        if "gzip" in request.headers.get("Accept-Encoding", "").lower():
+            answer.enable_compression(web.ContentCoding.gzip)
+        return answer
 
     async def livez(self, _: web.Request) -> web.Response:
         """Answer that the process serves."""

@@ -7,6 +7,7 @@ are in memory, and the event loop is never blocked for more than a piece.
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import closing
 from typing import Any, Final, TypeVar
 
 from aiohttp import web
@@ -116,21 +117,18 @@ class Pushes:
         valid(Query, dict(request.query))
         with refusing(config.request_timeout):
             self._check_serves()
-            with Body(self._router.receiving) as room:
+            with closing(Body(self._router.receiving)) as room:
                 async with asyncio.timeout(config.request_timeout):
-                    chunks = await room.read(request, config.max_body_bytes)
-                push = await self._take(request, chunks)
+                    body = await room.read(request, config.max_body_bytes)
+                push = await self._take(request, body)
         await self._router.barrier.settled()
         return push
 
-    async def _take(self, request: web.Request, chunks: list[bytes]) -> SamplePush:
+    async def _take(self, request: web.Request, body: bytearray) -> SamplePush:
         """Parse a body and push its samples. Raises ConnectionError, DispatcherError."""
-        small = sum(map(len, chunks)) <= PIECE
-        async with self._small if small else self._large:
+        async with self._small if len(body) <= PIECE else self._large:
             if request.transport is None:  # its samples are not acknowledged, and may come again
                 raise ConnectionResetError
-            body = b"".join(chunks)
-            chunks.clear()
             read = await self._read(body)
             self._check_serves()
             self._router.metrics.loss_positions_left_out.inc(read.left_out)
@@ -139,7 +137,7 @@ class Pushes:
             await in_pieces(push.push(self._router))
             return push
 
-    async def _read(self, body: bytes) -> Read:
+    async def _read(self, body: bytearray) -> Read:
         """Parse as `read_samples`; once more if the run's fields were decided meanwhile."""
         reading = self._reading()
         found = await in_pieces(read_samples(body, reading))

@@ -113,7 +113,7 @@ class Read(NamedTuple):
     left_out: int
 
 
-def read_samples(body: bytes, reading: Reading) -> Work[Read]:
+def read_samples(body: bytes | bytearray, reading: Reading) -> Work[Read]:
     """Return the samples of a body: one object, an array of objects, or an object a line.
 
     Raises ProtocolError, with the place.

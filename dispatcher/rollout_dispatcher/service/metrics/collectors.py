@@ -58,44 +58,23 @@ def of_core(core: DispatcherCore, at: Statistics, now: float) -> Iterator[Metric
     yield from of_statistics(at)
     yield from of_statistics(at.objects)
     age = 0.0 if at.oldest_arrival is None else now - at.oldest_arrival
-    for name, text, value in (
-        ("buffer_oldest_age_seconds", "Age of the oldest buffered sample.", age),
-        (
-            "buffer_capacity_samples",
-            "Ready samples (or groups) at which producers wait.",
-            core.config.limits.samples,
-        ),
-        (
-            "window_samples",
-            "Samples (or groups) that the strategy chooses from: a full window, or a batch.",
-            core.config.trigger.window,
-        ),
-    ):
-        yield family(GAUGE, name, text, value)
-    mix = core.step_mix  # of single steps, over the last hundred; absent before the first
-    for name, text, of in (
-        (
-            "long_sample_weight_ratio",
-            "Weight under token-mean of a loss token of the longest 1 % of samples, mean token 1.",
-            "long_weight",
-        ),
-        (
-            "steps_without_long_samples_ratio",
-            "Share of steps without any of the longest 1 % of samples.",
-            "without_long",
-        ),
-        (
-            "step_work_variation_ratio",
-            "Standard deviation of the steps' planned work over its mean.",
-            "work_variation",
-        ),
-        (
-            "step_selection_bias_ratio",
-            "Kolmogorov-Smirnov distance of a single step's lengths from all arrivals', mean.",
-            "ks_step",
-        ),
-    ):
-        yield family(GAUGE, name, text, getattr(mix, of, None))
+    text = "Age of the oldest buffered sample."
+    yield family(GAUGE, "buffer_oldest_age_seconds", text, age)
+    text = "Ready samples (or groups) at which producers wait."
+    yield family(GAUGE, "buffer_capacity_samples", text, core.config.limits.samples)
+    text = "Samples (or groups) that the strategy chooses from: a full window, or a batch."
+    yield family(GAUGE, "window_samples", text, core.config.trigger.window)
+    mix = core.step_mix  # of single steps, over the last hundred; None before the first
+    text = "Weight under token-mean of a loss token of the longest 1 % of samples, mean token 1."
+    yield family(GAUGE, "long_sample_weight_ratio", text, getattr(mix, "long_weight", None))
+    text = "Share of steps without any of the longest 1 % of samples."
+    yield family(
+        GAUGE, "steps_without_long_samples_ratio", text, getattr(mix, "without_long", None)
+    )
+    text = "Standard deviation of the steps' planned work over its mean."
+    yield family(GAUGE, "step_work_variation_ratio", text, getattr(mix, "work_variation", None))
+    text = "Kolmogorov-Smirnov distance of a single step's lengths from all arrivals', mean."
+    yield family(GAUGE, "step_selection_bias_ratio", text, getattr(mix, "ks_step", None))
     buckets = [(f"{bound - 1:.1f}", below) for bound, below in at.lengths.octaves]
     yield HistogramMetricFamily(
         "dispatcher_sample_tokens",
@@ -121,14 +100,11 @@ def of_measured(at: MeasuredStatistics, *, per_rank: bool) -> Iterator[Metric]:
     yield family(COUNTER, "collective_transport_seconds", text, transport, "cost_key")
     if not per_rank:
         return
-    rows = (
-        ("compute", "Time each rank computed, outside collectives, as measured."),
-        (
-            "straggler_wait",
-            "Time each rank waited for slower ones inside collectives, as measured.",
-        ),
-    )
-    for row, (name, text) in enumerate(rows):
+    texts = {
+        "compute": "Time each rank computed, outside collectives, as measured.",
+        "straggler_wait": "Time each rank waited for slower ones inside collectives, as measured.",
+    }
+    for row, (name, text) in enumerate(texts.items()):
         labels = ["cost_key", "dp_rank"]
         found = CounterMetricFamily(f"dispatcher_rank_{name}_seconds", text, labels=labels)
         for cost_key, seconds in at.totals.items():
