@@ -103,7 +103,7 @@ def test_a_checkpoint_of_another_run_or_of_the_future_is_refused_and_changes_not
     assert run.core.statistics() == before
 
 
-def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
+def test_a_rewind_is_applied_once_however_often_it_is_repeated() -> None:
     run = Run()
     run.run_to(4)
     run.begin()
@@ -230,7 +230,9 @@ def test_the_oldest_retained_steps_go_where_there_is_no_room_for_them() -> None:
     run.run_to(4)  # and no more are kept from now on
     at = run.core.statistics()
     assert (at.steps_retained, at.steps_evicted, run.core.retained_bytes) == (2, 3, room)
-    assert [e.steps for e in run.log if isinstance(e, StepsEvicted)] == [2]  # told as they double
+    assert [e.steps for e in run.log if isinstance(e, StepsEvicted)] == [
+        2
+    ]  # reported as they double
     run.restart()
     run.begin()
     with pytest.raises(
@@ -258,7 +260,7 @@ def advice(run: Run) -> list[str]:
     return [effect.text for effect in run.log if isinstance(effect, Advised)]
 
 
-def test_a_trainer_that_reports_no_checkpoint_is_told_at_half_of_the_room() -> None:
+def test_a_trainer_that_reports_no_checkpoint_is_advised_at_half_of_the_room() -> None:
     run = Run()
     run.run_to(1)
     assert not advice(run)
@@ -274,7 +276,7 @@ def test_a_trainer_that_reports_no_checkpoint_is_told_at_half_of_the_room() -> N
     assert not run.core.advice
 
 
-def test_a_trainer_that_reports_no_checkpoint_is_told_after_a_hundred_steps() -> None:
+def test_a_trainer_that_reports_no_checkpoint_is_advised_after_a_hundred_steps() -> None:
     run = Run(steps=110)
     run.run_to(98)
     assert not advice(run)
@@ -284,7 +286,7 @@ def test_a_trainer_that_reports_no_checkpoint_is_told_after_a_hundred_steps() ->
     assert len(advice(run)) == 2  # another trainer
 
 
-def test_ranks_that_begin_without_a_checkpoint_are_told_what_is_not_given_again() -> None:
+def test_ranks_that_begin_without_a_checkpoint_are_advised_what_is_not_given_again() -> None:
     run = Run()
     run.run_to(1)
     assert not advice(run)
