@@ -165,15 +165,6 @@ def test_a_cost_that_was_asked_for_stays_and_its_loss_is_reported() -> None:
     assert at.newest.b / at.newest.a == pytest.approx(2_000, rel=0.25)
 
 
-def test_the_same_times_give_the_same_fits() -> None:
-    fits = [
-        Trainer(CostInUse(CostConfig(DEFAULT, adapts=True)), TRUTH).train(30).cost.fitted
-        for _ in range(2)
-    ]
-    assert fits[0] is not None
-    assert fits[0] == fits[1]
-
-
 FITTED = CostFitted(3, Quadratic(1, 70_000, 0, 9), 0.05, 12)
 
 

@@ -230,9 +230,8 @@ def test_the_oldest_retained_steps_go_where_there_is_no_room_for_them() -> None:
     run.run_to(4)  # and no more are kept from now on
     at = run.core.statistics()
     assert (at.steps_retained, at.steps_evicted, run.core.retained_bytes) == (2, 3, room)
-    assert [e.steps for e in run.log if isinstance(e, StepsEvicted)] == [
-        2
-    ]  # reported as they double
+    evicted = [effect.steps for effect in run.log if isinstance(effect, StepsEvicted)]
+    assert evicted == [2], "reported as they double"
     run.restart()
     run.begin()
     with pytest.raises(
