@@ -9,6 +9,7 @@ from rollout_dispatcher.core.effects import (
     Advised,
     Effect,
     FailRanks,
+    PlanRequested,
     Rewound,
     StepsEvicted,
 )
@@ -19,6 +20,7 @@ from rollout_dispatcher.core.facts import (
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
+from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
 
 
@@ -119,6 +121,38 @@ def test_a_rewind_is_applied_once_however_often_it_is_repeated() -> None:
     assert run.core.run_id == "run"
     assert run.core._ledger.steps.committed == 2
     assert run.core.statistics().steps_rewound == 3
+
+
+def test_a_later_checkpoint_commits_steps_that_a_rewind_has_left_waiting() -> None:
+    run = Run()
+    run.run_to(4)
+    run.begin()
+    run.load(1, 0)
+    assert run.core.statistics().steps_waiting > 2
+    run.begin()
+    run.load(3)
+    assert run.core._ledger.steps.committed == 3
+    run.run_to(5)
+    at = run.core.statistics()
+    assert (at.steps_waiting, at.balanced) == (0, True)
+
+
+def test_a_plan_requested_before_a_rewind_becomes_a_step_behind_the_rewound_ones() -> None:
+    run = Run()
+    run.run_to(2)
+    run.hold(3)
+    run.perform(run.core.demand(0, 3, run.now, hungry=False))
+    effects = run.core.demand(1, 3, run.now, hungry=False).effects
+    (wanted,) = [effect for effect in effects if isinstance(effect, PlanRequested)]
+    run.begin()
+    run.load(0, 0)
+    answer = plan(wanted.window, run.plan_config, wanted.take)
+    run.perform(run.core.planned(wanted, answer, run.now))
+    at = run.core.statistics()
+    assert (at.open_steps, at.steps_waiting) == (0, 4)
+    run.load(0, 1)
+    run.run_to(4)
+    assert run.core.statistics().balanced
 
 
 @pytest.mark.parametrize("other", [3, None])

@@ -28,7 +28,7 @@ class Position(NamedTuple):
 class CheckpointPosition:
     """Where a checkpoint was taken: after `step` (-1: before the first) of this run.
 
-    allow_lost_steps: go on though steps that were trained after it cannot be delivered again.
+    allow_lost_steps: resume although steps that were trained after it cannot be delivered again.
     """
 
     run_id: str
