@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import islice
 
 #: Characters of a message; our own have a few hundred, names that peers give some 128 each.
 MAX_CHARACTERS = 4096
@@ -52,6 +53,14 @@ def option_of(name: str) -> str:
     """Return the present name of the option of a flag, a variable or a key."""
     plain = name.casefold().removeprefix("--").removeprefix("dispatcher_").replace("-", "_")
     return RENAMED.get(plain, plain)
+
+
+def name_some(names: Collection[object], kind: str, most: int = 8) -> str:
+    """The first names: `DP ranks 0, 1 and 5 more`; empty for none. kind: of one of them."""
+    if not names:
+        return ""
+    shown, more = ", ".join(map(str, islice(names, most))), len(names) - most
+    return f"{kind}{'s' * (len(names) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -46,7 +46,7 @@ def test_phases_that_are_asked_for_and_never_agreed_to_are_refused_at_last() -> 
         bench.perform(bench.core.end_phase(version, bench.now, "asks"))
     with pytest.raises(ProtocolError, match="wait for other producers"):
         bench.core.end_phase(MAX_ENDS + 1, bench.now, "asks")
-    bench.perform(bench.core.end_phase(MAX_ENDS, bench.now, "asks"))  # said again: nothing new
+    bench.perform(bench.core.end_phase(MAX_ENDS, bench.now, "asks"))  # repeated: nothing new
 
 
 def test_phases_that_are_forced_while_nothing_is_trained_are_kept_apart_up_to_a_bound() -> None:

@@ -12,6 +12,6 @@ def test_it_advances_by_every_step_ahead_and_by_no_step_back(
 ) -> None:
     clock = SteadyClock(lambda: reading)
     for step in steps:
-        before, said = reading, clock()
+        before, now = reading, clock()
         reading += step
-        assert clock() == said + max(0.0, reading - before)
+        assert clock() == now + max(0.0, reading - before)

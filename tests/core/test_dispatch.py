@@ -18,7 +18,7 @@ from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
 
 
-def test_what_came_in_is_told_once_and_field_by_field_where_that_is_known() -> None:
+def test_accepted_samples_are_reported_once_and_field_by_field_where_that_is_known() -> None:
     bench = Bench(batch=4, window=8, capacity=8, reports_accepted=True)
     bench.push_plain(5)
     bench.push(*(make_sample(f"g/{at}", group_id="g", group_size=2) for at in range(2)))
@@ -26,10 +26,10 @@ def test_what_came_in_is_told_once_and_field_by_field_where_that_is_known() -> N
     bench.push_plain(2)  # two that wait come in at once
     bench.push_plain(2)
     bench.join()
-    told = [effect for effect in bench.log if isinstance(effect, SamplesAccepted)]
-    tickets = [[entry.ticket for entry in effect.entries] for effect in told]
+    reported = [effect for effect in bench.log if isinstance(effect, SamplesAccepted)]
+    tickets = [[entry.ticket for entry in effect.entries] for effect in reported]
     assert tickets == [[0, 1, 2, 3, 4], [5, 6], [7], [8, 9, 10, 11]]
-    for effect, is_plain in zip(told, (True, False, True, False), strict=True):
+    for effect, is_plain in zip(reported, (True, False, True, False), strict=True):
         fields = SamplesByField.of(entry.sample for entry in effect.entries)
         assert effect.plain == (fields if is_plain else None)
 
@@ -39,7 +39,7 @@ def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
     bench.push_plain(3)
     bench.perform(bench.core.drain(bench.now))
     assert bench.dropped(DropReason.SHUTDOWN) == 3
-    assert Drained("drained") in bench.log[-2:], "producers hear of what was dropped with it"
+    assert Drained("drained") in bench.log[-2:], "drops are reported with it"
     assert (bench.core.shutdown_drops.samples, bench.core.shutdown_drops.reasons) == (
         3,
         {DropReason.SHUTDOWN: 3},
@@ -48,7 +48,7 @@ def test_draining_with_no_ranks_drops_and_counts_what_is_buffered() -> None:
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "not noticed yet"])
-def test_a_rank_whose_connection_broke_at_the_end_is_told_of_it_again(noticed: bool) -> None:
+def test_a_rank_whose_connection_broke_at_the_end_is_sent_the_end_again(noticed: bool) -> None:
     bench = Bench()
     bench.join()
     bench.perform(bench.core.end_stream(bench.now, "p"))

@@ -119,7 +119,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @property
     def now(self) -> float:
-        """What the core is told."""
+        """The events of the core."""
         return self.clock()
 
     # -- what the core asks for ---------------------------------------------------------
@@ -147,11 +147,11 @@ class DispatchMachine(RuleBasedStateMachine):
                 case StepCommitted():
                     assert effect.seconds >= 0, "committed before it was planned"
                 case _:
-                    self.tell_ranks(effect)
+                    self.send_to_ranks(effect)
         if self.core._ledger.generation.failed is not None:  # torchrun starts all of them again
             self.begin_generation(self.size)
 
-    def tell_ranks(self, effect: Effect) -> None:
+    def send_to_ranks(self, effect: Effect) -> None:
         match effect:
             case Deliver():
                 self.delivered(effect)
@@ -573,7 +573,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(60, 100_000), dice=st.integers(0, 4))
     def jump_ahead(self, seconds: float, dice: int) -> None:
-        """Nobody can tell this from time that passed: a group whose producer is gone is over."""
+        """This looks like time that passed: a group whose producer is gone is over."""
         if dice:
             return
         self.perform(self.core.producer_disconnected("q", self.now))

@@ -115,7 +115,7 @@ class Progress(RuleBasedStateMachine):
         self.wanted: PlanRequested | ReplanRequested | None = None
         self.books = Rules(self.core)
         self.held: set[tuple[str, int]] = set()
-        self.said: dict[int, tuple[int, bool]] = {}
+        self.demands: dict[int, tuple[int, bool]] = {}
         ahead = drawn.draw(st.sampled_from([1, 0, 2]), "prefetched steps")
         self.perform(self.core.join(RankHello("0", 0, 2, None, ahead), self.now))
         self.perform(self.core.join(RankHello("1", 1, 2, 1, ahead), self.now))
@@ -142,7 +142,7 @@ class Progress(RuleBasedStateMachine):
                 case PayloadsToJournal():
                     self.to_journal.append(effect)
                 case PushAnswered(producer=""):
-                    pass  # over HTTP, where whoever is told `full` may stay away
+                    pass  # over HTTP, where a client that is answered `full` may stay away
                 case PushAnswered():
                     self.answered(effect)
                 case PushBlocked():
@@ -197,14 +197,14 @@ class Progress(RuleBasedStateMachine):
         members: list[Sample] = []
         for size in sizes:
             self.groups += 1
-            told = SIZE_AT_CLOSE if at_close else size
+            size_sent = SIZE_AT_CLOSE if at_close else size
             members += [
                 make_sample(
                     f"{self.groups}.{at}",
                     TOKENS,
                     schema=schema,
                     group_id=f"{self.groups}",
-                    group_size=told,
+                    group_size=size_sent,
                     store=stores[at % len(stores)],
                 )
                 for at in range(size - (lacking if size > 1 else 0))
@@ -255,9 +255,9 @@ class Progress(RuleBasedStateMachine):
     def end_the_stream(self, by: str, force: bool, dice: int) -> None:
         """Early, as a rule: what waits comes in, and what comes later is refused."""
         if dice == 0 and self.producers[by].alive:
-            self.tell_the_end(by, force=force)
+            self.announce_end(by, force=force)
 
-    def tell_the_end(self, by: str, *, force: bool = False) -> None:
+    def announce_end(self, by: str, *, force: bool = False) -> None:
         self.books.ends_stream(by, force=force)
         self.perform(self.core.end_stream(self.now, by, force=force))
 
@@ -315,8 +315,8 @@ class Progress(RuleBasedStateMachine):
         for step in steps[:1]:
             stored = [s.sample_id for s in step.samples() if isinstance(s.payload, Reference)]
             if stored:
-                said = Unresolved(step.number, step.attempt, tuple(stored[:count]))
-                self.perform(self.core.unresolved(rank, said, self.now))
+                missing = Unresolved(step.number, step.attempt, tuple(stored[:count]))
+                self.perform(self.core.unresolved(rank, missing, self.now))
 
     @rule()
     def train(self) -> None:
@@ -324,7 +324,7 @@ class Progress(RuleBasedStateMachine):
         for number, step in list(self.core._ledger.steps.items()):
             ranks = self.core._ledger.ranks.values()
             if not step.digest or any(number in rank.unresolved for rank in ranks):
-                break  # it is to be planned again, once all ranks have said where they go on
+                break  # it is to be planned again, once all ranks have reported where they resume
             for rank in (0, 1):
                 self.perform(
                     self.core.prepared(rank, number, step.digest, self.now, attempt=step.attempt)
@@ -339,8 +339,8 @@ class Progress(RuleBasedStateMachine):
 
     def demand(self, rank: int, taken: int, *, hungry: bool) -> None:
         """A rank says where it is, once: nobody is woken by hearing it again."""
-        if self.said.get(rank) != (taken, hungry):
-            self.said[rank] = taken, hungry
+        if self.demands.get(rank) != (taken, hungry):
+            self.demands[rank] = taken, hungry
             self.perform(self.core.demand(rank, taken, self.now, hungry=hungry))
 
     @rule(seconds=st.sampled_from([0.3, 1.1, 5.0]))
@@ -396,9 +396,9 @@ class Progress(RuleBasedStateMachine):
             assert not producer.todo, "a producer that lives gets rid of all it has"
             assert not producer.waiting, "and has all of it answered"
             if producer.alive:
-                self.tell_the_end(name)
+                self.announce_end(name)
         if not any(producer.alive for producer in self.producers.values()):
-            self.tell_the_end("", force=True)  # a controller's word
+            self.announce_end("", force=True)  # a controller's word
         self.be_fair(ROUNDS_A_SAMPLE * pushed + ROUNDS_BEYOND, until_nobody_pushes=False)
         at = self.core.statistics()
         assert at.buffered == at.in_flight == 0, self.core.waits_for(self.now)

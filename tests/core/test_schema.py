@@ -24,12 +24,14 @@ def test_the_first_accepted_push_decides_and_others_are_refused_at_once() -> Non
     words = "set by the first accepted push, from producer actor-7"
     assert bench.core.schema == (FLOATS, words)
     assert decided(bench) == [SchemaDecided(FLOATS, words)]
-    told = [type(effect) for effect in bench.log]
-    assert told.index(SchemaDecided) < told.index(PushAnswered), "before anybody is refused for it"
+    kinds = [type(effect) for effect in bench.log]
+    assert kinds.index(SchemaDecided) < kinds.index(PushAnswered), (
+        "before anybody is refused for it"
+    )
     assert bench.push(make_sample("late")) == (Outcome.REFUSED,)
-    (said,) = bench.errors()
-    assert said.startswith(f"sample late differs from the run's samples ({words}): ")
-    assert "logprobs is missing (float32[tokens]); push the same fields; if that push" in said
+    (error,) = bench.errors()
+    assert error.startswith(f"sample late differs from the run's samples ({words}): ")
+    assert "logprobs is missing (float32[tokens]); push the same fields; if that push" in error
     assert bench.push(real("b")) == (Outcome.ACCEPTED,)
     assert len(decided(bench)) == 1
 

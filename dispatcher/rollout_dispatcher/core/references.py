@@ -260,7 +260,7 @@ class References:
     def producer_leaves(self, producer: str, now: float) -> None:
         """A producer sent Bye: it puts no object any more.
 
-        It can be swept while it is connected: nobody could sweep the last one after that.
+        It is swept while it is connected: no worker is left to sweep the last one later.
         """
         self.sweeps.disconnected(producer, now, for_good=True)
 

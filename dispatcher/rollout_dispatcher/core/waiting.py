@@ -22,7 +22,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,7 +32,7 @@ from rollout_dispatcher.core.steps.ledger import StepLedger
 from rollout_dispatcher.core.steps.rank_state import Position
 from rollout_dispatcher.core.steps.step import OpenStep
 from rollout_dispatcher.ends import EndReason
-from rollout_dispatcher.hints import harmless
+from rollout_dispatcher.hints import harmless, name_some
 from rollout_dispatcher.payload import Reference
 
 if TYPE_CHECKING:
@@ -354,7 +353,8 @@ class Waiting:
             yield Reason(Cause.PRODUCERS, "no producer is connected")
         if count := len(buffer.groups):
             oldest = next(iter(buffer.groups))
-            of = _some(sorted(filter(None, oldest.contributors)), "producer") or "no connection"
+            names = sorted(filter(None, oldest.contributors))
+            of = name_some(names, "producer", NAMED) or "no connection"
             held = (
                 f"{_counted(count, 'open group holds', 'open groups hold')} "
                 f"{_counted(buffer.groups.samples, 'sample', 'samples')}; the oldest"
@@ -386,7 +386,7 @@ class Waiting:
                 yield Reason(Cause.ENDS, f"{what} waits for pushes that were blocked before it")
             elif waited := self._all_ends.waits_for(end):
                 counted = _counted(len(waited), "producer", "producers")
-                text = f"{what} waits for {_some(waited, 'producer')}"
+                text = f"{what} waits for {name_some(waited, 'producer', NAMED)}"
                 yield Reason(Cause.ENDS, text, f"{what} waits for {counted}")
         if (more := self._all_ends.num_pending - NAMED) > 0:
             yield Reason(Cause.ENDS, f"{more} more ends wait for these")
@@ -397,11 +397,4 @@ def _counted(count: int, one: str, many: str) -> str:
 
 
 def _ranks(dp_ranks: Iterable[int]) -> str:
-    return _some(map(str, sorted(dp_ranks)), "DP rank")
-
-
-def _some(names: Iterable[str], kind: str) -> str:
-    found = list(names)
-    shown = ", ".join(islice(found, NAMED))
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return f"{kind}{'s' if len(found) > 1 else ''} {shown}{more}" if found else ""
+    return name_some(sorted(dp_ranks), "DP rank", NAMED)

@@ -56,7 +56,7 @@ def test_a_bad_sample_does_not_spoil_its_push() -> None:
     assert answer.errors == {1: "sample b has no tokens"}
 
 
-def test_a_member_of_a_group_that_was_given_up_is_told_why() -> None:
+def test_a_member_of_a_group_that_was_given_up_is_refused_with_the_reason() -> None:
     lobby = Lobby(BufferLimits(9, 9, None, 10_000, 100))
     lobby.closed_groups.lack("g", "there was no room", 2)
     for at in range(2):

@@ -64,7 +64,7 @@ def test_a_new_group_of_another_size_than_all_have_is_refused(size: int) -> None
         buffer.check_group(member("g0", "g", size))
     assert caught.value.reason == "group-size"
     buffer.check_group(member("g0", "g", 4))
-    buffer.check_group(member("g0", "g", SIZE_AT_CLOSE))  # `close_group` tells it
+    buffer.check_group(member("g0", "g", SIZE_AT_CLOSE))  # `close_group` brings it
     buffer.add(member("h0", "h", 3), "p", 0.0)  # of before a start with this option
     buffer.check_group(member("h1", "h", 3))
 

@@ -27,7 +27,7 @@ def members(names: str, size: int = 4) -> list[Sample]:
     return [member(f"{group}{number}", size) for number in numbers.split(",")]
 
 
-def test_a_size_that_is_told_late_counts_who_has_come() -> None:
+def test_a_size_that_comes_late_counts_who_has_come() -> None:
     bench = Bench(batch=4, window=4, capacity=4)
     bench.join()
     assert bench.push(*members("g:0,1,2,3", SIZE_AT_CLOSE)) == (A, A, A, A)
@@ -64,10 +64,10 @@ def test_a_group_that_is_closed_with_keep_is_trained_on_as_it_is() -> None:
     assert "GroupSized(tickets=(0, 1), size=2)" in str(bench.facts)
 
 
-# -- said twice, said late, said to nobody ---------------------------------------------------
+# -- repeated, late, of no group -------------------------------------------------------------
 
 
-def test_a_group_that_is_told_to_be_larger_than_a_step_is_given_up() -> None:
+def test_a_group_that_turns_out_larger_than_a_step_is_given_up() -> None:
     bench = Bench(batch=4)
     bench.push(*members("g:0,1", SIZE_AT_CLOSE))
     bench.perform(bench.core.close_group("g", bench.now, size=9))
@@ -76,10 +76,10 @@ def test_a_group_that_is_told_to_be_larger_than_a_step_is_given_up() -> None:
     assert "it has 9 samples, and a step takes at most 4" in bench.errors()[-1]
 
 
-def test_a_withdrawn_member_is_lacking_and_others_are_told() -> None:
+def test_a_withdrawn_member_is_lacking_and_others_are_notified() -> None:
     bench = Bench()
     bench.push(*members("g:0,1"))
-    for _ in range(2):  # said again after a reconnect
+    for _ in range(2):  # repeated after a reconnect
         bench.perform(bench.core.withdraw("g", 4, "p", [99], bench.now))
     assert bench.dropped(INCOMPLETE) == 2
     assert bench.push(member("g3")) == (R,)
@@ -87,16 +87,16 @@ def test_a_withdrawn_member_is_lacking_and_others_are_told() -> None:
     assert bench.push(member("g9")) == (R,)
 
 
-def test_who_closes_a_group_of_which_nothing_is_known_is_told() -> None:
+def test_who_closes_a_group_of_which_nothing_is_known_is_advised() -> None:
     bench = Bench()
-    for _ in range(2):  # said again after a reconnect
+    for _ in range(2):  # repeated after a reconnect
         bench.perform(bench.core.close_group("gee", bench.now, request=("p", 0)))
     bench.push(*members("g:0,1"))
     bench.perform(bench.core.close_group("g", bench.now, request=("p", 1)))
     bench.perform(bench.core.close_group("g", bench.now, request=("p", 2)))
-    [told] = [effect for effect in bench.log if isinstance(effect, Advised)]
-    assert told.producer == "p"
-    assert told.text.startswith("group gee is not known, so closing it changes nothing")
+    [advised] = [effect for effect in bench.log if isinstance(effect, Advised)]
+    assert advised.producer == "p"
+    assert advised.text.startswith("group gee is not known, so closing it changes nothing")
 
 
 @pytest.mark.parametrize("size", [4, SIZE_AT_CLOSE])
@@ -105,7 +105,7 @@ def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> No
     bench.push(*members("g:0,1", size))
     bench.push(member("g2", size, tokens=2000))  # lacking from now on
     bench.push(*members("h:0,1,2", SIZE_AT_CLOSE))
-    bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than was told
+    bench.perform(bench.core.close_group("h", bench.now, size=2))  # one more than before
     bench.restart()
     assert bench.core.statistics().ready == 3
     assert bench.push(member("g3", size)) == (A,)
@@ -117,7 +117,9 @@ def test_what_is_known_of_a_groups_size_outlives_the_dispatcher(size: int) -> No
 # -- at the hard cap -----------------------------------------------------------------------------
 
 
-def test_without_a_journal_the_youngest_beginning_makes_room_and_its_producers_are_told() -> None:
+def test_without_a_journal_the_youngest_beginning_makes_room_and_its_producers_are_notified() -> (
+    None
+):
     bench = Bench(batch=4, nbytes=4 * SAMPLE)
     bench.join()
     for name in ("a0", "b0", "c0", "d0"):

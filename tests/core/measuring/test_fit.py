@@ -1,4 +1,4 @@
-"""The fit finds what micro-batches took, as far as they tell, whatever else happened to some."""
+"""The fit finds what micro-batches took, as far as they show it, whatever else happened to some."""
 
 import numpy as np
 import pytest

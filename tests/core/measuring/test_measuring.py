@@ -1,4 +1,4 @@
-"""What DP ranks say that a step took is judged once all of them have said it, and never before."""
+"""A pass over a step is measured once all DP ranks have reported it, and never before."""
 
 import numpy as np
 import pytest
@@ -44,9 +44,11 @@ class Timed(Bench):
     ) -> StepMeasured | None:
         """A rank reports; what is measured with that, if anything is."""
         start = len(self.log)
-        told = None if inside is None else [inside] * count
+        collective = None if inside is None else [inside] * count
         number = self.step if step is None else step
-        times = RankTimes(number, key, [busy] * count, told, "" if told else "gloo has no hook")
+        times = RankTimes(
+            number, key, [busy] * count, collective, "" if collective else "gloo has no hook"
+        )
         self.perform(self.core.step_times(dp_rank, times))
         found = [effect for effect in self.log[start:] if isinstance(effect, StepMeasured)]
         return found[0] if found else None
@@ -65,7 +67,7 @@ def unmeasured(bench: Timed) -> dict[Unmeasured, int]:
     return {reason: count for reason, count in bench.seen.unmeasured.items() if count}
 
 
-def test_who_was_waited_for_is_told_apart_from_who_waited() -> None:
+def test_waits_are_separated_from_what_was_computed() -> None:
     bench = Timed()
     bench.next_step()
     found = bench.measure()
@@ -102,13 +104,13 @@ def test_ranks_that_take_as_long_have_no_imbalance_below_0() -> None:
             assert min(found.imbalance, found.excess) >= 0
 
 
-def test_nothing_is_told_before_every_rank_has_spoken_and_who_is_missing_is_named() -> None:
+def test_nothing_is_measured_before_every_rank_has_reported_and_the_missing_are_named() -> None:
     bench = Timed()
     assert bench.seen.why == "no step is committed yet"
     bench.next_step()
     assert bench.seen.why == "no DP rank has reported what its steps took"
     assert bench.say(0, 1.0, 0.0) is None
-    assert bench.say(0, 2.0, 0.0) is None, "its first word counts, once"
+    assert bench.say(0, 2.0, 0.0) is None, "its first report counts, once"
     assert bench.seen.why == "step 0, update: DP rank 1 has not reported yet"
     assert bench.seen.last is None
     found = bench.say(1, 1.0, 0.0)
@@ -193,7 +195,7 @@ def test_what_is_held_of_steps_and_passes_is_bounded() -> None:
     assert set(passes) == {MAX_COST_KEYS}
     assert unmeasured(bench)[Unmeasured.TOO_MANY_KEYS] == 40 * MAX_COST_KEYS
     bench.next_step()
-    assert bench.measure() is not None, "what trains is always heard"
+    assert bench.measure() is not None, "reports of training always count"
     given_up = 41 - len(passes)
     assert unmeasured(bench)[Unmeasured.INCOMPLETE] == given_up * MAX_COST_KEYS
 
@@ -214,7 +216,7 @@ def test_passes_that_one_rank_makes_up_take_nothing_from_those_of_all() -> None:
     assert bench.measure(key="update") is not None
     assert bench.say(0, 1.0, 0.0, key="log-prob") is None
     (timed,) = bench.core._parts.measuring._steps.values()
-    assert 0 in timed.passes["log-prob"].busy, "the other rank is heard"
+    assert 0 in timed.passes["log-prob"].busy, "the report of the other rank counts"
 
 
 def test_steps_that_nobody_reports_are_counted_and_old_speeds_forgotten() -> None:
@@ -310,10 +312,10 @@ def test_the_snapshot_is_json_for_people() -> None:
     for _ in range(4):
         bench.next_step()
         bench.measure()
-    told = bench.seen.as_json()
-    assert told["why_not"] == ""
-    assert told["measured_steps"] == 4
-    assert told["last_step"]["lost_share"] == pytest.approx(1 - 1.2 / 1.4, abs=1e-6)
-    assert told["last_step"]["ranks"][0] == {
+    found = bench.seen.as_json()
+    assert found["why_not"] == ""
+    assert found["measured_steps"] == 4
+    assert found["last_step"]["lost_share"] == pytest.approx(1 - 1.2 / 1.4, abs=1e-6)
+    assert found["last_step"]["ranks"][0] == {
         "dp_rank": 0, "compute_s": 1.0, "wait_s": 0.4, "collective_s": 0.5, "slowness": 1.0,
     }  # fmt: skip

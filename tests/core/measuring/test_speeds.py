@@ -13,8 +13,10 @@ def shares(ranks: int, micro_batches: int = 4) -> FloatArray:
     return RNG.uniform(1, 3, (ranks, micro_batches))
 
 
-def told(factors: list[float], steps: int = 12, spoilt: dict[int, int] | None = None) -> FloatArray:
-    """What is told of ranks of these factors; spoilt: which rank takes a minute more, by step."""
+def slowness_of(
+    factors: list[float], steps: int = 12, spoilt: dict[int, int] | None = None
+) -> FloatArray:
+    """Measured slowness of these factors; spoilt: the rank that takes a minute more, by step."""
     speeds = RankSpeeds(len(factors))
     for step in range(steps):
         planned = shares(len(factors))
@@ -37,12 +39,12 @@ def told(factors: list[float], steps: int = 12, spoilt: dict[int, int] | None = 
     ],
 )
 def test_slowness_is_against_the_median_rank(factors: list[float], slowness: list[float]) -> None:
-    assert told(factors) == pytest.approx(slowness, rel=0.03)
+    assert slowness_of(factors) == pytest.approx(slowness, rel=0.03)
 
 
 def test_single_long_steps_make_nobody_slow() -> None:
     often = {step: step // 5 % 4 for step in range(0, 60, 5)} | {1: 2}
-    assert told([1] * 4, 60, often).max() < 1.05
+    assert slowness_of([1] * 4, 60, often).max() < 1.05
 
 
 def test_a_rank_that_becomes_slow_is_named_within_a_few_steps_and_forgiven_as_soon() -> None:
@@ -57,8 +59,8 @@ def test_a_rank_that_becomes_slow_is_named_within_a_few_steps_and_forgiven_as_so
     assert speeds.slowness[2] < 1.05
 
 
-def test_nothing_is_said_of_too_few_steps_nor_of_a_rank_that_has_nothing_to_do() -> None:
-    assert np.isnan(told([1, 2], steps=2)).all()
+def test_nothing_is_known_of_too_few_steps_nor_of_a_rank_that_has_nothing_to_do() -> None:
+    assert np.isnan(slowness_of([1, 2], steps=2)).all()
     speeds = RankSpeeds(3)
     planned = np.array([[1.0], [1.0], [0.0]])
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Selection bias tells what is no chance from what is, over the last dispatches."""
+"""Selection bias separates chance from what is none, over the last dispatches."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Phases and streams end when everybody who contributed has said so; versions of steps."""
+"""Phases and streams end once every contributor has ended them; versions of steps."""
 
 import pytest
 

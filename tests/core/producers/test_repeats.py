@@ -1,4 +1,4 @@
-"""Samples under ids that were accepted before: which are told, and how often."""
+"""Samples under ids that were accepted before: which are reported, and how often."""
 
 from rollout_dispatcher.core.admission.blocked_pushes import Push
 from rollout_dispatcher.core.admission.eligibility import MANY
@@ -24,7 +24,7 @@ class Named(Bench):
         self.perform(self.core.push(push, self.now, may_wait=False))
         return [outcome for outcome in push.outcomes if outcome is not None]
 
-    def told(self) -> list[IdsRepeated]:
+    def reported(self) -> list[IdsRepeated]:
         return [effect for effect in self.log if isinstance(effect, IdsRepeated)]
 
 
@@ -36,19 +36,19 @@ def test_other_content_under_a_known_id_is_a_conflict_and_the_first_is_kept() ->
     at = bench.core.statistics()
     assert (at.received[CONFLICT], at.received[DUPLICATE], at.buffered) == (2, 1, 4)
     assert at.balanced
-    assert bench.told() == [IdsRepeated("p", "a", 1, conflicts=True)], "the first of them"
+    assert bench.reported() == [IdsRepeated("p", "a", 1, conflicts=True)], "the first of them"
 
 
-def test_many_duplicates_in_a_row_are_told_once_and_an_accepted_sample_ends_the_row() -> None:
+def test_many_duplicates_in_a_row_are_reported_once_and_an_accepted_sample_ends_the_row() -> None:
     bench = Named()
     bench.send(named("a"))
     for _ in range(MANY - 1):
         bench.send(named("a"))
-    assert bench.told() == []
+    assert bench.reported() == []
     bench.send(named("b"))
     for _ in range(2 * MANY):
         bench.send(named("a"))
-    assert bench.told() == [IdsRepeated("p", "a", MANY, conflicts=False)]
+    assert bench.reported() == [IdsRepeated("p", "a", MANY, conflicts=False)]
 
 
 def test_a_row_begins_anew_when_its_producer_connects_anew() -> None:
@@ -59,7 +59,7 @@ def test_a_row_begins_anew_when_its_producer_connects_anew() -> None:
         for _ in range(MANY - 1):
             bench.send(named("a"), by="q")
         bench.perform(bench.core.producer_disconnected("q", bench.now))
-    assert bench.told() == []
+    assert bench.reported() == []
 
 
 def test_checksums_outlive_the_process() -> None:

@@ -1,4 +1,4 @@
-"""What whoever pushes is told of the trainer, and which of its samples were dropped."""
+"""Reports to a producer: the trainer's progress, and its dropped samples."""
 
 import pytest
 
@@ -71,9 +71,9 @@ def test_an_answer_knows_the_oldest_version_of_its_push(
     assert answer.oldest == oldest
 
 
-def test_who_pushes_versions_that_the_trainer_cannot_have_is_told_once_a_connection() -> None:
+def test_who_pushes_versions_that_the_trainer_cannot_have_is_advised_once_a_connection() -> None:
     bench = Bench(batch=4, window=6, capacity=20, max_staleness=1)
-    push(bench, "p", 1, version=90)  # before the first report nobody can tell
+    push(bench, "p", 1, version=90)  # before the first report nobody knows
     bench.perform(bench.core.set_policy_version(7, bench.now, 0))
     push(bench, "p", 2, version=8)  # of weights whose report is on its way
     assert not [effect for effect in bench.log if isinstance(effect, Advised)]
@@ -81,6 +81,6 @@ def test_who_pushes_versions_that_the_trainer_cannot_have_is_told_once_a_connect
         push(bench, "p", 2, version=9)
     bench.perform(bench.core.producer_disconnected("p", bench.now))
     push(bench, "p", 1, version=10)
-    told = [effect for effect in bench.log if isinstance(effect, Advised)]
-    assert [effect.producer for effect in told] == ["p", "p"]
-    assert told[0].text.startswith("samples have policy_version 9, and the trainer stands at 7")
+    advised = [effect for effect in bench.log if isinstance(effect, Advised)]
+    assert [effect.producer for effect in advised] == ["p", "p"]
+    assert advised[0].text.startswith("samples have policy_version 9, and the trainer stands at 7")

@@ -1,4 +1,4 @@
-"""A DP rank that leaves or is lost: who goes on without it is told, and nobody else."""
+"""A DP rank that leaves or is lost: those that go on without it get an error, and no others."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ class Trainer(Bench):
     def take(self, rank: int, step: int) -> None:
         self.perform(self.core.demand(rank, step, self.now, hungry=False))
 
-    def heard(self, kind: type[Effect]) -> list[Effect]:
+    def effects_of(self, kind: type[Effect]) -> list[Effect]:
         found = [effect for effect in self.log if isinstance(effect, kind)]
         self.log.clear()
         return found
 
     def error(self, rank: int) -> DispatcherError | None:
-        """What this rank alone was told last, if anything."""
+        """The last error sent to this rank alone, if any."""
         found = [
             effect.error
             for effect in self.log
@@ -51,7 +51,9 @@ def trainer(**options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_after_a_goodbye_who_asks_for_a_later_step_is_told_by_whom(asked_before: bool) -> None:
+def test_after_a_goodbye_a_rank_that_asks_for_a_later_step_gets_its_name(
+    asked_before: bool,
+) -> None:
     bench = trainer()
     if asked_before:
         bench.ask(0)
@@ -64,14 +66,14 @@ def test_after_a_goodbye_who_asks_for_a_later_step_is_told_by_whom(asked_before:
     assert "DP rank 1 closed its stream after step 0" in str(error)
 
 
-def test_who_begins_a_released_step_before_the_goodbye_is_heard_trains_it_in_vain() -> None:
+def test_who_begins_a_released_step_before_the_goodbye_arrives_trains_it_in_vain() -> None:
     bench = trainer()
     bench.take(0, 1)
     assert (
         bench.core._ledger.has_room is False
     )  # rank 1 has room for no step behind the released one
     bench.leave(1, for_good=True)
-    assert bench.heard(LimitSteps) == [LimitSteps((0,), 0)]
+    assert bench.effects_of(LimitSteps) == [LimitSteps((0,), 0)]
     bench.perform(bench.core.commit(0, 1, bench.now))
     bench.ask(0)
     assert "DP rank 1 closed its stream after step 0" in str(bench.error(0))
@@ -84,7 +86,7 @@ def test_all_may_leave_after_the_same_step() -> None:
     for rank in (1, 0):
         bench.leave(rank, for_good=True)
     bench.pass_time(600)
-    assert bench.heard(FailRanks) == []
+    assert bench.effects_of(FailRanks) == []
     assert bench.core.deserted
 
 
@@ -95,7 +97,7 @@ def test_a_lost_rank_has_time_to_come_back() -> None:
     bench.pass_time(29)
     bench.perform(bench.core.join(RankHello("r1", 1, 2, 1, taken=0, committed=0), bench.now))
     bench.pass_time(600)
-    assert bench.heard(FailRanks) == []
+    assert bench.effects_of(FailRanks) == []
     bench.leave(1, for_good=False)
     bench.pass_time(29)
     assert bench.error(0) is None
@@ -128,7 +130,7 @@ def test_after_a_restart_ranks_that_do_not_come_back_are_lost(comes_back: bool) 
         bench.perform(bench.core.join(hello, bench.now))
     bench.pass_time(31)
     if comes_back:
-        assert bench.heard(FailRanks) == []
+        assert bench.effects_of(FailRanks) == []
     else:
         assert "DP rank 1 has not come back within 30 s" in str(bench.error(0))
 

@@ -1,4 +1,4 @@
-"""The DP ranks finish the run: producers are told, the books balance, a restart stands by it."""
+"""The DP ranks finish the run: producers get that, the books balance, a restart stands by it."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class Finisher(Trainer):
         return self.core.finished
 
     def failure(self) -> Exception | None:
-        """What all ranks were told."""
+        """The last error sent to all ranks."""
         found = [e.error for e in self.log if isinstance(e, FailRanks) and len(e.client_ids) == 2]
         return found[-1] if found else None
 
@@ -58,7 +58,7 @@ def trainer(**options: Any) -> Finisher:
 
 @pytest.mark.parametrize("discard", [False, True])
 @pytest.mark.parametrize("durable", [False, True])
-def test_when_all_finish_producers_are_told_and_what_is_left_is_kept_or_counted(
+def test_when_all_finish_producers_are_sent_that_and_what_is_left_is_kept_or_counted(
     durable: bool, discard: bool
 ) -> None:
     bench = trainer(durable=durable)
@@ -110,7 +110,7 @@ def push_of(bench: Finisher, count: int) -> Any:
         ((0, True), "DP rank 1 finished the run after step 0 with discard=True"),
     ],
 )
-def test_ranks_that_differ_are_told_so_all_of_them(second: tuple[int, bool], words: str) -> None:
+def test_ranks_that_differ_all_fail(second: tuple[int, bool], words: str) -> None:
     bench = trainer()
     if second[0] == 1:
         bench.take(0, 1)  # and leaves it alone
@@ -145,7 +145,7 @@ def test_a_step_that_was_begun_to_see_that_it_is_one_too_many_is_not_used() -> N
     assert bench.failure() is None
 
 
-def test_who_waits_for_a_rank_that_left_is_told() -> None:
+def test_a_rank_that_waits_for_one_that_left_fails() -> None:
     bench = trainer(rank_timeout=30.0)
     bench.finish(0, 0)
     bench.leave(1, for_good=True)
@@ -162,7 +162,7 @@ def test_the_word_of_a_rank_that_died_after_it_counts() -> None:
     assert bench.error(0) is None
 
 
-def test_whom_the_end_waits_for_is_said() -> None:
+def test_the_end_names_whom_it_waits_for() -> None:
     bench = trainer()
     bench.finish(0, 0)
     reasons = {each.cause: each.text for each in bench.core.reasons(bench.now)}
@@ -189,7 +189,7 @@ def test_after_the_end_of_the_stream_it_changes_nothing() -> None:
     assert EndRanks((0, 1), EndReason.ENDED) in bench.log
 
 
-def test_ranks_that_finish_before_the_last_steps_are_told_that_too() -> None:
+def test_ranks_that_finish_before_the_last_steps_are_sent_that_too() -> None:
     bench = Finisher(batch=4, window=4, capacity=12)
     bench.join()
     bench.push_plain(8)
@@ -230,7 +230,7 @@ def test_a_restart_before_everybody_knows_stands_by_it(discard: bool) -> None:
     assert bench.core.deserted
 
 
-def test_a_restart_between_the_words_of_two_ranks_hears_the_first_again() -> None:
+def test_a_restart_between_two_finishing_ranks_receives_the_first_again() -> None:
     before = trainer(durable=True)
     before.finish(0, 0)
     bench = restarted(before)

@@ -187,7 +187,7 @@ def assert_same(core: DispatcherCore, before: object, why: object = None) -> Non
     assert unchanged, why
 
 
-def test_a_hello_that_tells_of_a_checkpoint_of_no_step_begins_nothing() -> None:
+def test_a_hello_that_claims_a_checkpoint_of_no_step_begins_nothing() -> None:
     core = under_way()
     before = everything(core)
     with pytest.raises(ProtocolError, match="a checkpoint after step 99, which was never planned"):
@@ -196,24 +196,24 @@ def test_a_hello_that_tells_of_a_checkpoint_of_no_step_begins_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("claims", "words"),
     [
         ({"taken": 99}, "says that it has taken step 99"),
         ({"committed": 99}, "says that it has committed step 99"),
         ({"received": {0: 1, 99: 1}}, "says that it has got step 99"),
     ],
 )
-def test_a_hello_that_tells_of_steps_that_never_were_is_refused(
-    told: dict[str, object], words: str
+def test_a_hello_that_claims_steps_that_never_were_is_refused(
+    claims: dict[str, object], words: str
 ) -> None:
     core = restarted()
     before = everything(core)
     with pytest.raises(ProtocolError, match=words):
-        core.join(RankHello("0.1", 0, 2, 1, **told), 0.0)  # type: ignore[arg-type]
+        core.join(RankHello("0.1", 0, 2, 1, **claims), 0.0)  # type: ignore[arg-type]
     assert_same(core, before)
 
 
-def test_a_hello_that_tells_of_more_micro_batches_than_a_step_has_is_refused() -> None:
+def test_a_hello_that_claims_more_micro_batches_than_a_step_has_is_refused() -> None:
     core = restarted()
     before = everything(core)
     (number,) = core._ledger.steps
@@ -252,7 +252,7 @@ def test_a_hello_that_fails_its_generation_is_refused_and_gets_no_welcome() -> N
     assert (refused.client_id, refused.error) == ("1.2", failed.error)
 
 
-def test_after_a_restart_no_step_is_committed_before_every_rank_is_back_and_has_said_so() -> None:
+def test_after_a_restart_no_step_is_committed_before_every_rank_is_back_and_has_committed() -> None:
     run = Run()
     run.run_to(0)
     run.hungry()

@@ -71,13 +71,13 @@ def test_the_rank_that_is_behind_is_named_and_nobody_else(
     assert Cause.OPEN_STEPS not in run.reasons(), "which would name them all"
 
 
-@pytest.mark.parametrize(("step_s", "told"), [(0.0521, "0.052"), (0.2, "0.2"), (1.6, "2")])
-def test_what_a_short_step_usually_takes_is_told_in_parts_of_a_second(
-    step_s: float, told: str
+@pytest.mark.parametrize(("step_s", "shown"), [(0.0521, "0.052"), (0.2, "0.2"), (1.6, "2")])
+def test_what_a_short_step_usually_takes_is_shown_in_parts_of_a_second(
+    step_s: float, shown: str
 ) -> None:
     run = Training(step_s=step_s)
     run.beat(100, (5, 0), (3, 0))
-    assert f"and a step usually takes {told} s" in run.reasons()[Cause.HUNG_RANKS]
+    assert f"and a step usually takes {shown} s" in run.reasons()[Cause.HUNG_RANKS]
 
 
 def test_a_rank_that_does_not_commit_or_begin_a_step_is_named() -> None:
@@ -159,7 +159,7 @@ def test_short_steps_have_a_least_patience_and_a_new_group_learns_anew() -> None
     assert run.hung() is None
 
 
-def test_a_rank_that_is_away_is_said_otherwise() -> None:
+def test_a_rank_that_is_away_has_another_reason() -> None:
     run = Training()
     run.perform(run.core.leave(1, "r1", run.now))
     run.beat(300, (5, 0))

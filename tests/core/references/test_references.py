@@ -20,7 +20,7 @@ from tests.support.core.objects import STORES, StoreBench
 def bench_with(*workers: str) -> StoreBench:
     bench = StoreBench(batch=1000)
     for worker in workers:
-        bench.hear(WorkerThere(worker))
+        bench.worker(WorkerThere(worker))
     return bench
 
 
@@ -41,7 +41,7 @@ def keys(wanted: FreeRequested | SweepRequested | None) -> list[str]:
 def test_nobody_is_asked_for_more_than_a_message_takes() -> None:
     bench = bench_with()
     refuse(bench, *range(KEYS_AT_A_TIME + 1))
-    bench.hear(WorkerThere("a"))
+    bench.worker(WorkerThere("a"))
     assert len(keys(bench.asked["a"])) == KEYS_AT_A_TIME
     bench.answer("a")
     assert len(keys(bench.asked["a"])) == 1
@@ -79,12 +79,12 @@ def test_answers_to_what_was_not_asked_change_nothing() -> None:
     bench = bench_with("a", "b")
     refuse(bench, 1)
     number = bench.asked["a"].number
-    for said in (
+    for answer in (
         Freed("b", number), Freed("a", number + 1), Swept("b", number), Freed("nobody", number),
     ):  # fmt: skip
-        bench.hear(said)
+        bench.worker(answer)
     assert bench.core.pending_store_work == 1
-    bench.hear(Swept("a", number, ("p.1/7",)))
+    bench.worker(Swept("a", number, ("p.1/7",)))
     assert bench.core.pending_store_work == 1, "not an answer to that: it is asked again"
     bench.answer_all()
     assert bench.core.pending_store_work == 0
@@ -92,11 +92,11 @@ def test_answers_to_what_was_not_asked_change_nothing() -> None:
 
 def test_the_last_worker_is_held_until_the_list_is_empty() -> None:
     bench = bench_with("a", "b")
-    bench.hear(WorkerLeaves("a"))
+    bench.worker(WorkerLeaves("a"))
     assert not bench.core.is_last_to_free("a"), "nothing is to be done"
     gone = refuse(bench, 1)
     assert not bench.core.is_last_to_free("a"), "somebody else is there"
-    bench.hear(WorkerLeaves("b"))
+    bench.worker(WorkerLeaves("b"))
     assert bench.core.is_last_to_free("b")
     assert not bench.core.is_last_to_free("c")
     assert keys(bench.asked["b"] if "b" in bench.asked else bench.asked["a"]) == gone
@@ -112,11 +112,11 @@ def test_a_producer_that_is_the_last_to_leave_is_swept_by_itself() -> None:
     bench.connect("p")
     bench.put("p", 0, 1)
     bench.leave("p")
-    bench.hear(WorkerLeaves("producer p"))
+    bench.worker(WorkerLeaves("producer p"))
     assert bench.core.is_last_to_free("producer p")
     bench.answer_all()
     assert not bench.core.is_last_to_free("producer p")
-    bench.hear(WorkerGone("producer p"))
+    bench.worker(WorkerGone("producer p"))
     bench.lose("p", for_good=True)
     assert bench.objects == set()
     assert bench.core.pending_store_work == 0, "so nobody waits for somebody who could do it"
@@ -134,7 +134,7 @@ def test_a_process_that_opens_no_stores_waits_for_no_sweep_and_leaves_it_to_the_
     assert bench.core.pending_store_work == 0
     bench.core = DispatcherCore(config)
     bench.crash()
-    bench.hear(WorkerThere("a"))
+    bench.worker(WorkerThere("a"))
     bench.pass_time(AWAY_S)
     bench.answer_all()
     assert bench.objects == set()
@@ -147,11 +147,11 @@ def test_a_sweep_that_fails_is_made_again_and_outlives_the_process() -> None:
     bench.put("p", 0, 1)
     bench.lose("p", for_good=True)
     wanted = bench.asked.pop("a")
-    bench.hear(Swept("a", wanted.number, failed=True))
+    bench.worker(Swept("a", wanted.number, failed=True))
     assert isinstance(bench.asked["b"], SweepRequested)
     bench.crash()
     assert bench.core.pending_store_work == 1
-    bench.hear(WorkerThere("b"))
+    bench.worker(WorkerThere("b"))
     bench.answer_all()
     assert bench.objects == set()
     assert bench.core.pending_store_work == 0

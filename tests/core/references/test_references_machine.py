@@ -30,7 +30,7 @@ class Books:
     """Of each sample that may be needed its key.
 
     undecided: of which no answer has arrived. live: accepted. done: samples that are over, which
-    their producer may not have heard.
+    their producer may not have received.
     """
 
     undecided: dict[str, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class ReferencesMachine(RuleBasedStateMachine):
         for producer in "pq":
             self.bench.connect(producer)
         self.bench.join()
-        self.bench.hear(WorkerThere("a"))
+        self.bench.worker(WorkerThere("a"))
 
     # -- producers ----------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class ReferencesMachine(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from("pq"), long=st.booleans())
     def die_and_be_followed(self, who: str, long: bool) -> None:
-        """What it had not heard of is never sent again."""
+        """Its undecided samples are never sent again."""
         if long:
             self.bench.lose(who)
             self.bench.pass_time(AWAY_S)
@@ -168,12 +168,12 @@ class ReferencesMachine(RuleBasedStateMachine):
             self.web.append(sample)
         self.send_over_http(self.web[-count:])
 
-    @rule(count=st.integers(1, 7), heard=st.booleans())
-    def push_again_over_http(self, count: int, heard: bool) -> None:
+    @rule(count=st.integers(1, 7), answered=st.booleans())
+    def push_again_over_http(self, count: int, answered: bool) -> None:
         """Some of what was answered `full`, or all as if no answer had come."""
         full = [sample for sample in self.web if sample.sample_id in self.books.undecided]
         if full:
-            self.send_over_http(full[-count:] if heard else self.web[-count:])
+            self.send_over_http(full[-count:] if answered else self.web[-count:])
 
     def send_over_http(self, samples: Sequence[Sample]) -> None:
         self.bench.pushes["", 0] = Push("", 0, tuple(samples))
@@ -192,10 +192,10 @@ class ReferencesMachine(RuleBasedStateMachine):
         for (producer, _), push in list(self.bench.pushes.items()):
             if producer == who and any(s.sample_id in self.books.undecided for s in push.samples):
                 self.bench.send(push)
-        self.push_again_over_http(1000, heard=True)
+        self.push_again_over_http(1000, answered=True)
 
     def give_up(self, who: str) -> None:
-        """It hears of nothing any more: what of it is in the core is live."""
+        """It receives no answer any more: its objects in the core are live."""
         for name in [name for name in self.books.undecided if name[0] == who]:
             key = self.books.undecided.pop(name)
             if name in self.held():
@@ -246,7 +246,7 @@ class ReferencesMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from("ab"), there=st.booleans())
     def worker_comes_or_goes(self, worker: str, there: bool) -> None:
-        self.bench.hear(WorkerThere(worker) if there else WorkerGone(worker))
+        self.bench.worker(WorkerThere(worker) if there else WorkerGone(worker))
 
     @precondition(lambda self: self.bench.asked)
     @rule(data=st.data(), fails=st.booleans(), late=st.booleans())
@@ -262,7 +262,7 @@ class ReferencesMachine(RuleBasedStateMachine):
     def crash(self, steps: int) -> None:
         self.bench.crash()
         self.bench.join()
-        self.bench.hear(WorkerThere("a"))
+        self.bench.worker(WorkerThere("a"))
         for _ in range(steps):
             self.train()
         for who in "pq":
@@ -293,9 +293,9 @@ class ReferencesMachine(RuleBasedStateMachine):
             self.train()
         if self.trained >= 0:
             self.save_a_checkpoint()
-        bench.hear(WorkerThere("a"))
+        bench.worker(WorkerThere("a"))
         bench.pass_time(ANSWER_S * 2)
-        bench.hear(WorkerThere("a"))
+        bench.worker(WorkerThere("a"))
         bench.pass_time(ANSWER_S * 2)
         bench.answer_all()
         assert bench.objects == set(), "left behind"

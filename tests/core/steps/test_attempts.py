@@ -46,13 +46,13 @@ class Ranks(Bench):
 
     def lose(self, rank: int, step: int, names: str, *, attempt: int = 0, why: str = "") -> None:
         self.log.clear()
-        said = Unresolved(step, attempt, tuple(names), why)
-        self.perform(self.core.unresolved(rank, said, self.now))
+        missing = Unresolved(step, attempt, tuple(names), why)
+        self.perform(self.core.unresolved(rank, missing, self.now))
 
     def prepare(self, *ranks: int, step: int = 0) -> None:
         self.hold(step, *ranks)
 
-    def heard(self, *kinds: type[E_]) -> list[E_]:
+    def effects_of(self, *kinds: type[E_]) -> list[E_]:
         """What was decided since something was lost, of these kinds."""
         return [effect for effect in self.log if isinstance(effect, kinds)]
 
@@ -84,11 +84,11 @@ def test_what_is_lost_is_dropped_and_the_step_filled_up_with_the_oldest_that_are
     assert (again.attempt, again.state, again.planned_at) == (1, StepState.PLANNED, ranks.now)
     assert again.digest != first.digest
     assert ranks.dropped(DropReason.UNRESOLVED) == 2
-    (told,) = ranks.heard(SamplesDropped)
-    assert [entry.sample.sample_id for entry in told.dropped[DropReason.UNRESOLVED]] == ["b", "c"]
-    assert ranks.heard(SamplesUnresolved) == [SamplesUnresolved(1, 0, 2, "b", "no such file")]
-    assert ranks.heard(Deliver) == [Deliver(0, 0, attempt=1), Deliver(1, 0, attempt=1)]
-    assert ranks.heard(Redelivered) == [Redelivered(0, "unresolved")]
+    (found,) = ranks.effects_of(SamplesDropped)
+    assert [entry.sample.sample_id for entry in found.dropped[DropReason.UNRESOLVED]] == ["b", "c"]
+    assert ranks.effects_of(SamplesUnresolved) == [SamplesUnresolved(1, 0, 2, "b", "no such file")]
+    assert ranks.effects_of(Deliver) == [Deliver(0, 0, attempt=1), Deliver(1, 0, attempt=1)]
+    assert ranks.effects_of(Redelivered) == [Redelivered(0, "unresolved")]
     at = ranks.core.statistics()
     assert (at.buffered, at.in_flight, at.steps_planned[Trigger.WINDOW_FULL]) == (1, 4, 1)
     ranks.check_books()
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_a_step_that_was_given_again_and_withdrawn_is_refused_an
         (1, "a", 0, "samples of step 1, which is not open"),
     ],
 )
-def test_what_a_rank_cannot_have_been_told_is_refused(
+def test_what_a_rank_cannot_have_received_is_refused(
     step: int, names: str, attempt: int, words: str
 ) -> None:
     ranks = Ranks()
@@ -143,18 +143,18 @@ def test_what_a_rank_cannot_have_been_told_is_refused(
     assert ranks.core.statistics() == before
 
 
-def test_two_ranks_that_lack_samples_of_one_attempt_are_heard_one_after_the_other() -> None:
+def test_two_ranks_that_lack_samples_of_one_attempt_count_one_after_the_other() -> None:
     ranks = Ranks()
     ranks.store("abcdefgh")
     ranks.lose(0, 0, "a")
-    ranks.lose(1, 0, "b")  # said before it heard
+    ranks.lose(1, 0, "b")  # sent before it received that
     assert (ranks.content(), ranks.attempts()) == ({0: "bcde"}, {0: 1})
     ranks.lose(1, 0, "b", attempt=1)
     assert (ranks.content(), ranks.attempts()) == ({0: "cdef"}, {0: 2})
 
 
 @pytest.mark.parametrize("stands", [{"taken": 0}, {"released": 0, "hungry": True}])
-def test_nothing_is_dropped_before_every_rank_has_said_where_it_goes_on(
+def test_nothing_is_dropped_before_every_rank_has_reported_where_it_resumes(
     stands: dict[str, Any],
 ) -> None:
     """After a restart one of them may have begun the step, or may any time; only it knows."""
@@ -169,7 +169,7 @@ def test_nothing_is_dropped_before_every_rank_has_said_where_it_goes_on(
     assert (ranks.content(), ranks.attempts()) == ({0: "abcd"}, {0: 0})
     trains = ranks.hello(0, received={0: 1}, run_id="run", **stands)
     ranks.perform(ranks.core.join(trains, ranks.now))
-    (failed,) = ranks.heard(FailRanks)
+    (failed,) = ranks.effects_of(FailRanks)
     assert "other DP ranks may train that step" in str(failed.error)
 
 
@@ -182,7 +182,7 @@ def test_a_live_rank_goes_on_with_the_attempt_that_it_holds_and_not_with_an_earl
         ranks.log.clear()
         hello = ranks.hello(0, received={0: 1}, attempts=attempts, hungry=True)
         ranks.perform(ranks.core.join(hello, ranks.now))
-        assert ranks.heard(Deliver) == [Deliver(0, 0, first, 1)]
+        assert ranks.effects_of(Deliver) == [Deliver(0, 0, first, 1)]
 
 
 def test_a_rank_that_trains_another_attempt_is_refused() -> None:
@@ -197,8 +197,8 @@ def test_a_rank_that_trains_another_attempt_is_refused() -> None:
 def unreadable(ranks: Ranks, rank: int, step: int, name: str) -> None:
     """The journal has lost a sample, which the shell sees when it delivers the step."""
     ranks.log.clear()
-    said = Unresolved(step, 0, (name,), "damaged", DropReason.UNREADABLE)
-    ranks.perform(ranks.core.unreadable(rank, said))
+    missing = Unresolved(step, 0, (name,), "damaged", DropReason.UNREADABLE)
+    ranks.perform(ranks.core.unreadable(rank, missing))
 
 
 def test_what_the_journal_cannot_read_back_is_dropped_before_its_step_is_released() -> None:
@@ -208,14 +208,14 @@ def test_what_the_journal_cannot_read_back_is_dropped_before_its_step_is_release
     held = ranks.core._ledger.steps[0]
     for rank in (0, 1):  # as both have its header, and know nothing of it
         ranks.perform(ranks.core.prepared(rank, 0, held.digest, ranks.now))
-    assert not ranks.heard(Release)
+    assert not ranks.effects_of(Release)
     ranks.perform(ranks.core.tick(ranks.now))
     assert ranks.content() == {0: "acde"}
     assert ranks.dropped(DropReason.UNREADABLE) == 1
-    (told,) = ranks.heard(SamplesUnresolved)
-    assert (told.first, told.reason) == ("b", DropReason.UNREADABLE)
+    (found,) = ranks.effects_of(SamplesUnresolved)
+    assert (found.first, found.reason) == ("b", DropReason.UNREADABLE)
     ranks.prepare(0, 1)
-    assert ranks.heard(Release) == [Release((0, 1), 0)]
+    assert ranks.effects_of(Release) == [Release((0, 1), 0)]
     ranks.check_books()
 
 
@@ -224,7 +224,7 @@ def test_what_is_unreadable_of_a_released_step_ends_its_generation_and_not_the_r
     ranks.push(*[make_sample(name) for name in "abcdefg"])
     ranks.prepare(0, 1)
     unreadable(ranks, 1, 0, "b")
-    (failed,) = ranks.heard(FailRanks)
+    (failed,) = ranks.effects_of(FailRanks)
     assert isinstance(failed.error, GenerationFenced)
     assert "planned again without what is gone" in str(failed.error)
     ranks.check_books()

@@ -9,6 +9,7 @@ from rollout_dispatcher.core.effects import (
     Advised,
     Effect,
     FailRanks,
+    PlanRequested,
     Rewound,
     StepsEvicted,
 )
@@ -19,6 +20,7 @@ from rollout_dispatcher.core.facts import (
 )
 from rollout_dispatcher.core.steps.rank_state import CheckpointPosition, RankHello
 from rollout_dispatcher.errors import CheckpointRefused, ProtocolError, RankRefused
+from rollout_planner.planner import plan
 from tests.support.core.cores import Bench
 
 
@@ -103,7 +105,7 @@ def test_a_checkpoint_of_another_run_or_of_the_future_is_refused_and_changes_not
     assert run.core.statistics() == before
 
 
-def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
+def test_a_rewind_is_applied_once_however_often_it_is_repeated() -> None:
     run = Run()
     run.run_to(4)
     run.begin()
@@ -119,6 +121,38 @@ def test_a_rewind_is_applied_once_however_often_it_is_said() -> None:
     assert run.core.run_id == "run"
     assert run.core._ledger.steps.committed == 2
     assert run.core.statistics().steps_rewound == 3
+
+
+def test_a_later_checkpoint_commits_steps_that_a_rewind_has_left_waiting() -> None:
+    run = Run()
+    run.run_to(4)
+    run.begin()
+    run.load(1, 0)
+    assert run.core.statistics().steps_waiting > 2
+    run.begin()
+    run.load(3)
+    assert run.core._ledger.steps.committed == 3
+    run.run_to(5)
+    at = run.core.statistics()
+    assert (at.steps_waiting, at.balanced) == (0, True)
+
+
+def test_a_plan_requested_before_a_rewind_becomes_a_step_behind_the_rewound_ones() -> None:
+    run = Run()
+    run.run_to(2)
+    run.hold(3)
+    run.perform(run.core.demand(0, 3, run.now, hungry=False))
+    effects = run.core.demand(1, 3, run.now, hungry=False).effects
+    (wanted,) = [effect for effect in effects if isinstance(effect, PlanRequested)]
+    run.begin()
+    run.load(0, 0)
+    answer = plan(wanted.window, run.plan_config, wanted.take)
+    run.perform(run.core.planned(wanted, answer, run.now))
+    at = run.core.statistics()
+    assert (at.open_steps, at.steps_waiting) == (0, 4)
+    run.load(0, 1)
+    run.run_to(4)
+    assert run.core.statistics().balanced
 
 
 @pytest.mark.parametrize("other", [3, None])
@@ -230,7 +264,8 @@ def test_the_oldest_retained_steps_go_where_there_is_no_room_for_them() -> None:
     run.run_to(4)  # and no more are kept from now on
     at = run.core.statistics()
     assert (at.steps_retained, at.steps_evicted, run.core.retained_bytes) == (2, 3, room)
-    assert [e.steps for e in run.log if isinstance(e, StepsEvicted)] == [2]  # told as they double
+    evicted = [effect.steps for effect in run.log if isinstance(effect, StepsEvicted)]
+    assert evicted == [2], "reported as they double"
     run.restart()
     run.begin()
     with pytest.raises(
@@ -258,7 +293,7 @@ def advice(run: Run) -> list[str]:
     return [effect.text for effect in run.log if isinstance(effect, Advised)]
 
 
-def test_a_trainer_that_reports_no_checkpoint_is_told_at_half_of_the_room() -> None:
+def test_a_trainer_that_reports_no_checkpoint_is_advised_at_half_of_the_room() -> None:
     run = Run()
     run.run_to(1)
     assert not advice(run)
@@ -274,7 +309,7 @@ def test_a_trainer_that_reports_no_checkpoint_is_told_at_half_of_the_room() -> N
     assert not run.core.advice
 
 
-def test_a_trainer_that_reports_no_checkpoint_is_told_after_a_hundred_steps() -> None:
+def test_a_trainer_that_reports_no_checkpoint_is_advised_after_a_hundred_steps() -> None:
     run = Run(steps=110)
     run.run_to(98)
     assert not advice(run)
@@ -284,7 +319,7 @@ def test_a_trainer_that_reports_no_checkpoint_is_told_after_a_hundred_steps() ->
     assert len(advice(run)) == 2  # another trainer
 
 
-def test_ranks_that_begin_without_a_checkpoint_are_told_what_is_not_given_again() -> None:
+def test_ranks_that_begin_without_a_checkpoint_are_advised_what_is_not_given_again() -> None:
     run = Run()
     run.run_to(1)
     assert not advice(run)

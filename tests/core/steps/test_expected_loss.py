@@ -44,7 +44,7 @@ def test_where_no_token_counts_it_is_0() -> None:
     assert next_step(bench).expected_loss_tokens == 0
 
 
-def told(step: OpenStep) -> tuple[int, float, str]:
+def described(step: OpenStep) -> tuple[int, float, str]:
     return step.expected_loss_tokens, step.usual_loss, step.digest
 
 
@@ -53,16 +53,16 @@ def test_a_new_generation_a_restart_and_a_rewind_give_the_same_to_the_bit() -> N
     run.push(*[make_sample(f"{at}", 2 + at * at % 37) for at in range(28)])
     given = []
     for number in range(4):
-        given.append(told(next_step(run)))
+        given.append(described(next_step(run)))
         run.train(number)
-    given.append(told(next_step(run)))
+    given.append(described(next_step(run)))
     run.begin()
-    assert told(next_step(run)) == given[4]
+    assert described(next_step(run)) == given[4]
     run.restart()
     run.begin()
     run.load(0)
     for number in range(1, 5):
-        assert told(next_step(run)) == given[number]
+        assert described(next_step(run)) == given[number]
         run.train(number)
     means = [mean for _, mean, _ in given]
     assert len({*means}) == len(means)

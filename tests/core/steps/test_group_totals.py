@@ -23,5 +23,5 @@ def test_a_sample_is_never_taken_for_a_member_of_a_group_of_its_name() -> None:
     assert found.numbers == (((0, 1), (2,)),)
 
 
-def test_without_groups_there_is_nothing_to_tell() -> None:
+def test_without_groups_there_are_no_totals() -> None:
     assert GroupTotals.of((((entry("a", 1),),), ((),))) is None

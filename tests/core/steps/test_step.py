@@ -21,7 +21,7 @@ def test_every_state_and_event_has_its_move_or_none() -> None:
                 assert step.state is state
 
 
-def test_the_digest_tells_steps_ranks_and_order_apart() -> None:
+def test_the_digest_differs_by_step_rank_and_order() -> None:
     a, b = (Entry(make_sample(name), ticket, 0.0) for ticket, name in enumerate("ab"))
     plans = [
         (0, (((a,),), ((b,),))),

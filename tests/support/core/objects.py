@@ -109,10 +109,10 @@ class StoreBench(Bench):
 
     # -- workers ------------------------------------------------------------------------------
 
-    def hear(self, said: WorkerEvent) -> None:
-        if isinstance(said, WorkerThere | WorkerGone):
-            self.asked.pop(said.worker, None)
-        self.perform(self.core.on_worker_event(said, self.now))
+    def worker(self, event: WorkerEvent) -> None:
+        if isinstance(event, WorkerThere | WorkerGone):
+            self.asked.pop(event.worker, None)
+        self.perform(self.core.on_worker_event(event, self.now))
         self.pass_time(0.0)
 
     def answer(self, worker: str, *, left: Iterable[str] = ()) -> None:
@@ -121,10 +121,10 @@ class StoreBench(Bench):
         if isinstance(wanted, FreeRequested):
             kept = tuple(key for key in wanted.keys if key in left)
             self.objects -= {*wanted.keys} - {*kept}
-            self.hear(Freed(worker, wanted.number, kept))
+            self.worker(Freed(worker, wanted.number, kept))
         else:
             keys = tuple(sorted(key for key in self.objects if key.startswith(wanted.prefix)))
-            self.hear(Swept(worker, wanted.number, keys[:2], more=len(keys) > 2))
+            self.worker(Swept(worker, wanted.number, keys[:2], more=len(keys) > 2))
 
     def answer_all(self) -> None:
         """Until nobody is asked anything."""

@@ -17,13 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollout_dispatcher.hints import name_some
 from rollout_planner.types import FloatArray, IntArray
 
 #: Largest differences between the clocks of a device and its host, as a share and in seconds.
 CLOCKS_DIFFER = 0.02
 CLOCKS_DIFFER_S = 0.001
-#: Ranks listed in a text.
-NAMED = 8
 
 
 class Unmeasured(StrEnum):
@@ -117,10 +116,7 @@ class Pass:
     def not_reported(self, dp_size: int) -> str:
         """For people: which of so many DP ranks have not reported."""
         missing = [dp_rank for dp_rank in range(dp_size) if dp_rank not in self.busy]
-        names = ", ".join(map(str, missing[:NAMED]))
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        verb = "have" if missing[1:] else "has"
-        return f"DP rank{'s' * (len(missing) > 1)} {names}{more} {verb} not reported"
+        return f"{name_some(missing, 'DP rank')} {'have' if missing[1:] else 'has'} not reported"
 
     def split(self, dp_size: int) -> Split | Flaw:
         """The separated times, once each of so many ranks has reported; else why not."""

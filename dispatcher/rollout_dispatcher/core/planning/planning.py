@@ -121,7 +121,7 @@ class Planning:
         self._seen_changes = (0, 0)
 
     def configure(self, config: DispatchConfig) -> None:
-        """Use these settings from the next plan on; a requested one goes on."""
+        """Use these settings from the next plan on; a requested one is not changed."""
         self.trigger, self._target = config.trigger, config.target_excess
         #: Units that were ready at the last trial that missed the target.
         self._tried: int | None = None

@@ -28,7 +28,7 @@ class Position(NamedTuple):
 class CheckpointPosition:
     """Where a checkpoint was taken: after `step` (-1: before the first) of this run.
 
-    allow_lost_steps: go on though steps that were trained after it cannot be delivered again.
+    allow_lost_steps: resume although steps that were trained after it cannot be delivered again.
     """
 
     run_id: str
@@ -194,17 +194,10 @@ class RankState:
 
     def succeeded_by(self, hello: RankHello, now: float) -> "RankState":
         """Another process of the same generation takes this rank's place; it holds no step."""
-        return RankState(
-            hello.client_id,
-            hello.prefetch_steps,
-            now,
-            taken=self.committed,
-            prepared=self.committed,
-            committed=self.committed,
-            hungry=hello.hungry,
-            begun=hello.begun or self.begun,
-            training=hello.training,
-        )
+        hello, last = replace(hello.without_steps(), finished=None, discards=False), self.committed
+        rank = RankState.from_hello(hello, now, committed=last, ready=last)
+        rank.begun = rank.begun or self.begun
+        return rank
 
     def reconnected(self, hello: RankHello, now: float) -> None:
         """The same process has a new connection, on which it repeats its reports."""
