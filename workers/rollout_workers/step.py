@@ -9,7 +9,7 @@ from torch import Tensor
 from rollout_dispatcher.errors import StepContractError
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.delivery import Coming, look_ahead
-from rollout_workers.micro_batch.loss import StepLosses
+from rollout_workers.micro_batch.loss import loss_scales
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.client import RankStep
 from rollout_workers.timing.timing import Timing
@@ -35,7 +35,7 @@ class Step:
         timing: Timing | None = None,
     ) -> None:
         self._step, self._config, self._epochs = step, config, epochs
-        self._losses, self._timing = StepLosses(step.header, config.loss), timing
+        self._scales, self._timing = loss_scales(step.header, config.loss), timing
         self._timer = None if timing is None else timing.begin(self.number, len(self))
         #: How often each micro-batch was handed out.
         self._times = [0] * len(self)
@@ -85,7 +85,7 @@ class Step:
             )
         give_away = self._epochs is not None and before + 1 == self._epochs
         batch = collate(
-            item, self._step.header, self._config, losses=self._losses, give_away=give_away
+            item, self._step.header, self._config, scales=self._scales, give_away=give_away
         )
         return self._config.delivery.send(batch)
 

@@ -231,7 +231,7 @@ class MicroBatchStream(Closing):
                 dp_size=topology.place.dp_size,
                 dp_ranks=topology.dp_ranks,
                 device=target,
-                says_why=topology.speaks,
+                logs_why=topology.speaks,
             )
             self._client.tell_collectives(self._timing.collectives_begun)
 

@@ -21,8 +21,8 @@ from rollout_workers.micro_batch.loss import (
     WORDS,
     GradReduction,
     LossConfig,
-    StepLosses,
     divisor,
+    loss_scales,
     named_losses,
     normaliser,
 )
@@ -215,4 +215,4 @@ def test_a_field_that_a_losss_weights_would_hide_is_told() -> None:
     taken = m.FieldHeader(name="kl_weights", dtype=DType.FLOAT32)
     header = header.model_copy(update={"fields": [*header.fields, taken]})
     with pytest.raises(ConfigError, match="have a field kl_weights, which is what a micro-batch"):
-        StepLosses(header, config({"kl": "token-mean"}).loss)
+        loss_scales(header, config({"kl": "token-mean"}).loss)

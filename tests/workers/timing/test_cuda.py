@@ -69,7 +69,7 @@ def spin(cycles: int) -> None:
 
 def timing(told: list[StepTimes], device: str | None = "cuda", dp_size: int = 1) -> Timing:
     where = None if device is None else torch.device(device)
-    return Timing(told.append, dp_size=dp_size, dp_ranks=None, device=where, says_why=False)
+    return Timing(told.append, dp_size=dp_size, dp_ranks=None, device=where, logs_why=False)
 
 
 def test_a_micro_batch_takes_what_the_gpu_takes_and_the_host_waits_for_none(cycles: int) -> None:

@@ -74,7 +74,7 @@ def measured(model: Callable[..., Tensor], named: nn.Module | None = None) -> St
     """
     told: list[StepTimes] = []
     ranks = 2 if named is None else 1
-    timing = Timing(told.append, dp_size=ranks, dp_ranks=None, device=None, says_why=False)
+    timing = Timing(told.append, dp_size=ranks, dp_ranks=None, device=None, logs_why=False)
     if named is not None:
         timing.measure(named.modules())
 

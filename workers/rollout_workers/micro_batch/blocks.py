@@ -11,12 +11,13 @@ that token comes with the row, in `next_NAME` beside NAME.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.nn.functional import all_gather, all_reduce
 
 from rollout_dispatcher.errors import ConfigError, ProtocolError
 from rollout_dispatcher.protocol import messages as m
@@ -205,8 +206,8 @@ def gather_block(values: Tensor, micro_batch: "MicroBatch") -> Tensor:
         return values
     whole = [bound * block.size for bound in micro_batch.placement.bounds]
     order = torch.from_numpy(block.order(whole)).to(values.device)
-    found: Tensor = _Gathered.apply(values, block, order)  # type: ignore[no-untyped-call]
-    return found
+    together = torch.cat(all_gather(values, block.group))  # type: ignore[no-untyped-call]
+    return torch.empty_like(together).index_copy(0, order, together)
 
 
 def rows_in_block(micro_batch: "MicroBatch") -> Tensor:
@@ -229,39 +230,6 @@ def block_sum(values: Tensor, micro_batch: "MicroBatch") -> Tensor:
     segment = torch.repeat_interleave(torch.arange(len(sizes), device=values.device), sizes)
     sums = values.new_zeros((len(sizes), *values.shape[1:])).index_add(0, segment, values)[:n]
     block = micro_batch.block
-    if block.size == 1:
-        return sums
-    found: Tensor = _Summed.apply(sums, block)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, block: ContextBlock, order: Tensor) -> Tensor:
-        parts = [torch.empty_like(values) for _ in range(block.size)]
-        dist.all_gather(parts, values.contiguous(), group=block.group)
-        ctx.block, ctx.order = block, order
-        together = torch.cat(parts)
-        return torch.empty_like(together).index_copy_(0, order, together)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        found = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, group=ctx.block.group)
-        own = ctx.order.chunk(ctx.block.size)[ctx.block.rank]
-        return found.index_select(0, own), None, None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, sums: Tensor, block: ContextBlock) -> Tensor:
-        ctx.block = block
-        found = sums.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, group=block.group)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        found = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, group=ctx.block.group)
-        return found, None
+    if block.size > 1:
+        sums = all_reduce(sums, group=block.group)  # type: ignore[no-untyped-call]
+    return sums

@@ -7,6 +7,7 @@ asks for a copy anyway, the payload is copied whole: to tell for certain whether
 an array too, would cost more.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -37,8 +38,8 @@ from rollout_workers.micro_batch.loss import (
     LOSS_MASK,
     MAIN,
     LossConfig,
-    StepLosses,
     firsts,
+    loss_scales,
     token_weights,
 )
 from rollout_workers.micro_batch.micro_batch import MicroBatch
@@ -115,17 +116,17 @@ def collate(
     step: m.StepHeader,
     config: CollateConfig,
     *,
-    losses: StepLosses | None = None,
+    scales: Mapping[str, float] | None = None,
     give_away: bool = False,
 ) -> MicroBatch:
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
 
-    losses: of the step; made of its header by default.
+    scales: the factors of the step's losses by name; made of its header by default.
     give_away: nobody asks for it again, so that its tensors may look at what was received.
     """
     header = received.header
     copy = not (give_away or config.copies)
-    losses = losses or StepLosses(step, config.loss)
+    scales = scales or loss_scales(step, config.loss)
     per_token, others, text = _fields(received.copied(config.memory) if copy else received)
     if "input_ids" not in per_token:
         raise ProtocolError("the samples have no per-token field input_ids")
@@ -135,9 +136,9 @@ def collate(
         per_token[LOSS_MASK] = _without_firsts(mask, header.tokens)
     weights = {
         loss.weights: token_weights(
-            loss, header, per_token.get(LOSS_MASK), losses.totals, config.loss.weights_dtype
+            loss, header, per_token.get(LOSS_MASK), step, config.loss.weights_dtype
         )
-        for loss in losses.losses
+        for loss in config.loss.losses
     }
     if header.is_filler and LOSS_MASK in per_token:
         per_token[LOSS_MASK] = torch.zeros_like(per_token[LOSS_MASK])
@@ -159,8 +160,8 @@ def collate(
         step=header.step,
         index=header.index,
         tokens=sum(header.tokens) if block.size == 1 else tokens_in(whole, block),
-        loss_scale=losses.scales[MAIN],
-        loss_scales=dict(losses.scales),
+        loss_scale=scales[MAIN],
+        loss_scales=dict(scales),
         is_last=header.index == step.num_micro_batches - 1,
         is_filler=header.is_filler,
         sample_ids=tuple(header.sample_ids),
