@@ -340,7 +340,7 @@ class ProducerCore:
             case m.Resend():
                 self._resend(message.first_seq)
             case m.Free() | m.Sweep():
-                self.objects.requests.heard(message)
+                self.objects.requests.receive(message)
             case m.Pong():
                 self._settled += map(Settled, self._controls.ponged())
             case _:
