@@ -18,11 +18,11 @@ from rollout_workers.timing.timing import Timing
 class Step:
     """One optimizer step: iterate its micro-batches, once or several times, then `commit()`.
 
-    Every iteration yields the same micro-batches in the same packing, in memory of their own: what
-    was written into those of an earlier iteration is not in them.
+    Every iteration yields the same micro-batches in the same packing, in memory of their own: they
+    have the received values, also where a trainer wrote into those of an earlier iteration.
 
     epochs: how often it is iterated, the last time in the received memory itself; None: any number
-        of times. timing: who times it; None: nobody.
+        of times. timing: measures its times; None: they are not measured.
 
     Raises ConfigError where its samples have a field of the name of a loss's weights.
     """
@@ -45,7 +45,7 @@ class Step:
         return len(self._step)
 
     def __repr__(self) -> str:
-        """What a print or a notebook shows; also once it is committed."""
+        """For a print or a notebook; also once it is committed."""
         return (
             f"Step(number={self.number}, num_samples={self.num_samples}, tokens={self.tokens}, "
             f"micro_batches={len(self)})"
@@ -54,8 +54,8 @@ class Step:
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield micro-batches as they arrive.
 
-        Raises StepContractError once the step is committed or was iterated as often as said, and
-        what ended the stream for good.
+        Raises StepContractError once the step is committed or was iterated `epochs` times, and the
+        error that ended the stream for good.
         """
         sent: Iterator[Coming] = map(self._fetch_to_device, range(len(self)))
         if self._config.delivery.ahead:

@@ -3,11 +3,11 @@
 Attention runs sample by sample inside a packed micro-batch, so no sample sees another and a
 sample of s tokens costs a*s^2 + b*s.
 
-`Meter` measures what a DP rank does with its time: compute, wait for other ranks, reduce, wait for
-data. The wait is measured where it happens: DDP calls `before_reduce` when this rank's gradients
-are complete, just before it reduces them; there the rank waits at a barrier, so that the time until
-the last rank arrives is not mistaken for communication. The model's gradients must fit one bucket,
-as then that moment is the end of the rank's own backward pass.
+`Meter` measures a DP rank's time by use: compute, wait for other ranks, reduce, wait for data. DDP
+calls `before_reduce` when this rank's gradients are complete, just before it reduces them; there
+the rank waits at a barrier, so that the wait for the last rank does not count as communication. The
+model's gradients must fit one bucket, as then that moment is the end of the rank's own backward
+pass.
 """
 
 import contextlib
@@ -98,8 +98,8 @@ class _Block(nn.Module):
 def token_losses(logits: Tensor, input_ids: Tensor) -> Tensor:
     """Loss of each token given those before it, float[tokens].
 
-    The first token of a sample is predicted from the sample before it, which means nothing: its
-    loss mask is zero.
+    The loss of a sample's first token, which is predicted from the sample before it, means nothing:
+    its loss mask is zero.
     """
     losses = cross_entropy(logits[:-1], input_ids[1:], reduction="none")
     return pad(losses, (1, 0))

@@ -4,8 +4,8 @@
         --stream FOLDER ENDPOINT HTTP ...
 
 Runs take turns, a step each, so that whatever else the machine does slows all of them alike. Every
-rank writes a line of measurements a step into the run's folder; rank 0 also tells its standard
-output, for the progress line, and saves the dispatcher's metrics before it leaves.
+rank writes a line of measurements a step into the run's folder; rank 0 also prints a line, for the
+progress line, and saves the dispatcher's metrics before it leaves.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def take_turns(runs: Sequence["Run"]) -> None:
-    """A step of each run a round; who begins moves on, so that nobody is always first."""
+    """A step of each run a round; each round begins with another run."""
     left, first = list(runs), 0
     while left:
         for run in left[first % len(left) :] + left[: first % len(left)]:

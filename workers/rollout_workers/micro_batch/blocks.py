@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ContextBlock(NamedTuple):
-    """Who trains a micro-batch together: so many ranks, this one's place, and their group."""
+    """The ranks that train a micro-batch together: their number, this one's place, their group."""
 
     size: int = 1
     rank: int = 0
@@ -104,15 +104,15 @@ def make_blocks(
     return Blocks(groups, slicing)
 
 
-# -- what a micro-batch has of it ------------------------------------------------------------------
+# -- for collating ---------------------------------------------------------------------------------
 
 
 def widened(
     per_token: Tensors, header: m.MicroBatch, block: ContextBlock, multiple: int
 ) -> Tensors:
-    """The same with rows of zeros for the tokens that this rank was not sent.
+    """The same with rows of zeros for the tokens that this rank does not have.
 
-    Raises ProtocolError where it was sent others than it needs for its pieces.
+    Raises ProtocolError where it has other tokens than those of its pieces.
     """
     if header.ranges is None:
         return per_token
@@ -138,7 +138,7 @@ def widened(
 
 
 def with_next(per_token: Tensors, tokens: Sequence[int]) -> Tensors:
-    """The same with `next_NAME` beside each NAME, of what a row predicts; 0 at a sample's last.
+    """The same with `next_NAME` beside each NAME, of the token that a row predicts; the last has 0.
 
     Raises ConfigError where a sample has a field of such a name itself.
     """
@@ -191,7 +191,7 @@ def tokens_in(whole: Placement, block: ContextBlock) -> int:
     return int(real[block.rows_of(whole.bounds, block.rank)].sum())
 
 
-# -- what a training loop needs of it --------------------------------------------------------------
+# -- for training loops ----------------------------------------------------------------------------
 
 
 def gather_block(values: Tensor, micro_batch: "MicroBatch") -> Tensor:
@@ -219,11 +219,11 @@ def rows_in_block(micro_batch: "MicroBatch") -> Tensor:
 
 
 def block_sum(values: Tensor, micro_batch: "MicroBatch") -> Tensor:
-    """Sums over whole samples, [n, ...], of what each row has, [rows, ...]; padding too.
+    """Sums over whole samples, [n, ...], of the values of each row, [rows, ...]; padding too.
 
-    For what is known of a whole sample alone, such as GSPO's ratio. A collective of the block, and
-    in the backward pass again, in which every rank of it has to take part: a loss that counts once
-    a sample is multiplied by `owns_samples`, and left out by no rank.
+    For values of a whole sample, such as GSPO's ratio. A collective of the block, and in the
+    backward pass again, in which every rank of it has to take part: multiply a loss that counts
+    once a sample by `owns_samples`, and leave it out on no rank.
     """
     bounds, n = micro_batch.placement.bounds, micro_batch.num_samples
     sizes = torch.tensor([end - start for start, end in pairwise(bounds)], device=values.device)

@@ -1,10 +1,10 @@
 """A received micro-batch becomes tensors: views of its payload, or copies, in the layout asked for.
 
-No tensor looks at bytes that are handed out again: a micro-batch belongs to whom it is handed to,
-who may write into it, by whatever view or array (`labels = input_ids; labels[...] = -100`), and
-finds what was received in the next iteration over the step. Where neither the layout nor the device
-asks for a copy anyway, the payload is copied whole: to tell for certain whether it was changed, by
-an array too, would cost more.
+A micro-batch belongs to the training loop, which may write into it by any view or array
+(`labels = input_ids; labels[...] = -100`); the next iteration over the step yields the received
+values again. So no tensor shares memory with a payload that is used again: where neither the layout
+nor the device needs a copy anyway, the payload is copied whole. To detect changes, by arrays too,
+would cost more.
 """
 
 from collections.abc import Mapping
@@ -53,9 +53,9 @@ _TORCH: dict[DType, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class CollateConfig:
-    """What all micro-batches of a stream have in common.
+    """The options of all micro-batches of a stream.
 
-    memory: where copies of payloads go. delivery: where micro-batches go.
+    memory: of copies of payloads. delivery: to the device.
     sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
         the longest is. packed_length: then packed ones are padded to so many tokens in all.
     blocks: those that this rank may be in; None: it trains all by itself.
@@ -86,7 +86,7 @@ class CollateConfig:
         return found
 
     def block(self, header: m.MicroBatch) -> ContextBlock:
-        """Who trains a micro-batch. Raises ProtocolError for a block that was never asked for."""
+        """The block of a micro-batch. Raises ProtocolError for one that the stream cannot have."""
         size = header.cp_size or 1
         if size > 1 and size not in (self.blocks.groups if self.blocks else {}):
             raise ProtocolError(
@@ -95,7 +95,7 @@ class CollateConfig:
         return self.blocks.block(size, header.cp_rank) if self.blocks else ALONE
 
     def placements(self, tokens: list[int], block: ContextBlock) -> tuple[Placement, Placement]:
-        """Where the samples of a block lie, and where this rank has its slices of them."""
+        """Of the whole samples of a block, and of this rank's slices of them."""
         if self.blocks is None:
             found = self.placement(tokens)
             return found, found
@@ -122,7 +122,7 @@ def collate(
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
 
     scales: the factors of the step's losses by name; made of its header by default.
-    give_away: nobody asks for it again, so that its tensors may look at what was received.
+    give_away: it is not collated again, so that its tensors may be views of the payload.
     """
     header = received.header
     copy = not (give_away or config.copies)
@@ -202,8 +202,8 @@ def _fields(
 
 
 def _texts(block: Block, payload: memoryview) -> tuple[str, ...]:
-    """The text of each sample. What is no UTF-8 becomes U+FFFD: nobody checks it on its way, and on
-    one rank alone it would be no error but a hang.
+    """The text of each sample. Invalid UTF-8 becomes U+FFFD: nothing has checked it before, and an
+    error on one rank alone would be a hang of the others.
     """
     text = payload[block.offset : block.offset + block.rows]
     each = pairwise(bounds(block.own))

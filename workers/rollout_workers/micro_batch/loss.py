@@ -1,15 +1,15 @@
-"""The losses of a stream, and what the trainer does with their gradients.
+"""The losses of a stream, and the trainer's reduction of their gradients.
 
 Invariant: over all micro-batches of a step and all DP ranks, `(token_losses * weights).sum() *
-scale` adds up, after the trainer has averaged, summed or divided as it says, to what the loss's
-normaliser says. A filler adds zero.
+scale` adds up, after the trainer has averaged, summed or divided by its options, to the formula of
+the loss's normaliser. A filler adds zero.
 
     token-mean                every token of the step weighs the same
     token-mean-expected       every token of the run weighs the same, whatever step it is in
     sequence-mean             every sample of the step weighs the same, however long it is
     sequence-mean-token-sum   the mean over samples of the sum over their tokens
     group-mean                every group of the step weighs the same, every token within a group
-    constant:C                the sum over all tokens, over a number that the data have no say in
+    constant:C                the sum over all tokens, over a number independent of the data
 
 Symbols in the normalisers' formulas:
 
@@ -41,7 +41,7 @@ from rollout_workers.micro_batch.layouts import bounds
 
 
 class Share(Enum):
-    """What every weight is divided by: nothing, W of its sample, or V of its sample's group."""
+    """The divisor of every weight: nothing, W of its sample, or V of its sample's group."""
 
     NOTHING = 0
     SAMPLE = 1
@@ -137,7 +137,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class GradReduction(StrEnum):
-    """What the trainer does with the ranks' gradients; DDP and FSDP average."""
+    """The trainer's reduction of the ranks' gradients; DDP and FSDP average."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -145,7 +145,7 @@ class GradReduction(StrEnum):
 
 @dataclass(frozen=True)
 class NamedLoss:
-    """A loss of a step, and what its tensors are called, worked out once."""
+    """A loss of a step, with the name of its weights."""
 
     name: str
     normaliser: Normaliser
@@ -263,7 +263,7 @@ def token_weights(
 
 
 def _shares(loss: NamedLoss, header: m.MicroBatch, step: m.StepHeader) -> NDArray[np.float64]:
-    """What the weights of each sample are divided by, [n]; 0 only where all of them are 0."""
+    """The divisor of each sample's weights, [n]; 0 only where all of them are 0."""
     shares, groups = header.loss_tokens, step.group_loss_tokens
     by_group = loss.normaliser.share is Share.GROUP
     if by_group and groups is not None and header.group_numbers is not None:

@@ -328,9 +328,9 @@ class ProducerCore:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.Pushed():
                 self._pushed(message, now)
-                self.hearing.heard(message)
+                self.hearing.update(message)
             case m.Feedback() | m.Dropped():
-                self.hearing.heard(message)
+                self.hearing.update(message)
             case m.Blocked():
                 self._is_blocked(message)
             case m.SchemaKnown():
