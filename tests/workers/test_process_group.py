@@ -54,7 +54,7 @@ else:
     except RankRefused as error:
         assert str(error).startswith("DP rank 0 could not join: of the wrong sizexxx"), error
     else:
-        raise AssertionError("the failure of rank 0 was not heard")
+        raise AssertionError("the failure of rank 0 was not raised")
 dist.destroy_process_group()
 """
 
