@@ -80,7 +80,9 @@ def _agreed(
         found = packed()
     except Exception as failure:  # of any kind: the other ranks wait in the collective
         error = failure
-    count, failed = _largest([len(found), int(error is not None)], group)
+    largest = torch.tensor([len(found), int(error is not None)], device=device_of(group))
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    count, failed = largest.tolist()
     if error is not None:
         raise error
     if failed:
@@ -89,11 +91,3 @@ def _agreed(
             "its own error says why"
         )
     return found, count
-
-
-def _largest(own: list[int], group: dist.ProcessGroup | None) -> list[int]:
-    """The largest of each number over all ranks of the group."""
-    numbers = torch.tensor(own, device=device_of(group))
-    dist.all_reduce(numbers, dist.ReduceOp.MAX, group)
-    found: list[int] = numbers.tolist()
-    return found

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatch, MicroBatchStream
 from rollout_workers.demo.data import leave_with_starter
-from rollout_workers.demo.model import SHAPE, Meter, Transformer, token_losses
+from rollout_workers.demo.model import Meter, Transformer, token_losses
 
 LEARNING_RATE = 2e-3
 
@@ -116,7 +116,7 @@ class Run:
 def build_model(meter: Meter, seed: int) -> DistributedDataParallel:
     """The model under DDP, its gradients in one bucket as the meter needs it, warmed up."""
     torch.manual_seed(seed)
-    model = DistributedDataParallel(Transformer(SHAPE), bucket_cap_mb=1024)
+    model = DistributedDataParallel(Transformer(), bucket_cap_mb=1024)
     model.register_comm_hook(meter, Meter.before_reduce)
     for _ in range(2):  # the first pass allocates, the second rebuilds DDP's buckets
         ids = torch.zeros(256, dtype=torch.long)

@@ -74,17 +74,6 @@ class CollateConfig:
         """Whether the tensors that a trainer gets are copies by their layout or device."""
         return self.delivery.copies or self.collation is Collation.PADDED
 
-    def placement(self, tokens: list[int]) -> Placement:
-        """Where samples of so many tokens lie. Raises StepContractError if they are too many."""
-        match self.collation:
-            case Collation.PADDED:
-                return layouts.padded(tokens, self.sample_length_multiple)
-            case Collation.JAGGED:
-                return layouts.jagged(tokens)
-        found = layouts.packed(tokens, self.sample_length_multiple, self.packed_length)
-        self._check_length(found)
-        return found
-
     def block(self, header: m.MicroBatch) -> ContextBlock:
         """The block of a micro-batch. Raises ProtocolError for one that the stream cannot have."""
         size = header.cp_size or 1
@@ -95,20 +84,25 @@ class CollateConfig:
         return self.blocks.block(size, header.cp_rank) if self.blocks else ALONE
 
     def placements(self, tokens: list[int], block: ContextBlock) -> tuple[Placement, Placement]:
-        """Of the whole samples of a block, and of this rank's slices of them."""
-        if self.blocks is None:
-            found = self.placement(tokens)
-            return found, found
-        whole, own = placed(tokens, block, self.sample_length_multiple, self.packed_length)
-        self._check_length(own)
-        return whole, own
+        """Of the whole samples of a block, and of this rank's slices of them.
 
-    def _check_length(self, found: Placement) -> None:
-        if self.packed_length is not None and found.rows > self.packed_length:
+        Raises StepContractError if these have more than `packed_length` rows.
+        """
+        multiple, length = self.sample_length_multiple, self.packed_length
+        if self.blocks is not None:
+            whole, own = placed(tokens, block, multiple, length)
+        elif self.collation is Collation.PADDED:
+            whole = own = layouts.padded(tokens, multiple)
+        elif self.collation is Collation.JAGGED:
+            whole = own = layouts.jagged(tokens)
+        else:
+            whole = own = layouts.packed(tokens, multiple, length)
+        if length is not None and own.rows > length:
             raise StepContractError(
-                f"a micro-batch has {found.rows} tokens, padding of samples included, and the "
-                f"stream was made with packed_length={self.packed_length}; make it with more"
+                f"a micro-batch has {own.rows} tokens, padding of samples included, and the "
+                f"stream was made with packed_length={length}; make it with more"
             )
+        return whole, own
 
 
 def collate(

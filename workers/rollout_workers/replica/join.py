@@ -179,27 +179,21 @@ def _join_leaders(place: ReplicaPlace, connect: Callable[[int | None], RankClien
     # To connect may take long: DP rank 0's own timeout ends it.
     channel = Channel(place.leaders, "leaders", JOIN_TIMEOUT + timedelta(minutes=1))
     try:
-        return _lead(channel, connect) if place.dp.dp_rank == 0 else _follow(channel, connect)
+        if place.dp.dp_rank > 0:
+            message, _ = channel.receive()
+            channel.agree()
+            if isinstance(message, m.Error):
+                raise restored(message)
+            assert isinstance(message, m.WelcomeRank)
+            return connect(message.generation)
+        try:
+            client = connect(None)
+        except BaseException as error:
+            channel.send(told(error))
+            channel.agree()
+            raise
+        channel.send(client.welcome)
+        channel.agree()
+        return client
     finally:
         channel.close()
-
-
-def _lead(channel: Channel, connect: Callable[[int | None], RankClient]) -> RankClient:
-    try:
-        client = connect(None)
-    except BaseException as error:
-        channel.send(told(error))
-        channel.agree()
-        raise
-    channel.send(client.welcome)
-    channel.agree()
-    return client
-
-
-def _follow(channel: Channel, connect: Callable[[int | None], RankClient]) -> RankClient:
-    message, _ = channel.receive()
-    channel.agree()
-    if isinstance(message, m.Error):
-        raise restored(message)
-    assert isinstance(message, m.WelcomeRank)
-    return connect(message.generation)

@@ -41,20 +41,22 @@ log = logging.getLogger(__name__)
 
 #: Behind the name of a file that is being written; no quoted name has a `%` followed by this.
 PART = "%part"
+#: The root among its folders; no quoted name begins with a point.
+ROOT = "."
 #: The name of nothing; no quoted name is this.
 _EMPTY = "%"
 
 
-def place(key: str) -> tuple[str | None, str]:
-    """The folder of a key, None for the root itself, and the name of its file."""
+def place(key: str) -> tuple[str, str]:
+    """The folder of a key, `ROOT` without a slash in it, and the name of its file."""
     first, slash, rest = key.partition("/")
-    return (_quoted(first), _quoted(rest)) if slash else (None, _quoted(first))
+    return (_quoted(first), _quoted(rest)) if slash else (ROOT, _quoted(first))
 
 
-def key_of(folder: str | None, name: str) -> str | None:
+def key_of(folder: str, name: str) -> str | None:
     """The key of a file, whole or unfinished; None if it is no object's."""
     name = name.removesuffix(PART)
-    key = _unquoted(name) if folder is None else f"{_unquoted(folder)}/{_unquoted(name)}"
+    key = _unquoted(name) if folder == ROOT else f"{_unquoted(folder)}/{_unquoted(name)}"
     return key if place(key) == (folder, name) else None
 
 
@@ -166,19 +168,17 @@ class FileStore(PayloadStore):
         """Remove their files, and the folders that are empty then."""
         if not keys:
             return []
-        with self._folder(None) as root:
+        with self._folder(ROOT) as root:
             left = [key for key in keys if not self._remove(root, *place(key))]
         self._remove_folders({place(key)[0] for key in keys})
         return left
 
     def list(self, prefix: str) -> builtins.list[str]:
         """Unfinished ones too."""
-        found = set[str | None]()
-        with self._naming_errors(f"listing {prefix or 'all'}"), self._folder(None) as root:
+        with self._naming_errors(f"listing {prefix or 'all'}"), self._folder(ROOT) as root:
+            found = set(_keys_in(root, ROOT))
             for item in os.scandir(root):
-                if item.is_file(follow_symlinks=False):
-                    found.add(key_of(None, item.name))
-                elif item.is_dir(follow_symlinks=False) and may_have(item.name, prefix):
+                if item.is_dir(follow_symlinks=False) and may_have(item.name, prefix):
                     found.update(_keys_in(root, item.name))
         return sorted(key for key in found if key is not None and key.startswith(prefix))
 
@@ -187,13 +187,13 @@ class FileStore(PayloadStore):
 
     # -- mechanism
 
-    def _create(self, folder: str | None, name: str) -> tuple[int, int]:
+    def _create(self, folder: str, name: str) -> tuple[int, int]:
         """Descriptors of the folder and of a new, empty file in it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOT_FOLLOWED
         for left in reversed(range(ATTEMPTS)):
             try:
-                with self._folder(None) as root:
-                    at = os.dup(root) if folder is None else _made(root, folder)
+                with self._folder(ROOT) as root:
+                    at = _made(root, folder)
                 try:
                     return at, os.open(name, flags, 0o666, dir_fd=at)
                 except BaseException:
@@ -216,7 +216,7 @@ class FileStore(PayloadStore):
                 raise
             return None
 
-    def _remove(self, root: int, folder: str | None, name: str) -> bool:
+    def _remove(self, root: int, folder: str, name: str) -> bool:
         """Whether it is gone."""
         try:
             with _opened(root, folder) as at:
@@ -230,16 +230,15 @@ class FileStore(PayloadStore):
             return False
         return True
 
-    def _remove_folders(self, folders: Iterable[str | None]) -> None:
+    def _remove_folders(self, folders: Iterable[str]) -> None:
         """Those that are empty."""
-        with self._folder(None) as root:
+        with self._folder(ROOT) as root:
             for folder in folders:
-                with suppress(OSError):  # there are others in it, or it is gone
-                    if folder is not None:
-                        os.rmdir(folder, dir_fd=root)
+                with suppress(OSError):  # it is the root, or gone, or has other objects
+                    os.rmdir(folder, dir_fd=root)
 
     @contextmanager
-    def _folder(self, folder: str | None) -> Iterator[int]:
+    def _folder(self, folder: str) -> Iterator[int]:
         """A descriptor of a folder that is no symbolic link; the root may be one.
 
         Raises StoreFailed where the root is another directory than it was, so that nothing is read,
@@ -267,11 +266,8 @@ class FileStore(PayloadStore):
 
 
 @contextmanager
-def _opened(root: int, folder: str | None) -> Iterator[int]:
-    """A descriptor of a folder in the root, or of the root."""
-    if folder is None:
-        yield root
-        return
+def _opened(root: int, folder: str) -> Iterator[int]:
+    """A descriptor of a folder in the root."""
     at = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=root)
     try:
         yield at
