@@ -245,15 +245,17 @@ def token_weights(
 ) -> Tensor:
     """Weight of every token, [total], as the loss's normaliser wants it.
 
-    mask: [total], the samples' `loss_mask`; None where they have none. dtype: of the weights.
+    mask: [total], the samples' `loss_mask` without their first tokens; None where they have none.
+    dtype: of the weights.
     """
     if header.is_filler:
         return torch.zeros(sum(header.tokens), dtype=dtype)
     if mask is None:
-        weights = torch.ones(sum(header.tokens), dtype=dtype)
+        ones = np.ones(sum(header.tokens), np.float32)
+        ones[firsts(header.tokens)] = 0.0
+        weights = torch.from_numpy(ones).to(dtype)
     else:
         weights = _as_weights(mask, dtype)
-    weights[firsts(header.tokens)] = 0
     if loss.normaliser.share is not Share.NOTHING:
         shares = _shares(loss, header, step)
         exact = np.float64 if dtype is torch.float64 else np.float32
