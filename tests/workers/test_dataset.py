@@ -112,7 +112,7 @@ def test_a_state_comes_back_from_a_file_without_unpickling_code(
         assert [batch.step for batch in dataset] == [1, 1, 2, 2]
 
 
-def test_micro_batches_that_are_never_made_use_of_are_told(server: ServeProcess) -> None:
+def test_micro_batches_that_are_never_made_use_of_are_logged(server: ServeProcess) -> None:
     with MicroBatchStream(server.endpoint) as stream:
         firsts = StreamDataset(stream, lambda step: [next(iter(step))])
         with pytest.raises(StepContractError, match="1 of its 2 micro-batches were handed out"):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank wrote down."""
     directory = tmp_path_factory.mktemp("packing")
     script = str(Path(__file__).parent / "support" / "pack_locally.py")
@@ -26,37 +26,37 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_every_rank_has_as_many_micro_batches_as_the_one_that_needs_most(
-    told: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
-    assert [rank["all"] for rank in told] == [
+    assert [rank["all"] for rank in results] == [
         [[0], [1], [2], [3]],
         [[0], [1], [], []],
         [[0], [], [], []],
     ]
 
 
-def test_only_the_ranks_of_the_group_agree(told: list[dict[str, Any]]) -> None:
-    assert [len(rank["pair"]) for rank in told] == [4, 4, 1]
-    assert [len(rank["multiple"]) for rank in told] == [6, 6, 3]
+def test_only_the_ranks_of_the_group_agree(results: list[dict[str, Any]]) -> None:
+    assert [len(rank["pair"]) for rank in results] == [4, 4, 1]
+    assert [len(rank["multiple"]) for rank in results] == [6, 6, 3]
 
 
 def test_a_sample_that_is_too_long_is_an_error_on_every_rank_of_the_group(
-    told: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
-    assert told[0]["too long"][0] == "SampleTooLong"
-    assert told[1]["too long"][0] == "PeerFailed"
-    assert told[2]["too long"] == [[0]]
-    assert [rank["wrong"][0] for rank in told[:2]] == ["UnequalPartitions", "PeerFailed"]
+    assert results[0]["too long"][0] == "SampleTooLong"
+    assert results[1]["too long"][0] == "PeerFailed"
+    assert results[2]["too long"] == [[0]]
+    assert [rank["wrong"][0] for rank in results[:2]] == ["UnequalPartitions", "PeerFailed"]
 
 
-def test_where_a_rank_cannot_feed_fillers_all_of_them_hear_of_it(
-    told: list[dict[str, Any]],
+def test_where_a_rank_cannot_feed_fillers_all_of_them_raise(
+    results: list[dict[str, Any]],
 ) -> None:
     kinds = ["PeerFailed", "UnequalPartitions", "UnequalPartitions"]
-    assert [rank["full"][0] for rank in told] == kinds
-    assert "1 samples or groups cannot fill 4 bins" in told[2]["full"][1]
-    assert [rank["full pair"] for rank in told] == [[[0], [1]], [[0], [1]], [[0]]]
+    assert [rank["full"][0] for rank in results] == kinds
+    assert "1 samples or groups cannot fill 4 bins" in results[2]["full"][1]
+    assert [rank["full pair"] for rank in results] == [[[0], [1]], [[0], [1]], [[0]]]
 
 
-def test_after_an_error_the_ranks_are_still_in_step(told: list[dict[str, Any]]) -> None:
-    assert [rank["after"] for rank in told] == [rank["all"] for rank in told]
+def test_after_an_error_the_ranks_are_still_in_step(results: list[dict[str, Any]]) -> None:
+    assert [rank["after"] for rank in results] == [rank["all"] for rank in results]

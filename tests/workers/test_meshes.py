@@ -1,7 +1,7 @@
 """Which ranks are data parallel where torch's meshes have several dimensions.
 
 Real torchrun ranks: four of them on a mesh of 2 x 2, which is refused on all of them unless they
-say which are DP ranks.
+name the DP ranks.
 """
 
 import json
@@ -67,8 +67,8 @@ def test_no_mesh_is_looked_for_in_a_process_without_torch_distributed() -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of four ranks was told, and saw once it had said which are DP ranks."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The errors of each of four ranks, and what it got once it had named the DP ranks."""
     directory = tmp_path_factory.mktemp("mesh")
     script = str(Path(__file__).parent / "support" / "train_mesh.py")
     with serve(directory / "server", dp_size=2, global_batch_size=4, micro_batch_size=1) as at:
@@ -82,42 +82,44 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.e2e
-def test_meshes_of_one_real_dimension_are_fine(told: list[dict[str, Any]]) -> None:
-    assert [rank["plain"] for rank in told] == [[rank, rank] for rank in range(RANKS)]
+def test_meshes_of_one_real_dimension_are_fine(results: list[dict[str, Any]]) -> None:
+    assert [rank["plain"] for rank in results] == [[rank, rank] for rank in range(RANKS)]
 
 
 @pytest.mark.e2e
-def test_a_stream_over_all_ranks_of_a_mesh_is_refused_on_each(told: list[dict[str, Any]]) -> None:
-    for rank in told:
+def test_a_stream_over_all_ranks_of_a_mesh_is_refused_on_each(
+    results: list[dict[str, Any]],
+) -> None:
+    for rank in results:
         assert "(dp=2, tp=2)" in rank["stream"]
         assert "pass mesh= with the whole mesh and dp_dims='dp', on every rank" in rank["stream"]
 
 
 @pytest.mark.e2e
 def test_a_sampler_over_all_ranks_of_a_mesh_is_refused_unless_it_has_the_mesh(
-    told: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
-    for index, rank in enumerate(told):
+    for index, rank in enumerate(results):
         assert "pass mesh= with the whole mesh and dp_dims='dp'" in rank["sampler"]
-        assert rank["drawn"] == told[index // 2 * 2]["drawn"]
-    assert sorted(told[0]["drawn"] + told[2]["drawn"]) == [0, 1, 2, 3]
+        assert rank["drawn"] == results[index // 2 * 2]["drawn"]
+    assert sorted(results[0]["drawn"] + results[2]["drawn"]) == [0, 1, 2, 3]
 
 
 @pytest.mark.e2e
 def test_a_position_that_the_default_group_does_not_have_is_refused_on_each(
-    told: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
     """The ranks would wait for each other in a broadcast in which others than they take part."""
-    for index, rank in enumerate(told):
+    for index, rank in enumerate(results):
         expected = f"this is DP rank {index // 2} of 2, but rank {index} of 4 in the default"
         assert expected in rank["position"]
 
 
 @pytest.mark.e2e
 def test_dp_leaders_share_the_samples_and_tp_peers_see_those_of_their_leader(
-    told: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
-    seen = [rank["seen"] for rank in told]
+    seen = [rank["seen"] for rank in results]
     assert seen[0] == seen[1]
     assert seen[2] == seen[3]
     assert sorted(map(tuple, seen[0] + seen[2])) == [(index,) * 3 for index in range(4)]

@@ -40,7 +40,7 @@ TWO_RANKS = """
 import sys
 import torch.distributed as dist
 from rollout_dispatcher.errors import RankRefused
-from rollout_workers.process_group import hear_generation, share_failure, share_generation
+from rollout_workers.process_group import receive_generation, share_failure, share_generation
 
 rank, store = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -48,13 +48,13 @@ if rank == 0:
     share_generation(17, None)
     share_failure(RankRefused("of the wrong size" + "x" * 10_000), None)
 else:
-    assert hear_generation(None) == 17
+    assert receive_generation(None) == 17
     try:
-        hear_generation(None)
+        receive_generation(None)
     except RankRefused as error:
         assert str(error).startswith("DP rank 0 could not join: of the wrong sizexxx"), error
     else:
-        raise AssertionError("the failure of rank 0 was not heard")
+        raise AssertionError("the failure of rank 0 was not raised")
 dist.destroy_process_group()
 """
 

@@ -34,7 +34,7 @@ def test_a_loop_trains_every_step_and_ends(pair: Pair) -> None:
     assert stream.statistics().steps_committed == 2
 
 
-def test_a_step_without_a_loss_token_is_told_once(
+def test_a_step_without_a_loss_token_is_logged_once(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Masks of zeros alone, as a mistake makes them: the run would learn nothing."""
@@ -46,8 +46,8 @@ def test_a_step_without_a_loss_token_is_told_once(
         taken = next(stream)
         list(taken)
         taken.commit()
-    (told,) = [one.getMessage() for one in caplog.records if "no loss token" in one.getMessage()]
-    assert told.startswith("step 0 has 9 samples and no loss token: loss_mask marks none")
+    (line,) = [one.getMessage() for one in caplog.records if "no loss token" in one.getMessage()]
+    assert line.startswith("step 0 has 9 samples and no loss token: loss_mask marks none")
 
 
 @pytest.mark.parametrize("pair", [1, 2, 3], indirect=True)

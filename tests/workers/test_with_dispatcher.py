@@ -71,7 +71,7 @@ def test_a_second_stream_in_the_process_fences_the_first(tmp_path: Path) -> None
         ({}, {"weights_dtype": torch.bfloat16}, "weights_dtype is torch.float32 on DP rank 0"),
     ],
 )
-def test_ranks_that_do_not_train_alike_are_told_what_differs_and_none_of_them_trains(
+def test_ranks_that_do_not_train_alike_get_the_difference_and_none_of_them_trains(
     endpoint: str, first: dict[str, Any], second: dict[str, Any], words: str
 ) -> None:
     with MicroBatchStream(endpoint, dp_rank=0, dp_size=2, **first) as one:
@@ -125,7 +125,7 @@ def test_a_group_of_another_size_than_group_size_is_refused_and_may_come_whole(
         server.await_status(accepted=4, ready=4, balanced=True)
 
 
-def test_who_pushes_samples_of_weights_to_come_is_told(
+def test_samples_of_weights_to_come_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options: dict[str, Any] = {"dp_size": 1, "global_batch_size": 4, "micro_batch_size": 1}
@@ -139,12 +139,12 @@ def test_who_pushes_samples_of_weights_to_come_is_told(
         assert producer.push(FIELDS, policy_version=4) is Outcome.ACCEPTED
         assert not caplog.messages
         assert producer.push(FIELDS, policy_version=40) is Outcome.ACCEPTED
-        (told,) = caplog.messages
-        assert "samples have policy_version 40, and the trainer stands at 3: they count" in told
+        (line,) = caplog.messages
+        assert "samples have policy_version 40, and the trainer stands at 3: they count" in line
         assert ": samples have policy_version 40" in server.log()
 
 
-def test_where_staleness_is_limited_producers_and_trainers_without_versions_are_told(
+def test_with_max_staleness_missing_policy_versions_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options: dict[str, Any] = {
@@ -175,5 +175,5 @@ def test_where_staleness_is_limited_producers_and_trainers_without_versions_are_
         assert server.scrape()["steps_unjudged"] == 3
         assert server.scrape()["samples_refused_total{reason=policy-version-missing}"] == 1
     assert trained == [None, 3, None]
-    (told,) = [text for text in caplog.messages if "--max-staleness" in text]
-    assert "committed steps and reported no policy version" in told
+    (line,) = [text for text in caplog.messages if "--max-staleness" in text]
+    assert "committed steps and reported no policy version" in line

@@ -1,8 +1,8 @@
 """`StreamDataset`: a stream as trainers know their data, as an `IterableDataset` of a `DataLoader`.
 
-A dataset has no steps, so it decides itself when one is committed: the step at hand is done with
-once all of it was handed out and something follows. What follows is that the trainer asks for more,
-or asks for a state, which counts what it was given, as states of data loaders do.
+A dataset has no steps, so it decides itself when to commit one: once all of the step at hand was
+handed out, and the trainer asks for more, or for a state, which counts what was handed out, as
+states of data loaders do.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from rollout_workers.stream import MicroBatchStream
 
 
 class StreamDataset(IterableDataset[Any]):
-    """What a trainer is fed with, of every step of a stream, one after the other.
+    """The micro-batches of every step of a stream, or items made of them, one after the other.
 
         dataset = StreamDataset(stream)
         for micro_batch in DataLoader(dataset, batch_size=None):
@@ -26,14 +26,14 @@ class StreamDataset(IterableDataset[Any]):
         (`--micro-batch-size`, `last_batch=drop`): `lambda step: map(MicroBatch.as_hf, step)`. One
         that takes a whole step at once gets one item a step: `lambda step: [list(step)]`.
 
-    With `num_workers=0`: a stream belongs to its process. Nothing else may divide what it hands
-    out, as it is this rank's part already: no `DistributedSampler`, no `accelerator.prepare`.
+    With `num_workers=0`: a stream belongs to its process. Its items are this rank's part already,
+    so do not divide them again: no `DistributedSampler`, no `accelerator.prepare`.
 
     A step is committed when the next one is asked for, so the optimizer's step has to be made
     before that; and by `state_dict` and `commit`. Iterating again goes on at the next step, or at
-    the beginning of one that was left half-way. Raises what the stream raises.
+    the beginning of one that was left half-way. Raises the errors of the stream.
 
-    stream: what it hands out. step: the step at hand; None before the first, and once committed.
+    stream: of the steps. step: the step at hand; None before the first, and once committed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StreamDataset(IterableDataset[Any]):
 
 
 class _Items(Iterator[Any]):
-    """What is made of a step, with a look at whether there is more."""
+    """The items of a step, with a check whether there is another."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._rest = iter(items)

@@ -1,6 +1,6 @@
-"""What a producer hears of the trainer: how far it is ahead, and which samples were dropped.
+"""The trainer's progress as a producer knows it, and the samples that were dropped.
 
-A dispatcher that cannot tell leaves everything unknown, and then nobody waits.
+All of it is unknown from a dispatcher that does not send it, and then no producer waits.
 """
 
 from collections import deque
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from rollout_dispatcher.protocol import messages as m
 
-#: Dropped samples that are remembered until somebody asks; of more the newest.
+#: Dropped samples that are kept until `take_dropped`; of more the newest.
 DROPPED_KEPT = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What the dispatcher has said last; None where it is not known.
+    """The dispatcher's last report; None where a value is unknown.
 
     policy_version: of the trainer, as its DP rank 0 reported it last.
     expected_version: that a sample pushed now will be trained with, if samples go in order of
@@ -23,8 +23,8 @@ class Feedback:
         buffer holds.
     max_staleness: policy versions that a sample may be older than what trains on it; None without a
         limit too.
-    staleness: of the latest push that was answered, if it said its version: policy versions from
-        its oldest sample to what the next step trains with.
+    staleness: of the latest answered push, if it had a version: policy versions from its oldest
+        sample to the one that the next step trains with.
     remaining: samples (groups, where steps are counted in these) that may come in before producers
         wait.
     num_dropped: samples of this producer that were accepted and then dropped, as far as it was
@@ -40,7 +40,7 @@ class Feedback:
 
     @property
     def is_too_stale(self) -> bool:
-        """Whether the latest push was older than what may be trained on, by the time it came."""
+        """Whether the latest push was too old to be trained on by the time it came."""
         limit = self.max_staleness
         return limit is not None and self.staleness is not None and self.staleness > limit
 
@@ -69,18 +69,18 @@ class DroppedSample:
 
 
 class FlowControlState:
-    """Puts together what one producer was told."""
+    """Keeps the last report to one producer."""
 
     def __init__(self) -> None:
         self._known = Feedback()
         self._dropped: deque[DroppedSample] = deque(maxlen=DROPPED_KEPT)
 
     def feedback(self) -> Feedback:
-        """What is known now."""
+        """The last report."""
         return self._known
 
     def take_dropped(self) -> list[DroppedSample]:
-        """What was dropped since this was asked for last, oldest first; any thread may."""
+        """Samples dropped since the last call, oldest first; from any thread."""
         return list(self._take_dropped())
 
     def _take_dropped(self) -> Iterator[DroppedSample]:
@@ -91,23 +91,23 @@ class FlowControlState:
                 return
 
     def welcomed(self, welcome: m.WelcomeProducer) -> None:
-        """A connection begins, maybe to another run: where the trainer is follows at once."""
+        """A connection begins, maybe to another run: the trainer's progress follows at once."""
         self._known = Feedback(
             max_staleness=welcome.max_staleness, num_dropped=self._known.num_dropped
         )
 
-    def heard(self, said: m.HasFeedback | m.Dropped) -> None:
-        """What was said besides the outcomes of pushes; what is not said is as it was."""
-        if isinstance(said, m.Dropped):
-            groups = said.group_ids or [None] * len(said.sample_ids)
+    def update(self, message: m.HasFeedback | m.Dropped) -> None:
+        """Take the values of a message; others stay as they are."""
+        if isinstance(message, m.Dropped):
+            groups = message.group_ids or [None] * len(message.sample_ids)
             self._dropped.extend(
-                DroppedSample(sample_id, group_id, said.reason)
-                for sample_id, group_id in zip(said.sample_ids, groups, strict=True)
+                DroppedSample(sample_id, group_id, message.reason)
+                for sample_id, group_id in zip(message.sample_ids, groups, strict=True)
             )
             news = {"num_dropped": self._known.num_dropped + len(groups)}
         else:
             names = ("policy_version", "expected_version", "remaining", "staleness")
-            told = {name: getattr(said, name, None) for name in names}
-            news = {name: value for name, value in told.items() if value is not None}
+            values = {name: getattr(message, name, None) for name in names}
+            news = {name: value for name, value in values.items() if value is not None}
         if news:
             self._known = replace(self._known, **news)

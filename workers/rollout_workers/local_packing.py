@@ -38,18 +38,18 @@ def pack_local(
     """Indices of this rank's `lengths` in micro-batches, as many as on every rank of `group`.
 
     A collective: every rank of the group calls it, with its own lengths and otherwise the same
-    arguments, which are those of `rollout_planner.pack`. group: the ranks that agree, by
-    default all of the process group; without one this rank packs by itself. A rank that has fewer
-    samples than micro-batches gets empty ones, fillers; with `fillers=False` every rank raises
-    instead.
+    arguments, which are those of `rollout_planner.pack`. group: the ranks that agree, by default
+    all of the process group; without a process group this rank packs by itself. A rank that has
+    fewer samples than micro-batches gets empty ones, fillers; with `fillers=False` every rank
+    raises instead.
 
-    Raises what `pack` raises, and PeerFailed if another rank's samples cannot be packed: then no
-    rank is left behind in a collective.
+    Raises the errors of `pack`, and PeerFailed if another rank's samples cannot be packed: then
+    every rank raises.
     """
 
     @cache
     def own() -> tuple[IntArray, IntArray | None]:
-        """Lengths and groups, looked at once: an iterator is empty the second time."""
+        """Lengths and groups, read once: an iterator is empty the second time."""
         found = as_lengths(lengths)
         return found, None if groups is None else as_groups(groups, len(found))
 
@@ -74,13 +74,15 @@ def pack_local(
 def _agreed(
     packed: Callable[[], list[list[int]]], group: dist.ProcessGroup | None
 ) -> tuple[list[list[int]], int]:
-    """What this rank packed, and the largest number of micro-batches that any rank has."""
+    """This rank's micro-batches, and the largest number of them on any rank."""
     found, error = [], None
     try:
         found = packed()
-    except Exception as failure:  # whatever it is, the others wait to hear of it
+    except Exception as failure:  # of any kind: the other ranks wait in the collective
         error = failure
-    count, failed = _largest([len(found), int(error is not None)], group)
+    largest = torch.tensor([len(found), int(error is not None)], device=device_of(group))
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    count, failed = largest.tolist()
     if error is not None:
         raise error
     if failed:
@@ -89,11 +91,3 @@ def _agreed(
             "its own error says why"
         )
     return found, count
-
-
-def _largest(own: list[int], group: dist.ProcessGroup | None) -> list[int]:
-    """The largest of each number over all ranks of the group."""
-    numbers = torch.tensor(own, device=device_of(group))
-    dist.all_reduce(numbers, dist.ReduceOp.MAX, group)
-    found: list[int] = numbers.tolist()
-    return found

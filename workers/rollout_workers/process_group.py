@@ -1,22 +1,22 @@
 """Which DP rank this process is, and how the ranks of one process group share a generation.
 
-A generation is shared by a broadcast in the process group and not through its key-value store:
-torchrun may hand a restarted group the store of its predecessor, where the old number still
-stands. It passes as text: nothing is unpickled.
+DP rank 0 broadcasts the generation in the process group. The group's key-value store would not do:
+torchrun may give a restarted group the store of its predecessor, with the old generation in it. It
+goes as text: nothing is unpickled.
 
 Where a mesh has tensor- or pipeline-parallel ranks, each rank of the default group would take a
 place among the DP ranks and train on samples of its own, where those of one model replica need the
-same. That trains wrongly without a word, so it is refused unless the caller says which ranks are
-data parallel.
+same. That trains wrongly without an error, so it is refused unless the caller names the ranks that
+are data parallel.
 
-torch keeps no list of the meshes that exist, so they are looked for among the objects of the
+torch keeps no list of the meshes that exist, so they are searched for among the objects of the
 garbage collector.
 """
 
 import gc
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
@@ -30,24 +30,24 @@ T = TypeVar("T")
 
 
 def instances(kinds: Iterable[type[T]]) -> list[T]:
-    """All of these classes and of those below them that the garbage collector knows.
+    """All objects of these classes and their subclasses that the garbage collector knows.
 
-    Classes are compared, as `isinstance` asks the object, and a proxy may do anything then.
+    It compares classes, as `isinstance` calls the object, and a proxy may do anything then.
 
-    An object refers to its class, so those that do are asked for, not all there are: who holds a
-    tuple that another thread is filling just then makes CPython raise SystemError there.
+    It gets the referrers of the classes, as an object refers to its class, and not all objects: to
+    hold a tuple that another thread is filling makes CPython raise SystemError there.
     """
     wanted = _with_subclasses(kinds)
     return [item for item in gc.get_referrers(*wanted) if type(item) in wanted]
 
 
 def _with_subclasses(kinds: Iterable[type[T]]) -> set[type[T]]:
-    found, untold = set[type[T]](), list(kinds)
-    while untold:
-        kind = untold.pop()
+    found, pending = set[type[T]](), list(kinds)
+    while pending:
+        kind = pending.pop()
         if kind not in found:
             found.add(kind)
-            untold += type.__subclasses__(kind)
+            pending += type.__subclasses__(kind)
     return found
 
 
@@ -73,11 +73,6 @@ class Mesh:
         """The dimensions of more than one rank."""
         return [name for name, size in zip(self.names, self.sizes, strict=True) if size > 1]
 
-    @property
-    def data_parallel(self) -> list[str]:
-        """Those of them whose names say that they are data parallel."""
-        return [name for name in self.parallel if name.startswith(DATA_PARALLEL)]
-
     def is_plain(self, world: int) -> bool:
         """Whether it is compatible with each of `world` ranks being a DP rank."""
         if _MODEL_PARALLEL.intersection(self.parallel):
@@ -93,9 +88,13 @@ def ambiguous_mesh(world: int) -> Mesh | None:
 
 def advice(mesh: Mesh) -> str:
     """What to pass to a stream or sampler in a process that has this mesh."""
-    names = mesh.data_parallel or ["dp"]
-    dims = repr(names[0]) if len(names) == 1 else repr(tuple(names))
-    return f"pass mesh= with the whole mesh and dp_dims={dims}, on every rank"
+    return f"pass mesh= with the whole mesh and {dp_dims_of(mesh.parallel)}, on every rank"
+
+
+def dp_dims_of(names: Sequence[str]) -> str:
+    """The argument `dp_dims=`, for the dimensions that are data parallel by their names."""
+    dims = [name for name in names if name.startswith(DATA_PARALLEL)] or ["dp"]
+    return f"dp_dims={dims[0] if len(dims) == 1 else tuple(dims)!r}"
 
 
 def _meshes() -> Iterable[Mesh]:
@@ -112,7 +111,7 @@ def _meshes() -> Iterable[Mesh]:
             continue
 
 
-#: Room for what DP rank 0 says; a longer error message is cut.
+#: Of DP rank 0's text; a longer error message is cut.
 MESSAGE_BYTES = 512
 
 
@@ -156,7 +155,7 @@ def find_place(
 def check_group(place: Place, group: dist.ProcessGroup | None) -> None:
     """Raise ConfigError where the group's ranks are not the DP ranks.
 
-    They share the generation by a collective, which would wait for ever for others than these.
+    They share the generation by a collective, which would wait for ever for other ranks.
     """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if (rank, size) != (place.dp_rank, place.dp_size):
@@ -186,38 +185,30 @@ def initialised() -> bool:
 
 
 def share_generation(generation: int, group: dist.ProcessGroup | None) -> None:
-    """DP rank 0 has its generation; a collective, like `hear_generation` on the others."""
-    _tell_others(f"generation {generation}", group)
+    """DP rank 0 has its generation; a collective, like `receive_generation` on the others."""
+    _broadcast(f"generation {generation}", group)
 
 
 def share_failure(error: BaseException, group: dist.ProcessGroup | None) -> None:
     """DP rank 0 has none, and the others should not wait for it."""
-    _tell_others(f"failure {error}", group)
+    _broadcast(f"failure {error}", group)
 
 
-def hear_generation(group: dist.ProcessGroup | None) -> int:
+def receive_generation(group: dist.ProcessGroup | None) -> int:
     """DP rank 0's generation; raises RankRefused with its error when it failed."""
-    word, _, rest = _hear_rank_0(group).partition(" ")
+    word, _, rest = _broadcast("", group).partition(" ")
     if word == "generation":
         return int(rest)
     raise RankRefused(f"DP rank 0 could not join: {rest}")
 
 
-def _tell_others(text: str, group: dist.ProcessGroup | None) -> None:
+def _broadcast(text: str, group: dist.ProcessGroup | None) -> str:
+    """The text of the group's rank 0."""
     data = text.encode()[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0")
-    message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    dist.broadcast(message.to(device_of(group)), _first(group), group)
-
-
-def _hear_rank_0(group: dist.ProcessGroup | None) -> str:
-    message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8, device=device_of(group))
-    dist.broadcast(message, _first(group), group)
+    message = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device_of(group))
+    first = 0 if group is None else dist.get_global_rank(group, 0)
+    dist.broadcast(message, first, group)
     return bytes(message.tolist()).rstrip(b"\0").decode(errors="replace")
-
-
-def _first(group: dist.ProcessGroup | None) -> int:
-    """The global rank of the group's rank 0."""
-    return 0 if group is None else dist.get_global_rank(group, 0)
 
 
 def device_of(group: dist.ProcessGroup | None) -> torch.device:

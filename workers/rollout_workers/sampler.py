@@ -1,8 +1,6 @@
 """`LengthBucketSampler`: balance for offline data, by giving all ranks samples of like length.
 
-Where samples are produced while training goes on there is nothing to sort beforehand: that is what
-the dispatcher's window is for.
-The order of an epoch: which samples make a step, which of them a rank gets, and when.
+Samples that are produced during training cannot be sorted beforehand: use the dispatcher's window.
 
 Samples are sorted by length and cut into *runs* of like ones: a micro-batch for every rank. Runs
 are cut into buckets, and each step takes runs from all over one bucket, so that its lengths are
@@ -13,8 +11,8 @@ Example: lengths 9 8 7 6 5 4 3 2 for two ranks, two samples a rank and step, run
 the lower: the steps are 98 54 and 76 32. In buckets of one step they are 98 76 and 54 32.
 
 Ranks get a run's samples row by row, a sample each: the longest goes to the rank with the least
-work so far. What all ranks meet for in a row is not changed by that, and at the end of the step
-they are level. Pure: the same arguments give the same order on every rank and machine.
+work so far. That does not change the longest of a row, and levels ranks by the end of the step.
+Pure: the same arguments give the same order on every rank and machine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,12 +34,12 @@ from rollout_planner.types import FloatArray, IntArray
 from rollout_workers.process_group import find_place
 from rollout_workers.replica.join import place_in, refuse_contradiction
 
-#: How far shuffling moves a sample at most in the sorted data, in runs, and two places more: what
-#: makes runs differ from epoch to epoch. Ranks that meet at every micro-step wait 1.0 to 1.2 times
-#: as long as without it, and 1.2 to 1.7 times with a whole run.
+#: Shuffling moves a sample by at most so many runs in the sorted data, and two places more, so that
+#: runs differ from epoch to epoch. Ranks that meet at every micro-step wait 1.0 to 1.2 times as
+#: long as without it, and 1.2 to 1.7 times with a whole run.
 JITTER = 0.25
-#: And past samples that are shorter by at most this share: where few are of like length, as the
-#: longest are, ranks would wait for a sample among shorter ones.
+#: And only past samples that are shorter by at most this share: the longest samples have few of
+#: like length, and ranks would wait for one among shorter ones.
 LIKE = 0.01
 
 #: Of the algorithm: a new number for each change that gives another order to the same arguments.
@@ -52,7 +50,7 @@ _COST = Quadratic()
 
 @dataclass(frozen=True, eq=False)
 class EpochOrder:
-    """What shapes the order of samples.
+    """The order of samples in an epoch, by its options.
 
     lengths: tokens[n]. bucket_batches: steps in a bucket; None: all are in one. The rest is as
     `LengthBucketSampler` has it.
@@ -81,7 +79,7 @@ class EpochOrder:
 
     @cached_property
     def shaping(self) -> dict[str, int | str]:
-        """All of it, in numbers and text."""
+        """The options, in numbers and text."""
         return {
             "version": VERSION,
             "samples": self.lengths.size,
@@ -108,7 +106,7 @@ class EpochOrder:
         return np.concatenate([mine, self._deal(last)[:, :, dp_rank].ravel()])
 
     def _by_length(self, random: "_Random", run: int) -> IntArray:
-        """Samples by descending length, nearly so if shuffled; what is dropped left out."""
+        """Samples by descending length, nearly so if shuffled, without dropped ones."""
         order: IntArray = np.argsort(-self.lengths, kind="stable")
         kept = order.size // self.global_batch * self.global_batch if self.drop_last else order.size
         if not self.shuffle:
@@ -167,7 +165,7 @@ class EpochOrder:
         return last[np.argsort(-self.lengths[last], kind="stable")][None]
 
     def _deal(self, steps: IntArray) -> IntArray:
-        """Steps [n, B] to ranks [n, B / R, R]: of each row the longest to whom has least to do."""
+        """Steps [n, B] to ranks [n, B / R, R]: the longest of a row to the rank of least work."""
         rows = steps.reshape(len(steps), steps.shape[1] // self.dp_size, self.dp_size)
         work = _COST(self.lengths)[rows]
         heaviest_first = np.argsort(-work, axis=2, kind="stable")
@@ -202,9 +200,9 @@ class _Random:
 
 @dataclass(slots=True)
 class Position:
-    """Where an iteration stands; begun: whether there is an iteration, and not a mere beginning.
+    """The position of an iteration. begun: whether an iterator has it.
 
-    yielded: indices that this rank had of the epoch.
+    yielded: indices of the epoch that this rank got.
     """
 
     epoch: int
@@ -360,7 +358,7 @@ def _at_least(name: str, value: Any, least: int) -> int:
 
 
 def _tokens(lengths: Iterable[int] | NDArray[Any]) -> IntArray:
-    """Int64[n], a copy: who changes theirs later does not change the order."""
+    """Int64[n], a copy: later changes of the argument do not change the order."""
     try:
         return as_lengths(lengths)
     except UnequalPartitions as error:

@@ -9,7 +9,7 @@ from torch import Tensor
 from rollout_dispatcher.errors import StepContractError
 from rollout_workers.micro_batch.collate import CollateConfig, collate
 from rollout_workers.micro_batch.delivery import Coming, look_ahead
-from rollout_workers.micro_batch.loss import StepLosses
+from rollout_workers.micro_batch.loss import loss_scales
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 from rollout_workers.rank.client import RankStep
 from rollout_workers.timing.timing import Timing
@@ -18,11 +18,11 @@ from rollout_workers.timing.timing import Timing
 class Step:
     """One optimizer step: iterate its micro-batches, once or several times, then `commit()`.
 
-    Every iteration yields the same micro-batches in the same packing, in memory of their own: what
-    was written into those of an earlier iteration is not in them.
+    Every iteration yields the same micro-batches in the same packing, in memory of their own: they
+    have the received values, also where a trainer wrote into those of an earlier iteration.
 
     epochs: how often it is iterated, the last time in the received memory itself; None: any number
-        of times. timing: who times it; None: nobody.
+        of times. timing: measures its times; None: they are not measured.
 
     Raises ConfigError where its samples have a field of the name of a loss's weights.
     """
@@ -35,7 +35,7 @@ class Step:
         timing: Timing | None = None,
     ) -> None:
         self._step, self._config, self._epochs = step, config, epochs
-        self._losses, self._timing = StepLosses(step.header, config.loss), timing
+        self._scales, self._timing = loss_scales(step.header, config.loss), timing
         self._timer = None if timing is None else timing.begin(self.number, len(self))
         #: How often each micro-batch was handed out.
         self._times = [0] * len(self)
@@ -45,7 +45,7 @@ class Step:
         return len(self._step)
 
     def __repr__(self) -> str:
-        """What a print or a notebook shows; also once it is committed."""
+        """For a print or a notebook; also once it is committed."""
         return (
             f"Step(number={self.number}, num_samples={self.num_samples}, tokens={self.tokens}, "
             f"micro_batches={len(self)})"
@@ -54,8 +54,8 @@ class Step:
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield micro-batches as they arrive.
 
-        Raises StepContractError once the step is committed or was iterated as often as said, and
-        what ended the stream for good.
+        Raises StepContractError once the step is committed or was iterated `epochs` times, and the
+        error that ended the stream for good.
         """
         sent: Iterator[Coming] = map(self._fetch_to_device, range(len(self)))
         if self._config.delivery.ahead:
@@ -85,7 +85,7 @@ class Step:
             )
         give_away = self._epochs is not None and before + 1 == self._epochs
         batch = collate(
-            item, self._step.header, self._config, losses=self._losses, give_away=give_away
+            item, self._step.header, self._config, scales=self._scales, give_away=give_away
         )
         return self._config.delivery.send(batch)
 

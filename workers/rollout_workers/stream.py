@@ -2,10 +2,10 @@
 
 Every DP rank iterates the same steps with the same number of micro-batches; an error of any rank
 or of the dispatcher is raised in every rank's training loop rather than left to hang in a
-collective. Bytes become tensors in the training thread, when a micro-batch is asked for.
+collective. Bytes become tensors in the training thread, when the loop asks for a micro-batch.
 
-A stream's part of a checkpoint says which run it belongs to, and after which step it was taken, in
-plain integers and strings, so that whatever writes the checkpoint can write it.
+A stream's part of a checkpoint names its run, and the step after which it was taken, in plain
+integers and strings, so that any checkpoint format can hold it.
 """
 
 import logging
@@ -86,8 +86,8 @@ class MicroBatchStream(Closing):
     process_group: of the DP ranks, in their order, where they are not those of a mesh.
     mesh: the trainer's whole device mesh; then make the stream on every rank of it, in the same
         order, like a collective. In each model replica the DP leader (0 in all dimensions but the
-        data-parallel ones) is connected and tells its peers, over a gloo group of their own: they
-        get the same steps and micro-batches, and its errors.
+        data-parallel ones) is connected and relays to its peers, over a gloo group of their own:
+        they get the same steps and micro-batches, and its errors.
     dp_dims: the name of the mesh's data-parallel dimension, or several names (HSDP); a mesh of one
         dimension needs none.
     grad_mesh: over which ranks the trainer averages gradients, where these are more than the DP
@@ -122,8 +122,9 @@ class MicroBatchStream(Closing):
     device: where tensors go; default: host memory. To a GPU they are copied from pinned memory, on
         a stream of their own, while the micro-batch before is computed.
     weights_dtype: of `loss_weights`.
-    measure: whether to time micro-batches and tell the dispatcher, which tells time that ranks
-        lose from time that they compute; it never waits for the GPU. See `measure_model`.
+    measure: whether to time micro-batches and report that to the dispatcher, which shows the time
+        that ranks lose beside the time that they compute; it never waits for the GPU. See
+        `measure_model`.
 
     It belongs to the process that makes it: a forked child, and a DataLoader with workers, get
     ConfigError (with `num_workers=0` a dataset may iterate it).
@@ -213,7 +214,7 @@ class MicroBatchStream(Closing):
         self._close = weakref.finalize(self, self._client.close)
         self._speaks, self._epochs, self._timeout = topology.speaks, epochs, timeout
         self._has_warned = False  # that no policy version is reported
-        self._is_told_of_no_loss = False
+        self._has_logged_no_loss = False
         self._config = CollateConfig(
             loss,
             collation=collation or choice(Collation, "layout", self._client.layout),
@@ -223,7 +224,7 @@ class MicroBatchStream(Closing):
             memory=pool,
             blocks=blocks,
         )
-        self._check_packed_length()
+        self._check_layout()
         self._timing: Timing | None = None
         if measure and self._client.tells_times:
             self._timing = Timing(
@@ -231,29 +232,26 @@ class MicroBatchStream(Closing):
                 dp_size=topology.place.dp_size,
                 dp_ranks=topology.dp_ranks,
                 device=target,
-                says_why=topology.speaks,
+                logs_why=topology.speaks,
             )
             self._client.tell_collectives(self._timing.collectives_begun)
 
-    def _check_packed_length(self) -> None:
-        layout = self._config.collation
-        if self._config.blocks is not None and layout is not Collation.PACKED:
+    def _check_layout(self) -> None:
+        """Raise ConfigError, once closed, for options that its layout does not have."""
+        layout, length = self._config.collation, self._config.packed_length
+        given = {"max_split": self._config.blocks, "packed_length": length}
+        for name, value in given.items():
+            if value is not None and layout is not Collation.PACKED:
+                self.close()
+                raise ConfigError(
+                    f"{name} is for packed micro-batches, and these are {layout}; leave it out, or "
+                    "pass layout='packed'"
+                )
+        if self._config.blocks is not None and (length or 0) % 2:
             self.close()
             raise ConfigError(
-                f"max_split is for packed micro-batches, and these are {layout}; leave it out, or "
-                "pass layout='packed'"
-            )
-        if self._config.blocks is not None and (self._config.packed_length or 0) % 2:
-            self.close()
-            raise ConfigError(
-                f"packed_length is {self._config.packed_length}, and with max_split micro-batches "
-                "have two pieces of one length; make it even"
-            )
-        if self._config.packed_length is not None and layout is not Collation.PACKED:
-            self.close()
-            raise ConfigError(
-                f"packed_length is for packed micro-batches, and these are {layout}; leave it out, "
-                "or pass layout='packed'"
+                f"packed_length is {length}, and with max_split micro-batches have two pieces of "
+                "one length; make it even"
             )
 
     def __reduce__(self) -> NoReturn:
@@ -285,22 +283,22 @@ class MicroBatchStream(Closing):
         return Step(step, self._config, self._epochs, self._timing)
 
     def _look_for_loss(self, step: RankStep) -> None:
-        """Tell the log once of a step whose masks leave nothing to train on."""
+        """Log once that a step's masks leave nothing to train on."""
         header = step.header
-        if self._speaks and not self._is_told_of_no_loss and header.loss_tokens == 0:
-            self._is_told_of_no_loss = True
+        if self._speaks and not self._has_logged_no_loss and header.loss_tokens == 0:
+            self._has_logged_no_loss = True
             log.warning(
                 "step %d has %d samples and no loss token: loss_mask marks none of their tokens, "
                 "so the step has no gradient; push loss_mask with 1 for each token that the loss "
-                "counts. This is said once",
+                "counts. This is logged once",
                 header.step, header.num_samples,
             )  # fmt: skip
 
     def measure_model(self, model: nn.Module) -> None:
-        """Tell waiting from computing in this model, where the stream has not found it by itself.
+        """Measure waiting in this model apart from computing, where the stream has not found it.
 
-        By itself it looks for DDP and FSDP2 models when the first steps begin, among all objects
-        that Python's garbage collector knows; after `gc.freeze()` those made before are not.
+        By itself it searches for DDP and FSDP2 models when the first steps begin, among the objects
+        that Python's garbage collector knows; after `gc.freeze()` earlier ones are not among them.
         Raises ConfigError where no part of the model is one of these.
         """
         if self._timing is not None:
@@ -316,13 +314,13 @@ class MicroBatchStream(Closing):
         """Why the stream has ended; None while it has not.
 
         A string: `finished` (every rank has called `finish`), `ended` (producers, or a controller,
-        have ended the stream, and all of it is trained on) or `drained` (the dispatcher was told to
-        shut down; producers may have more).
+        have ended the stream, and all of it is trained on) or `drained` (the dispatcher shuts down
+        on request; producers may have more).
         """
         return self._client.end_reason
 
     def finish(self, *, discard: bool = False) -> None:
-        """End the run: the trainer has had enough, as after a number of steps.
+        """End the run, as after a number of steps.
 
         Call it on every rank after the same step, then close; it returns once every rank has.
         Producers that wait in `push`, or push later, get RunFinished, and the dispatcher ends with
@@ -356,8 +354,8 @@ class MicroBatchStream(Closing):
     def state_dict(self) -> dict[str, int | str]:
         """What a checkpoint of the trainer has to hold of this stream; the same on every rank.
 
-        It counts the steps that this rank has said it committed, not those prefetched, so take it
-        at the same place of every rank's loop. It releases nothing: see `checkpoint_saved`.
+        It counts the steps that this rank committed, not those prefetched, so take it at the same
+        place of every rank's loop. It releases nothing: see `checkpoint_saved`.
         """
         return state_of(self._client.run_id, self._client.position)
 
@@ -426,14 +424,14 @@ class MicroBatchStream(Closing):
 
 
 def _training(losses: Mapping[str, str], **options: object) -> dict[str, str]:
-    """What shapes gradients, as the DP ranks have to agree on it: options that are given, in words.
+    """The given options that shape gradients, as text: DP ranks have to agree on them.
 
-    Of a long one what tells it from others.
+    A long one is cut, with a checksum.
     """
-    said = {name: str(value) for name, value in options.items() if value is not None}
-    said |= {f"losses[{name!r}]": word for name, word in losses.items()}
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    given |= {f"losses[{name!r}]": word for name, word in losses.items()}
     most = m.MAX_TRAINING_VALUE
     return {
         name: words if len(words) <= most else f"{words[:200]}... ({crc32(words.encode()):08x})"
-        for name, words in said.items()
+        for name, words in given.items()
     }

@@ -1,8 +1,8 @@
-"""Where a process stands among those of a trainer, and how all of them join a dispatcher together.
+"""The place of a process among those of a trainer, and how all of them join a dispatcher together.
 
-All that one process can be refused for by itself it is refused for before it joins, and whatever
-the processes make together, they make before anybody connects: then a rank that cannot connect is
-an error in its own constructor, and no other waits for it there.
+A process checks its own arguments before it joins, and the processes make all that they make
+together before one of them connects: then a rank that cannot connect gets an error in its own
+constructor, and no other waits for it there.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ from rollout_workers.process_group import (
     Place,
     check_group,
     find_place,
-    hear_generation,
     initialised,
+    receive_generation,
     share_failure,
     share_generation,
 )
@@ -43,7 +43,7 @@ class Topology:
     """A process among the DP ranks, and in its model replica.
 
     place: among the DP ranks. grad_ranks: ranks whose gradients the trainer averages.
-    replica: with whom it shares its DP rank; None without a mesh.
+    replica: the processes that share its DP rank; None without a mesh.
     process_group: of the DP ranks, where there is no mesh; None for the default one.
     """
 
@@ -54,12 +54,12 @@ class Topology:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process speaks for all: DP rank 0, in its DP leader."""
+        """Whether this process reports and logs for all: DP rank 0, in its DP leader."""
         return self.place.dp_rank == 0 and (self.replica is None or self.replica.leads)
 
     @property
     def dp_ranks(self) -> Sequence[int] | None:
-        """Global ranks of the DP ranks, as this process meets them; None if it may meet others."""
+        """Global ranks of the DP ranks that this process meets; None if it may meet others."""
         if self.replica is not None:
             return self.replica.counterparts
         if self.process_group is not None:
@@ -71,8 +71,8 @@ class Topology:
     ) -> StepClient:
         """This process's client; a collective of all DP ranks.
 
-        generation: None to ask for one for all of them. options: what `RankClient` takes beside.
-        Raises what `RankClient` raises, and in a peer what its DP leader could not join for.
+        generation: None to ask for one for all of them. options: further ones of `RankClient`.
+        Raises what `RankClient` raises, and in a peer the error of its DP leader.
         """
         place = self.place
 
@@ -107,7 +107,7 @@ class Topology:
             )
         check_group(place, group)
         if place.dp_rank != 0:
-            return connect(hear_generation(group))
+            return connect(receive_generation(group))
         try:
             client = connect(None)
         except BaseException as error:
@@ -127,7 +127,7 @@ def find_topology(
     dp_dims: str | Sequence[str] | None,
     grad_mesh: DeviceMesh | None,
 ) -> Topology:
-    """What a stream's options say; see `MicroBatchStream`. Raises ConfigError."""
+    """The topology of a stream's options; see `MicroBatchStream`. Raises ConfigError."""
     _refuse_loader_workers()
     refuse_contradiction(mesh, dp_dims, dp_rank, dp_size, process_group, generation)
     replica = None if mesh is None else place_in(mesh, dp_dims)

@@ -87,7 +87,7 @@ def test_a_step_looks_ahead_at_what_has_come_and_no_further(dispatcher: Scripted
     loop.commit()
 
 
-def test_micro_batches_go_where_the_stream_was_told() -> None:
+def test_micro_batches_go_to_the_device_of_the_stream() -> None:
     assert not delivery_to(None).copies
     assert not delivery_to(torch.device("cpu")).copies
     there = delivery_to(torch.device("meta"))

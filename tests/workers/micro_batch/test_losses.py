@@ -21,8 +21,8 @@ from rollout_workers.micro_batch.loss import (
     WORDS,
     GradReduction,
     LossConfig,
-    StepLosses,
     divisor,
+    loss_scales,
     named_losses,
     normaliser,
 )
@@ -60,7 +60,7 @@ def sample(weights: Sequence[float], group: str | None = None, name: str = "s") 
 
 
 class Dispatched:
-    """Samples as a step of micro-batches; groups are told of where a sample has one."""
+    """Samples as a step of micro-batches; with groups where a sample has one."""
 
     def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
         samples = [one for part in parts for one in part]
@@ -210,9 +210,9 @@ def test_what_a_trainer_cannot_divide_by_is_refused(given_: object) -> None:
         divisor(given_)
 
 
-def test_a_field_that_a_losss_weights_would_hide_is_told() -> None:
+def test_a_field_that_a_losss_weights_would_hide_is_an_error() -> None:
     header = Dispatched([[sample([1.0])]]).header
     taken = m.FieldHeader(name="kl_weights", dtype=DType.FLOAT32)
     header = header.model_copy(update={"fields": [*header.fields, taken]})
     with pytest.raises(ConfigError, match="have a field kl_weights, which is what a micro-batch"):
-        StepLosses(header, config({"kl": "token-mean"}).loss)
+        loss_scales(header, config({"kl": "token-mean"}).loss)

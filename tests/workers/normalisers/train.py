@@ -52,8 +52,8 @@ def main(endpoint: str, directory: Path, cp: int) -> None:
             name: {loss: gradient(trainer, batches, loss, mesh) for loss in NAMES}
             for name, trainer in trainers.items()
         }
-        told = [{"ids": one.sample_ids, "filler": one.is_filler} for one in batches]
-        seen.append({"batches": told, "gradients": gradients})
+        made = [{"ids": one.sample_ids, "filler": one.is_filler} for one in batches]
+        seen.append({"batches": made, "gradients": gradients})
     (directory / f"{dist.get_rank()}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
 
@@ -62,7 +62,7 @@ def main(endpoint: str, directory: Path, cp: int) -> None:
 
 
 def steps(endpoint: str, mesh: DeviceMesh) -> Iterator[list[Batch]]:
-    """Each step's micro-batches, on every CP rank; the DP leader tells its peers."""
+    """Each step's micro-batches, on every CP rank; the DP leader relays them to its peers."""
     with MicroBatchStream(
         endpoint,
         mesh=mesh,

@@ -52,8 +52,8 @@ def test_what_is_not_said_again_is_as_it_was() -> None:
             run_id="run", credits=1, max_payload_bytes=1, heartbeat_interval_s=1.0, max_staleness=2
         )
     )
-    hearing.heard(m.Feedback(policy_version=4, expected_version=6, remaining=8))
-    hearing.heard(m.Pushed(first_seq=0, outcomes=[], staleness=3, remaining=7))
+    hearing.update(m.Feedback(policy_version=4, expected_version=6, remaining=8))
+    hearing.update(m.Pushed(first_seq=0, outcomes=[], staleness=3, remaining=7))
     assert hearing.feedback() == Feedback(4, 6, 2, 3, 7, 0)
     assert hearing.feedback().is_too_stale
     assert [hearing.feedback().expected_staleness(version) for version in (3, 6, 9)] == [3, 0, 0]
@@ -63,7 +63,7 @@ def test_what_is_not_said_again_is_as_it_was() -> None:
 def test_of_dropped_samples_that_nobody_asks_for_the_newest_are_kept() -> None:
     hearing, each = FlowControlState(), 1024
     for at in range(DROPPED_KEPT // each + 1):
-        hearing.heard(m.Dropped(reason="stale", sample_ids=[f"{at}"] * each))
+        hearing.update(m.Dropped(reason="stale", sample_ids=[f"{at}"] * each))
     kept = hearing.take_dropped()
     assert len(kept) == DROPPED_KEPT
     assert kept[0] == DroppedSample("1", None, "stale")

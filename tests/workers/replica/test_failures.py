@@ -18,12 +18,12 @@ from tests.e2e.harness import finish, running
 from tests.support.server import ServeProcess, eventually
 
 RANKS = 4
-Told = list[dict[str, Any]]
+Results = list[dict[str, Any]]
 SCRIPT = str(Path(__file__).parent.parent / "support" / "replica_cases.py")
 OPTIONS: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1, "buffer_capacity": 1000}
 
 
-def told_by(start: str, directory: Path, dead: int | None = None) -> Told:
+def results_of(start: str, directory: Path, dead: int | None = None) -> Results:
     """What each rank wrote down; nothing for one that was killed."""
     token = directory / "token"
     token.write_text("yes" * 6)
@@ -60,16 +60,16 @@ def push(endpoint: str, token: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return told_by("together", tmp_path_factory.mktemp("together"))
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return results_of("together", tmp_path_factory.mktemp("together"))
 
 
-def of(told: Told, case: str) -> list[Any]:
-    return [rank[case] for rank in told]
+def of(results: Results, case: str) -> list[Any]:
+    return [rank[case] for rank in results]
 
 
 @pytest.mark.e2e
-def test_what_contradicts_itself_says_what_to_pass(told: Told) -> None:
+def test_what_contradicts_itself_says_what_to_pass(results: Results) -> None:
     complaints = (
         "leave out dp_rank, dp_size, process_group and generation",
         "pass dp_dims='dp', for instance",
@@ -79,13 +79,13 @@ def test_what_contradicts_itself_says_what_to_pass(told: Told) -> None:
         "not all 2 DP ranks are among them",
         "pass mesh= with the whole mesh and dp_dims='dp', on every rank",
     )
-    for rank in of(told, "contradictions"):
+    for rank in of(results, "contradictions"):
         for (kind, text), complaint in zip(rank, complaints, strict=True):
             assert kind == "ConfigError"
             assert complaint in text
 
 
-#: By case, the ranks that an error is told, of which class it is, and what it says.
+#: By case, the ranks that get an error, its class, and words of it.
 TOLD: dict[str, tuple[tuple[int, ...], str, str]] = {
     "wrong_address": ((0, 1, 2, 3), "ConfigError", "'nowhere' is no address"),
     "wrong_token": ((0, 1, 2, 3), "Unauthorized", "the token is not this dispatcher's"),
@@ -117,26 +117,28 @@ TOLD: dict[str, tuple[tuple[int, ...], str, str]] = {
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("case", TOLD)
-def test_who_would_wait_for_what_went_wrong_is_told_of_it(told: Told, case: str) -> None:
+def test_ranks_that_would_wait_for_a_failed_one_get_its_error(results: Results, case: str) -> None:
     ranks, kind, words = TOLD[case]
     for rank in ranks:
-        assert told[rank][case][0] == kind
-        assert words in told[rank][case][1]
+        assert results[rank][case][0] == kind
+        assert words in results[rank][case][1]
 
 
 @pytest.mark.e2e
-def test_what_another_leader_is_refused_for_is_no_error_of_the_first_replica(told: Told) -> None:
-    assert [told[rank]["second_is_refused"] for rank in (0, 1)] == [None, None]
+def test_what_another_leader_is_refused_for_is_no_error_of_the_first_replica(
+    results: Results,
+) -> None:
+    assert [results[rank]["second_is_refused"] for rank in (0, 1)] == [None, None]
 
 
 @pytest.mark.e2e
-def test_a_pause_of_one_rank_for_longer_than_the_keep_alive_harms_nobody(told: Told) -> None:
-    assert of(told, "pauses") == [[0, 1]] * RANKS
+def test_a_pause_of_one_rank_for_longer_than_the_keep_alive_harms_nobody(results: Results) -> None:
+    assert of(results, "pauses") == [[0, 1]] * RANKS
 
 
 @pytest.mark.e2e
-def test_a_checkpoint_is_loaded_on_every_rank_whoever_is_first(told: Told) -> None:
-    found = of(told, "all_load")
+def test_a_checkpoint_is_loaded_on_every_rank_whoever_is_first(results: Results) -> None:
+    found = of(results, "all_load")
     assert all(rank == found[0] for rank in found)
     assert found[0][1] is True
 
@@ -144,7 +146,7 @@ def test_a_checkpoint_is_loaded_on_every_rank_whoever_is_first(told: Told) -> No
 @pytest.mark.e2e
 @pytest.mark.parametrize(("start", "dead"), [("leader-dies", 0), ("peer-dies", 3)])
 def test_the_others_soon_know_of_a_process_that_died(start: str, dead: int, tmp_path: Path) -> None:
-    for rank, found in enumerate(told_by(start, tmp_path, dead)):
+    for rank, found in enumerate(results_of(start, tmp_path, dead)):
         if rank == dead:
             continue
         (kind, text), seconds = found["dies"]

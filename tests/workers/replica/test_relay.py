@@ -1,4 +1,4 @@
-"""What a DP leader knows of what its peers have been told."""
+"""How many micro-batches a DP leader counts as sent to its peers."""
 
 from collections import deque
 
@@ -10,14 +10,14 @@ PATIENCE = 20.0
 
 
 class Peers(Channel):
-    """A process group of peers that hear everything, without one."""
+    """A process group of peers that receive everything, without one."""
 
     def __init__(self) -> None:
         self.ranks = (0, 1)
-        self.heard: deque[m.Message] = deque()
+        self.received: deque[m.Message] = deque()
 
-    def say(self, message: m.Message, payload: memoryview | None = None) -> None:  # noqa: ARG002
-        self.heard.append(message)
+    def send(self, message: m.Message, payload: memoryview | None = None) -> None:  # noqa: ARG002
+        self.received.append(message)
 
     def agree(self, leaving: int | None = None) -> None:  # noqa: ARG002
         return None
@@ -32,19 +32,19 @@ def part(attempt: int) -> m.MicroBatch:
     )
 
 
-def test_micro_batches_of_an_earlier_attempt_are_not_told_of_the_new_one() -> None:
+def test_micro_batches_of_an_earlier_attempt_do_not_count_for_the_new_one() -> None:
     relay = Relay(Peers())
     with relay.changed:
         relay.put(step(0))
         relay.put(part(0), memoryview(b""))
-        assert relay.changed.wait_for(lambda: relay.told(0) == 1, PATIENCE)
+        assert relay.changed.wait_for(lambda: relay.num_sent(0) == 1, PATIENCE)
         relay.put(part(0), memoryview(b""))  # on its way while the new attempt comes
         relay.put(step(0, attempt=1))
-        assert relay.told(0) == 0
+        assert relay.num_sent(0) == 0
         relay.put(m.Pong())
         assert relay.changed.wait_for(lambda: not relay._outbox, PATIENCE)
-        assert relay.told(0) == 0
+        assert relay.num_sent(0) == 0
         relay.put(part(1), memoryview(b""))
-        assert relay.changed.wait_for(lambda: relay.told(0) == 1, PATIENCE)
+        assert relay.changed.wait_for(lambda: relay.num_sent(0) == 1, PATIENCE)
     relay.end(m.Bye())
     relay.join()

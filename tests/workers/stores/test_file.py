@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rollout_dispatcher.errors import StoreFailed
 from rollout_dispatcher.payload import Reference, StoredObject
-from rollout_workers.stores.file import PART, FileStore, key_of, place
+from rollout_workers.stores.file import PART, ROOT, FileStore, key_of, place
 from rollout_workers.stores.interface import Missing
 from tests.support.payload_stores import PayloadStoreTests
 
@@ -202,13 +202,14 @@ def test_no_key_leads_out_of_the_root(store: FileStore, root: Path, key: str) ->
 def test_every_key_has_a_path_of_its_own(key: str, writing: bool) -> None:
     folder, name = place(key)
     for item in (folder, name):
-        assert item is None or (item and not item.startswith(".") and "/" not in item)
+        assert item == ROOT or (item and not item.startswith(".") and "/" not in item)
+    assert name != ROOT
     assert key_of(folder, name + PART if writing else name) == key
 
 
 @pytest.mark.parametrize("name", [".nfs0001", "a b", "%2e", "%zz", ".hidden" + PART])
 def test_what_is_no_objects_file_has_no_key(name: str) -> None:
-    assert key_of(None, name) is None
+    assert key_of(ROOT, name) is None
 
 
 class TestFiles(PayloadStoreTests):

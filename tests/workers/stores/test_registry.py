@@ -29,7 +29,7 @@ class Full(FileStore):
 
 
 class Slow(FileStore):
-    """A store that lists when it is told, and knows whether it is closed."""
+    """A store that lists when a test lets it, and knows whether it is closed."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -240,6 +240,8 @@ def test_a_third_partys(installed: None) -> None:
         ("wrong://host", "is no PayloadStore"),
     ],
 )
-def test_what_cannot_be_opened_is_told_in_words(installed: None, address: str, why: str) -> None:
+def test_what_cannot_be_opened_raises_with_a_remedy(
+    installed: None, address: str, why: str
+) -> None:
     with pytest.raises(StoreFailed, match=why):
         registry.open_store(address)

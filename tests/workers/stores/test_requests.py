@@ -1,4 +1,4 @@
-"""What the dispatcher asks of a client's stores, and how it is answered."""
+"""The dispatcher's requests to a client's stores, and their answers."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def test_a_store_that_fails_is_an_answer(stores: OpenedStores, what: str) -> Non
     )
 
 
-def test_as_many_keys_are_told_as_a_message_takes(
+def test_as_many_keys_are_sent_as_a_message_takes(
     stores: OpenedStores, store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"p.1/{i}" for i in range(m.MAX_KEYS)]

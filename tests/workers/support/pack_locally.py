@@ -17,7 +17,7 @@ LENGTHS = ([9, 8, 7, 6], [5, 4], [2])
 BUDGET = 10
 
 
-def heard(call: Callable[[], Any]) -> Any:
+def outcome(call: Callable[[], Any]) -> Any:
     """What a call returns, or the class and text of its error."""
     try:
         return call()
@@ -31,17 +31,17 @@ def main() -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([2])]
     own, group = LENGTHS[rank], pairs[rank // 2]
     too_long = own if rank else [11]
-    told = {
-        "all": heard(lambda: pack_local(own, BUDGET)),
-        "pair": heard(lambda: pack_local(own, BUDGET, group=group)),
-        "multiple": heard(lambda: pack_local(own, BUDGET, group=group, multiple=3, minimum=2)),
-        "too long": heard(lambda: pack_local(too_long, BUDGET, group=group)),
-        "wrong": heard(lambda: pack_local(own if rank else ["x"], BUDGET, group=group)),
-        "full": heard(lambda: pack_local(own, BUDGET, fillers=False)),
-        "full pair": heard(lambda: pack_local(own[:2], BUDGET, group=group, fillers=False)),
-        "after": heard(lambda: pack_local(own, BUDGET)),
+    results = {
+        "all": outcome(lambda: pack_local(own, BUDGET)),
+        "pair": outcome(lambda: pack_local(own, BUDGET, group=group)),
+        "multiple": outcome(lambda: pack_local(own, BUDGET, group=group, multiple=3, minimum=2)),
+        "too long": outcome(lambda: pack_local(too_long, BUDGET, group=group)),
+        "wrong": outcome(lambda: pack_local(own if rank else ["x"], BUDGET, group=group)),
+        "full": outcome(lambda: pack_local(own, BUDGET, fillers=False)),
+        "full pair": outcome(lambda: pack_local(own[:2], BUDGET, group=group, fillers=False)),
+        "after": outcome(lambda: pack_local(own, BUDGET)),
     }
-    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(told))
+    (Path(sys.argv[1]) / f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 

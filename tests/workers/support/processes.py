@@ -67,8 +67,8 @@ def fork(child: Callable[[], object], leave: Callable[[int], object] = sys.exit)
             out.write(json.dumps(child()))
         leave(0)
     os.close(writable)
-    with os.fdopen(readable) as said:
-        text = said.read()
+    with os.fdopen(readable) as answers:
+        text = answers.read()
     assert os.wait()[1] == 0
     return json.loads(text)
 
@@ -94,8 +94,8 @@ def forked_rank(endpoint: str) -> object:
         client.statistics,
         client.close,
     ]
-    said = fork(lambda: [attempt(call) for call in calls])
-    return {"child": said, "own": attempt(lambda: train(step))}
+    answers = fork(lambda: [attempt(call) for call in calls])
+    return {"child": answers, "own": attempt(lambda: train(step))}
 
 
 def forked_producer(endpoint: str) -> object:
@@ -107,25 +107,25 @@ def forked_producer(endpoint: str) -> object:
         producer.end_stream,
         producer.close,
     ]
-    said = fork(lambda: [attempt(call) for call in calls])
-    return {"child": said, "own": attempt(lambda: producer.push(FIELDS))}
+    answers = fork(lambda: [attempt(call) for call in calls])
+    return {"child": answers, "own": attempt(lambda: producer.push(FIELDS))}
 
 
 def forked_async_producer(endpoint: str) -> object:
     async def use() -> object:
         async with AsyncRolloutProducer(endpoint) as producer:
             # Not through the parent's loop: that would take its sockets from the epoll they share.
-            said = fork(lambda: asyncio.run(in_child(producer)), leave=os._exit)
-            return {"child": said, "own": await producer.push(FIELDS)}
+            answers = fork(lambda: asyncio.run(in_child(producer)), leave=os._exit)
+            return {"child": answers, "own": await producer.push(FIELDS)}
 
     async def in_child(producer: AsyncRolloutProducer) -> list[object]:
-        said: list[object] = []
+        answers: list[object] = []
         for work in (producer.push(FIELDS), producer.end_stream(), producer.close()):
             try:
-                said.append(await work)
+                answers.append(await work)
             except DispatcherError as error:
-                said.append(f"{type(error).__name__}: {error}")
-        return said
+                answers.append(f"{type(error).__name__}: {error}")
+        return answers
 
     return asyncio.run(use())
 

@@ -1,4 +1,4 @@
-"""What each of four ranks of a mesh does when something goes wrong, and what it is told.
+"""What each of four ranks of a mesh does when something goes wrong, and the error that it gets.
 
     replica_cases.py RANK DIRECTORY START ENDPOINT
 
@@ -43,7 +43,7 @@ def train(stream: MicroBatchStream, steps: int | None = None) -> list[int]:
     return done
 
 
-def said(action: Callable[[], object]) -> object:
+def outcome(action: Callable[[], object]) -> object:
     """What it returns, or the class and text of what it raises."""
     try:
         return action()
@@ -56,7 +56,7 @@ def said(action: Callable[[], object]) -> object:
 
 def wrong_address(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
     """Only the DP leaders know it."""
-    return said(lambda: join(mesh, endpoint if rank % 2 else "nowhere"))
+    return outcome(lambda: join(mesh, endpoint if rank % 2 else "nowhere"))
 
 
 def wrong_token(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path) -> object:
@@ -64,7 +64,7 @@ def wrong_token(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path) -> 
     token = directory / f"token-{rank}"
     token.touch(mode=0o600)
     token.write_text(("no!" if rank == 0 else "yes") * 6)
-    return said(lambda: join(mesh, endpoint, credentials=Credentials(token_file=token)))
+    return outcome(lambda: join(mesh, endpoint, credentials=Credentials(token_file=token)))
 
 
 def second_is_refused(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path) -> object:
@@ -76,16 +76,16 @@ def second_is_refused(mesh: DeviceMesh, endpoint: str, rank: int, directory: Pat
     def made() -> None:
         join(mesh, endpoint, credentials=Credentials(token_file=token)).close()
 
-    return said(made)
+    return outcome(made)
 
 
 def losses_differ(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
-    """A peer averages otherwise than its leader, of which the dispatcher hears nothing."""
+    """A peer averages otherwise than its leader, which the dispatcher cannot know."""
 
     def made() -> None:
         join(mesh, endpoint, loss_normalisation=("token-mean", "sequence-mean")[rank % 2]).close()
 
-    return said(made)
+    return outcome(made)
 
 
 def pauses(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
@@ -103,7 +103,7 @@ def peer_closes(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
     """Rank 1 closes after a step that its leader does not take for the last."""
     with join(mesh, endpoint) as stream:
         train(stream, 1)
-        found = said(lambda: train(stream)) if rank == 0 else None
+        found = outcome(lambda: train(stream)) if rank == 0 else None
         if rank != 1:  # the other replica stays until then
             dist.barrier()
     if rank == 1:
@@ -114,7 +114,7 @@ def peer_closes(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
 def leader_closes(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
     with join(mesh, endpoint) as stream:
         train(stream, 1)
-        return said(lambda: train(stream)) if rank == 1 else None
+        return outcome(lambda: train(stream)) if rank == 1 else None
 
 
 def all_load(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
@@ -135,7 +135,7 @@ def leader_loads(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
             stream.load_state_dict(stream.state_dict())
             time.sleep(1.0)
             return None
-        return said(lambda: train(stream, 1))
+        return outcome(lambda: train(stream, 1))
 
 
 def peer_loads(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
@@ -144,7 +144,7 @@ def peer_loads(mesh: DeviceMesh, endpoint: str, rank: int, _: Path) -> object:
             train(stream, 1)
             time.sleep(0.5)
             return None
-        return said(lambda: stream.load_state_dict(stream.state_dict()))
+        return outcome(lambda: stream.load_state_dict(stream.state_dict()))
 
 
 def contradictions(mesh: DeviceMesh, endpoint: str, _rank: int, _: Path) -> object:
@@ -157,7 +157,7 @@ def contradictions(mesh: DeviceMesh, endpoint: str, _rank: int, _: Path) -> obje
         {"mesh": mesh, "dp_dims": "dp", "grad_mesh": mesh["tp"]},
         {},
     ]
-    return [said(lambda given=given: MicroBatchStream(endpoint, **given)) for given in options]  # type: ignore[misc]
+    return [outcome(lambda given=given: MicroBatchStream(endpoint, **given)) for given in options]  # type: ignore[misc]
 
 
 def dispatcher_goes(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path) -> object:
@@ -165,7 +165,7 @@ def dispatcher_goes(mesh: DeviceMesh, endpoint: str, rank: int, directory: Path)
     with join(mesh, endpoint) as stream:
         train(stream, 1)
         (directory / f"ready-{rank}").touch()
-        return said(lambda: train(stream))
+        return outcome(lambda: train(stream))
 
 
 TOGETHER: tuple[Case, ...] = (
@@ -185,7 +185,7 @@ def dies(victim: int) -> Case:
         if rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         began = time.monotonic()
-        found = said(lambda: train(stream))
+        found = outcome(lambda: train(stream))
         return [found, time.monotonic() - began]
 
     return case

@@ -2,7 +2,7 @@
 
     train_mesh.py ENDPOINT DIRECTORY
 
-Writes DIRECTORY/RANK.json: what the rank was told, and the token ids that it trained on.
+Writes DIRECTORY/RANK.json: the errors of the rank, and the token ids that it trained on.
 """
 
 import json

@@ -93,7 +93,7 @@ def shard(net: Net) -> None:
 
 
 def wrapped(kind: str, net: Net) -> tuple[nn.Module, Callable[[bool], AbstractContextManager[Any]]]:
-    """The model, and what a micro-batch is computed in, told whether it is the last."""
+    """The model, and what a micro-batch is computed in, by whether it is the last."""
     if kind == "ddp":
         model = DistributedDataParallel(net)
         return model, lambda last: nullcontext() if last else model.no_sync()

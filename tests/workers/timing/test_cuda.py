@@ -67,52 +67,52 @@ def spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
 
-def timing(told: list[StepTimes], device: str | None = "cuda", dp_size: int = 1) -> Timing:
+def timing(reports: list[StepTimes], device: str | None = "cuda", dp_size: int = 1) -> Timing:
     where = None if device is None else torch.device(device)
-    return Timing(told.append, dp_size=dp_size, dp_ranks=None, device=where, says_why=False)
+    return Timing(reports.append, dp_size=dp_size, dp_ranks=None, device=where, logs_why=False)
 
 
 def test_a_micro_batch_takes_what_the_gpu_takes_and_the_host_waits_for_none(cycles: int) -> None:
-    told: list[StepTimes] = []
-    timed = timing(told)
+    reports: list[StepTimes] = []
+    timed = timing(reports)
     with no_waiting():
         began = time.perf_counter()
         timed.finish(computed(timed, 0, 3, lambda index: spin(cycles * (index + 1))))
         assert time.perf_counter() - began < WORK_S
-        assert told == []  # the GPU has not come to it
+        assert reports == []  # the GPU has not come to it
     torch.cuda.synchronize()
     timed.flush()
-    (times,) = told
+    (times,) = reports
     assert times.busy_s == pytest.approx([WORK_S, 2 * WORK_S, 3 * WORK_S], rel=0.05)
     assert times.collective_s == [0.0, 0.0, 0.0]
 
 
-def test_a_stream_that_was_not_told_of_the_gpu_that_is_used_times_it(cycles: int) -> None:
-    told: list[StepTimes] = []
+def test_a_stream_without_a_device_times_the_gpu_that_is_used(cycles: int) -> None:
+    reports: list[StepTimes] = []
     assert isinstance(clock_for(None), CudaClock)
-    timed = timing(told, device=None)
+    timed = timing(reports, device=None)
     timed.finish(computed(timed, 0, 1, lambda _: spin(cycles)))
     torch.cuda.synchronize()
     timed.flush()
-    assert told[0].busy_s == pytest.approx([WORK_S], rel=0.05)
+    assert reports[0].busy_s == pytest.approx([WORK_S], rel=0.05)
 
 
-def test_a_step_is_told_after_a_later_one(cycles: int) -> None:
-    told: list[StepTimes] = []
-    timed = timing(told)
+def test_a_step_is_reported_after_a_later_one(cycles: int) -> None:
+    reports: list[StepTimes] = []
+    timed = timing(reports)
     for step in range(20):
         timed.finish(computed(timed, step, 2, lambda _: spin(cycles // 10)))
         if step % 4 == 3:
             torch.cuda.synchronize()
     timed.flush()
-    assert [times.step for times in told] == list(range(20))
+    assert [times.step for times in reports] == list(range(20))
 
 
 @pytest.mark.usefixtures("alone")
 def test_ddp_on_nccl_is_timed_without_waiting_for_the_gpu(cycles: int) -> None:
     model = DistributedDataParallel(Spins(cycles // 3).cuda())
-    told: list[StepTimes] = []
-    timed = timing(told)
+    reports: list[StepTimes] = []
+    timed = timing(reports)
     timed.measure([model])
     inputs = torch.randn(4, 64, device="cuda", requires_grad=True)
     for _ in range(2):  # the second backward pass makes the buckets anew
@@ -123,13 +123,13 @@ def test_ddp_on_nccl_is_timed_without_waiting_for_the_gpu(cycles: int) -> None:
         timed.finish(timer)
     torch.cuda.synchronize()
     timed.flush()
-    (times,) = told
+    (times,) = reports
     assert times.busy_s == pytest.approx([WORK_S, WORK_S], rel=0.15)
     assert times.collective_s is not None
     assert all(0 < seconds < WORK_S / 10 for seconds in times.collective_s)
 
 
-def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
+def test_fsdp2_reports_the_waits_of_its_stream_for_parameters(cycles: int) -> None:
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp.FSDPModule, "set_custom_all_gather"):
@@ -139,8 +139,8 @@ def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
         model: Any = Spins(cycles // 6).cuda()
         fsdp.fully_shard(model)
         model.set_custom_all_gather(Slow(cycles))
-        told: list[StepTimes] = []
-        timed = timing(told, dp_size=2)
+        reports: list[StepTimes] = []
+        timed = timing(reports, dp_size=2)
         inputs = torch.randn(4, 64, device="cuda", requires_grad=True)
         model(inputs).sum().backward()
         with no_waiting():
@@ -149,7 +149,7 @@ def test_fsdp2_tells_what_its_stream_waits_for_parameters(cycles: int) -> None:
         timed.flush()
     finally:
         dist.destroy_process_group()
-    (times,) = told
+    (times,) = reports
     assert times.why == ""
     assert times.collective_s is not None
     # The outermost module's parameters stay for the backward pass: one all-gather a micro-batch.

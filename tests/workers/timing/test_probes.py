@@ -1,4 +1,4 @@
-"""Probes hear what models wait for: with a trainer's own hook, compiled, copied; in one process.
+"""Probes report where models wait: with a trainer's own hook, compiled, copied; in one process.
 
 A slow collective is one of the test's own: DDP's communication hook, and FSDP2's all-gather.
 """
@@ -72,9 +72,9 @@ def measured(model: Callable[..., Tensor], named: nn.Module | None = None) -> St
 
     named: what the trainer names; without it models are found, of two DP ranks.
     """
-    told: list[StepTimes] = []
+    reports: list[StepTimes] = []
     ranks = 2 if named is None else 1
-    timing = Timing(told.append, dp_size=ranks, dp_ranks=None, device=None, says_why=False)
+    timing = Timing(reports.append, dp_size=ranks, dp_ranks=None, device=None, logs_why=False)
     if named is not None:
         timing.measure(named.modules())
 
@@ -85,10 +85,10 @@ def measured(model: Callable[..., Tensor], named: nn.Module | None = None) -> St
 
     for step in range(2):
         timing.finish(computed(timing, step, 2, work))
-    return told[-1]
+    return reports[-1]
 
 
-def assert_waits_are_told(times: StepTimes) -> None:
+def assert_waits_are_known(times: StepTimes) -> None:
     assert times.why == ""
     assert times.collective_s is not None
     for busy, blocked in zip(times.busy_s, times.collective_s, strict=True):
@@ -99,14 +99,14 @@ def assert_waits_are_told(times: StepTimes) -> None:
 @pytest.mark.usefixtures("alone")
 def test_ddp_waits_for_what_the_trainers_own_communication_hook_returns() -> None:
     model = ddp()
-    assert_waits_are_told(measured(model, nn.ModuleDict({"actor": model})))
+    assert_waits_are_known(measured(model, nn.ModuleDict({"actor": model})))
 
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_ddp_model_tells_as_much() -> None:
+def test_a_compiled_ddp_model_has_the_same_waits() -> None:
     model = ddp()
-    assert_waits_are_told(measured(torch.compile(model, backend="eager"), model))
+    assert_waits_are_known(measured(torch.compile(model, backend="eager"), model))
 
 
 @pytest.mark.usefixtures("alone")
@@ -116,7 +116,7 @@ def test_a_model_with_probes_is_copied_and_saved_as_before() -> None:
     torch.save(model, io.BytesIO())
     copied = copy.deepcopy(model)
     copied.register_comm_hook(None, slowly)
-    assert_waits_are_told(measured(copied, copied))
+    assert_waits_are_known(measured(copied, copied))
 
 
 def test_fsdp2_waits_for_parameters() -> None:
@@ -129,7 +129,7 @@ def test_fsdp2_waits_for_parameters() -> None:
         model: Any = nn.Sequential(nn.Linear(8, 8))
         fsdp.fully_shard(model, mesh=mesh)
         model.set_custom_all_gather(SlowAllGather())
-        assert_waits_are_told(measured(model))
+        assert_waits_are_known(measured(model))
 
 
 class SlowAllGather:

@@ -50,7 +50,7 @@ def computed(clock: Clock, timer: StepTimer, *seconds: float, backward: bool = T
         clock.now += 100
 
 
-def told(timer: StepTimer) -> dict[str, StepTimes]:
+def reported(timer: StepTimer) -> dict[str, StepTimes]:
     timer.finish()
     times = timer.times()
     assert times is not None
@@ -70,7 +70,7 @@ def test_micro_batches_that_were_asked_for_at_once_are_timed_one_by_one_where_th
                 clock.now += 1
         clock.now += 50
     timer.finish()
-    (found,) = told(timer).values()
+    (found,) = reported(timer).values()
     assert (found.cost_key, found.busy_s, found.collective_s) == ("update", [3, 5], [1, 1])
     with pytest.raises(ConfigError, match="step 7 has 2 micro-batches, and no 2"):
         timer.timer("update", 2).__enter__()
@@ -79,7 +79,7 @@ def test_micro_batches_that_were_asked_for_at_once_are_timed_one_by_one_where_th
 def test_a_micro_batch_lasts_until_the_next_is_asked_for(clock: Clock) -> None:
     timer = timer_on(clock)
     computed(clock, timer, 3, 5)
-    assert told(timer) == {
+    assert reported(timer) == {
         "update": StepTimes(step=7, cost_key="update", busy_s=[3, 5], collective_s=[0, 0])
     }
 
@@ -89,7 +89,7 @@ def test_epochs_are_added_up_and_a_pass_without_backward_is_another(clock: Clock
     computed(clock, timer, 1, 2, backward=False)
     computed(clock, timer, 3, 5)
     computed(clock, timer, 3, 6)
-    times = told(timer)
+    times = reported(timer)
     assert times[FORWARD].busy_s == [1, 2]
     assert times["update"].busy_s == [6, 11]
 
@@ -97,7 +97,7 @@ def test_epochs_are_added_up_and_a_pass_without_backward_is_another(clock: Clock
 def test_where_no_backward_is_seen_at_all_it_is_the_update(clock: Clock) -> None:
     timer = timer_on(clock)
     computed(clock, timer, 1, 2, backward=False)
-    assert list(told(timer)) == ["update"]
+    assert list(reported(timer)) == ["update"]
 
 
 def test_an_optimizer_in_the_body_of_the_loop_is_no_part_of_the_last_micro_batch(
@@ -112,7 +112,7 @@ def test_an_optimizer_in_the_body_of_the_loop_is_no_part_of_the_last_micro_batch
         with timer.waiting():
             clock.now += 4
         timer.asked(index)
-    times = told(timer)["update"]
+    times = reported(timer)["update"]
     assert times.busy_s == [9, 3]
     assert times.collective_s == [4, 0]
 
@@ -123,7 +123,7 @@ def test_a_loop_that_never_asks_again_ends_with_its_last_backward_pass(clock: Cl
     clock.now += 3
     timer.saw_backward()
     clock.now += 50
-    assert told(timer)["update"].busy_s == [3]
+    assert reported(timer)["update"].busy_s == [3]
 
 
 def test_waits_in_waits_count_once(clock: Clock) -> None:
@@ -137,7 +137,7 @@ def test_waits_in_waits_count_once(clock: Clock) -> None:
     timer.unblock()
     clock.now += 8
     timer.asked(0)
-    times = told(timer)["update"]
+    times = reported(timer)["update"]
     assert (times.busy_s, times.collective_s) == ([15], [6])
 
 
@@ -156,7 +156,7 @@ def test_a_wait_that_an_error_left_open_does_not_reach_into_the_next_micro_batch
     clock.now += 1
     timer.unblock()
     timer.asked(1)
-    assert told(timer)["update"].collective_s == [0, 1]
+    assert reported(timer)["update"].collective_s == [0, 1]
 
 
 def test_a_timer_round_an_iteration_names_its_pass(clock: Clock) -> None:
@@ -166,7 +166,7 @@ def test_a_timer_round_an_iteration_names_its_pass(clock: Clock) -> None:
         computed(clock, timer, 1, 2, backward=False)
         clock.now -= 100
     computed(clock, timer, 3, 5)
-    times = told(timer)
+    times = reported(timer)
     assert times["log-prob"].busy_s == [1, 2]
     assert times["update"].busy_s == [3, 5]
 
@@ -181,7 +181,7 @@ def test_in_a_micro_batch_only_what_is_timed_counts(clock: Clock) -> None:
                 clock.now += took
             clock.now += 50
         timer.asked(index)
-    times = told(timer)
+    times = reported(timer)
     assert {key: one.busy_s for key, one in times.items()} == {"critic": [2, 2], "update": [2, 2]}
 
 
@@ -191,19 +191,19 @@ def test_a_key_that_is_no_name_is_refused_where_it_is_given(key: str, clock: Clo
         pass
 
 
-def test_what_is_computed_for_a_list_is_told_of_the_first(clock: Clock) -> None:
+def test_what_is_computed_for_a_list_counts_for_the_first(clock: Clock) -> None:
     timer = timer_on(clock, 3)
     computed(clock, timer, 0, 0, 0, backward=False)
     with timer.timer("update"):
         clock.now += 6
         with timer.waiting():
             clock.now += 1
-    times = told(timer)["update"]
+    times = reported(timer)["update"]
     assert (times.busy_s, times.collective_s) == ([7, 0, 0], [1, 0, 0])
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_micro_batches_that_are_computed_after_they_are_asked_for_are_said(
+def test_micro_batches_that_are_computed_after_they_are_asked_for_have_a_reason(
     count: int, clock: Clock
 ) -> None:
     timer = timer_on(clock, count)
@@ -211,7 +211,7 @@ def test_micro_batches_that_are_computed_after_they_are_asked_for_are_said(
     for _ in range(count):
         clock.now += 2
         timer.saw_backward()
-    times = told(timer)["update"]
+    times = reported(timer)["update"]
     assert (times.collective_s, times.why) == (None, AHEAD)
     assert not any(times.busy_s)
 
@@ -237,10 +237,10 @@ def test_what_is_done_between_the_last_backward_pass_and_the_commit_may_take_lon
     assert (times[0].busy_s, times[0].collective_s, times[0].why) == ([3, 5], [0, 0], "")
 
 
-def test_what_cannot_be_told_apart_is_said_unless_the_trainer_tells_its_waits(clock: Clock) -> None:
+def test_unknown_waits_have_a_reason_unless_the_trainer_names_its_waits(clock: Clock) -> None:
     timer = timer_on(clock, cannot="nobody looks")
     computed(clock, timer, 3, 5)
-    times = told(timer)["update"]
+    times = reported(timer)["update"]
     assert (times.busy_s, times.collective_s, times.why) == ([3, 5], None, "nobody looks")
 
     timer = timer_on(clock, cannot="nobody looks")
@@ -249,7 +249,7 @@ def test_what_cannot_be_told_apart_is_said_unless_the_trainer_tells_its_waits(cl
         clock.now += 3
     timer.asked(0)
     computed(clock, timer, 3, 5)
-    assert told(timer)["update"].why == ""
+    assert reported(timer)["update"].why == ""
 
 
 class Group:
@@ -261,7 +261,7 @@ class Group:
         return self.count
 
 
-def test_collectives_in_micro_batches_that_nobody_times_are_said(clock: Clock) -> None:
+def test_collectives_in_micro_batches_that_nobody_times_are_named(clock: Clock) -> None:
     group = Group()
     timer = timer_on(clock)
     timer._collectives.groups = [group]  # type: ignore[list-item]
@@ -274,7 +274,7 @@ def test_collectives_in_micro_batches_that_nobody_times_are_said(clock: Clock) -
                     group.count += 1
             group.count += key == "nobody waits"
         group.count += 1
-    times = told(timer)
+    times = reported(timer)
     for key in ("nobody waits", "before a wait"):
         assert "collectives of default_pg in micro-batches are not timed" in times[key].why
         assert times[key].collective_s is None
@@ -290,12 +290,12 @@ def test_what_is_captured_into_a_graph_has_no_times(clock: Clock) -> None:
     clock.captures = False
     clock.now += 3
     timer.asked(0)
-    times = told(timer)["update"]
+    times = reported(timer)["update"]
     assert (times.collective_s, times.why) == (None, GAPS)
     assert not any(times.busy_s)
 
 
-def test_nothing_is_told_before_what_is_computed_has_come_to_it(clock: Clock) -> None:
+def test_nothing_is_reported_before_the_clock_has_come_to_it(clock: Clock) -> None:
     clock.behind = 200
     timer = timer_on(clock, 1)
     computed(clock, timer, 3)
@@ -313,16 +313,16 @@ def _nobody_listens_afterwards() -> Iterator[None]:
     probes.listen(None)
 
 
-def heard_by() -> object:
+def listener() -> object:
     return probes.listener
 
 
-def test_probes_are_heard_from_the_first_micro_batch_to_the_commit(clock: Clock) -> None:
+def test_probes_report_from_the_first_micro_batch_to_the_commit(clock: Clock) -> None:
     timer = timer_on(clock, 1)
-    assert heard_by() is None
+    assert listener() is None
     timer.hand_out(0)
-    assert heard_by() is timer
+    assert listener() is timer
     clock.now += 1
     timer.asked(0)
     timer.finish()
-    assert heard_by() is None
+    assert listener() is None

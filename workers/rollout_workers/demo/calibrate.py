@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from rollout_workers.demo.model import SHAPE, Transformer, token_losses
+from rollout_workers.demo.model import Transformer, token_losses
 
 LENGTHS = (64, 256, 512, 1024, 2048, 4096, 6144)
 REPEATS = 3
@@ -20,7 +20,7 @@ REPEATS = 3
 def main() -> None:
     """Measure and print."""
     torch.set_num_threads(1)
-    model = Transformer(SHAPE)
+    model = Transformer()
     _train_on(model, max(LENGTHS))  # the first pass allocates
     began, cpu_began = time.perf_counter(), time.thread_time()
     seconds = [min(_train_on(model, tokens) for _ in range(REPEATS)) for tokens in LENGTHS]

@@ -4,9 +4,9 @@ The token after t is PERMUTATION[t], except that one in `NOISE` is drawn at rand
 has learnt the permutation is left with the loss of the noise. Sample `index` is the same tokens
 wherever and whenever it is made.
 
-A process of the demo ends when the process that started it is gone, however that ended: that holds
-the other end of standard input, which children inherit through any launcher in between: when it
-closes, by intent or because the starter was killed, every child leaves.
+A process of the demo ends when the process that started it is gone. The starter holds the other end
+of standard input, which children inherit through any launcher in between: when that closes, by
+intent or because the starter was killed, every child leaves.
 """
 
 import os

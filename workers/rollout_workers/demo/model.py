@@ -3,11 +3,11 @@
 Attention runs sample by sample inside a packed micro-batch, so no sample sees another and a
 sample of s tokens costs a*s^2 + b*s.
 
-`Meter` measures what a DP rank does with its time: compute, wait for other ranks, reduce, wait for
-data. The wait is measured where it happens: DDP calls `before_reduce` when this rank's gradients
-are complete, just before it reduces them; there the rank waits at a barrier, so that the time until
-the last rank arrives is not mistaken for communication. The model's gradients must fit one bucket,
-as then that moment is the end of the rank's own backward pass.
+`Meter` measures a DP rank's time by use: compute, wait for other ranks, reduce, wait for data. DDP
+calls `before_reduce` when this rank's gradients are complete, just before it reduces them; there
+the rank waits at a barrier, so that the wait for the last rank does not count as communication. The
+model's gradients must fit one bucket, as then that moment is the end of the rank's own backward
+pass.
 """
 
 import contextlib
@@ -27,31 +27,20 @@ from torch.nn.functional import cross_entropy, gelu, pad, scaled_dot_product_att
 
 from rollout_workers.demo.data import VOCABULARY
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of the model."""
-
-    vocabulary: int = VOCABULARY
-    width: int = 64
-    layers: int = 2
-    heads: int = 2
-
-
-#: Small enough for two cores, and its samples large enough to dwarf what a step costs by itself.
-SHAPE = Shape()
+#: Small enough for two cores; samples are long enough to dwarf the fixed cost of a step.
+WIDTH, LAYERS, HEADS = 64, 2, 2
 
 
 class Transformer(nn.Module):
     """Token ids in, logits of the next token out."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
-        self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
-        frequencies = 10_000.0 ** -torch.linspace(0, 1, shape.width // 2)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(_Block() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        frequencies = 10_000.0 ** -torch.linspace(0, 1, WIDTH // 2)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, bounds: list[int]) -> Tensor:
@@ -65,16 +54,14 @@ class Transformer(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        width = shape.width
-        self.heads = shape.heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
+        self.attention_norm = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.mlp_norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
+        self.down = nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, hidden: Tensor, bounds: list[int]) -> Tensor:
         hidden = hidden + self.out(self._attend(self.qkv(self.attention_norm(hidden)), bounds))
@@ -84,7 +71,7 @@ class _Block(nn.Module):
     def _attend(self, qkv: Tensor, bounds: list[int]) -> Tensor:
         """Causal attention inside each sample, float[tokens, 3*width] -> [tokens, width]."""
         tokens = qkv.shape[0]
-        query, key, value = qkv.view(tokens, 3, self.heads, -1).permute(1, 2, 0, 3).unbind()
+        query, key, value = qkv.view(tokens, 3, HEADS, -1).permute(1, 2, 0, 3).unbind()
         attended = [
             scaled_dot_product_attention(
                 query[None, :, start:stop], key[None, :, start:stop], value[None, :, start:stop],
@@ -98,8 +85,8 @@ class _Block(nn.Module):
 def token_losses(logits: Tensor, input_ids: Tensor) -> Tensor:
     """Loss of each token given those before it, float[tokens].
 
-    The first token of a sample is predicted from the sample before it, which means nothing: its
-    loss mask is zero.
+    The loss of a sample's first token, which is predicted from the sample before it, means nothing:
+    its loss mask is zero.
     """
     losses = cross_entropy(logits[:-1], input_ids[1:], reduction="none")
     return pad(losses, (1, 0))

@@ -4,8 +4,8 @@
         --stream FOLDER ENDPOINT HTTP ...
 
 Runs take turns, a step each, so that whatever else the machine does slows all of them alike. Every
-rank writes a line of measurements a step into the run's folder; rank 0 also tells its standard
-output, for the progress line, and saves the dispatcher's metrics before it leaves.
+rank writes a line of measurements a step into the run's folder; rank 0 also prints a line, for the
+progress line, and saves the dispatcher's metrics before it leaves.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers import MicroBatch, MicroBatchStream
 from rollout_workers.demo.data import leave_with_starter
-from rollout_workers.demo.model import SHAPE, Meter, Transformer, token_losses
+from rollout_workers.demo.model import Meter, Transformer, token_losses
 
 LEARNING_RATE = 2e-3
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def take_turns(runs: Sequence["Run"]) -> None:
-    """A step of each run a round; who begins moves on, so that nobody is always first."""
+    """A step of each run a round; each round begins with another run."""
     left, first = list(runs), 0
     while left:
         for run in left[first % len(left) :] + left[: first % len(left)]:
@@ -116,7 +116,7 @@ class Run:
 def build_model(meter: Meter, seed: int) -> DistributedDataParallel:
     """The model under DDP, its gradients in one bucket as the meter needs it, warmed up."""
     torch.manual_seed(seed)
-    model = DistributedDataParallel(Transformer(SHAPE), bucket_cap_mb=1024)
+    model = DistributedDataParallel(Transformer(), bucket_cap_mb=1024)
     model.register_comm_hook(meter, Meter.before_reduce)
     for _ in range(2):  # the first pass allocates, the second rebuilds DDP's buckets
         ids = torch.zeros(256, dtype=torch.long)

@@ -5,9 +5,9 @@
     trainer = StreamTrainer(model, arguments, train_dataset=steps_for_trainer(stream))
 
 The Trainer keeps its own loss, its own normalisation (`num_items_in_batch` over all micro-batches
-and ranks), its logging and its checkpoints. What the dispatcher has done is not done again: without
-a `DataLoader` there is nothing for `accelerate` to shard or to dispatch, and as many micro-batches
-are accumulated as the step has, which differs from step to step. `gradient_accumulation_steps`
+and ranks), its logging and its checkpoints. There is no `DataLoader`, so `accelerate` shards and
+dispatches nothing: the dispatcher has done that. The Trainer accumulates as many micro-batches as
+the step has, which differs from step to step. `gradient_accumulation_steps`
 stays 1; `max_steps` is a bound, as a stream has no length.
 """
 
@@ -40,7 +40,7 @@ def refuse_accumulation(args: Any) -> None:
 
 
 class WholeSteps:
-    """What makes a `Trainer` train on whole steps, to be inherited from in front of it.
+    """Mixin in front of `Trainer` that makes it train on whole steps.
 
     train_dataset: as `steps_for_trainer` makes it, or any other iterable of lists of micro-batches.
     """
@@ -69,7 +69,7 @@ class WholeSteps:
         return steps, self._items_in(steps[0], device) if steps else None
 
     def _steps(self) -> Any:
-        """What hands out steps."""
+        """The iterable of steps."""
         return self.train_dataset
 
     def _items_in(self, micro_batches: Any, device: Any) -> Any:

@@ -34,7 +34,7 @@ def steps_for_grpo(stream: MicroBatchStream) -> StreamDataset:
 
 
 class GRPOSteps(WholeSteps):
-    """What makes an `AsyncGRPOTrainer` train on whole steps, to be inherited from in front of it.
+    """Mixin in front of `AsyncGRPOTrainer` that makes it train on whole steps.
 
     rollouts: set before `train()`, as `steps_for_grpo` makes it.
     """
@@ -53,7 +53,7 @@ class GRPOSteps(WholeSteps):
         return self.rollouts
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """One step; the dispatcher is told which version of the policy asks for it."""
+        """One step; reports the policy version that trains it to the dispatcher."""
         stream = self.rollouts.stream
         stream.set_policy_version(self.model_version)
         before = stream.statistics().step_wait_s
@@ -62,7 +62,7 @@ class GRPOSteps(WholeSteps):
         return found
 
     def _items_in(self, micro_batches: Any, device: Any) -> None:
-        """Rows say themselves what their loss is divided by."""
+        """None: rows have the divisor of their loss."""
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: None) -> Tensor:
         """Accumulate over a step's rows."""
@@ -71,7 +71,7 @@ class GRPOSteps(WholeSteps):
 
 
 def row(micro_batch: MicroBatch, step: Step) -> dict[str, Tensor]:
-    """What TRL's collator makes for one rank; its counts are shares of the step's."""
+    """A row as TRL's collator makes it for one rank; its counts are shares of the step's."""
     tree = packing.TreeRow()
     for sample in samples_of(micro_batch):
         tree.add(sample)

@@ -11,12 +11,13 @@ that token comes with the row, in `next_NAME` beside NAME.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.nn.functional import all_gather, all_reduce
 
 from rollout_dispatcher.errors import ConfigError, ProtocolError
 from rollout_dispatcher.protocol import messages as m
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ContextBlock(NamedTuple):
-    """Who trains a micro-batch together: so many ranks, this one's place, and their group."""
+    """The ranks that train a micro-batch together: their number, this one's place, their group."""
 
     size: int = 1
     rank: int = 0
@@ -103,15 +104,15 @@ def make_blocks(
     return Blocks(groups, slicing)
 
 
-# -- what a micro-batch has of it ------------------------------------------------------------------
+# -- for collating ---------------------------------------------------------------------------------
 
 
 def widened(
     per_token: Tensors, header: m.MicroBatch, block: ContextBlock, multiple: int
 ) -> Tensors:
-    """The same with rows of zeros for the tokens that this rank was not sent.
+    """The same with rows of zeros for the tokens that this rank does not have.
 
-    Raises ProtocolError where it was sent others than it needs for its pieces.
+    Raises ProtocolError where it has other tokens than those of its pieces.
     """
     if header.ranges is None:
         return per_token
@@ -137,7 +138,7 @@ def widened(
 
 
 def with_next(per_token: Tensors, tokens: Sequence[int]) -> Tensors:
-    """The same with `next_NAME` beside each NAME, of what a row predicts; 0 at a sample's last.
+    """The same with `next_NAME` beside each NAME, of the token that a row predicts; the last has 0.
 
     Raises ConfigError where a sample has a field of such a name itself.
     """
@@ -190,7 +191,7 @@ def tokens_in(whole: Placement, block: ContextBlock) -> int:
     return int(real[block.rows_of(whole.bounds, block.rank)].sum())
 
 
-# -- what a training loop needs of it --------------------------------------------------------------
+# -- for training loops ----------------------------------------------------------------------------
 
 
 def gather_block(values: Tensor, micro_batch: "MicroBatch") -> Tensor:
@@ -205,8 +206,8 @@ def gather_block(values: Tensor, micro_batch: "MicroBatch") -> Tensor:
         return values
     whole = [bound * block.size for bound in micro_batch.placement.bounds]
     order = torch.from_numpy(block.order(whole)).to(values.device)
-    found: Tensor = _Gathered.apply(values, block, order)  # type: ignore[no-untyped-call]
-    return found
+    together = torch.cat(all_gather(values, block.group))  # type: ignore[no-untyped-call]
+    return torch.empty_like(together).index_copy(0, order, together)
 
 
 def rows_in_block(micro_batch: "MicroBatch") -> Tensor:
@@ -218,50 +219,17 @@ def rows_in_block(micro_batch: "MicroBatch") -> Tensor:
 
 
 def block_sum(values: Tensor, micro_batch: "MicroBatch") -> Tensor:
-    """Sums over whole samples, [n, ...], of what each row has, [rows, ...]; padding too.
+    """Sums over whole samples, [n, ...], of the values of each row, [rows, ...]; padding too.
 
-    For what is known of a whole sample alone, such as GSPO's ratio. A collective of the block, and
-    in the backward pass again, in which every rank of it has to take part: a loss that counts once
-    a sample is multiplied by `owns_samples`, and left out by no rank.
+    For values of a whole sample, such as GSPO's ratio. A collective of the block, and in the
+    backward pass again, in which every rank of it has to take part: multiply a loss that counts
+    once a sample by `owns_samples`, and leave it out on no rank.
     """
     bounds, n = micro_batch.placement.bounds, micro_batch.num_samples
     sizes = torch.tensor([end - start for start, end in pairwise(bounds)], device=values.device)
     segment = torch.repeat_interleave(torch.arange(len(sizes), device=values.device), sizes)
     sums = values.new_zeros((len(sizes), *values.shape[1:])).index_add(0, segment, values)[:n]
     block = micro_batch.block
-    if block.size == 1:
-        return sums
-    found: Tensor = _Summed.apply(sums, block)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, block: ContextBlock, order: Tensor) -> Tensor:
-        parts = [torch.empty_like(values) for _ in range(block.size)]
-        dist.all_gather(parts, values.contiguous(), group=block.group)
-        ctx.block, ctx.order = block, order
-        together = torch.cat(parts)
-        return torch.empty_like(together).index_copy_(0, order, together)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        found = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, group=ctx.block.group)
-        own = ctx.order.chunk(ctx.block.size)[ctx.block.rank]
-        return found.index_select(0, own), None, None
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, sums: Tensor, block: ContextBlock) -> Tensor:
-        ctx.block = block
-        found = sums.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, group=block.group)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        found = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(found, group=ctx.block.group)
-        return found, None
+    if block.size > 1:
+        sums = all_reduce(sums, group=block.group)  # type: ignore[no-untyped-call]
+    return sums

@@ -1,12 +1,13 @@
 """A received micro-batch becomes tensors: views of its payload, or copies, in the layout asked for.
 
-No tensor looks at bytes that are handed out again: a micro-batch belongs to whom it is handed to,
-who may write into it, by whatever view or array (`labels = input_ids; labels[...] = -100`), and
-finds what was received in the next iteration over the step. Where neither the layout nor the device
-asks for a copy anyway, the payload is copied whole: to tell for certain whether it was changed, by
-an array too, would cost more.
+A micro-batch belongs to the training loop, which may write into it by any view or array
+(`labels = input_ids; labels[...] = -100`); the next iteration over the step yields the received
+values again. So no tensor shares memory with a payload that is used again: where neither the layout
+nor the device needs a copy anyway, the payload is copied whole. To detect changes, by arrays too,
+would cost more.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -37,8 +38,8 @@ from rollout_workers.micro_batch.loss import (
     LOSS_MASK,
     MAIN,
     LossConfig,
-    StepLosses,
     firsts,
+    loss_scales,
     token_weights,
 )
 from rollout_workers.micro_batch.micro_batch import MicroBatch
@@ -52,9 +53,9 @@ _TORCH: dict[DType, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class CollateConfig:
-    """What all micro-batches of a stream have in common.
+    """The options of all micro-batches of a stream.
 
-    memory: where copies of payloads go. delivery: where micro-batches go.
+    memory: of copies of payloads. delivery: to the device.
     sample_length_multiple: packed, each sample is padded to a multiple of so many tokens; padded,
         the longest is. packed_length: then packed ones are padded to so many tokens in all.
     blocks: those that this rank may be in; None: it trains all by itself.
@@ -73,19 +74,8 @@ class CollateConfig:
         """Whether the tensors that a trainer gets are copies by their layout or device."""
         return self.delivery.copies or self.collation is Collation.PADDED
 
-    def placement(self, tokens: list[int]) -> Placement:
-        """Where samples of so many tokens lie. Raises StepContractError if they are too many."""
-        match self.collation:
-            case Collation.PADDED:
-                return layouts.padded(tokens, self.sample_length_multiple)
-            case Collation.JAGGED:
-                return layouts.jagged(tokens)
-        found = layouts.packed(tokens, self.sample_length_multiple, self.packed_length)
-        self._check_length(found)
-        return found
-
     def block(self, header: m.MicroBatch) -> ContextBlock:
-        """Who trains a micro-batch. Raises ProtocolError for a block that was never asked for."""
+        """The block of a micro-batch. Raises ProtocolError for one that the stream cannot have."""
         size = header.cp_size or 1
         if size > 1 and size not in (self.blocks.groups if self.blocks else {}):
             raise ProtocolError(
@@ -94,20 +84,25 @@ class CollateConfig:
         return self.blocks.block(size, header.cp_rank) if self.blocks else ALONE
 
     def placements(self, tokens: list[int], block: ContextBlock) -> tuple[Placement, Placement]:
-        """Where the samples of a block lie, and where this rank has its slices of them."""
-        if self.blocks is None:
-            found = self.placement(tokens)
-            return found, found
-        whole, own = placed(tokens, block, self.sample_length_multiple, self.packed_length)
-        self._check_length(own)
-        return whole, own
+        """Of the whole samples of a block, and of this rank's slices of them.
 
-    def _check_length(self, found: Placement) -> None:
-        if self.packed_length is not None and found.rows > self.packed_length:
+        Raises StepContractError if these have more than `packed_length` rows.
+        """
+        multiple, length = self.sample_length_multiple, self.packed_length
+        if self.blocks is not None:
+            whole, own = placed(tokens, block, multiple, length)
+        elif self.collation is Collation.PADDED:
+            whole = own = layouts.padded(tokens, multiple)
+        elif self.collation is Collation.JAGGED:
+            whole = own = layouts.jagged(tokens)
+        else:
+            whole = own = layouts.packed(tokens, multiple, length)
+        if length is not None and own.rows > length:
             raise StepContractError(
-                f"a micro-batch has {found.rows} tokens, padding of samples included, and the "
-                f"stream was made with packed_length={self.packed_length}; make it with more"
+                f"a micro-batch has {own.rows} tokens, padding of samples included, and the "
+                f"stream was made with packed_length={length}; make it with more"
             )
+        return whole, own
 
 
 def collate(
@@ -115,17 +110,17 @@ def collate(
     step: m.StepHeader,
     config: CollateConfig,
     *,
-    losses: StepLosses | None = None,
+    scales: Mapping[str, float] | None = None,
     give_away: bool = False,
 ) -> MicroBatch:
     """Lay a received micro-batch out as tensors. Raises ProtocolError without `input_ids`.
 
-    losses: of the step; made of its header by default.
-    give_away: nobody asks for it again, so that its tensors may look at what was received.
+    scales: the factors of the step's losses by name; made of its header by default.
+    give_away: it is not collated again, so that its tensors may be views of the payload.
     """
     header = received.header
     copy = not (give_away or config.copies)
-    losses = losses or StepLosses(step, config.loss)
+    scales = scales or loss_scales(step, config.loss)
     per_token, others, text = _fields(received.copied(config.memory) if copy else received)
     if "input_ids" not in per_token:
         raise ProtocolError("the samples have no per-token field input_ids")
@@ -135,9 +130,9 @@ def collate(
         per_token[LOSS_MASK] = _without_firsts(mask, header.tokens)
     weights = {
         loss.weights: token_weights(
-            loss, header, per_token.get(LOSS_MASK), losses.totals, config.loss.weights_dtype
+            loss, header, per_token.get(LOSS_MASK), step, config.loss.weights_dtype
         )
-        for loss in losses.losses
+        for loss in config.loss.losses
     }
     if header.is_filler and LOSS_MASK in per_token:
         per_token[LOSS_MASK] = torch.zeros_like(per_token[LOSS_MASK])
@@ -159,8 +154,8 @@ def collate(
         step=header.step,
         index=header.index,
         tokens=sum(header.tokens) if block.size == 1 else tokens_in(whole, block),
-        loss_scale=losses.scales[MAIN],
-        loss_scales=dict(losses.scales),
+        loss_scale=scales[MAIN],
+        loss_scales=dict(scales),
         is_last=header.index == step.num_micro_batches - 1,
         is_filler=header.is_filler,
         sample_ids=tuple(header.sample_ids),
@@ -201,8 +196,8 @@ def _fields(
 
 
 def _texts(block: Block, payload: memoryview) -> tuple[str, ...]:
-    """The text of each sample. What is no UTF-8 becomes U+FFFD: nobody checks it on its way, and on
-    one rank alone it would be no error but a hang.
+    """The text of each sample. Invalid UTF-8 becomes U+FFFD: nothing has checked it before, and an
+    error on one rank alone would be a hang of the others.
     """
     text = payload[block.offset : block.offset + block.rows]
     each = pairwise(bounds(block.own))

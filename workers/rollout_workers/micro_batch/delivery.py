@@ -1,4 +1,4 @@
-"""How micro-batches come to where the training loop computes: as they are, or copied to a GPU.
+"""Delivery of micro-batches to the device of the training loop: as they are, or copied to a GPU.
 
 The copy is made on a stream of its own, and that of the next micro-batch is issued before the
 training loop gets the present one, so that it runs while that is computed:
@@ -8,7 +8,7 @@ training loop gets the present one, so that it runs while that is computed:
 
 Invariant: the loop's stream reads a tensor only after its copy; the host's memory is held until its
 copy is done; and the GPU's memory is not given to another tensor before the loop's stream is done
-with it, though the loop let go of it earlier (`record_stream`).
+with it, though the loop dropped it earlier (`record_stream`).
 """
 
 import weakref
@@ -25,15 +25,15 @@ from rollout_workers.micro_batch.layouts import Collation
 from rollout_workers.micro_batch.micro_batch import MicroBatch
 
 T = TypeVar("T")
-#: A micro-batch on its way: once this is called it is there, for what is computed from then on.
+#: A micro-batch on its way: a call returns it, ready for the kernels that the loop issues then.
 Coming = Callable[[], MicroBatch]
 
 
 class Delivery:
-    """Sends micro-batches to where they are computed; this one without a stream of its own.
+    """Sends micro-batches to a device; this one without a stream of its own.
 
-    copies: whether there they are in other memory. ahead: whether one is to be sent while the one
-    before it is computed.
+    copies: whether they are in other memory there. ahead: whether to send one while the loop
+    computes the one before.
     """
 
     ahead = False
@@ -48,14 +48,14 @@ class Delivery:
 
 
 def delivery_to(device: torch.device | None) -> Delivery:
-    """How micro-batches get to a device; None for where they are."""
+    """The delivery to a device; None for the memory that they are in."""
     if device is None or device.type == "cpu":
         return Delivery()
     return ToGpu(device) if device.type == "cuda" else Delivery(device)
 
 
 def memory_for(device: torch.device | None) -> Memory | None:
-    """Where payloads are received for a GPU: memory that it copies from by itself; else None.
+    """Memory to receive payloads for a GPU, which it copies from by itself; else None.
 
     Pinned memory has a pool already: torch's.
     """

@@ -1,8 +1,8 @@
 """How the tensors of a micro-batch are laid out: packed, padded or jagged.
 
-Tokens of all samples, end to end and nothing between them, are *dense*: what arrives is. A
-`Placement` says where each of them lies in a tensor that has padding as well; every layout is made
-of dense tensors by `lay_out`, and gives them back by `dense`, so each can be made of each.
+Tokens of all samples, end to end and nothing between them, are *dense*, as received. A `Placement`
+has the place of each of them in a tensor with padding; `lay_out` makes every layout of dense
+tensors, and `dense` the opposite, so each can be made of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,8 @@ class Placement(NamedTuple):
 
     tokens: of each sample, [n]. bounds: where each segment starts, and where the last one ends,
     [n + 1], or [n + 2] with a last segment that is nobody's.
-    has_padding: whether it may, by what was asked for; a packed one then says which is which.
+    has_padding: whether it may have padding by its options; a packed one then has
+    `cu_seqlens_unpadded`.
     """
 
     layout: Collation
@@ -108,7 +109,7 @@ class Placement(NamedTuple):
 
 
 def checked(multiple_of: int) -> int:
-    """The same; raises ValueError for what nothing can be a multiple of."""
+    """The same; raises ValueError below 1."""
     if multiple_of < 1:
         raise ValueError(f"multiple_of is {multiple_of}; it must be at least 1")
     return multiple_of

@@ -1,15 +1,15 @@
-"""The losses of a stream, and what the trainer does with their gradients.
+"""The losses of a stream, and the trainer's reduction of their gradients.
 
 Invariant: over all micro-batches of a step and all DP ranks, `(token_losses * weights).sum() *
-scale` adds up, after the trainer has averaged, summed or divided as it says, to what the loss's
-normaliser says. A filler adds zero.
+scale` adds up, after the trainer has averaged, summed or divided by its options, to the formula of
+the loss's normaliser. A filler adds zero.
 
     token-mean                every token of the step weighs the same
     token-mean-expected       every token of the run weighs the same, whatever step it is in
     sequence-mean             every sample of the step weighs the same, however long it is
     sequence-mean-token-sum   the mean over samples of the sum over their tokens
     group-mean                every group of the step weighs the same, every token within a group
-    constant:C                the sum over all tokens, over a number that the data have no say in
+    constant:C                the sum over all tokens, over a number independent of the data
 
 Symbols in the normalisers' formulas:
 
@@ -39,26 +39,9 @@ from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.sample import RESERVED
 from rollout_workers.micro_batch.layouts import bounds
 
-FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Of a step over all DP ranks: N, the sum of w, S, and V by a group's number.
-
-    groups: None where no sample has a group, or nobody asks; each sample is one of its own then.
-    expected: the sum of w that so many samples have as a rule; None if nobody asks.
-    """
-
-    samples: int
-    weight: float
-    weighted_samples: int
-    groups: FloatArray | None = None
-    expected: int | None = None
-
 
 class Share(Enum):
-    """What every weight is divided by: nothing, W of its sample, or V of its sample's group."""
+    """The divisor of every weight: nothing, W of its sample, or V of its sample's group."""
 
     NOTHING = 0
     SAMPLE = 1
@@ -68,43 +51,44 @@ class Share(Enum):
 class Normaliser(NamedTuple):
     """A way to average: the loss is the sum of l * w / share, over a denominator.
 
-    denominator: what the loss of the whole step is divided by. is_expected: whether the dispatcher
-    has to say what weight so many samples have as a rule.
+    denominator: what the loss of the whole step is divided by; the step's header has N
+    (`num_samples`), the sum of w (`loss_tokens`), S (`loss_samples`), and V by a group's number
+    (`group_loss_tokens`). is_expected: whether it must have `expected_loss_tokens` too.
     """
 
     share: Share
-    denominator: Callable[[Totals], float]
+    denominator: Callable[[m.StepHeader], float]
     is_expected: bool = False
 
 
-def _expected(totals: Totals) -> float:
+def _expected(step: m.StepHeader) -> float:
     """N E as a whole number, which is `token-mean`'s where all samples have E."""
-    assert totals.expected is not None, "the dispatcher was asked for it"
-    return totals.expected
+    assert step.expected_loss_tokens is not None, "this stream asked the dispatcher for it"
+    return step.expected_loss_tokens
 
 
-def _groups(totals: Totals) -> float:
-    """Groups that have any weight."""
-    if totals.groups is None:
-        return totals.weighted_samples
-    return int((totals.groups > 0).sum())
+def _groups(step: m.StepHeader) -> float:
+    """Groups that have any weight; a sample without a group is one of its own."""
+    if step.group_loss_tokens is None:
+        return step.loss_samples
+    return sum(tokens > 0 for tokens in step.group_loss_tokens)
 
 
 #: By the words that name them.
 NORMALISERS = {
     # sum over i, t of w[i,t] l[i,t] / sum over i, t of w[i,t]. Long samples weigh more. DAPO;
     # verl's `token-mean`, TRL's `dapo`.
-    "token-mean": Normaliser(Share.NOTHING, lambda totals: totals.weight),
+    "token-mean": Normaliser(Share.NOTHING, lambda step: step.loss_tokens),
     # sum over i, t of w[i,t] l[i,t] / (N E), E the running mean of W[i] as samples arrive. As
     # `token-mean` divides on average, but long samples that leave together weigh no less for it:
     # their step's gradient is longer instead. The dispatcher fixes E when it plans the step.
     "token-mean-expected": Normaliser(Share.NOTHING, _expected, is_expected=True),
     # 1/S sum over i of (sum over t of w[i,t] l[i,t] / W[i]). GRPO as it was published; verl's
     # `seq-mean-token-mean`; TRL's `grpo`, which counts samples without any weight too.
-    "sequence-mean": Normaliser(Share.SAMPLE, lambda totals: totals.weighted_samples),
+    "sequence-mean": Normaliser(Share.SAMPLE, lambda step: step.loss_samples),
     # 1/S sum over i, t of w[i,t] l[i,t]. A sample weighs by its length, a step does not: steps of
     # long samples have long gradients. verl's `seq-mean-token-sum`.
-    "sequence-mean-token-sum": Normaliser(Share.NOTHING, lambda totals: totals.weighted_samples),
+    "sequence-mean-token-sum": Normaliser(Share.NOTHING, lambda step: step.loss_samples),
     # 1/G sum over g of (sum over i in g, t of w[i,t] l[i,t] / V[g]). The token mean of each
     # prompt's answers, averaged over prompts. A sample without a group is one of its own. Members
     # of a group may be on any ranks; those that were dropped do not count.
@@ -125,7 +109,7 @@ def normaliser(option: str, word: object) -> Normaliser:
         return NORMALISERS[name]
     if name == CONSTANT:
         tokens = _number(option, word, number)
-        return Normaliser(Share.NOTHING, lambda totals: tokens * totals.samples)
+        return Normaliser(Share.NOTHING, lambda step: tokens * step.num_samples)
     raise ConfigError(f"{option} is {word!r}; choose from {', '.join(WORDS)}")
 
 
@@ -153,7 +137,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class GradReduction(StrEnum):
-    """What the trainer does with the ranks' gradients; DDP and FSDP average."""
+    """The trainer's reduction of the ranks' gradients; DDP and FSDP average."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -161,7 +145,7 @@ class GradReduction(StrEnum):
 
 @dataclass(frozen=True)
 class NamedLoss:
-    """A loss of a step, and what its tensors are called, worked out once."""
+    """A loss of a step, with the name of its weights."""
 
     name: str
     normaliser: Normaliser
@@ -235,39 +219,29 @@ def divisor(given: object) -> int | Literal["micro-batches"]:
     )
 
 
-class StepLosses:
-    """The losses of one step: their totals over all DP ranks, as the dispatcher has counted them.
+def loss_scales(step: m.StepHeader, config: LossConfig) -> dict[str, float]:
+    """The factor of every loss of a step, by name.
 
-    scales: the factor of every loss, by name. Raises ConfigError where the samples have a field of
-    the name of a loss's weights.
+    Raises ConfigError where the samples have a field of the name of a loss's weights.
     """
-
-    def __init__(self, header: m.StepHeader, config: LossConfig) -> None:
-        self.losses = config.losses
-        for loss in config.others:
-            if loss.weights in header.schema_.by_name:
-                raise ConfigError(
-                    f"the samples have a field {loss.weights}, which is what a micro-batch calls "
-                    f"the weights of loss {loss.name!r}; give one of them another name"
-                )
-        groups = header.group_loss_tokens
-        self.totals = Totals(
-            header.num_samples,
-            header.loss_tokens,
-            header.loss_samples,
-            None if groups is None else np.array(groups, np.float64),
-            header.expected_loss_tokens,
-        )
-        self.scales = {
-            loss.name: config.scale(
-                loss.normaliser.denominator(self.totals), header.num_micro_batches
+    for loss in config.others:
+        if loss.weights in step.schema_.by_name:
+            raise ConfigError(
+                f"the samples have a field {loss.weights}, which is what a micro-batch calls "
+                f"the weights of loss {loss.name!r}; give one of them another name"
             )
-            for loss in self.losses
-        }
+    return {
+        loss.name: config.scale(loss.normaliser.denominator(step), step.num_micro_batches)
+        for loss in config.losses
+    }
 
 
 def token_weights(
-    loss: NamedLoss, header: m.MicroBatch, mask: Tensor | None, totals: Totals, dtype: torch.dtype
+    loss: NamedLoss,
+    header: m.MicroBatch,
+    mask: Tensor | None,
+    step: m.StepHeader,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Weight of every token, [total], as the loss's normaliser wants it.
 
@@ -283,19 +257,20 @@ def token_weights(
     else:
         weights = _as_weights(mask, dtype)
     if loss.normaliser.share is not Share.NOTHING:
-        shares = _shares(loss, header, totals)
+        shares = _shares(loss, header, step)
         exact = np.float64 if dtype is torch.float64 else np.float32
         divisors = np.where(shares > 0, shares, 1.0).astype(exact)
         weights /= torch.from_numpy(np.repeat(divisors, header.tokens))
     return weights
 
 
-def _shares(loss: NamedLoss, header: m.MicroBatch, totals: Totals) -> FloatArray:
-    """What the weights of each sample are divided by, [n]; 0 only where all of them are 0."""
+def _shares(loss: NamedLoss, header: m.MicroBatch, step: m.StepHeader) -> NDArray[np.float64]:
+    """The divisor of each sample's weights, [n]; 0 only where all of them are 0."""
+    shares, groups = header.loss_tokens, step.group_loss_tokens
     by_group = loss.normaliser.share is Share.GROUP
-    if by_group and totals.groups is not None and header.group_numbers is not None:
-        return totals.groups[header.group_numbers]
-    return np.array(header.loss_tokens, np.float64)
+    if by_group and groups is not None and header.group_numbers is not None:
+        shares = [groups[number] for number in header.group_numbers]
+    return np.array(shares, np.float64)
 
 
 def firsts(tokens: Sequence[int]) -> list[int]:

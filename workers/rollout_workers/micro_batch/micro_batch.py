@@ -1,4 +1,4 @@
-"""`MicroBatch`: what a training loop gets, also as Hugging Face models and TensorDicts have it."""
+"""`MicroBatch`: the input of a training loop, also for Hugging Face models and as a TensorDict."""
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from copy import copy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch(MutableMapping[str, Tensor]):
-    """What one DP rank feeds to one forward and backward pass of `n` samples.
+    """The input of one DP rank's forward and backward pass, of `n` samples.
 
     A mapping of its tensors by name (`micro_batch["logprobs"]`, `keys()`, `**micro_batch`), so that
     `len()` is their number, and a node of torch's pytrees, whose leaves they are. A tensor is an
@@ -68,8 +68,8 @@ class MicroBatch(MutableMapping[str, Tensor]):
     ranks, and counts where `owns_samples` is.
 
     text: of each field of text the n texts: `micro_batch.text["env"]`.
-    loss_scale: factor of the summed, weighted token losses, to apply exactly once; whether it was,
-        nobody can see from here.
+    loss_scale: factor of the summed, weighted token losses, to apply exactly once; the library
+        cannot detect a missing or doubled one.
     loss_scales: the factor of every loss by its name, for the sum of its token losses weighted by
         `NAME_weights`; that of the main one, `loss`, is `loss_scale`.
     tokens: real tokens, without padding, of this rank's rows.
@@ -155,7 +155,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
     @property
     def max_seqlen(self) -> int:
-        """Rows of the longest segment, padding included: what attention kernels have to know."""
+        """Rows of the longest segment, padding included, for attention kernels."""
         return self.placement.longest * self.block.size
 
     @property
@@ -175,7 +175,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
 
     @property
     def owns_samples(self) -> bool:
-        """Whether what counts once a sample counts here: on one rank of those that train it."""
+        """Whether losses that count once a sample count here: on the first rank of its block."""
         return self.block.rank == 0
 
     @property
@@ -290,7 +290,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
         device = next((tensor.device for tensor in self.tensors.values()), layouts.CPU)
         return layouts.lay_out(tokens | packed, placement, device)
 
-    # -- as others have it
+    # -- for other libraries
 
     def as_hf(self) -> dict[str, Tensor | int]:
         """Arguments of a Hugging Face model: `model(**micro_batch.as_hf())`.
@@ -346,7 +346,7 @@ class MicroBatch(MutableMapping[str, Tensor]):
         return TensorDict(by_sample(self), batch_size=[self.num_samples])
 
 
-#: What is not a tensor, and goes along unchanged when a function is mapped over the tensors.
+#: Fields that are no tensors, and stay as they are when a function is mapped over the tensors.
 _FACTS = tuple(each.name for each in fields(MicroBatch) if each.name != "tensors")
 
 

@@ -328,9 +328,9 @@ class ProducerCore:
                 raise ProtocolError(f"{type(message).__name__} instead of a welcome")
             case m.Pushed():
                 self._pushed(message, now)
-                self.hearing.heard(message)
+                self.hearing.update(message)
             case m.Feedback() | m.Dropped():
-                self.hearing.heard(message)
+                self.hearing.update(message)
             case m.Blocked():
                 self._is_blocked(message)
             case m.SchemaKnown():
@@ -340,7 +340,7 @@ class ProducerCore:
             case m.Resend():
                 self._resend(message.first_seq)
             case m.Free() | m.Sweep():
-                self.objects.requests.heard(message)
+                self.objects.requests.receive(message)
             case m.Pong():
                 self._settled += map(Settled, self._controls.ponged())
             case _:

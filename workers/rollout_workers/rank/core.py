@@ -166,7 +166,7 @@ class RankCore:
             case m.WelcomeRank():
                 self._on_welcome(message)
             case m.Free() | m.Sweep():
-                self.store_requests.heard(message)
+                self.store_requests.receive(message)
             case m.Advice():
                 log.warning("the dispatcher says: %s", message.text)
             case _ if self._resuming:

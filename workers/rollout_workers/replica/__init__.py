@@ -1,1 +1,1 @@
-"""One DP rank of several processes: its leader hears the dispatcher, and tells its peers"""
+"""One DP rank of several processes: its leader receives from the dispatcher, and relays to peers"""

@@ -1,19 +1,19 @@
 """Frames from the first of some processes to the others, over a gloo group of their own.
 
 A frame is that of the sample plane (`rollout_dispatcher.protocol.frame`): a header of JSON, which
-nothing unpickles, and a payload. Its beginning is broadcast in a block of a known size, which most
-headers fit in, then what is left of the header, then the payload in one piece, from and into the
-memory where it lies.
+nothing unpickles, and a payload. The channel broadcasts its beginning in a block of fixed size,
+which most headers fit in, then the rest of the header, then the payload in one piece, from and into
+the memory where it lies.
 
-The group is no part of what torch.distributed knows by name: nothing of the trainer's uses it, its
-watchdogs do not see it, and `destroy_process_group` leaves it alone. Its connections are closed
-when it is let go of, which whoever waits for this process notices at once.
+torch.distributed does not know the group: the trainer does not use it, torch's watchdogs do not see
+it, and `destroy_process_group` leaves it alone. Dropping the last reference closes its connections,
+and processes that wait for this one get an error at once.
 
-The relay is a thread of the DP leader that tells its peers what the leader hears, in order. While
-there is nothing to tell it says so every second, so that no peer waits in a broadcast for longer,
-and all of them then say whether they go on: whoever leaves is known to all within that time and
-closes no connection that others still use. A process that dies closes its connections; whoever
-notices closes its own, and so all are told.
+The relay is a thread of the DP leader that sends its peers the messages that the leader receives,
+in order. While it has none it sends a Ping every second, so that no peer waits in a broadcast for
+longer, and after a Ping all of them agree whether one leaves: all know that within a second, and
+nobody closes a connection that others still use. A process that dies closes its connections; a
+process that gets that error closes its own, and so all get it.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from rollout_workers.client.role import CLOSE_TIMEOUT_S
 
 
 def reason(error: BaseException) -> str:
-    """What gloo says that has happened, without where in its source and what may have caused it."""
+    """The first sentence of gloo's error, without the place in its source."""
     text = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0]
     return re.sub(r"^\[[^]]*\] ", "", text)
 
@@ -46,8 +46,8 @@ def reason(error: BaseException) -> str:
 BLOCK_BYTES = 8 * 1024
 #: To connect: processes that load models reach this point minutes apart.
 JOIN_TIMEOUT = timedelta(minutes=30)
-#: A peer that says nothing for so long is gone, though its connection was not closed: its machine
-#: or network has failed. Nobody is this long without a word: see `KEEP_ALIVE_S`.
+#: A peer that sends nothing for so long is lost, though its connection was not closed: its machine
+#: or network has failed. A live one sends every `KEEP_ALIVE_S`.
 PEER_TIMEOUT = timedelta(minutes=5)
 
 #: How many groups of each name and set of ranks this process has made: the same number in all of
@@ -72,7 +72,7 @@ class Leave(NamedTuple):
 class Channel:
     """A collective of `ranks` (of the default group), of which this process is one.
 
-    name: what it is for; two channels of one name and the same ranks are made in the same order.
+    name: of its use; all ranks make channels of one name and the same ranks in the same order.
     timeout: for each frame, and each agreement.
     """
 
@@ -80,7 +80,7 @@ class Channel:
         key = f"{name}-{hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]}"
         _made[key] += 1
         world = dist.group.WORLD
-        assert world is not None, "whoever has a mesh has a process group"
+        assert world is not None, "a mesh needs a process group"
         name = f"rollout-{key}-{_made[key]}"
         store = dist.PrefixStore(name, world.get_group_store())  # type: ignore[attr-defined]
         self.ranks = tuple(ranks)
@@ -92,8 +92,8 @@ class Channel:
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         self._view = memoryview(self._block.numpy().data)
 
-    def say(self, message: m.Message, payload: memoryview | None = None) -> None:
-        """Tell the others, as the first of them. Raises RuntimeError when one of them is gone."""
+    def send(self, message: m.Message, payload: memoryview | None = None) -> None:
+        """Send to the others, as the first. Raises RuntimeError when one of them is gone."""
         frame = codec.encode(message, 0 if payload is None else payload.nbytes)
         begin = frame[:BLOCK_BYTES]
         self._view[: len(begin)] = begin
@@ -105,8 +105,8 @@ class Channel:
         for work in [self._begin(part) for part in parts]:  # all under way before the first is done
             work.wait()
 
-    def hear(self, memory: Memory = uninitialised) -> tuple[m.Message, memoryview]:
-        """What the first of them says next; raises RuntimeError when it, or another, is gone."""
+    def receive(self, memory: Memory = uninitialised) -> tuple[m.Message, memoryview]:
+        """The next message of the first; raises RuntimeError when it, or another, is gone."""
         self._broadcast(self._block)
         magic, kind, _, header_bytes, payload_bytes = PREFIX.unpack_from(self._view)
         if magic != MAGIC:
@@ -122,19 +122,18 @@ class Channel:
         return codec.decode(Frame(kind, header)), payload
 
     def agree(self, leaving: int | None = None) -> Leave | None:
-        """Wait for all of them; who takes its leave, if anyone does.
+        """Wait for all of them; returns a process that leaves, if there is one.
 
         leaving: the last step that this process has begun, if it leaves.
         """
         assert self._group is not None
-        said = [0, -NO_STEP] if leaving is None else [self.index + 1, -leaving]
-        word = torch.tensor(said)
-        self._group.allreduce(word, dist.ReduceOp.MAX, self._timeout).wait()
-        who, last = word.tolist()
+        largest = torch.tensor([0, -NO_STEP] if leaving is None else [self.index + 1, -leaving])
+        self._group.allreduce(largest, dist.ReduceOp.MAX, self._timeout).wait()
+        who, last = largest.tolist()
         return Leave(self.ranks[who - 1], -last) if who else None
 
     def close(self) -> None:
-        """Close the connections; whoever waits for this process raises."""
+        """Close the connections; processes that wait for this one raise."""
         self._group = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
@@ -145,12 +144,12 @@ class Channel:
         return self._group.broadcast(tensor, 0, self._timeout)
 
 
-#: Between two words to the peers, at most.
+#: Seconds between two messages to the peers, at most.
 KEEP_ALIVE_S = 1.0
 
 
-class Said(NamedTuple):
-    """What is to be told, and how often the leader had forgotten what came before."""
+class Queued(NamedTuple):
+    """A message to send. epoch: how often the leader had dropped its steps by then."""
 
     message: m.Message
     payload: memoryview | None = None
@@ -158,10 +157,10 @@ class Said(NamedTuple):
 
 
 class Relay:
-    """Tells the peers until told the last word; look at it while you hold `changed`.
+    """Sends messages to the peers until the last one; hold `changed` to read or to change it.
 
-    failure: why nothing is told any more, where that is a peer's doing. last_step: that all have
-        begun, where one took its leave.
+    failure: why it sends no more, where a peer is the cause. last_step: the last that all have
+        begun, where one has left.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -170,42 +169,42 @@ class Relay:
         self.last_step = -1
         self._taken = -1
         self._channel = channel
-        self._outbox: deque[Said] = deque()
+        self._outbox: deque[Queued] = deque()
         self._last: m.Message | None = None
-        #: The attempt that the peers were told last, and how many micro-batches of it they have, by
-        #: step: of steps that the leader has not committed.
-        self._told: dict[int, tuple[int, int]] = {}
+        #: Of steps that the leader has not committed, by step: the last attempt in the outbox, and
+        #: how many micro-batches of it the peers have.
+        self._steps: dict[int, tuple[int, int]] = {}
         self._epoch = 0
         self._thread = threading.Thread(target=self._run, name="dispatcher-relay", daemon=True)
         self._thread.start()
 
     def put(self, message: m.Message, payload: memoryview | None = None) -> None:
-        """Tell this; hold `changed`. The payload stays as it is until `told` says so."""
+        """Queue a message; its payload must not change until `num_sent` counts it."""
         if isinstance(message, m.StepHeader) and message.attempt != self._attempt(message.step):
-            self._told[message.step] = message.attempt, 0
-        self._outbox.append(Said(message, payload, self._epoch))
+            self._steps[message.step] = message.attempt, 0
+        self._outbox.append(Queued(message, payload, self._epoch))
         self.changed.notify_all()
 
-    def told(self, step: int) -> int:
+    def num_sent(self, step: int) -> int:
         """How many micro-batches of a step the peers have."""
-        return self._told.get(step, (0, 0))[1]
+        return self._steps.get(step, (0, 0))[1]
 
     def _attempt(self, step: int) -> int:
-        """The attempt at a step that the peers were told last, -1 for none."""
-        return self._told.get(step, (-1, 0))[0]
+        """The last attempt at a step in the outbox, -1 for none."""
+        return self._steps.get(step, (-1, 0))[0]
 
     def forget(self, step: int) -> None:
         """The leader has committed a step, or it is withdrawn."""
-        self._told.pop(step, None)
+        self._steps.pop(step, None)
 
     def forget_all(self) -> None:
-        """What was heard so far is void; steps of the same numbers may come again."""
+        """All steps so far are void; steps of the same numbers may come again."""
         self._outbox.clear()
-        self._told.clear()
+        self._steps.clear()
         self._epoch += 1
 
     def end(self, last: m.Message, taken: int = -1) -> None:
-        """Tell this after all that is queued, and no more. Only the first such word counts.
+        """Send this after all that is queued, and no more. Only the first such call counts.
 
         taken: the last step that the leader has begun.
         """
@@ -215,7 +214,7 @@ class Relay:
             self.changed.notify_all()
 
     def join(self) -> None:
-        """Wait until the last word is told, for a bounded time."""
+        """Wait until the last message is sent, for a bounded time."""
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -238,12 +237,12 @@ class Relay:
     def _serve(self) -> PeerLost | None:
         due = monotonic() + KEEP_ALIVE_S
         while True:
-            said = self._next(due)
-            self._channel.say(said.message, said.payload)
-            if not isinstance(said.message, ROUNDS):
-                self._note(said)
+            queued = self._next(due)
+            self._channel.send(queued.message, queued.payload)
+            if not isinstance(queued.message, ROUNDS):
+                self._count(queued)
                 continue
-            is_last = not isinstance(said.message, m.Ping)
+            is_last = not isinstance(queued.message, m.Ping)
             left = self._channel.agree(self._taken if is_last else None)
             if is_last:
                 return None
@@ -252,29 +251,29 @@ class Relay:
                 return peer_left(left.rank)
             due = monotonic() + KEEP_ALIVE_S
 
-    def _next(self, due: float) -> Said:
-        """What to tell now: a Ping when it is due, the last word when there is nothing else."""
+    def _next(self, due: float) -> Queued:
+        """The message to send now: a Ping when it is due, the last one when the outbox is empty."""
         with self.changed:
             while (left := due - monotonic()) > 0:
                 if self._outbox:
                     return self._outbox.popleft()
                 if self._last is not None:
-                    return Said(self._last)
+                    return Queued(self._last)
                 self.changed.wait(left)
-        return Said(m.Ping())
+        return Queued(m.Ping())
 
-    def _note(self, said: Said) -> None:
+    def _count(self, queued: Queued) -> None:
         """The peers have a micro-batch: the leader's training loop may have it too."""
-        message = said.message
+        message = queued.message
         if not isinstance(message, m.MicroBatch):
             return
         with self.changed:
-            if said.epoch == self._epoch and message.attempt == self._attempt(message.step):
-                self._told[message.step] = message.attempt, message.index + 1
+            if queued.epoch == self._epoch and message.attempt == self._attempt(message.step):
+                self._steps[message.step] = message.attempt, message.index + 1
                 self.changed.notify_all()
 
 
-#: After one of these all wait for each other, and say whether they go on.
+#: After one of these all agree whether one leaves.
 ROUNDS = (m.Ping, m.Bye, m.Error)
 
 

@@ -1,4 +1,4 @@
-"""All processes of a mesh join together: leaders connect, in one generation, peers hear of it."""
+"""All processes of a mesh join together: leaders connect, in one generation, and relay to peers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rollout_dispatcher.errors import ConfigError
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.transport.memory import Memory
 from rollout_workers.client.link import restored, told
-from rollout_workers.process_group import DATA_PARALLEL, Place
+from rollout_workers.process_group import Mesh, Place, dp_dims_of
 from rollout_workers.rank.client import RankClient, StepClient
 from rollout_workers.replica.channel import JOIN_TIMEOUT, Channel, Relay
 from rollout_workers.replica.members import Follower
@@ -22,9 +22,9 @@ from rollout_workers.replica.members import Follower
 class ReplicaPlace:
     """A process among the DP ranks and in its model replica; ranks are of the default group.
 
-    members: who shares its DP rank, the DP leader first: it is 0 in all other dimensions.
+    members: ranks of its DP rank, the DP leader first: it is 0 in all other dimensions.
     leaders: the DP leader of every DP rank, in order.
-    counterparts: who stands in other replicas where this process stands in its own, by DP rank.
+    counterparts: the rank at this process's place in each replica, by DP rank.
     """
 
     dp: Place
@@ -39,7 +39,7 @@ class ReplicaPlace:
 
 
 def refuse_contradiction(mesh: DeviceMesh | None, dp_dims: object, *others: object) -> None:
-    """Raise ConfigError where a mesh and something else say where this process stands."""
+    """Raise ConfigError where a mesh and another argument give this process's place."""
     if mesh is None and dp_dims is not None:
         raise ConfigError(
             "dp_dims names dimensions of a mesh, and there is none; pass mesh= with the trainer's "
@@ -63,8 +63,13 @@ def place_in(mesh: DeviceMesh, dp_dims: str | Sequence[str] | None) -> ReplicaPl
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError("mesh= needs torch.distributed: call init_process_group() first")
-    names, sizes = _dimensions(mesh)
-    chosen = _chosen(names, sizes, dp_dims)
+    if mesh.mesh_dim_names is None:
+        raise ConfigError(
+            "the dimensions of the mesh have no names; make it with "
+            "init_device_mesh(..., mesh_dim_names=...)"
+        )
+    names, sizes = tuple(mesh.mesh_dim_names), tuple(map(int, mesh.mesh.shape))
+    chosen = _chosen(Mesh(names, sizes), dp_dims)
     _refuse_part(mesh, names)
     data = [names.index(name) for name in names if name in chosen]
     rest = [index for index in range(len(names)) if index not in data]
@@ -103,33 +108,19 @@ def ranks_averaged(grad_mesh: DeviceMesh, dp_size: int, counterparts: Sequence[i
     return size
 
 
-def _dimensions(mesh: DeviceMesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    if mesh.mesh_dim_names is None:
-        raise ConfigError(
-            "the dimensions of the mesh have no names; make it with "
-            "init_device_mesh(..., mesh_dim_names=...)"
-        )
-    return tuple(mesh.mesh_dim_names), tuple(map(int, mesh.mesh.shape))
-
-
-def _chosen(
-    names: tuple[str, ...], sizes: tuple[int, ...], dp_dims: str | Sequence[str] | None
-) -> set[str]:
+def _chosen(mesh: Mesh, dp_dims: str | Sequence[str] | None) -> set[str]:
     """The data-parallel dimensions as given; by default the only one there is."""
-    shown = ", ".join(f"{name}={size}" for name, size in zip(names, sizes, strict=True))
-    if dp_dims is None and len(names) == 1:
-        return set(names)
+    if dp_dims is None and len(mesh.names) == 1:
+        return set(mesh.names)
     if dp_dims is None:
-        guess = [name for name in names if name.startswith(DATA_PARALLEL)] or ["dp"]
-        words = repr(guess[0]) if len(guess) == 1 else repr(tuple(guess))
         raise ConfigError(
-            f"the mesh has the dimensions ({shown}), and nothing says which of them are data "
-            f"parallel; pass dp_dims={words}, for instance"
+            f"the mesh has the dimensions {mesh}, and nothing says which of them are data "
+            f"parallel; pass {dp_dims_of(mesh.names)}, for instance"
         )
     given = {dp_dims} if isinstance(dp_dims, str) else set(dp_dims)
-    if not given or not given.issubset(names):
+    if not given or not given.issubset(mesh.names):
         raise ConfigError(
-            f"dp_dims is {dp_dims!r}, and the mesh has the dimensions ({shown}); pass the names of "
+            f"dp_dims is {dp_dims!r}, and the mesh has the dimensions {mesh}; pass the names of "
             "those over which ranks train on different samples"
         )
     return given
@@ -152,7 +143,7 @@ def _refuse_part(mesh: DeviceMesh, names: tuple[str, ...]) -> None:
         )
 
 
-#: Connects, with the relay that tells the peers if there are any, and the generation, None to ask.
+#: Connects, with the relay to the peers if there are any, and the generation, None to ask for one.
 Connect = Callable[[Relay | None, int | None], RankClient]
 
 
@@ -165,8 +156,8 @@ def join_mesh(
 ) -> StepClient:
     """This process's client; a collective of all ranks of the mesh.
 
-    memory: what a peer receives into. Raises what `connect` raises, in the peers too; DP rank 0's
-    error in all of them.
+    memory: gives the memory that a peer receives into. Raises what `connect` raises, in the peers
+    too; DP rank 0's error in all of them.
     """
     channel = Channel(place.members, "replica") if len(place.members) > 1 else None
     if channel is not None and not place.leads:
@@ -182,33 +173,27 @@ def join_mesh(
 
 
 def _join_leaders(place: ReplicaPlace, connect: Callable[[int | None], RankClient]) -> RankClient:
-    """Connect in one generation, which DP rank 0 asks for and tells the other leaders."""
+    """Connect in one generation, which DP rank 0 asks for and sends to the other leaders."""
     if place.dp.dp_size == 1:
         return connect(None)
-    # To connect may take long, and DP rank 0 has the last word on how long that is.
+    # To connect may take long: DP rank 0's own timeout ends it.
     channel = Channel(place.leaders, "leaders", JOIN_TIMEOUT + timedelta(minutes=1))
     try:
-        return _lead(channel, connect) if place.dp.dp_rank == 0 else _hear(channel, connect)
+        if place.dp.dp_rank > 0:
+            message, _ = channel.receive()
+            channel.agree()
+            if isinstance(message, m.Error):
+                raise restored(message)
+            assert isinstance(message, m.WelcomeRank)
+            return connect(message.generation)
+        try:
+            client = connect(None)
+        except BaseException as error:
+            channel.send(told(error))
+            channel.agree()
+            raise
+        channel.send(client.welcome)
+        channel.agree()
+        return client
     finally:
         channel.close()
-
-
-def _lead(channel: Channel, connect: Callable[[int | None], RankClient]) -> RankClient:
-    try:
-        client = connect(None)
-    except BaseException as error:
-        channel.say(told(error))
-        channel.agree()
-        raise
-    channel.say(client.welcome)
-    channel.agree()
-    return client
-
-
-def _hear(channel: Channel, connect: Callable[[int | None], RankClient]) -> RankClient:
-    message, _ = channel.hear()
-    channel.agree()
-    if isinstance(message, m.Error):
-        raise restored(message)
-    assert isinstance(message, m.WelcomeRank)
-    return connect(message.generation)

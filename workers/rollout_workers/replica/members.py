@@ -1,4 +1,4 @@
-"""The processes of a model replica: the DP leader passes on what it hears, its peers hear that."""
+"""The processes of a model replica: the DP leader relays what it receives to its peers."""
 
 import atexit
 import threading
@@ -33,14 +33,14 @@ from rollout_workers.replica.channel import (
 
 
 class LeaderCore(RankCore):
-    """A rank's core that passes on what it takes."""
+    """A rank's core that relays the messages that it accepts."""
 
     def __init__(self, relay: Relay, *where: Any, **options: Any) -> None:
         super().__init__(*where, **options)
         self._relay = relay
 
     def hello(self) -> m.HelloRank:
-        """What the dispatcher is told; the peers hear of the first, and of a checkpoint."""
+        """The hello to the dispatcher; the peers get the first, and that after a checkpoint."""
         hello = super().hello()
         self._hello = hello.model_copy(update={"token": None})
         if self.resuming:
@@ -48,7 +48,7 @@ class LeaderCore(RankCore):
         return hello
 
     def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
-        """Take a message, and pass it on if it counts."""
+        """Accept a message, and relay it if it counts."""
         before, resuming = self.welcome, self.resuming
         super().heard(message, payload, now)
         match message:
@@ -77,12 +77,12 @@ class LeaderCore(RankCore):
     def demand(self, *, hungry: bool) -> None:
         """The training loop begins, or ceases, to wait for a step."""
         if hungry:
-            self._tell_beginning()
+            self._relay_beginning()
         super().demand(hungry=hungry)
 
     def take(self, held: HeldStep) -> None:
         """The training loop begins a step."""
-        self._tell_beginning()
+        self._relay_beginning()
         super().take(held)
 
     def commit(self, step: int) -> None:
@@ -91,22 +91,22 @@ class LeaderCore(RankCore):
         self._relay.forget(step)
 
     def finish(self, *, discard: bool) -> None:
-        """The training loop has had enough; so have those of the peers, after the same step."""
+        """The training loop ends the run; those of the peers do so after the same step."""
         super().finish(discard=discard)
         if self._finish is not None:
             self._relay.put(self._finish)
 
-    def _tell_beginning(self) -> None:
-        """No checkpoint will be loaded any more: a peer that has loaded one would wait for ever."""
+    def _relay_beginning(self) -> None:
+        """No checkpoint can be loaded any more: a peer that has loaded one would wait for ever."""
         if not self._begun:
             self._relay.put(m.Demand(taken=self.taken, hungry=True))
 
 
 class Leader(RankClient):
-    """A DP rank's client that hands out only what its peers have too.
+    """A DP rank's client that hands out only micro-batches that its peers have too.
 
-    Takes what `RankClient` takes. Whatever ends it for good is told to the peers. Raises PeerLost
-    where one of them is gone and more is asked for than all of them have.
+    Takes the arguments of `RankClient`. The peers get the error that ends it for good. Raises
+    PeerLost where one of them is gone and the loop asks for more than all of them have.
     """
 
     def __init__(self, relay: Relay, endpoint: str, **options: Any) -> None:
@@ -119,7 +119,7 @@ class Leader(RankClient):
             raise
 
     def close(self) -> None:
-        """Tell the peers, deliver what was committed, disconnect. Idempotent, bounded in time."""
+        """End the peers, deliver commits, disconnect. Idempotent, bounded in time."""
         if self._process.is_here:
             self._relay.end(m.Bye(), self._core.taken)
         super().close()
@@ -137,7 +137,7 @@ class Leader(RankClient):
         self._relay.end(m.Bye() if failure is None else told(failure), self._core.taken)
 
     def _here(self, held: HeldStep) -> int:
-        return min(self._relay.told(held.header.step), super()._here(held))
+        return min(self._relay.num_sent(held.header.step), super()._here(held))
 
     def _check_more_comes(self, step: int | None = None) -> None:
         begun = step is not None and step <= self._relay.last_step
@@ -146,10 +146,10 @@ class Leader(RankClient):
 
 
 class FollowerCore(RankCore):
-    """A rank's core that has no say of its own: it hears of what the leader has heard.
+    """A rank's core that receives the leader's messages, and sends none.
 
-    A checkpoint is loaded by every process, whoever is first: what the leader hears after it waits
-    here until this process has loaded the same one.
+    Every process loads a checkpoint, in any order: messages that the leader relays after it has
+    loaded one wait here until this process has loaded the same.
     """
 
     def __init__(self, place: Place, training: Mapping[str, str]) -> None:
@@ -160,7 +160,7 @@ class FollowerCore(RankCore):
         self._kept: list[tuple[m.Message, memoryview]] = []
 
     def heard(self, message: m.Message, payload: memoryview, now: float) -> None:
-        """Take what the leader has taken.
+        """Accept a message that the leader has accepted.
 
         Raises CheckpointRefused or ConfigError where they do not agree.
         """
@@ -184,7 +184,7 @@ class FollowerCore(RankCore):
         """The trainer has loaded a checkpoint here."""
         super().resume(position)
         self._check_agreement()
-        self.hello()  # as the leader says it
+        self.hello()  # as the leader does
         kept, self._kept = self._kept, []
         for message, payload in kept:
             super().heard(message, payload, 0.0)
@@ -196,7 +196,7 @@ class FollowerCore(RankCore):
             self._check_agreement()
 
     def finish(self, *, discard: bool) -> None:
-        """The training loop has had enough here."""
+        """The training loop ends the run here."""
         super().finish(discard=discard)
         self._check_finish()
 
@@ -221,7 +221,7 @@ class FollowerCore(RankCore):
         )
 
     def _check_training(self, leaders: Mapping[str, str]) -> None:
-        """Raise ConfigError where this process trains otherwise than the dispatcher was told."""
+        """Raise ConfigError where this process trains otherwise than the leader."""
         for name in sorted(leaders.keys() | self._training.keys()):
             mine, theirs = (of.get(name, "not given") for of in (self._training, leaders))
             if mine != theirs:
@@ -249,15 +249,15 @@ class FollowerCore(RankCore):
         return False
 
     def _say(self, message: m.Message) -> None:
-        """What the leader says, it says for all."""
+        """Nothing: the leader sends for all."""
 
 
 class Follower(StepClient):
-    """A DP rank's client in a process that is not the DP leader: it hears what that tells.
+    """A DP rank's client in a process that is not the DP leader: it receives from that.
 
-    memory: gives what a micro-batch's payload is received into.
+    memory: gives the memory for payloads of micro-batches.
 
-    Raises what the leader could not join for, or PeerLost.
+    Raises the leader's error where that could not join, or PeerLost.
     """
 
     def __init__(
@@ -272,8 +272,8 @@ class Follower(StepClient):
         super().__init__(core, changed)
         self._channel, self._memory, self._num_bytes = channel, memory, 0
         self._fetcher = Fetcher(core, changed, memory, spoken=self._wake, failed=self._fail)
-        #: Why nothing more comes, once the leader or a peer has taken its leave, and the last step
-        #: that all have begun by then.
+        #: Why nothing more comes, once the leader or a peer has left, and the last step that all
+        #: have begun by then.
         self._lost: PeerLost | None = None
         self._last_step = -1
         self._thread = threading.Thread(target=self._run, name="dispatcher-follower", daemon=True)
@@ -282,7 +282,7 @@ class Follower(StepClient):
         self._await_welcome()
 
     def close(self) -> None:
-        """Say so when the leader asks next, and end; bounded in time."""
+        """Leave at the leader's next Ping, and end; bounded in time."""
         if not self._process.is_here:
             return
         with self._condition:
@@ -296,7 +296,7 @@ class Follower(StepClient):
         return self._num_bytes, 0
 
     def _wake(self) -> None:
-        """It has nothing to say; but what its training loop does may make room to fetch more."""
+        """It sends nothing; but the training loop may have made room to fetch more."""
         with self._condition:
             self._fetcher.look()
 
@@ -310,7 +310,7 @@ class Follower(StepClient):
     def _run(self) -> None:
         failure: DispatcherError | None = None
         try:
-            while self._hear():
+            while self._receive():
                 pass
         except DispatcherError as error:
             failure = error
@@ -326,9 +326,9 @@ class Follower(StepClient):
             self._failure = self._failure or failure
             self._condition.notify_all()
 
-    def _hear(self) -> bool:
-        """Take one message; whether another may come."""
-        message, payload = self._channel.hear(self._memory)
+    def _receive(self) -> bool:
+        """Accept one message; whether another may come."""
+        message, payload = self._channel.receive(self._memory)
         if isinstance(message, ROUNDS):
             return self._answer(message)
         with self._condition:

@@ -1,12 +1,12 @@
 """`file:///root`: objects as files in a directory that producers and DP ranks all have.
 
 A file is one of safetensors, with a single tensor `spans` of bytes: the spans of a push, end to
-end. It is written under another name, made durable and then renamed, so under its own it is whole.
-A file of safetensors that somebody else has put there is an object as well: its bytes are those
-behind its header.
+end. The store writes it under another name, makes it durable and then renames it, so under its own
+name it is whole. A file of safetensors of any other origin is an object as well: its bytes are
+those behind its header.
 
 Invariant: an object's file exists under one of its two names from before its first byte is written
-until it is released, so what a process leaves that dies in the midst of it is listed, and goes.
+until it is released, so an unfinished file of a process that died is listed, and deleted.
 
 A key's path below the root has one folder an incarnation, one file an object:
 
@@ -14,9 +14,9 @@ A key's path below the root has one folder an incarnation, one file an object:
     ../../etc/x     %2E./..%2Fetc%2Fx
     one             one
 
-What stands before the first slash of a key is the folder, all else the file's name, each quoted as
-in a URL. So a path has at most two parts, none of which is hidden, `..`, empty, or longer than its
-key asks for: no key leads out of the root, and no two lead to the same file.
+The part of a key before its first slash is the folder, the rest the file's name, each quoted as in
+a URL. So a path has at most two parts, none of which is hidden, `..`, or empty: no key leads out of
+the root, and no two lead to the same file.
 """
 
 import builtins
@@ -41,20 +41,22 @@ log = logging.getLogger(__name__)
 
 #: Behind the name of a file that is being written; no quoted name has a `%` followed by this.
 PART = "%part"
+#: The root among its folders; no quoted name begins with a point.
+ROOT = "."
 #: The name of nothing; no quoted name is this.
 _EMPTY = "%"
 
 
-def place(key: str) -> tuple[str | None, str]:
-    """The folder of a key, None for the root itself, and the name of its file."""
+def place(key: str) -> tuple[str, str]:
+    """The folder of a key, `ROOT` without a slash in it, and the name of its file."""
     first, slash, rest = key.partition("/")
-    return (_quoted(first), _quoted(rest)) if slash else (None, _quoted(first))
+    return (_quoted(first), _quoted(rest)) if slash else (ROOT, _quoted(first))
 
 
-def key_of(folder: str | None, name: str) -> str | None:
-    """The key of a file, whole or being written; None if it is no object's."""
+def key_of(folder: str, name: str) -> str | None:
+    """The key of a file, whole or unfinished; None if it is no object's."""
     name = name.removesuffix(PART)
-    key = _unquoted(name) if folder is None else f"{_unquoted(folder)}/{_unquoted(name)}"
+    key = _unquoted(name) if folder == ROOT else f"{_unquoted(folder)}/{_unquoted(name)}"
     return key if place(key) == (folder, name) else None
 
 
@@ -77,9 +79,9 @@ T = TypeVar("T")
 
 #: Objects begin at a multiple of this in their files, as safetensors' readers like it.
 ALIGNMENT = 64
-#: How often a folder that others remove, since it is empty, is made again.
+#: How often to make a folder again that others remove, since it is empty.
 ATTEMPTS = 100
-#: What no open file is: nothing of this name, or something that no object can be.
+#: Errors of opening where there is no object of this name.
 _NO_FILE = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO}
 )
@@ -114,11 +116,11 @@ class FileStore(PayloadStore):
         return cls(address, root)
 
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
-        """Write its file; raises StoreFailed with nothing left behind."""
+        """Write its file; leaves nothing behind where it raises StoreFailed."""
         outbox, (folder, name) = Outbox(), place(key)
         nbytes, written = sum(map(len, spans)), name + PART
         outbox.put([_header(key, nbytes), *spans])
-        with self._told(f"writing {key}"):
+        with self._naming_errors(f"writing {key}"):
             at, file = self._create(folder, written)
             try:
                 while outbox.nbytes:
@@ -143,13 +145,13 @@ class FileStore(PayloadStore):
         memory: memoryview,
         parts: Sequence[Sequence[Part]],
     ) -> builtins.list[Missing | None]:
-        """Read each part to where it belongs; no file is opened twice."""
+        """Read the parts alone; no file is opened twice."""
         found: dict[int, Missing | None] = {}
         wanted: dict[StoredObject, builtins.list[int]] = {}
         for at, reference in enumerate(references):
             wanted.setdefault(reference.stored, []).append(at)
         for stored, places in wanted.items():
-            with self._told(f"reading {stored.key}"):
+            with self._naming_errors(f"reading {stored.key}"):
                 if (file := self._open(stored)) is None:
                     why = Missing(f"{self.address} has no {stored.key}")
                     found |= dict.fromkeys(places, why)
@@ -166,34 +168,32 @@ class FileStore(PayloadStore):
         """Remove their files, and the folders that are empty then."""
         if not keys:
             return []
-        with self._folder(None) as root:
+        with self._folder(ROOT) as root:
             left = [key for key in keys if not self._remove(root, *place(key))]
         self._remove_folders({place(key)[0] for key in keys})
         return left
 
     def list(self, prefix: str) -> builtins.list[str]:
-        """Those that are being written are there as well."""
-        found = set[str | None]()
-        with self._told(f"listing {prefix or 'all'}"), self._folder(None) as root:
+        """Unfinished ones too."""
+        with self._naming_errors(f"listing {prefix or 'all'}"), self._folder(ROOT) as root:
+            found = set(_keys_in(root, ROOT))
             for item in os.scandir(root):
-                if item.is_file(follow_symlinks=False):
-                    found.add(key_of(None, item.name))
-                elif item.is_dir(follow_symlinks=False) and may_have(item.name, prefix):
+                if item.is_dir(follow_symlinks=False) and may_have(item.name, prefix):
                     found.update(_keys_in(root, item.name))
         return sorted(key for key in found if key is not None and key.startswith(prefix))
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Nothing is open."""
 
     # -- mechanism
 
-    def _create(self, folder: str | None, name: str) -> tuple[int, int]:
+    def _create(self, folder: str, name: str) -> tuple[int, int]:
         """Descriptors of the folder and of a new, empty file in it."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NOT_FOLLOWED
         for left in reversed(range(ATTEMPTS)):
             try:
-                with self._folder(None) as root:
-                    at = os.dup(root) if folder is None else _made(root, folder)
+                with self._folder(ROOT) as root:
+                    at = _made(root, folder)
                 try:
                     return at, os.open(name, flags, 0o666, dir_fd=at)
                 except BaseException:
@@ -209,14 +209,14 @@ class FileStore(PayloadStore):
         folder, name = place(stored.key)
         try:
             with self._folder(folder) as at:
-                # A pipe of this name would block whoever opens it.
+                # A pipe of this name would block.
                 return os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=at)
         except OSError as error:
             if error.errno not in _NO_FILE:
                 raise
             return None
 
-    def _remove(self, root: int, folder: str | None, name: str) -> bool:
+    def _remove(self, root: int, folder: str, name: str) -> bool:
         """Whether it is gone."""
         try:
             with _opened(root, folder) as at:
@@ -230,22 +230,20 @@ class FileStore(PayloadStore):
             return False
         return True
 
-    def _remove_folders(self, folders: Iterable[str | None]) -> None:
+    def _remove_folders(self, folders: Iterable[str]) -> None:
         """Those that are empty."""
-        with self._folder(None) as root:
+        with self._folder(ROOT) as root:
             for folder in folders:
-                with suppress(OSError):  # there are others in it, or it is gone
-                    if folder is not None:
-                        os.rmdir(folder, dir_fd=root)
+                with suppress(OSError):  # it is the root, or gone, or has other objects
+                    os.rmdir(folder, dir_fd=root)
 
     @contextmanager
-    def _folder(self, folder: str | None) -> Iterator[int]:
-        """A descriptor of a folder that is no link to elsewhere; the root may be, as it is told.
+    def _folder(self, folder: str) -> Iterator[int]:
+        """A descriptor of a folder that is no symbolic link; the root may be one.
 
         Raises StoreFailed where the root is another directory than it was, so that nothing is read,
-        written or taken for gone below the mount point of what is not mounted. Its number is that
-        of the file system's root where that is mounted here, and another one where it is not; of
-        two mounts of the same it is the same.
+        written or taken for gone below the mount point of a file system that is not mounted. Two
+        mounts of one file system have the same inode, and an empty mount point another one.
         """
         try:
             root = os.open(self.root, _FOLDER)
@@ -260,7 +258,7 @@ class FileStore(PayloadStore):
             os.close(root)
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _naming_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -268,11 +266,8 @@ class FileStore(PayloadStore):
 
 
 @contextmanager
-def _opened(root: int, folder: str | None) -> Iterator[int]:
-    """A descriptor of a folder in the root, or of the root."""
-    if folder is None:
-        yield root
-        return
+def _opened(root: int, folder: str) -> Iterator[int]:
+    """A descriptor of a folder in the root."""
     at = os.open(folder, _FOLDER | os.O_NOFOLLOW, dir_fd=root)
     try:
         yield at
@@ -296,7 +291,7 @@ def _keys_in(root: int, folder: str) -> Iterator[str | None]:
 
 
 def _header(key: str, nbytes: int) -> bytes:
-    """What safetensors has before an object of so many bytes."""
+    """The safetensors header of an object of so many bytes."""
     text = json.dumps(
         {
             "__metadata__": {"key": key},
@@ -308,7 +303,7 @@ def _header(key: str, nbytes: int) -> bytes:
 
 
 def _start(file: int, nbytes: int) -> int | None:
-    """Where an object of so many bytes begins in its file; None if that is none."""
+    """Where an object of so many bytes begins in its file; None if the file is no such object."""
     found = os.fstat(file)
     start = found.st_size - nbytes
     if not stat.S_ISREG(found.st_mode) or start < 8:
@@ -319,7 +314,7 @@ def _start(file: int, nbytes: int) -> int | None:
 def _read(
     file: int, start: int | None, reference: Reference, memory: memoryview, parts: Sequence[Part]
 ) -> Missing | None:
-    """Fill memory with parts of a reference; what is wrong where they are not there."""
+    """Fill memory with parts of a reference, unless it is missing."""
     stored = reference.stored
     if start is None:
         return Missing(f"{stored.key} in {stored.store} is no object of {stored.nbytes} bytes")

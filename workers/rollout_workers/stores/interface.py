@@ -1,12 +1,12 @@
-"""What a payload store is: objects by key, put once, read by anybody, released when told.
+"""The interface of payload stores: objects by key, put once, read by any worker, then released.
 
     producer --put--> store                      push of references --> dispatcher
                       store --get--> DP rank     of a step, before any rank begins it
-                      store <--release-- any worker, when the dispatcher says that nobody needs it
+                      store <--release-- any worker, at the dispatcher's request
 
-Only workers talk to a store; the dispatcher passes on addresses and keys. An *object* has the spans
-of one push, end to end, so a sample is a part of it. Invariant: what was put stays until it is
-released, however long that takes, and whoever ends meanwhile: a store has no time-outs of its own.
+Only workers call a store; the dispatcher passes on addresses and keys. An *object* has the spans of
+one push, end to end, so a sample is a part of it. Invariant: an object stays until it is released,
+however long that takes, and whichever process ends meanwhile: a store has no time-outs of its own.
 """
 
 from abc import ABC, abstractmethod
@@ -23,13 +23,13 @@ from rollout_dispatcher.transport.memory import copy_bytes, uninitialised
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """An object that is not there any more, or not whole; why: for people."""
+    """An object that is gone, or not whole. why: text for people."""
 
     why: str
 
 
 class Part(NamedTuple):
-    """Bytes of what a reference means, from `source` on, and where in some memory they go."""
+    """`nbytes` bytes of a reference, from its byte `source` on, to byte `target` of some memory."""
 
     source: int
     target: int
@@ -39,15 +39,15 @@ class Part(NamedTuple):
 class PayloadStore(ABC):
     """One engine at one address. Calls may block, come from any thread, and raise StoreFailed.
 
-    `Missing` is for what is known to be gone; a store that cannot be asked just now raises, and is
-    asked again.
+    `Missing` is for an object that is known to be gone; a store that cannot be reached raises, and
+    is called again.
     """
 
-    #: What its addresses begin with, before the colon.
+    #: Of its addresses, before the colon.
     scheme: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
-        """Raise TypeError for a store that has no way to get anything."""
+        """Raise TypeError for a store without `get` and `get_into`."""
         super().__init_subclass__()
         if cls.get is PayloadStore.get and cls.get_into is PayloadStore.get_into:
             raise TypeError(f"{cls.__name__} must define get or get_into")
@@ -55,21 +55,21 @@ class PayloadStore(ABC):
     @classmethod
     @abstractmethod
     def open(cls, address: str) -> Self:
-        """Connect. Raises StoreFailed, in words that say what to do."""
+        """Connect. Raises StoreFailed with a remedy."""
 
     @abstractmethod
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
         """Keep these bytes, end to end, until they are released, even if this process ends.
 
-        The spans are copied, or not needed any more, when it returns. To put the same under the
-        same key again changes nothing.
+        The spans are copied, or not needed any more, when it returns. To put the same bytes under
+        the same key again changes nothing.
         """
 
     def get(self, references: Sequence[Reference]) -> list[memoryview | Missing]:
-        """`nbytes` bytes each, in their order; any number of processes may ask, again and again.
+        """`nbytes` bytes each, in their order; any number of processes may call it repeatedly.
 
-        What it returns stays as it is for as long as it is held, whatever is released. A store has
-        this, or `get_into`, or both; each is made of the other.
+        The returned memory does not change, also after a release. A store has this, or `get_into`,
+        or both; each is made of the other.
         """
         starts = [0, *accumulate(reference.nbytes for reference in references)]
         memory = uninitialised(starts[-1])
@@ -84,11 +84,11 @@ class PayloadStore(ABC):
         memory: memoryview,
         parts: Sequence[Sequence[Part]],
     ) -> list[Missing | None]:
-        """Put parts of each where they belong; None for what is there.
+        """Copy parts of each reference into memory; None for each that is there.
 
-        parts: of each reference, ascending, within its bytes. An engine that copies what it gets
-        copies it once if it has a method of its own for that. What belongs to something that is
-        missing is undefined. Raises ProtocolError where `get` returns more or less than asked for.
+        parts: of each reference, ascending, within its bytes; a store that can reads these alone.
+        An engine that copies copies once if it has a method of its own for that. The memory for a
+        missing one is undefined. Raises ProtocolError where `get` returns another number of bytes.
         """
         found = self.get(references)
         for data, reference, own in zip(found, references, parts, strict=True):
@@ -104,23 +104,23 @@ class PayloadStore(ABC):
 
     @abstractmethod
     def release(self, keys: Sequence[str]) -> list[str]:
-        """Nobody will ask for these objects again; returns the keys of those that are still there.
+        """Delete objects that are not needed any more; returns the keys of those that remain.
 
-        What is not there counts as released. Anybody may release what others have put, and may do
-        so again after a crash.
+        An object that is not there counts as released. Any worker may release any object, and may
+        do so again after a crash.
         """
 
     @abstractmethod
     def list(self, prefix: str) -> list[str]:
-        """The keys of what is there that begin so."""
+        """The keys of its objects that begin so."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what this process holds of the engine; objects stay."""
+        """Release this process's part of the engine; objects stay."""
 
 
 def part_of(found: memoryview | Missing, reference: Reference) -> memoryview | Missing:
-    """What a reference means of the whole object."""
+    """The part of the whole object that a reference names."""
     if isinstance(found, Missing):
         return found
     part = found[reference.offset : reference.offset + reference.nbytes]

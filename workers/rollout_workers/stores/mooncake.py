@@ -4,7 +4,7 @@
     mooncake_client -master_server_address HOST:PORT ...     has their bytes, one on each node
     producers, DP ranks                                      put and fetch; they lend no memory
 
-Objects are pinned: Mooncake is a cache, and would evict what it takes for cold. Further words of an
+Objects are pinned: Mooncake is a cache, and would evict cold ones. Further words of an
 address: `metadata` (default P2PHANDSHAKE: no metadata server), `protocol` (tcp or rdma),
 `devices` of RDMA, `hostname` under which this process is reached by the others (default 127.0.0.1).
 """
@@ -29,13 +29,13 @@ from rollout_workers.stores.interface import Missing, Part, PayloadStore
 
 #: Of Mooncake's error codes `OBJECT_NOT_FOUND`, and `INVALID_PARAMS` for bytes beyond an object.
 NOT_FOUND, NOT_IN_IT = -704, -600
-#: Memory for what Mooncake copies on its way; payloads themselves go from and to their own.
+#: Memory for Mooncake's own copies; payloads go from and to their own memory.
 LOCAL_BUFFER_BYTES = 16 << 20
-#: Objects that are read at once: at first, and at the most. What could not be had is read again
-#: before all else, alone: so many of those that failed last are known.
+#: Objects that are read at once: at first, and at the most. Objects that failed are read again
+#: first, and alone: so many of the last failures are remembered.
 READ_FIRST, READ_MOST = 4, 16
 SUSPECTS = 64
-#: Words of an address, and what they are if it does not say.
+#: Words of an address, and their defaults.
 WORDS = {
     "admin": "127.0.0.1:9003",
     "metadata": "P2PHANDSHAKE",
@@ -57,7 +57,7 @@ class MooncakeStore(PayloadStore):
         self._pinned.with_hard_pin = True
         #: Mooncake registers a region once, and two threads may have the same one.
         self._registering = threading.Lock()
-        #: Keys of what could not be had. Threads that read other objects leave them alone.
+        #: Keys of objects that failed; later reads read them apart from others.
         self._suspects = deque[str](maxlen=SUSPECTS)
 
     @classmethod
@@ -95,7 +95,7 @@ class MooncakeStore(PayloadStore):
         memory: memoryview,
         parts: Sequence[Sequence[Part]],
     ) -> list[Missing | None]:
-        """Ranges of objects, all at once, each part to where it belongs."""
+        """Ranges of objects, many at once."""
         if not references:
             return []
         filled = [[part for part in own if part.nbytes] for own in parts]
@@ -105,11 +105,11 @@ class MooncakeStore(PayloadStore):
     def _read_some(
         self, address: int, references: Sequence[Reference], parts: Sequence[Sequence[Part]]
     ) -> list[Missing | None]:
-        """Ever more at once, until all are there or some cannot be had; suspects first.
+        """Ever more at once, until all are there or some fail; suspects first.
 
-        The engine takes a second for each object whose memory does not answer, and only when it has
-        tried all that it was asked for says that it failed. What is read may lie on several nodes,
-        of which one is gone.
+        The engine takes a second for each object whose node does not answer, and reports failures
+        only after it has tried all of a call. Objects may lie on several nodes, of which one is
+        gone.
         """
         suspects = set(self._suspects)
         suspected = [reference.stored.key in suspects for reference in references]
@@ -168,7 +168,7 @@ class MooncakeStore(PayloadStore):
     def _missing(
         self, got: Sequence[int], sizes: Sequence[int], reference: Reference
     ) -> Missing | None:
-        """What is wrong with some ranges of an object, by what was told of each."""
+        """The error of an object's ranges, by the engine's size or code for each."""
         if list(got) == list(sizes):
             return None
         if NOT_FOUND in got:
@@ -180,7 +180,7 @@ class MooncakeStore(PayloadStore):
         raise StoreFailed(self._address, f"{reference.stored.key} cannot be had (code {wrong[0]})")
 
     def list(self, prefix: str) -> list[str]:
-        """As the master's administration tells it: its clients have no way to ask."""
+        """From the master's administration: its clients have no call for it."""
         try:
             with urlopen(f"http://{self._admin}/get_all_keys", timeout=TIMEOUT_S) as answer:
                 keys = answer.read().decode().split("\n")
@@ -190,7 +190,7 @@ class MooncakeStore(PayloadStore):
 
 
 def _check_answers(address: str, host: str | None, port: int | None) -> None:
-    """Raise StoreFailed if nobody listens there: the engine would try for a minute and a half."""
+    """Raise StoreFailed if nothing listens there: the engine would try for 90 s."""
     try:
         socket.create_connection((host or "", port or 0), TIMEOUT_S).close()
     except OSError as error:

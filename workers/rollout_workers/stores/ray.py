@@ -1,15 +1,15 @@
 """Payloads in Ray's object store: `ray://NAMESPACE/NAME`, in the cluster that `RAY_ADDRESS` names.
 
-A raw object id keeps nothing alive, and an object dies with the process that owns it, which a
-producer soon is. So on each node an actor (a *holder*) owns what is put there:
+A raw object id keeps nothing alive, and an object dies with the process that owns it; producers end
+early. So on each node an actor (a *holder*) owns the objects that are put there:
 
     producer --ray.put--> object --Holder.keep--> a copy that the holder owns, on the same node
     DP rank  --Holder.find--> its id --ray.get--> a view of it, fetched from node to node by Ray
 
-Which holder has an object is said by its key, `<key>@<node>`. Holders are detached: they stay when
-the job that has made them ends, and hold what was not released; a node that is lost takes its
-objects with it. `ray.get` unpickles what the holders have: whoever may put objects into the cluster
-may run code there anyway.
+The key of an object names its holder, `<key>@<node>`. Holders are detached: they stay when the job
+that has made them ends, and hold what was not released; a node that is lost takes its objects with
+it. `ray.get` unpickles the holders' objects: a process that may put objects into the cluster may
+run code there anyway.
 """
 
 from collections import defaultdict
@@ -53,12 +53,12 @@ class Holder:
         return [self._held.get(key) for key in keys]
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Own these no more; Ray frees what nobody looks at."""
+        """Own these no more; Ray frees objects without a reader."""
         for key in keys:
             self._held.pop(key, None)
 
     def keys(self, prefix: str) -> list[str]:
-        """What is held under keys that begin so."""
+        """The keys of held objects that begin so."""
         return [key for key in self._held if key.startswith(prefix)]
 
 
@@ -97,7 +97,7 @@ class RayStore(PayloadStore):
         try:
             self._keep(kept, value)
         except StoreFailed:
-            # It may have been slow alone, and does what it is asked in the order of the calls.
+            # The holder may only have been slow; it serves calls in their order.
             if (holder := self._holders.get(self._node)) is not None:
                 holder.drop.remote([kept])
             raise
@@ -109,7 +109,7 @@ class RayStore(PayloadStore):
         return [part_of(found[reference.stored.key], reference) for reference in references]
 
     def release(self, keys: Sequence[str]) -> list[str]:
-        """Tell the holders; one that is gone has nothing any more."""
+        """By the holders; one that is gone has nothing any more."""
         for node, there in _by_node(keys).items():
             with suppress(_HolderGone):
                 self._asked(node, "drop", there)
@@ -125,7 +125,7 @@ class RayStore(PayloadStore):
         return f"{self._name}@{node}"
 
     def _nodes(self) -> list[str]:
-        """Those that have a holder."""
+        """The nodes that have a holder."""
         try:
             named = ray.util.list_named_actors(all_namespaces=True)
         except RayError as error:
@@ -138,7 +138,7 @@ class RayStore(PayloadStore):
         ]
 
     def _made(self, node: str) -> Any:
-        """The holder of a node, which may have been made meanwhile by somebody else."""
+        """The holder of a node, which another process may have made meanwhile."""
         self._holders[node] = (
             ray.remote(Holder)
             .options(
@@ -154,10 +154,10 @@ class RayStore(PayloadStore):
         return self._holders[node]
 
     def _asked(self, node: str, method: str, *values: object) -> Any:
-        """What the holder of a node answers; raises as `_answer` does.
+        """The answer of a node's holder; raises as `_answer` does.
 
-        Raises _HolderGone where there is none, too. One that is known here and has ended may have
-        a successor: that is asked then, as what it holds was put there since.
+        Raises _HolderGone where there is none, too. A known one that has ended may have a
+        successor, with the objects that were put there since: then that is called.
         """
         if (known := self._holders.get(node)) is not None:
             with suppress(_HolderGone):
@@ -169,7 +169,7 @@ class RayStore(PayloadStore):
         return self._answer(node, getattr(found, method).remote(*values))
 
     def _answer(self, node: str, answer: Any, within_s: float = ANSWERED_WITHIN_S) -> Any:
-        """Raises _HolderGone if who is to answer has ended for good, StoreFailed for the rest."""
+        """Raises _HolderGone if the holder has ended for good, StoreFailed for other errors."""
         try:
             return ray.get(answer, timeout=within_s)
         except ActorDiedError as error:
@@ -202,7 +202,7 @@ class RayStore(PayloadStore):
     def _views(
         self, node: str, keys: Sequence[str], ids: Sequence[Any]
     ) -> "list[memoryview | Missing]":
-        """Of all, once the holder was asked for them again if Ray does not come to an end."""
+        """Of all; calls the holder for them again if Ray does not come to an end."""
         try:
             return self._fetched(ids, ASKED_AGAIN_AFTER_S)
         except StoreFailed:
@@ -245,7 +245,7 @@ class RayStore(PayloadStore):
 
 
 class _HolderGone(StoreFailed):
-    """A holder has ended, and what it held with it."""
+    """A holder has ended, and its objects with it."""
 
 
 def _by_node(keys: Iterable[str]) -> dict[str, list[str]]:

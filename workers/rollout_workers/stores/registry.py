@@ -1,16 +1,16 @@
-"""Which class serves an address: by what the address begins with, before the colon.
+"""The class that serves an address, by its scheme: the part before the colon.
 
-A store of somebody else's is a class that does what `PayloadStore` says, named by its scheme in an
-entry point of its distribution, which has to be installed where producers and DP ranks run:
+A third party's store is a subclass of `PayloadStore`, named by its scheme in an entry point of its
+distribution, which has to be installed where producers and DP ranks run:
 
     [project.entry-points."rollout_dispatcher.payload_stores"]
     s3 = "their_package.s3:S3Store"
 
 `OpenedStores` are those that one client uses: those that the dispatcher allows, opened when needed.
-A store that nobody answers for takes its time to say so, and whoever puts can do without it. So
-after that it is not asked to take anything for a while.
+A put into a store that is down fails late, and the next store can take the object. So after a slow
+failure puts skip that store for a while.
 
-Invariant: no address is opened that was not in the last welcome, whatever a message says.
+Invariant: no address is opened that was not in the last welcome, whatever is in a message.
 """
 
 import logging
@@ -33,9 +33,9 @@ from rollout_workers.stores.interface import Missing, Part, PayloadStore
 log = logging.getLogger(__name__)
 
 
-#: Where others name theirs.
+#: Of third parties' stores.
 ENTRY_POINTS = "rollout_dispatcher.payload_stores"
-#: Ours: the module and the class of each, loaded when an address asks for it, as engines are large.
+#: Module and class of our own stores, imported when an address needs them, as engines are large.
 BUILT_IN = {
     "file": ("rollout_workers.stores.file", "FileStore"),
     "mooncake": ("rollout_workers.stores.mooncake", "MooncakeStore"),
@@ -47,13 +47,13 @@ BUILT_IN = {
 def open_store(address: str) -> PayloadStore:
     """The store at an address, `file:///data/rollouts` say.
 
-    Raises StoreFailed where it cannot be used from here, in words that say what to do.
+    Raises StoreFailed, with a remedy, where it cannot be used from here.
     """
     return store_class(address).open(address)
 
 
 def store_class(address: str) -> type[PayloadStore]:
-    """Who serves an address; raises StoreFailed."""
+    """The class that serves an address; raises StoreFailed."""
     scheme, colon, _ = address.partition(":")
     if not colon:
         raise StoreFailed(address, "an address begins with a scheme, as file:///data/rollouts does")
@@ -89,25 +89,25 @@ def _load(scheme: str) -> object | None:
     return None
 
 
-#: A put that fails sooner than this is tried again by the next one.
+#: The next put tries a store again whose last put failed sooner than this, in seconds.
 SLOW_S = 1.0
-#: Otherwise no put waits for that store for so many times as long, but no longer than the other.
+#: Otherwise puts skip that store for so many times as long, and for at most so many seconds.
 PAUSE_RATIO, PAUSE_MOST_S = 10, 600.0
 
 
 class _Failure(NamedTuple):
-    """What went wrong. until: by the clock, what this stands for."""
+    """An error that calls get until that time by the clock."""
 
     error: Exception
     until: float
 
 
 class OpenedStores:
-    """Calls go to the store that they name, from any thread; whatever goes wrong is a StoreFailed.
+    """Calls go to the store that they name, from any thread; each error becomes a StoreFailed.
 
-    But for the ProtocolError of `get_into`, where a store returns more or less than asked for.
-    What could not be opened is tried again by the next call, but for puts. No engine is closed
-    while a call is in one, as that ends the process with a SIGSEGV in some (Mooncake).
+    But for the ProtocolError of `get_into`, where a store returns another number of bytes. The next
+    call tries to open again a store that could not be opened. No engine is closed during a call
+    into one, as that ends the process with a SIGSEGV in some (Mooncake).
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class OpenedStores:
         self._attempts: dict[str, _Failure] = {}
 
     def allow(self, addresses: Sequence[str]) -> None:
-        """From now on these, and no others; the first is where to put."""
+        """Allow these addresses, and no others; puts go to the first."""
         self._allowed = tuple(addresses)
 
     def put(self, key: str, spans: Sequence[Buffer]) -> StoredObject:
@@ -142,7 +142,7 @@ class OpenedStores:
         raise failed or StoreFailed("", "the dispatcher allows no payload store")
 
     def _put(self, address: str, key: str, spans: Sequence[Buffer]) -> StoredObject:
-        """Unless that has just failed, and took long."""
+        """Raises the last error where that was recent, and slow."""
         began, before = self._clock(), self._puts.get(address)
         if before is not None and began < before.until:
             raise before.error
@@ -164,9 +164,9 @@ class OpenedStores:
         memory: memoryview,
         parts: Sequence[Sequence[Part]],
     ) -> list[Missing | None]:
-        """Parts of each where they belong in some memory; what is missing.
+        """Copy parts of each reference into memory; None for each that is there.
 
-        An object of which nothing is needed counts as there.
+        An object of which no part is needed counts as there.
         """
         found: list[Missing | None] = [None] * len(references)
         by_store: dict[str, list[int]] = {}
@@ -181,23 +181,23 @@ class OpenedStores:
         return found
 
     def release(self, address: str, keys: Sequence[str]) -> list[str]:
-        """The keys of what is still there."""
+        """Delete objects; returns the keys of those that remain."""
         with self._asking(address) as store:
             return store.release(keys)
 
     def list(self, address: str, prefix: str) -> Sequence[str]:
-        """The keys of what is there that begin so."""
+        """The keys of a store's objects that begin so."""
         with self._asking(address) as store:
             return store.list(prefix)
 
     def close(self) -> None:
-        """Let go of the engines, with the end of the last call that is in one; take no more."""
+        """Close the engines once the last call has returned; accept no more calls."""
         with self._lock:
             self._closed = True
-        self._let_go()
+        self._close_idle()
 
-    def _let_go(self) -> None:
-        """Of all, if it is time to."""
+    def _close_idle(self) -> None:
+        """Close all stores, once closed and without a call under way."""
         with self._lock:
             if self._running or not self._closed:
                 return
@@ -218,14 +218,14 @@ class OpenedStores:
             self._running += 1
         try:
             yield self._opened(address)
-        except Exception as error:  # an engine's own, or a mistake in somebody's store
+        except Exception as error:  # an engine's own, or a bug in a third party's store
             if isinstance(error, (StoreFailed, *passed_on)):
                 raise
             raise StoreFailed(address, repr(error)) from error
         finally:
             with self._lock:
                 self._running -= 1
-            self._let_go()
+            self._close_idle()
 
     def _opened(self, address: str) -> PayloadStore:
         with self._lock:
@@ -238,7 +238,7 @@ class OpenedStores:
             return store
 
     def _open(self, address: str, came: float) -> PayloadStore:
-        """Who came while somebody else failed to is told that, rather than waits as long again."""
+        """A caller that waited while another failed gets that error, and does not wait as long."""
         before = self._attempts.get(address)
         if before is not None and came < before.until:
             raise before.error
@@ -250,7 +250,7 @@ class OpenedStores:
 
 
 def _checked(stored: object, address: str, nbytes: int) -> StoredObject:
-    """What a store's `put` returns, if a push can say so; raises StoreFailed."""
+    """The object that a store's `put` returned, if a push can name it; raises StoreFailed."""
     if not isinstance(stored, StoredObject):
         raise StoreFailed(address, f"its put returns no StoredObject but {stored!r:.200}")
     try:

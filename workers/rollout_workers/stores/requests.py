@@ -1,12 +1,12 @@
-"""What the dispatcher asks of a client's payload stores: to free objects, and what is there.
+"""The dispatcher's requests to a client's payload stores: to delete objects, and to list them.
 
-    heard --take--> perform, in a thread --answered--> take_answers
+    receive --take--> perform, in a thread --answered--> take_answers
 
-Invariant: an answer is said on the connection on which it was asked for, or not at all: after a
-loss the dispatcher asks again, this client or another one.
+Invariant: an answer goes over the connection that its request came on, or is dropped: after a loss
+the dispatcher sends the request again, to this client or another one.
 
 Calls into payload stores may block for as long as a file server is away, and have threads of their
-own. They are daemons, as an interpreter that exits waits for all others: a call that hangs would
+own. They are daemons, as an interpreter waits for all others when it exits: a call that hangs would
 keep its process from ending.
 """
 
@@ -25,32 +25,32 @@ Answer = m.Freed | m.Swept
 
 
 class StoreRequests:
-    """Requests that are not answered yet; whoever shares it between threads guards it."""
+    """Requests that are not answered yet; not thread-safe."""
 
     def __init__(self) -> None:
         self._new: list[Request] = []
         self._open: list[Request] = []
         self._answers: list[Answer] = []
 
-    def heard(self, request: Request) -> None:
-        """The dispatcher has asked for something."""
+    def receive(self, request: Request) -> None:
+        """A request came."""
         self._new.append(request)
 
     def take(self) -> list[Request]:
-        """What is to be performed now; each is `answered` in the end."""
+        """Requests to perform now; call `answered` for each in the end."""
         taken, self._new = self._new, []
         self._open += taken
         return taken
 
     def answered(self, request: Request, answer: Answer) -> None:
-        """It is performed."""
+        """A request is performed."""
         before = len(self._open)
         self._open = [one for one in self._open if one is not request]
         if len(self._open) < before:
             self._answers.append(answer)
 
     def take_answers(self) -> Iterator[Answer]:
-        """What to say now; taken as said once yielded."""
+        """Answers to send now; each counts as sent once yielded."""
         while self._answers:
             yield self._answers.pop(0)
 
@@ -60,7 +60,7 @@ class StoreRequests:
 
 
 def perform(stores: OpenedStores, request: Request) -> Answer:
-    """Do what is asked; blocks. What a store cannot do is part of the answer."""
+    """Delete or list; blocks. An error of the store is part of the answer."""
     match request:
         case m.Free():
             return _free(stores, request)
@@ -69,7 +69,7 @@ def perform(stores: OpenedStores, request: Request) -> Answer:
 
 
 def failed(request: Request, why: object) -> Answer:
-    """The answer where nothing could be done."""
+    """The answer to a request that failed as a whole."""
     if isinstance(request, m.Free):
         return m.Freed(number=request.number, left=request.keys, why=_short(why))
     return m.Swept(number=request.number, why=_short(why))
@@ -91,8 +91,7 @@ def _sweep(stores: OpenedStores, request: m.Sweep) -> Answer:
     except StoreFailed as error:
         return failed(request, error)
     keys = [key for key in found if 0 < len(key) <= m.MAX_KEY_LETTERS]
-    told = keys[: m.MAX_KEYS]
-    return m.Swept(number=request.number, keys=told, more=len(told) < len(keys))
+    return m.Swept(number=request.number, keys=keys[: m.MAX_KEYS], more=len(keys) > m.MAX_KEYS)
 
 
 def _short(why: object) -> str:
@@ -127,7 +126,7 @@ class DaemonExecutor(Executor):
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Take no more calls; what was submitted is still run, and nobody waits for it."""
+        """Accept no more calls; those that were submitted still run, and this does not wait."""
         with self._lock:
             if self._closed:
                 return
@@ -138,7 +137,7 @@ class DaemonExecutor(Executor):
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # or what it holds would stay until the next
+            del call  # or its arguments would stay until the next
 
 
 def _call(future: Future[T], fn: Callable[..., T], *args: Any, **kwargs: Any) -> None:

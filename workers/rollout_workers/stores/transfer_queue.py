@@ -1,16 +1,16 @@
 """Payloads in a TransferQueue: `transferqueue://PARTITION`, of the job in the Ray cluster.
 
-    transferqueue://rollouts                                     what our own producers put
-    transferqueue://train?fields=input_ids,loss_mask,logprobs    what is there already
+    transferqueue://rollouts                                     objects of our own producers
+    transferqueue://train?fields=input_ids,loss_mask,logprobs    samples that are there already
 
-In the first an object is one key with one field, `span`. In the second a key is a sample that
-somebody else has put, and a reference to it is the span that these fields make in this order, which
-has to be that of the push that names it; nothing can be put there by us. The queue has to run: the
-process that begins one takes it along when it ends, which no worker should be.
+In the first an object is one key with one field, `span`. In the second a key is a sample of another
+writer, and a reference to it is the span that these fields make in this order, which has to be that
+of the push that names it; producers cannot put there. The queue has to run already: it ends with
+the process that begins it, and a worker may end early.
 
 Its clients wait for a storage unit that has ended for minutes, and for the controller for ever: a
-call is given up after `ANSWERED_WITHIN_S`, and tried again. None of the queue's processes comes
-back, so a run that needs what one of them had goes on no more.
+call ends after `ANSWERED_WITHIN_S`, and is tried again. None of the queue's processes comes back,
+so a run cannot go on if it needs the objects of one that has ended.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ from rollout_workers.stores.interface import Missing, PayloadStore, part_of
 CONTROLLER, NAMESPACE = "TransferQueueController", "transfer_queue"
 #: Seconds that the queue has for a call.
 ANSWERED_WITHIN_S = 60.0
-#: The field of what is put here.
+#: The field of our own objects.
 SPAN = "span"
 
 
 class TransferQueueStore(PayloadStore):
-    """One partition. fields: of samples that others put; empty for objects of ours."""
+    """One partition. fields: of other writers' samples; empty for our own objects."""
 
     scheme: ClassVar[str] = "transferqueue"
 
@@ -84,17 +84,17 @@ class TransferQueueStore(PayloadStore):
         return [part_of(found[reference.stored.key], reference) for reference in references]
 
     def release(self, keys: Sequence[str]) -> list[str]:
-        """All at once; a queue that has none of them says so by an error."""
+        """All at once; a queue that has none of them raises."""
         with suppress(_NotThere):
             if keys:
                 self._asked(tq.async_kv_clear(list(keys), self._partition))
         return []
 
     def close(self) -> None:
-        """The connection is the process's, which may use it for more than this."""
+        """Nothing: the process may use its connection for other things."""
 
     def _objects(self, keys: Sequence[str]) -> "Iterator[memoryview | Missing]":
-        # A queue leaves out what it does not have, so what comes may be of other keys.
+        # A queue leaves out missing keys, so fewer rows cannot be matched to keys.
         rows = self._rows(keys) if keys else []
         if len(rows) == len(keys):
             yield from rows
@@ -103,7 +103,7 @@ class TransferQueueStore(PayloadStore):
             yield next(iter(self._rows([key])), Missing(f"{self._partition} does not have it"))
 
     def _rows(self, keys: Sequence[str]) -> "list[memoryview]":
-        """The spans of as many of these as there are."""
+        """The spans of those of the keys that are there."""
         names = self._fields or [SPAN]
         try:
             found = self._asked(tq.async_kv_batch_get(list(keys), self._partition, names))
@@ -115,8 +115,8 @@ class TransferQueueStore(PayloadStore):
         return [_bytes(row) for row in columns[0]]
 
     def _asked(self, call: Coroutine[Any, Any, Any]) -> Any:
-        """What it answers. Raises _NotThere if it has none of these, else StoreFailed."""
-        # Where the queue's own calls run: from there it can be taken back.
+        """The queue's answer. Raises _NotThere if it has none of the keys, else StoreFailed."""
+        # On the loop of the queue's own calls, so that the call can be cancelled.
         future = asyncio.run_coroutine_threadsafe(call, self._client._loop)  # noqa: SLF001
         try:
             return future.result(ANSWERED_WITHIN_S)
@@ -134,7 +134,7 @@ class TransferQueueStore(PayloadStore):
 
 
 class _NotThere(StoreFailed):
-    """The queue has none of the keys that it was asked for, or not all of their fields."""
+    """The queue has none of the keys of a call, or not all of their fields."""
 
 
 def _bytes(row: torch.Tensor) -> memoryview:

@@ -1,12 +1,12 @@
-"""Clocks that never make anybody wait: the host's, and a GPU's by events on the current stream.
+"""Clocks that never block: the host's, and a GPU's by events on the current stream.
 
-A GPU computes behind the host's back, so what passes between two lines of the training loop is not
-what the GPU took between them. An event is reached when the GPU has done all that was issued before
-it; its time is read once it is reached, and nobody waits for that.
+A GPU computes asynchronously, so the time between two lines of the training loop is not what the
+GPU took between them. An event is reached when the GPU has done all that was issued before it; its
+time is read once it is reached, without waiting.
 
 A step is iterated once or several times: old log-probs, then an epoch or more of updates. All that
 counts for one key is one *pass*: the times of its repeats are added up. A *span* is a stretch of
-time in one micro-batch; stretches in it in which the rank was blocked are told apart.
+time in one micro-batch, with the parts of it in which the rank was blocked.
 """
 
 import time
@@ -76,7 +76,7 @@ class CudaClock:
 def clock_for(device: torch.device | None) -> Clock | str:
     """The clock of what is computed there, or why there is none.
 
-    device: None where the stream was not told; then a GPU counts that this process has used.
+    device: None where the stream has none; then a GPU counts that this process has used.
     """
     if device is not None and device.type not in ("cpu", "cuda"):
         return f"times on {device.type} are not measured"
@@ -97,16 +97,16 @@ def _other_accelerator() -> str | None:
     return None if kind == "cuda" else kind
 
 
-#: What counts for no key that the trainer has named, without a backward pass; with one, `UPDATE`.
+#: Key of a pass that the trainer has not named, without a backward pass; with one, `UPDATE`.
 FORWARD = "forward"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pass:
     """Sums over spans.
 
-    key: None for what has not been named. as_one: nobody knows of which micro-batch its times are,
-    only of which step: all of it is told of the first.
+    key: None until it is named. as_one: its times are of the step and not of single micro-batches;
+    the report has all of them at the first.
     """
 
     key: str | None
@@ -115,7 +115,7 @@ class Pass:
     busy_s: list[float] = field(init=False)
     blocked_s: list[float] = field(init=False)
     backwards: list[int] = field(init=False)
-    #: Names of groups in which there were collectives that nobody has timed.
+    #: Names of groups in which there were collectives that were not timed.
     untimed: set[str] = field(default_factory=set)
     #: Whether a part of it has no times: it was captured into a CUDA graph.
     has_gaps: bool = False
@@ -129,23 +129,22 @@ class Pass:
         """Whether micro-batches were computed after the next had been asked for."""
         return min(self.backwards) == 0 and max(self.backwards) > 1
 
-    def plus(self, other: "Pass") -> "Pass":
-        """Both, where they belong to the same key."""
-        both = Pass(self.key, self.count, as_one=self.as_one | other.as_one)
-        both.busy_s = list(map(add, self.busy_s, other.busy_s))
-        both.blocked_s = list(map(add, self.blocked_s, other.blocked_s))
-        both.backwards = list(map(add, self.backwards, other.backwards))
-        both.untimed = self.untimed | other.untimed
-        both.has_gaps = self.has_gaps | other.has_gaps
-        return both
+    def add(self, other: "Pass") -> None:
+        """Add another pass of the same key."""
+        self.busy_s = list(map(add, self.busy_s, other.busy_s))
+        self.blocked_s = list(map(add, self.blocked_s, other.blocked_s))
+        self.backwards = list(map(add, self.backwards, other.backwards))
+        self.untimed |= other.untimed
+        self.as_one |= other.as_one
+        self.has_gaps |= other.has_gaps
 
 
 @dataclass(slots=True, eq=False)
 class Span:
     """A stretch of time in one micro-batch.
 
-    blocked: stretches in it. untimed: as in `Pass`, so far; by_backward: how much of both there was
-    when the last backward pass in it ended, at `backward_end`.
+    blocked: parts of it. untimed: as in `Pass`, so far. backward: when the last backward pass in it
+    ended, with the number of blocked parts and `untimed` by then.
     """
 
     owner: Pass
@@ -154,21 +153,19 @@ class Span:
     end: Mark = None
     blocked: list[tuple[Mark, Mark]] = field(default_factory=list)
     untimed: frozenset[str] = frozenset()
-    backward_end: Mark = None
-    by_backward: tuple[int, frozenset[str]] = (0, frozenset())
+    backward: tuple[Mark, int, frozenset[str]] | None = None
 
     def saw_backward(self, clock: Clock) -> None:
         """A backward pass has ended."""
-        self.backward_end = clock.mark()
-        self.by_backward = len(self.blocked), self.untimed
+        end = clock.mark()
+        self.backward = None if end is None else (end, len(self.blocked), self.untimed)
         self.owner.backwards[self.index] += 1
 
     def close(self, clock: Clock, *, at_backward: bool) -> None:
         """It ends: now, or when its last backward pass did, if there was one."""
-        if at_backward and self.backward_end is not None:
-            blocked, self.untimed = self.by_backward
+        if at_backward and self.backward is not None:
+            self.end, blocked, self.untimed = self.backward
             del self.blocked[blocked:]
-            self.end = self.backward_end
         else:
             self.end = clock.mark()
         if self.untimed:

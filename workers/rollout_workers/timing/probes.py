@@ -8,27 +8,25 @@ is complete, and one that it queues itself, when DDP has all gradients:
     forward | backward, all-reduces behind it | DDP waits | optimizer
                                              first      second
 
-A hook on a parameter queues the first: it runs before DDP hears that this parameter is complete,
-so before it can know that all are. Whatever communication hook there is, it is waited for there.
+A hook on a parameter queues the first: it runs before DDP counts this parameter as complete, so
+before all are. Whatever communication hook there is, DDP waits for it there.
 
 FSDP2 is Python, and waits in methods of its own, which are wrapped on this model's objects: for
-parameters before they are used, and for gradients. On a GPU it is the stream that waits there, not
-the host, so events on it say how long.
+parameters before they are used, and for gradients. On a GPU the stream waits there, not the host,
+so events on it measure how long.
 
 A process has one training loop, and several streams of it take turns. Backward passes call from
 autograd's threads while the training thread waits for them, so no two threads are here at once.
 
-Collectives that happen unseen are counted, so that nobody mistakes a wait in them for compute:
-every process group numbers its collectives. Where that number moves in a micro-batch, and not while
-somebody timed what the rank was blocked for, there was a collective that looks like compute: all
-ranks would look alike, and it has to be said instead.
+A wait in a collective that no probe times counts as compute, on all ranks alike. So collectives are
+counted: every process group numbers them. Where that number moves in a micro-batch, and not in a
+part that is timed as blocked, the step's times carry the reason why waits are unknown.
 """
 
 import sys
 import weakref
 from collections.abc import Callable, Iterable
-from operator import methodcaller
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -37,95 +35,57 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rollout_workers.process_group import instances
 
-
-class Listener(Protocol):
-    """What hears of probes."""
-
-    def block(self, forgiven: dist.ProcessGroup | None = None) -> None:
-        """The rank waits for others from now on.
-
-        forgiven: a group whose collectives until now were begun by who waits for them here.
-        """
-
-    def unblock(self) -> None:
-        """It does not, any more; pairs may be nested."""
-
-    def will_begin(self) -> None:
-        """Collectives begin from now on that are waited for later, in `block` ..."""
-
-    def has_begun(self) -> None:
-        """... up to now."""
-
-    def saw_backward(self) -> None:
-        """A backward pass has ended."""
+if TYPE_CHECKING:
+    from rollout_workers.timing.timing import StepTimer
 
 
-#: None while nothing is measured.
-listener: Listener | None = None
+#: The timer of the step that is computed; None while nothing is measured.
+listener: "StepTimer | None" = None
 
 
-def listen(to: Listener | None) -> None:
-    """From now on probes are heard by this one."""
+def listen(to: "StepTimer | None") -> None:
+    """Probes report to this timer from now on."""
     global listener  # noqa: PLW0603  one training loop a process
     listener = to
 
 
-class _Told:
-    """A method of which the listener hears when it begins and when it ends.
+class Probe:
+    """A method that reports its beginning and its end to the listener.
 
-    No closure, so that the object that has it can be copied and pickled as before.
+    begins, ends: methods of `StepTimer`. No closure, so that the object that has it can be copied
+    and pickled as before.
     """
 
-    begins: ClassVar[methodcaller]
-    ends: ClassVar[methodcaller]
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method = method
+    def __init__(self, method: Callable[..., Any], begins: str, *ends: str) -> None:
+        self._method, self._begins, self._ends = method, begins, ends
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, and tell."""
-        heard, told = listener, type(self)
-        if heard is None:
+        """Call it, and report."""
+        timer = listener
+        if timer is None:
             return self._method(*args, **kwargs)
-        told.begins(heard)
+        getattr(timer, self._begins)()
         try:
             return self._method(*args, **kwargs)
         finally:
-            told.ends(heard)
+            for end in self._ends:
+                getattr(timer, end)()
 
 
-class Blocked(_Told):
-    """A method in which the rank waits for others."""
-
-    begins, ends = methodcaller("block"), methodcaller("unblock")
-
-
-class Begins(_Told):
-    """A method that begins collectives, and does not wait for them."""
-
-    begins, ends = methodcaller("will_begin"), methodcaller("has_begun")
-
-
-class EndsBackward(Blocked):
-    """A method that ends a backward pass by waiting for others."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, and tell."""
-        answer = super().__call__(*args, **kwargs)
-        if listener is not None:
-            listener.saw_backward()
-        return answer
-
+#: Of a method in which the rank waits for others, of one that begins collectives and does not wait
+#: for them, and of one that ends a backward pass by waiting for others.
+BLOCKS, BEGINS = ("block", "unblock"), ("will_begin", "has_begun")
+ENDS_BACKWARD = (*BLOCKS, "saw_backward")
 
 #: Of no group.
 NONE: frozenset[str] = frozenset()
 
 
 class Collectives:
-    """Looks at the process groups that several DP ranks are in.
+    """Counts collectives in the process groups that several DP ranks are in.
 
-    dp_ranks: global ranks of the DP ranks; None where every process is one. groups: those of them
-        that count their collectives; while there are none, nobody need `look`.
+    dp_ranks: global ranks of the DP ranks; None where every process is one. groups: those of the
+        groups that count their collectives; while there are none, `mark` does nothing.
     """
 
     def __init__(self, dp_ranks: frozenset[int] | None) -> None:
@@ -136,9 +96,9 @@ class Collectives:
         self._common: tuple[dist.ProcessGroup, ...] = ()
 
     def cannot_be_seen(self, *, probed: bool) -> str:
-        """Why nobody could tell whether there are any; "" if somebody can.
+        """Why collectives cannot be counted; "" if they can.
 
-        probed: whether there are models that tell what they wait for.
+        probed: whether some models have probes.
         """
         if not self._joined:
             return "no process group joins this rank with other DP ranks, so no collective is seen"
@@ -147,7 +107,7 @@ class Collectives:
         return ""
 
     def find_groups(self) -> None:
-        """Look for groups again, if there are others than before."""
+        """Refresh the groups, if their number has changed."""
         if not (dist.is_available() and dist.is_initialized()):
             self.groups, self._joined, self._known = [], 0, 0
             self._common = ()
@@ -159,12 +119,12 @@ class Collectives:
             self._joined, self.groups = len(joined), [*filter(_counts, joined)]
             self._common = tuple(filter(self._joins_all, self.groups))
 
-    def look(self) -> None:
-        """What there was up to now is known."""
+    def mark(self) -> None:
+        """`since` counts from here."""
         self._numbers = [_number(group) for group in self.groups]
 
     def since(self, forgiven: dist.ProcessGroup | None = None) -> frozenset[str]:
-        """Names of the groups that had collectives since `look`, but for one."""
+        """Names of the groups that had collectives since `mark`, but for one."""
         if not self.groups:
             return NONE
         return frozenset(
@@ -203,12 +163,12 @@ def _counts(group: dist.ProcessGroup) -> bool:
     return True
 
 
-#: Parameters of a DDP model that tell of its backward passes: one would do, were each always used.
+#: Parameters of a DDP model with a hook: one would do, if each were in every backward pass.
 PARAMETERS = 4
-#: Methods of FSDP2's parameter groups in which it waits, and where it begins what it waits for.
-WAITS, BEGINS = ("wait_for_unshard", "post_backward", "finalize_backward"), ("unshard",)
-#: That of its states which ends a backward pass.
-ENDS = "_root_post_backward_final_callback"
+#: Methods of FSDP2's parameter groups in which it waits, and in which it begins what it waits for.
+WAITING, BEGINNING = ("wait_for_unshard", "post_backward", "finalize_backward"), ("unshard",)
+#: The method of its states that ends a backward pass.
+ENDING = "_root_post_backward_final_callback"
 #: Where FSDP2 has been, from torch 2.4 on.
 HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")
 
@@ -252,15 +212,15 @@ def _probe_ddp(model: DistributedDataParallel) -> None:
     for parameter in trained[:: max(1, len(trained) // PARAMETERS)][:PARAMETERS]:
         parameter.register_post_accumulate_grad_hook(probe)
     if model.broadcast_buffers and any(True for _ in model.module.buffers()):
-        # In place of the method, in this object: rank 0's buffers are waited for there.
-        _Eager.call = torch.compiler.disable(Blocked.__call__)  # type: ignore[no-untyped-call]
-        vars(model)["_pre_forward"] = _Eager(model._pre_forward)  # noqa: SLF001
+        # In place of the method, in this object: ranks wait for rank 0's buffers there.
+        _Eager.call = torch.compiler.disable(Probe.__call__)  # type: ignore[no-untyped-call]
+        vars(model)["_pre_forward"] = _Eager(model._pre_forward, *BLOCKS)  # noqa: SLF001
 
 
-class _Eager(Blocked):
+class _Eager(Probe):
     """Left out by compilers, as the collective in it is: no clock can be part of a graph."""
 
-    call: ClassVar[Callable[..., Any]] = Blocked.__call__
+    call: ClassVar[Callable[..., Any]] = Probe.__call__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _Eager.call(self, *args, **kwargs)
@@ -308,17 +268,18 @@ def _probe_fsdp2(module: Any) -> bool:
     Every sharded module has a state, and several may share one.
     """
     state = module._get_fsdp_state()  # noqa: SLF001
-    if isinstance(vars(state).get(ENDS), EndsBackward):
+    if isinstance(vars(state).get(ENDING), Probe):
         return True
     groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.11
     if groups is None:
         groups = [group for group in [getattr(state, "_fsdp_param_group", None)] if group]
-    if not hasattr(state, ENDS) or not all(hasattr(g, n) for g in groups for n in WAITS + BEGINS):
+    names = WAITING + BEGINNING
+    if not hasattr(state, ENDING) or not all(hasattr(g, name) for g in groups for name in names):
         return False
-    vars(state)[ENDS] = EndsBackward(getattr(state, ENDS))
+    vars(state)[ENDING] = Probe(getattr(state, ENDING), *ENDS_BACKWARD)
     for group in groups:
-        # What communicates on the CPU has ended when the call returns, which is a wait as well.
-        begin = Blocked if group.device.type == "cpu" else Begins
-        for name, kind in {**dict.fromkeys(WAITS, Blocked), **dict.fromkeys(BEGINS, begin)}.items():
-            vars(group)[name] = kind(getattr(group, name))
+        for name in names:
+            # What communicates on the CPU has ended when the call returns, which is a wait as well.
+            blocks = name in WAITING or group.device.type == "cpu"
+            vars(group)[name] = Probe(getattr(group, name), *(BLOCKS if blocks else BEGINS))
     return True

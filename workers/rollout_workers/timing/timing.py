@@ -1,7 +1,8 @@
-"""A stream's timing of its steps: a timer for each, and what it found told once it is known.
+"""A stream's timing of its steps: a timer for each, whose times go to the dispatcher.
 
-A GPU is behind: what a step took is known some time after its commit, and told with a later one.
-Nothing waits for that, and what cannot be told (no connection, the end of the stream) is dropped.
+A GPU is behind: a step's times are known some time after its commit, and go with a later one.
+Nothing waits for them, and times that cannot be sent (no connection, the end of the stream) are
+dropped.
 
 A micro-batch is timed between handing it out and being asked for the next:
 
@@ -9,9 +10,9 @@ A micro-batch is timed between handing it out and being asked for the next:
                                    forward   backward [blocked]
                                                                ^ where the step's last one ends
 
-The last one ends with its last backward pass, where that is seen: an optimizer's step in the loop's
-body is no part of it. `timer` says otherwise what counts, and for what; `waiting`, and probes in
-the model, in which part of it the rank was blocked.
+The last one ends with its last backward pass, where a probe reports that: an optimizer's step in
+the loop's body is no part of it. A trainer may choose what counts, and for which pass, by `timer`.
+`waiting`, and probes in the model, mark the parts in which the rank was blocked.
 """
 
 import logging
@@ -60,11 +61,11 @@ GAPS = "it was captured into a CUDA graph"
 class StepTimer:
     """Times one step; probes report to it from its first micro-batch to its commit.
 
-    count: its micro-batches. cannot: why waits cannot be told apart, as far as that is known
+    count: its micro-batches. cannot: why waits cannot be measured, as far as that is known
     beforehand; "" where they can.
 
-    `hand_out` and `asked` run once a micro-batch, when the processor has long forgotten them: they
-    note two moments, and what can be done for all micro-batches at once is left for the end.
+    `hand_out` and `asked` run once a micro-batch, with cold caches: they record two moments, and
+    leave what can be done for all micro-batches at once for the end.
     """
 
     def __init__(
@@ -166,9 +167,9 @@ class StepTimer:
             self.unblock()
 
     def finish(self, at: float | None = None) -> None:
-        """The step is committed; at: when that was said, by `time.perf_counter`, if not now.
+        """The step is committed. at: when, in seconds of `time.perf_counter`; None: now.
 
-        To say it may take longer than a step that computes nothing.
+        The commit itself may take longer than a step that computes nothing.
         """
         self._close(at_backward=True)
         self._took_s = (perf_counter() if at is None else at) - self._began - self._left_out_s
@@ -178,60 +179,65 @@ class StepTimer:
     # -- probes
 
     def block(self, forgiven: dist.ProcessGroup | None = None) -> None:
-        """See `probes.Listener`."""
+        """The rank waits for others from now on.
+
+        forgiven: a group whose collectives until now were begun by the code that waits here.
+        """
         if self._depth == 0 and (span := self._span) is not None:
             span.untimed |= self._collectives.since(forgiven)
             self._blocked_at = self._mark()
         self._depth += 1
 
     def unblock(self) -> None:
-        """See `probes.Listener`."""
+        """The wait is over; pairs may be nested."""
         if self._depth == 1 and (span := self._span) is not None:
             span.blocked.append((self._blocked_at, self._mark()))
-            self._collectives.look()
-        self._depth = max(0, self._depth - 1)  # 0: what was waited for began in another micro-batch
+            self._collectives.mark()
+        self._depth = max(0, self._depth - 1)  # 0: the wait began in another micro-batch
 
     def will_begin(self) -> None:
-        """See `probes.Listener`."""
+        """Collectives begin from now on that are waited for later, in `block` ..."""
         if self._depth == 0 and (span := self._span) is not None:
             span.untimed |= self._collectives.since()
 
     def has_begun(self) -> None:
-        """See `probes.Listener`."""
+        """... up to now."""
         if self._depth == 0:
-            self._collectives.look()
+            self._collectives.mark()
 
     def saw_backward(self) -> None:
-        """See `probes.Listener`."""
+        """A backward pass has ended."""
         if (span := self._span) is None:
             self._is_late = True
         else:
             span.saw_backward(self._clock)
 
-    # -- what is told
+    # -- the report
 
     def times(self) -> list[m.StepTimes] | None:
-        """Every pass, once what is computed has come to the end of the last; None before."""
+        """Every pass, once the clock has come to the end of the last; None before. Call it once."""
         if not self._fold():
             return None
         by_key: dict[str, Pass] = {}
-        for one in filter(self._counts, self._passes):
+        for one in [one for one in self._passes if self._counts(one)]:
             key = one.key or self._name(one)
-            by_key[key] = by_key[key].plus(one) if key in by_key else one
-        return [self._told(key, one) for key, one in by_key.items()]
+            if by_key.setdefault(key, one) is not one:
+                by_key[key].add(one)
+                self._passes.remove(one)
+        return [self._report(key, one) for key, one in by_key.items()]
 
     def _counts(self, one: Pass) -> bool:
-        """Whether anything was computed in it, and not only a list made for a timer."""
+        """Whether anything was computed in it: the loop may have made a list for a timer."""
         if one.key is None and any(other.key for other in self._passes):
             return sum(one.busy_s) >= LEAST_SHARE * self._took_s
         return any(one.busy_s) or one.has_gaps
 
-    def _told(self, key: str, one: Pass) -> m.StepTimes:
+    def _report(self, key: str, one: Pass) -> m.StepTimes:
         why = self._why(one)
         busy, blocked = one.busy_s, one.blocked_s
-        if why in {GAPS, AHEAD}:  # what was timed is not the work
+        if why in {GAPS, AHEAD}:  # the times are not those of the work
             busy = [0.0] * len(busy)
-        if one.as_one:  # then no other has any: the dispatcher knows that from a time of 0
+        if one.as_one:  # the dispatcher takes the times of 0 as unknown
             rest = [0.0] * (self._count - 1)
             busy, blocked = [sum(busy), *rest], [sum(blocked), *rest]
         return m.StepTimes(
@@ -240,7 +246,7 @@ class StepTimer:
         )  # fmt: skip
 
     def _why(self, one: Pass) -> str:
-        """Why the waits in a pass cannot be told apart; "" if they can."""
+        """Why the waits in a pass are unknown; "" if they are known."""
         if one.has_gaps:
             return GAPS
         if one.key is None and (one.is_ahead or self._is_late or self._is_short):
@@ -254,8 +260,8 @@ class StepTimer:
     def _is_short(self) -> bool:
         """Whether micro-batches took next to nothing of the step, as those of `list(step)` do.
 
-        Not where each was seen to have its backward pass: then it is an evaluation or a checkpoint
-        before the commit that takes so long.
+        Not where each had its backward pass: then an evaluation or a checkpoint before the commit
+        takes so long.
         """
         if any(min(one.backwards) for one in self._passes):
             return False
@@ -270,7 +276,7 @@ class StepTimer:
     # -- mechanism
 
     def _fold(self) -> bool:
-        """Add up what has an end; returns whether the clock has come to all of it."""
+        """Add up the spans that have ended; returns whether the clock has come to all of them."""
         while self._spans and self._spans[0].fold(self._clock):
             self._spans.popleft()
         return not self._spans
@@ -308,7 +314,7 @@ class StepTimer:
     def _enter(self, owner: Pass, index: int) -> None:
         self._depth = 0
         if self._collectives.groups:
-            self._collectives.look()
+            self._collectives.mark()
         self._span = span = Span(owner, index)
         span.begin = self._mark()
 
@@ -331,33 +337,38 @@ def _rounded(seconds: list[float]) -> list[float]:
     return [int(1e6 * value + 0.5) / 1e6 if value > 0 else 0.0 for value in seconds]
 
 
-#: Steps that a GPU may be behind; of those before nothing is told.
+#: Steps that a GPU may be behind; times of earlier ones are dropped.
 BEHIND = 8
-#: Before which steps of the stream to look for models, as long as there is reason to: a look takes
-#: 0.2 s for a million objects.
-LOOKS = (0, 1, 4, 16)
-#: Steps in a row of which something could not be told before that is logged: the first are odd.
+#: Steps of the stream before which it searches for models, as long as there is reason to: a search
+#: takes 0.2 s for a million objects.
+SEARCHES = (0, 1, 4, 16)
+#: Steps in a row whose waits are unknown before that is logged: the first steps are odd.
 PATIENCE = 3
 
 
 class Timing:
     """Times the steps of one stream.
 
-    tell: takes what each pass of a step took. dp_size, dp_ranks: how many DP ranks there are, and
-    their global ranks, if others are in process groups too. device: where micro-batches go.
-    says_why: whether this process logs why nothing can be told.
+    report: takes the times of each pass of a step. dp_size, dp_ranks: how many DP ranks there are,
+    and their global ranks, if others are in process groups too. device: where micro-batches go.
+    logs_why: whether this process logs why waits are unknown.
     """
 
     def __init__(
         self,
-        tell: Callable[[m.StepTimes], None],
+        report: Callable[[m.StepTimes], None],
         *,
         dp_size: int,
         dp_ranks: Iterable[int] | None,
         device: torch.device | None,
-        says_why: bool,
+        logs_why: bool,
     ) -> None:
-        self._tell, self._dp_size, self._device, self._says_why = tell, dp_size, device, says_why
+        self._report, self._dp_size, self._device, self._logs_why = (
+            report,
+            dp_size,
+            device,
+            logs_why,
+        )
         self._collectives = Collectives(None if dp_ranks is None else frozenset(dp_ranks))
         self._waiting: deque[StepTimer] = deque(maxlen=BEHIND)
         self._steps = self._puzzles = 0
@@ -378,11 +389,11 @@ class Timing:
         return self._collectives.begun()
 
     def begin(self, step: int, count: int) -> StepTimer | None:
-        """A step begins; count: its micro-batches. None where these are more than can be told."""
+        """Begin a step of `count` micro-batches; None where a message cannot have so many times."""
         if count > m.MAX_TIMED:
             return None
-        looks = self._dp_size > 1 and (self._puzzles or not self._is_probed)
-        if looks and self._steps in LOOKS:
+        searches = self._dp_size > 1 and (self._puzzles or not self._is_probed)
+        if searches and self._steps in SEARCHES:
             self._is_probed |= probes.probe_all()
         self._steps += 1
         self._collectives.find_groups()
@@ -395,31 +406,31 @@ class Timing:
         return StepTimer(used, step, count, self._collectives, cannot)
 
     def finish(self, timer: StepTimer | None, at: float | None = None) -> None:
-        """A step is committed, at this time: tell what is known by now. See `StepTimer.finish`."""
+        """A step is committed, at this time: report what is known. See `StepTimer.finish`."""
         if timer is not None:
             timer.finish(at)
             self._waiting.append(timer)
         self.flush()
 
     def flush(self) -> None:
-        """Tell what is known by now."""
+        """Report the times that are known by now."""
         while self._waiting:
             try:
                 times = self._waiting[0].times()
-            except RuntimeError:  # of the GPU's driver; whoever computes there will hear of it
+            except RuntimeError:  # of the GPU's driver, which the training loop gets too
                 log.warning("the times of a step cannot be read", exc_info=True)
                 times = []
             if times is None:
                 return
             self._waiting.popleft()
             for one in times:
-                self._say_why(one)
-                self._tell(one)
+                self._log_why(one)
+                self._report(one)
 
-    def _say_why(self, times: m.StepTimes) -> None:
+    def _log_why(self, times: m.StepTimes) -> None:
         self._puzzles = self._puzzles + 1 if times.why else 0
-        if self._puzzles == PATIENCE and self._says_why:
-            self._says_why = False
+        if self._puzzles == PATIENCE and self._logs_why:
+            self._logs_why = False
             log.warning(
                 "what DP ranks lose by waiting for each other is not measured (%s): %s",
                 times.cost_key, times.why,
