@@ -85,7 +85,7 @@ class Store:
         """Bring the state up to the end of the log; returns that end."""
         position = self._begun_at = self._index.load(self.state)
         begun = position is not None or bool(self._files.sizes)
-        self._newest = NewestSegment.find(directory, begun=begun)
+        self._newest = NewestSegment(directory, begun=begun)
         self.torn_tail = False
         if position is None:
             check_empty(directory, self._files, self._newest.number)

@@ -22,7 +22,6 @@ import fcntl
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory, write_new
@@ -127,11 +126,16 @@ _NO_SEGMENT = 0
 class NewestSegment:
     """The file `newest` of a journal directory. number: of the newest segment, 0 for none yet.
 
-    Raises JournalCorrupt if no record is whole.
+    begun: the journal has other files, so this one has to exist; else it is created. Raises
+    JournalCorrupt if it is missing, or no record is whole.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, begun: bool = True) -> None:
         self.path = directory / "newest"
+        if not self.path.exists():
+            if begun:
+                raise JournalCorrupt(self.path, 0, "the file is missing")
+            self._create()
         with disk_errors("read", self.path):
             data = self.path.read_bytes()
         number = marked(data, (0, SECTOR), _NO_SEGMENT)
@@ -140,26 +144,14 @@ class NewestSegment:
         self.number = number
         self._turn = int(data.startswith(mark(number, _NO_SEGMENT)))
 
-    @classmethod
-    def find(cls, directory: Path, *, begun: bool) -> Self:
-        """The file of this directory; it is created unless the journal is already `begun`."""
-        path = directory / "newest"
-        if not path.exists():
-            if begun:
-                raise JournalCorrupt(path, 0, "the file is missing")
-            cls.create(directory)
-        return cls(directory)
-
-    @classmethod
-    def create(cls, directory: Path) -> None:
+    def _create(self) -> None:
         """Create the file atomically, with no segment."""
-        path = directory / "newest"
-        draft = path.with_suffix(".new")
+        draft = self.path.with_suffix(".new")
         with disk_errors("write", draft):
             draft.unlink(missing_ok=True)  # of a process that was killed meanwhile
             write_new(draft, mark(0, _NO_SEGMENT).ljust(SECTOR, b"\0") * 2)
-            draft.rename(path)
-            sync_directory(directory)
+            draft.rename(self.path)
+            sync_directory(self.path.parent)
 
     def name(self, number: int) -> None:
         """Record the newest segment. Raises JournalError, JournalFull."""
