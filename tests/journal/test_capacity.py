@@ -322,7 +322,7 @@ def test_restarts_on_a_full_disk_use_nothing_up(disk: Path) -> None:
         with opened(disk / "j", BATCH, segment_bytes=SEGMENT) as (journal, listener, found):
             assert [entry.ticket for entry in found.entries] == taken
             taken += fill(journal, listener, tickets, 4000)
-            front = SegmentHeader.read(journal._store._active.path.read_bytes())
+            front = SegmentHeader.read(journal._store.active.path.read_bytes())
             fronts.append(front)
             listener.wait(journal.append([VersionReported(life, life)], {}))
             assert len(journal._store._files._spares) >= 1

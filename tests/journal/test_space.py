@@ -41,7 +41,7 @@ def test_steady_load_takes_bounded_space(tmp_path: Path) -> None:
         for number in range(400):  # some 30 segments
             listener.wait(step(journal, number))
             most = max(most, journal.statistics().nbytes - MAP_BYTES)
-        assert journal._store.active > 25
+        assert journal._store.active.number > 25
         assert most <= 5 * SEGMENT_BYTES
     assert sum(path.stat().st_size for path in (tmp_path / "j").iterdir()) <= MAP_BYTES + 6 * (
         SEGMENT_BYTES
@@ -58,7 +58,7 @@ def test_samples_that_stay_do_not_hold_whole_segments(tmp_path: Path) -> None:
         now = journal.statistics()
         assert now.live_samples == 60
         assert now.nbytes - MAP_BYTES <= 2 * now.live_bytes + 10 * SEGMENT_BYTES
-        assert journal._store.active > 15
+        assert journal._store.active.number > 15
     found = recovered(tmp_path / "j").entries
     assert [entry.ticket for entry in found] == list(range(0, 2400, 40))
     assert all(entry.sample.payload == payload_of(entry.ticket, 32) for entry in found)
@@ -121,7 +121,7 @@ def test_segments_grow_to_the_limit_on_the_size_of_files(tmp_path: Path) -> None
 
 def test_a_write_without_room_is_kept_and_tried_again(tmp_path: Path) -> None:
     with opened(tmp_path / "j", BATCH) as (journal, listener, _):
-        handle = journal._store._active.handle
+        handle = journal._store.active.handle
         kept, full = os.dup(handle), os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, handle)
         lsn = journal.append([accepted(0)], {})
@@ -150,7 +150,7 @@ def test_a_write_without_room_is_kept_and_tried_again(tmp_path: Path) -> None:
 
 def test_closing_without_room_is_bounded_and_says_so(tmp_path: Path) -> None:
     with opened(tmp_path / "j", BATCH) as (journal, listener, _):
-        handle, full = journal._store._active.handle, os.open("/dev/full", os.O_WRONLY)
+        handle, full = journal._store.active.handle, os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, handle)
         journal.append([accepted(0)], {})
         listener.wait_failing()
@@ -164,7 +164,7 @@ def test_any_other_fault_breaks_it_for_good(tmp_path: Path, device: str, what: s
     with opened(tmp_path / "j", BATCH) as (journal, listener, _):
         listener.wait(journal.append([accepted(0)], {}))
         other = os.open(device, os.O_WRONLY if device == "/dev/null" else os.O_RDONLY)
-        os.dup2(other, journal._store._active.handle)
+        os.dup2(other, journal._store.active.handle)
         os.close(other)
         journal.append([accepted(1)], {})
         error = listener.wait_broken()
@@ -312,7 +312,7 @@ def test_segments_that_grow_leave_a_small_disk_room_to_go_on(tmp_path: Path) -> 
             gone = tuple(range(max(0, ticket - 4), max(0, ticket - 3)))
             listener.wait(journal.append([Dropped(gone, DropReason.STALE)] if gone else [], {}))
             assert journal.failure is None
-        assert journal._store.active > 10
+        assert journal._store.active.number > 10
 
 
 def on_disk(directory: Path) -> int:

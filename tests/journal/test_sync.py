@@ -107,7 +107,7 @@ def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
 
 def test_a_journal_that_breaks_and_cannot_be_let_go_of_either_is_told(tmp_path: Path) -> None:
     with opened(tmp_path / "j", BATCH) as (journal, listener, _):
-        os.close(journal._store._active.handle)  # syncing it fails, and so does closing it
+        os.close(journal._store.active.handle)  # syncing it fails, and so does closing it
         journal.append([accepted(0)], {})
         assert "cannot" in str(listener.wait_broken())
         assert not journal.close()
@@ -116,7 +116,7 @@ def test_a_journal_that_breaks_and_cannot_be_let_go_of_either_is_told(tmp_path: 
 def test_a_journal_that_breaks_while_it_is_closed_says_so(tmp_path: Path) -> None:
     with opened(tmp_path / "j", OFF) as (journal, listener, _):
         listener.wait(journal.append([accepted(0)], {}))
-        handle = journal._store._active.handle
+        handle = journal._store.active.handle
         reader, writer = os.pipe()  # which nobody can sync
         os.dup2(writer, handle)
         assert not journal.close()

@@ -57,15 +57,9 @@ class NoAnswer(DispatcherError):
 
 
 class NotReady(DispatcherError):
-    """The dispatcher did not become ready in time."""
+    """No dispatcher became ready in time, or another server answered."""
 
     code = "not-ready"
-
-
-class NoDispatcher(DispatcherError):
-    """What answers there is no dispatcher, and waiting will not make it one."""
-
-    code = "no-dispatcher"
 
 
 def seconds_of(flag: str, text: str) -> float:
@@ -277,7 +271,7 @@ def reason(error: OSError | http.client.HTTPException) -> str:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Wait. Raises NotReady when the time is up, NoDispatcher if another server answers."""
+    """Wait. Raises NotReady when the time is up, or if another server answers."""
     args = _parser().parse_strictly(argv)
     timeout = seconds_of("--timeout", args.timeout)
     client = Client(args, os.environ)
@@ -322,7 +316,7 @@ def _parser() -> Parser:
 
 
 def _probe(client: Client, run_id: str | None) -> str:
-    """Why the dispatcher is not ready, in a few words; empty if it is. Raises NoDispatcher."""
+    """Why the dispatcher is not ready, in a few words; empty if it is. Raises NotReady."""
     try:
         response, body = client.get("/readyz")
     except (OSError, http.client.HTTPException) as error:
@@ -334,7 +328,7 @@ def _probe(client: Client, run_id: str | None) -> str:
     if response.status != 200:  # a proxy answers too, before the dispatcher is there
         return f"HTTP {response.status} {body[:200].decode(errors='replace').strip()}"
     if answers is None:
-        raise NoDispatcher(
+        raise NotReady(
             f"{client.address} is no dispatcher: its /readyz answers 200 without {RUN_HEADER}, as "
             f"the server {response.headers.get('Server', 'without a name')}; give --http of the "
             "dispatcher"

@@ -1,8 +1,8 @@
-"""The capacity for new samples: what the log has for them, less what is queued for it.
+"""The capacity for new samples: room in the log, less the queued bytes.
 
-Invariant: as long as samples are only queued into what `ask` found, all that is queued fits either
-into what is left of the active segment or into the next one, however it is cut into blocks; so one
-spare is left for what is no sample, and on a full disk plans and commits go on.
+Invariant: while samples are queued within the capacity that `ask` returned, the queue fits either
+into the rest of the active segment or into the next one, however it is cut into blocks. So one
+spare is left for other records, and plans and commits continue on a full disk.
 """
 
 import threading
@@ -11,15 +11,15 @@ import threading
 class Capacity:
     """Counts bytes of the log. Any thread asks and queues; the journal's own thread writes.
 
-    usable: what the log takes of samples before its last spare.
+    usable: bytes of samples that the log takes before its last spare.
     """
 
     def __init__(self, usable: int) -> None:
         self._lock = threading.Lock()
         self._usable, self._queued = usable, 0
-        #: The least that was asked for and not available; None once that was told.
+        #: The least request that was not available; None once that is reported.
         self._shortfall: int | None = None
-        #: What was asked for and is more than the log could take if nothing was queued.
+        #: The largest request that exceeds the log's room even with an empty queue; 0: none.
         self.wide = 0
 
     @property
@@ -28,7 +28,7 @@ class Capacity:
         return max(0, self._usable - self._queued)
 
     def ask(self, wanted: int) -> int:
-        """The available bytes; if that is less than `wanted`, `written` tells when it is not."""
+        """The available bytes; if less than `wanted`, `written` reports when it may be enough."""
         if (found := self.available) >= wanted:
             return found
         with self._lock:
@@ -39,12 +39,12 @@ class Capacity:
         return found
 
     def queue(self, nbytes: int) -> None:
-        """So much is queued, whether there was capacity for it or not."""
+        """Count queued bytes, with or without capacity for them."""
         with self._lock:
             self._queued += nbytes
 
     def reserve(self, nbytes: int, left: int) -> bool:
-        """Queue so much if it is available, or fits into what is `left` of the active segment."""
+        """Queue bytes if they are available, or fit into the `left` of the active segment."""
         with self._lock:
             fits = max(self.available, left - self._queued) >= nbytes
             if fits:
@@ -52,9 +52,9 @@ class Capacity:
         return fits
 
     def written(self, nbytes: int, usable: int) -> bool:
-        """So much of what was queued is written, and `usable` is left.
+        """Queued bytes were written, and `usable` are left.
 
-        Returns whether somebody whom it fell short for is to be told that there may be enough.
+        Returns whether there may be enough now for a request that fell short.
         """
         with self._lock:
             self._usable = usable

@@ -1,15 +1,15 @@
 """The index: the state as of the last snapshot, as records in one file.
 
-A record has a key, its value as JSON, and a checksum that goes on from that of the record before
-it. A snapshot appends what has changed and ends with a record of its own: what no such record
-follows does not count. When the file is full, the next snapshot writes all that counts into the
-spare, `index.spare`, which then takes the file's place. So a snapshot costs what has changed, and
-now and then what there is, copied without a look at it.
+A record has a key, its value as JSON, and a checksum chained from that of the record before. A
+snapshot appends the changed records and ends with a snapshot record; records without one behind
+them do not count. When the file is full, the next snapshot writes all live records to the spare,
+`index.spare`, which replaces the file. So a snapshot costs what has changed, and from time to time
+a copy of all records, without decoding them.
 
-Invariants: what is loaded is what was written. Where the records break off, an older snapshot
-counts: the log is read from there, or is found to lack what was freed since. The spare has room for
-the next snapshot (`reserve`), so none ever lacks it. Only the journal's one thread uses the index,
-under the journal's own lock.
+Invariants: a loaded record is as it was written. Behind damage an older snapshot counts: the log is
+replayed from there, or recovery reports the segments freed since as missing. The spare has room for
+the next snapshot (`reserve`). Only the journal's one thread uses the index, under the journal's
+lock.
 """
 
 import json
@@ -31,18 +31,18 @@ from rollout_dispatcher.journal.records import schema_of, schema_row
 from rollout_dispatcher.journal.state import Newest, State
 from rollout_dispatcher.payload import StoredObject
 
-#: `json.dumps` would make an encoder for each of the many small values.
+#: `json.dumps` would build an encoder for each of the many small values.
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-#: Key and bytes of a value; the checksum of both, and of all records before, follows.
+#: Key and bytes of a value; behind the value, the checksum of the file up to there.
 _HEADER, _CHECKSUM = Struct("<17sI"), Struct("<I")
 _OVERHEAD = _HEADER.size + _CHECKSUM.size
-#: What keys begin with; the other 16 bytes are a number, or a digest of a name.
+#: First byte of a key; the other 16 are a number, or a digest of a name.
 _SCHEMA, _KEPT, _STEP, _PRODUCER, _IDS, _GROUPS = b"c", b"k", b"s", b"p", b"i", b"g"
-#: The record that ends a snapshot.
+#: Key of the record that ends a snapshot.
 _SNAPSHOT = b"=".ljust(17)
-#: What says that a key is there no more.
+#: Value of a deleted key.
 _GONE = b""
-#: The least that a file has.
+#: Least size of a file.
 _LEAST_BYTES = 4 << 20
 
 
@@ -57,9 +57,9 @@ class LogPosition:
 
 
 class _Records:
-    """The records of a file, up to its last snapshot. places: where each value is, and its bytes.
+    """The records of a file, up to its last snapshot. places: offset and bytes of each value.
 
-    The file is made if it is not there. blank: whatever it has does not count.
+    The file is created if it is missing. blank: its present content does not count.
     """
 
     def __init__(self, path: Path, *, blank: bool = False) -> None:
@@ -99,16 +99,16 @@ class _Records:
 
     @property
     def live_bytes(self) -> int:
-        """Of the records that count."""
+        """Bytes of the live records."""
         return sum(nbytes + _OVERHEAD for _, nbytes in self.places.values())
 
     @property
     def left(self) -> int:
-        """Bytes of records that the file still takes."""
+        """Bytes that the file still has for records."""
         return self.size - self._end
 
     def value(self, key: bytes) -> bytes:
-        """What was found there to be whole."""
+        """The value of a live record."""
         at, nbytes = self.places[key]
         with disk_errors("read", self.path):
             return self._read(at, nbytes)
@@ -117,14 +117,14 @@ class _Records:
         return os.pread(self._handle, nbytes, at)
 
     def allocate(self, nbytes: int) -> None:
-        """Have so many bytes on the disk. Raises JournalFull."""
+        """Preallocate the file. Raises JournalFull."""
         if nbytes > self.size:
             with disk_errors(f"reserve {nbytes} bytes for", self.path):
                 os.posix_fallocate(self._handle, 0, nbytes)
             self.size = nbytes
 
     def append(self, records: Iterable[tuple[bytes, bytes]]) -> None:
-        """Make a snapshot durable; its own record is the last. A failure changes nothing."""
+        """Write the records of a snapshot, its own last, and sync. A failure changes nothing."""
         at, checksum = self._end, self._checksum
         found: dict[bytes, tuple[int, int]] = {}
         with disk_errors("write", self.path):
@@ -140,7 +140,7 @@ class _Records:
         self._count(found, at, checksum)
 
     def replace(self, other: "_Records") -> None:
-        """Take the place of another file."""
+        """Replace another file."""
         with disk_errors("replace", other.path):
             self.path.rename(other.path)
             sync_directory(other.path.parent)
@@ -148,12 +148,12 @@ class _Records:
         other.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._handle)
 
 
 class Index:
-    """Loads the state once, and then takes in what has changed. limit: bytes of both files."""
+    """Loads the state once, then stores its changes. limit: bytes of both files."""
 
     def __init__(self, path: Path, limit: int) -> None:
         self._path, self._limit = path, limit // 2
@@ -172,15 +172,15 @@ class Index:
         return self._records.size + self._spare.size
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._records.close()
         self._spare.close()
 
     def reserve(self, log_bytes: int) -> None:
-        """Have disk for a snapshot after so many bytes more of the log. Raises JournalFull.
+        """Preallocate the spare for a snapshot after `log_bytes` more. Raises JournalFull.
 
-        It writes all that counts at the worst, and what is new, which takes no more than in the
-        log. As much again is for the snapshots that follow.
+        At worst it has all live records and the new ones, which take no more than in the log. As
+        much again is for the snapshots that follow.
         """
         most = max(_LEAST_BYTES, 2 * self._records.live_bytes + log_bytes)
         self._spare.allocate(min(most, self._limit))
@@ -188,7 +188,7 @@ class Index:
     # -- snapshot -------------------------------------------------------------------------
 
     def take_snapshot(self, state: State, position: LogPosition) -> None:
-        """Make the state durable as that of `position`. After a failure nothing has changed."""
+        """Make the state at `position` durable. A failure changes nothing. Raises JournalFull."""
         ledger = asdict(state.ledger) | {"phases": state.phases()}
         last: dict[str, Any] = {"position": asdict(position), "ledger": ledger}
         for name, newest in (("ids", state.given_ids), ("groups", state.ended_groups)):
@@ -202,7 +202,7 @@ class Index:
         state.snapshot_taken()
 
     def _rewrite(self, changed: dict[bytes, bytes]) -> None:
-        """Write all that counts, which is a file of its own from then on."""
+        """Write all live records to the spare, which replaces the file."""
         before = self._records
         kept = [key for key in before.places if key not in changed]
         new = {key: value for key, value in changed.items() if value}
@@ -227,7 +227,7 @@ class Index:
         for number in changed.steps:
             step = state.steps.get(number)
             yield _key(_STEP, number), _GONE if step is None else _encoded(step.row())
-        for name in changed.producers:  # names may be longer than keys
+        for name in changed.producers:  # a name may be longer than a key
             digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
             producer = state.producers.get(name)
             yield _PRODUCER + digest, _GONE if producer is None else _encoded(producer.row(name))
@@ -235,7 +235,7 @@ class Index:
         yield from self._newest(_GROUPS, state.ended_groups)
 
     def _newest(self, kind: bytes, values: Newest[Any]) -> Iterator[tuple[bytes, bytes]]:
-        """Those that are new, under the number of the first; those that are too old are gone."""
+        """The new values as one record, under the number of the first; too old ones are deleted."""
         firsts = [key for key in self._records.places if key[:1] == kind]
         for key, following in pairwise([*firsts, _key(kind, values.stored)]):
             if following <= _key(kind, values.first):
@@ -246,11 +246,11 @@ class Index:
     # -- load -------------------------------------------------------------------------------
 
     def load(self, state: State) -> LogPosition | None:
-        """Fill an empty state; None if there was no snapshot yet."""
+        """Fill an empty state; returns None without a snapshot."""
         if _SNAPSHOT not in self._records.places:
             return None
         last = self._value(_SNAPSHOT)
-        last["ledger"].pop("posted", None)  # settings, as 0.1 remembered them
+        last["ledger"].pop("posted", None)  # settings of 0.1
         state.ledger = Ledger(**last["ledger"])
         for name, newest in (("ids", state.given_ids), ("groups", state.ended_groups)):
             newest.first, newest.stored = last[name]
@@ -264,19 +264,19 @@ class Index:
             step = state.steps[number] = StepRecord(*row)
             for ticket in step.tickets():
                 state.kept[ticket].step = number
-        for _, (name, floor, accepted, *said) in self._values(_PRODUCER):
-            state.producers[name] = ProducerRecord(floor, set(accepted), *said)
+        for _, (name, floor, accepted, *ends) in self._values(_PRODUCER):
+            state.producers[name] = ProducerRecord(floor, set(accepted), *ends)
         return LogPosition(**last["position"])
 
     def given_ids(self, state: State) -> tuple[tuple[str, int | None], ...]:
-        """The ids that are remembered, with their samples' checksums, oldest first."""
-        return self._remembered(_IDS, state.given_ids)
+        """The given ids in the dedup window, with their samples' checksums, oldest first."""
+        return self._within_horizon(_IDS, state.given_ids)
 
     def ended_groups(self, state: State) -> tuple[tuple[str, str], ...]:
-        """The ended groups that are remembered, and why each has, oldest first."""
-        return self._remembered(_GROUPS, state.ended_groups)
+        """The ended groups that are kept, with the reason of each, oldest first."""
+        return self._within_horizon(_GROUPS, state.ended_groups)
 
-    def _remembered(self, kind: bytes, values: Newest[Any]) -> tuple[Any, ...]:
+    def _within_horizon(self, kind: bytes, values: Newest[Any]) -> tuple[Any, ...]:
         stored = (
             (first, one, other)
             for number, pairs in self._values(kind)
@@ -286,7 +286,7 @@ class Index:
         return (*((one, other) for at, one, other in stored if at >= oldest), *values.new)
 
     def _values(self, kind: bytes) -> Iterator[tuple[int, Any]]:
-        """All of a kind, by number."""
+        """All values of a kind, by number."""
         for key in sorted(key for key in self._records.places if key[:1] == kind):
             yield int.from_bytes(key[1:]), self._value(key)
 

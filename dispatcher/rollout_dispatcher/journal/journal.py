@@ -1,17 +1,17 @@
-"""The journal as its user sees it: append from one thread, hear from another what is durable.
+"""The interface of the journal: append from any thread, callbacks from the journal's own thread.
 
-    append --> queue --> its own thread: block, write, sync as the policy says --> on_durable(lsn)
+    append --> queue --> own thread: block, write, sync by policy --> on_durable(lsn)
 
     RUNNING --no room--> FAILING --room again--> RUNNING
        |                    |
        +---- anything else -+--> BROKEN
 
-Everything that is queued when the thread comes by becomes one block, up to a quarter of a segment.
-Invariants: batches become durable in order, and `on_durable` is told ascending numbers, each after
-all batches up to it are durable under the policy; a batch is never dropped while the journal is
-failing, it waits and is tried every second; a broken journal writes nothing more, so nothing later
-can look durable; as long as new samples keep to `capacity`, they never touch the last spare, so
-that what frees room again (plans, commits, drops) finds some on a full disk.
+The thread writes all queued batches as one block, of up to a quarter of a segment. Invariants:
+batches become durable in order, and `on_durable` gets ascending numbers, each after all batches up
+to it are durable under the policy; a failing journal drops no batch, but retries every second; a
+broken journal writes nothing more, so nothing later can look durable; new samples within `capacity`
+never use the last spare, so on a full disk the records that free room (plans, commits, drops) still
+fit.
 """
 
 import threading
@@ -32,16 +32,16 @@ from rollout_dispatcher.journal.records import Batch, Encoder, Row
 from rollout_dispatcher.journal.state import State
 from rollout_dispatcher.journal.store import Store
 
-#: Segments that are emptied after each new one; more than one, so that a backlog shrinks.
+#: Segments that are compacted after each new one; more than one, so that a backlog shrinks.
 MOVES = 4
-#: How often something that had no room is tried again.
+#: Between two attempts to write without room.
 RETRY_SECONDS = 1.0
-#: When who wanted more than the disk has is told to ask again; until then nothing is tried.
+#: After a reservation that the disk had no room for, until `on_capacity` allows another.
 ASK_AGAIN_SECONDS = 10.0
 
 
 class Trouble(StrEnum):
-    """Why nothing more became durable."""
+    """Why nothing more becomes durable."""
 
     FULL = "full"
     BROKEN = "broken"
@@ -49,9 +49,9 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """A snapshot. LSNs are as `append` returned them; bytes are on disk, preallocated ones too.
+    """A snapshot. LSNs are those returned by `append`; bytes on disk include preallocated ones.
 
-    errors: how often each trouble began.
+    errors: number of times that each trouble began.
     """
 
     durable_lsn: int
@@ -69,16 +69,16 @@ class JournalStatistics:
 class Journal:
     """One journal directory, and the thread that writes to it. Made by `Journal.open`.
 
-    on_durable, on_broken, on_sync and on_capacity are called from that thread: hand over and
-    return. on_capacity: there may be as much now as `capacity` was asked for and fell short of.
-    failure: why new samples are to be refused: no room for now, or `broken` for good.
+    on_durable (a number), on_broken, on_sync (seconds) and on_capacity are called from that thread
+    and must return at once. on_capacity: `capacity` may have enough now, after it fell short.
+    failure: why new samples have to be rejected: no room for now, or for good if `broken`.
     """
 
     def __init__(self, store: Store, policy: SyncPolicy, encoder: Encoder, max_block: int) -> None:
-        self.on_durable: Callable[[int], None] = _ignore
-        self.on_broken: Callable[[JournalError], None] = _ignore
-        self.on_sync: Callable[[float], None] = _ignore
-        self.on_capacity: Callable[[], None] = _do_nothing
+        self.on_durable: Callable[[int], None] = lambda _: None
+        self.on_broken: Callable[[JournalError], None] = lambda _: None
+        self.on_sync: Callable[[float], None] = lambda _: None
+        self.on_capacity: Callable[[], None] = lambda: None
         self.failure: JournalError | None = None
         self.broken = False
         self._store, self._policy, self._encoder = store, policy, encoder
@@ -90,9 +90,9 @@ class Journal:
         self._appended = self._durable = store.lsn
         self._batches = 0
         self._capacity = Capacity(store.capacity)
-        # What an earlier process ended with may still be in the way, before anything is written.
+        # An earlier process may have left the disk full.
         self._set_failure(store.trouble)
-        self._tend_due: float | None = None if self.failure is None else monotonic()
+        self._retry_due: float | None = None if self.failure is None else monotonic()
         self._ask_again_due: float | None = None
         self._sync_due: float | None = None
         self._statistics = self._observe()
@@ -114,14 +114,13 @@ class Journal:
         max_producers: int = 65_536,
         payload_bytes: int | None = None,
     ) -> tuple[Self, RecoveredState]:
-        """Open or create a journal; returns it and what it remembers.
+        """Open or create a journal; returns it and the recovered state.
 
-        to_wall, from_wall: between the core's clock and wall time. map_bytes: the index's limit.
-        segment_bytes: of a segment at its largest; both grow with what comes. id_horizon: ids given
-        by users that are remembered.
-        payload_bytes: of the buffered samples, oldest first; what exceeds it is left in the journal
-        (`InJournal`), where `fetch` reads it.
-        Raises JournalError; nothing in the directory was changed then, but for its creation.
+        to_wall, from_wall: between the core's clock and wall time. map_bytes: limit of the index.
+        segment_bytes: of the largest segments; both grow with the load. id_horizon: ids given by
+        users that are kept. payload_bytes: of buffered samples to load, oldest first; payloads
+        beyond that stay in the journal (`InJournal`), from which `fetch` reads them.
+        Raises JournalError; the directory is unchanged then, but for its creation.
         """
         state = State(id_horizon, max_producers)
         store = Store(
@@ -133,17 +132,17 @@ class Journal:
             from_wall=from_wall,
             payload_bytes=payload_bytes,
         )
-        remembered = store.take_remembered()
-        return cls(store, sync, Encoder(state.schemas, to_wall), segment_bytes // 4), remembered
+        recovered = store.take_recovered()
+        return cls(store, sync, Encoder(state.schemas, to_wall), segment_bytes // 4), recovered
 
     # -- from any thread --------------------------------------------------------------------
 
     def capacity(self, wanted: int = 0) -> int:
         """Bytes that new samples may take now; 0 while the journal is failing.
 
-        A sample takes its payload and some hundred bytes besides; what is appended counts at once,
-        durable or not. If this is less than `wanted` (0: than a block may have), `on_capacity`
-        follows when it may be there; room for more than a segment is made then.
+        A sample takes its payload and some hundred bytes besides; appended batches count at once,
+        durable or not. If this is less than `wanted` (0: the bytes of a block), `on_capacity`
+        follows when it may be enough; room for more than a segment is reserved then.
         """
         wanted = wanted or self._max_block
         found = self._capacity.ask(wanted)
@@ -153,7 +152,7 @@ class Journal:
         return found
 
     def append(self, facts: Sequence[Fact], totals: Mapping[str, object]) -> int:
-        """Queue facts, and the totals after them, as one batch that is whole or not there at all.
+        """Enqueue facts, and the totals after them, as one atomic batch.
 
         Returns the batch's number; `on_durable` follows. Payloads must not change until then.
         Raises JournalError if the journal is broken or closed, TypeError for totals that are not
@@ -170,14 +169,14 @@ class Journal:
             return self._appended
 
     def fetch(self, ticket: int) -> bytes:
-        """Read back the payload of a sample that is neither dropped nor done with.
+        """Read the payload of a live sample.
 
-        Raises JournalError if it is not kept, JournalCorrupt if it is not what was written.
+        Raises JournalError if the journal does not have it, JournalCorrupt if it is damaged.
         """
         return self._store.fetch(ticket)
 
     def statistics(self) -> JournalStatistics:
-        """What there is now."""
+        """The present statistics."""
         return replace(
             self._statistics,
             appended_lsn=self._appended,
@@ -186,9 +185,9 @@ class Journal:
         )
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Write and sync what is queued, then let go of the directory; within `timeout` seconds.
+        """Write and sync the queue, then release the directory; within `timeout` seconds.
 
-        Returns whether every batch is durable now, and the thread has ended in order.
+        Returns whether every batch is durable and the thread has ended in order.
         """
         with self._wake:
             self._closing = True
@@ -208,15 +207,15 @@ class Journal:
             self._break(error)
 
     def _turn(self) -> bool:
-        """Do what is to be done next; False when it was the last thing."""
+        """Write, sync and retry whatever is due; False at the end."""
         batches = self._take()
         if batches and not self._persist(batches):
             return False
         if self._sync_due is not None and monotonic() >= self._sync_due:
             self._sync_due = None
-            if self._store.dirty:
+            if self._store.active.dirty:
                 self._store.sync()
-        if not self._tend():
+        if not self._retry_full():
             return False
         if self._ask_again_due is not None and monotonic() >= self._ask_again_due:
             self._ask_again_due = None
@@ -224,23 +223,23 @@ class Journal:
         self._publish()
         return not self._closing or bool(self._queue)
 
-    def _tend(self) -> bool:
-        """See every second, or once that helps, whether what was in the way still is."""
+    def _retry_full(self) -> bool:
+        """Try to make room, every second or once segments can be freed; False at the end."""
         in_trouble = self._store.trouble is not None
         if not in_trouble and not self._capacity.wide:
-            self._tend_due = None
+            self._retry_due = None
             return True
-        waits = self._tend_due is not None and monotonic() < self._tend_due
+        waits = self._retry_due is not None and monotonic() < self._retry_due
         if waits and not self._store.can_free:
             return True
-        self._tend_due = monotonic() + RETRY_SECONDS
+        self._retry_due = monotonic() + RETRY_SECONDS
         if in_trouble:
-            self._store.tend()
+            self._store.make_room()
             return self._reclaim()
         wanted, self._capacity.wide = self._capacity.wide, 0
         try:
             self._store.reserve(wanted)
-        except JournalFull:  # the others go on
+        except JournalFull:  # smaller samples still fit
             self._ask_again_due = monotonic() + ASK_AGAIN_SECONDS
         return True
 
@@ -248,7 +247,7 @@ class Journal:
         """Wait for batches, or until a sync or a retry is due."""
         with self._wake:
             if not self._queue and not self._closing:
-                self._wake.wait(self._patience())
+                self._wake.wait(self._next_timeout())
             batches: list[Batch] = []
             left = self._max_block
             while self._queue and (not batches or self._queue[0].nbytes <= left):
@@ -256,17 +255,17 @@ class Journal:
                 left -= batches[-1].nbytes
             return batches
 
-    def _patience(self) -> float | None:
+    def _next_timeout(self) -> float | None:
         """Seconds until something is due; None if nothing is."""
-        tend_due = (self._tend_due or 0.0) if self._capacity.wide else self._tend_due
-        times = (self._sync_due, tend_due, self._ask_again_due)
+        retry_due = (self._retry_due or 0.0) if self._capacity.wide else self._retry_due
+        times = (self._sync_due, retry_due, self._ask_again_due)
         due = [at for at in times if at is not None]
         return max(0.0, min(due) - monotonic()) if due else None
 
     def _persist(self, batches: list[Batch]) -> bool:
         rows = [row for batch in batches for row in batch.rows]
         payloads = [payload for batch in batches for payload in batch.payloads]
-        last, active = batches[-1], self._store.active
+        last, active = batches[-1], self._store.active.number
         if not self._write(rows, payloads, last.totals, last.lsn):
             return False
         if self._policy.mode is SyncMode.BATCH:
@@ -277,20 +276,20 @@ class Journal:
         self._durable = last.lsn
         self._publish(sum(batch.most for batch in batches))
         self.on_durable(last.lsn)
-        return self._store.active == active or self._reclaim()
+        return self._store.active.number == active or self._reclaim()
 
     def _reclaim(self) -> bool:
-        """Once a segment: write again what keeps nearly empty segments from being free.
+        """Compact: move live samples out of nearly empty segments, once per new segment.
 
-        As far as there is room for it, since it must no more than new samples use what plans may
-        need; or in a segment besides, since samples that come fast leave no room.
+        Moves, like new samples, leave the room that plans may need: they use free capacity, or an
+        additional segment, as fast producers may leave no capacity.
         """
         for _ in range(MOVES):
             moves = self._store.moves()
             if moves is None:
                 break
             batch = Batch(self._store.lsn, *moves, self._store.state.ledger.totals)
-            counted = self._capacity.reserve(batch.most, self._store.left)
+            counted = self._capacity.reserve(batch.most, self._store.active.left)
             if not counted and not self._store.has_for_another():
                 break
             if not self._write(batch.rows, batch.payloads, batch.totals, batch.lsn):
@@ -299,12 +298,12 @@ class Journal:
         return True
 
     def _write(self, rows: list[Row], payloads: list[memoryview], totals: str, lsn: int) -> bool:
-        return self._insist(
+        return self._retry_until_written(
             lambda: self._store.place(rows, payloads, totals, lsn)
-        ) and self._insist(self._store.flush)
+        ) and self._retry_until_written(self._store.flush)
 
-    def _insist(self, action: Callable[[], None]) -> bool:
-        """Do it, and while there is no room try again every second; False if closing meanwhile."""
+    def _retry_until_written(self, action: Callable[[], None]) -> bool:
+        """Perform an action; without room, retry every second. False if closing meanwhile."""
         while True:
             try:
                 action()
@@ -321,13 +320,13 @@ class Journal:
         self.on_sync(seconds)
 
     def _set_failure(self, failure: JournalError | None) -> None:
-        """Say what is wrong, if something is; what goes on is one trouble, not many."""
+        """Set `failure`, and count a trouble when it begins."""
         if failure is not None and type(failure) is not type(self.failure):
             self._errors[Trouble.FULL if isinstance(failure, JournalFull) else Trouble.BROKEN] += 1
         self.failure = failure
 
     def _publish(self, written: int = 0) -> None:
-        """Tell what is so now; written: bytes that were queued and are no more."""
+        """Update statistics, failure and capacity; written: bytes that left the queue."""
         self._set_failure(self._store.trouble)
         grown = self._capacity.written(written, self._store.capacity)
         self._statistics = self._observe()
@@ -361,13 +360,5 @@ class Journal:
         try:
             self.on_broken(failure)
         finally:
-            with suppress(Exception):  # what has broken may break here too, and is told already
+            with suppress(Exception):  # the same error may come again, and is reported already
                 self._store.abandon()
-
-
-def _do_nothing() -> None:
-    """What `on_capacity` is until somebody wants to know."""
-
-
-def _ignore(told: object) -> None:
-    """What the other callbacks are until somebody wants to know."""

@@ -1,6 +1,5 @@
-"""What the journal remembers: a sample, a step, a producer, and the single values of a run.
-
-Each is as the index stores it. Invariant: the payload is not among it, only where the log has it.
+"""The parts of the journal's state, as the index stores them: a sample, a step, a producer, and the
+single values of a run. Payloads are in the log alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +16,10 @@ from rollout_dispatcher.sample import Sample, Schema
 
 @dataclass(slots=True)
 class LiveSample:
-    """A sample that is neither done with nor dropped; the order of the fields is the row's.
+    """A sample that is buffered, or in an open or retained step; fields in the order of its row.
 
-    arrived: wall time. offset: in its segment, or in the object of a payload store, and then there
-    is no segment: 0. rows: of ragged fields. step: the open or retained step that holds it, -1 for
-    none.
+    arrived: wall time. segment: 0 for a payload in a payload store. offset: in the segment, or in
+    the store's object. rows: of ragged fields. step: the open or retained step, -1 for none.
     """
 
     ticket: int
@@ -47,7 +45,7 @@ class LiveSample:
 
     @classmethod
     def of(cls, row: Row, objects: dict[StoredObject, StoredObject]) -> Self:
-        """What the index has stored; objects: those that are known, so that each is there once."""
+        """From a row of the index; objects: known ones, so that each exists once in memory."""
         kept = cls(*row)
         if kept.stored is not None:
             stored = StoredObject(*row[-1])
@@ -55,7 +53,7 @@ class LiveSample:
         return kept
 
     def row(self) -> Row:
-        """As the index stores it."""
+        """The row of the index."""
         return [
             *_STORED_ALWAYS(self),
             *([self.rows] if self.rows or self.stored else ()),
@@ -64,11 +62,11 @@ class LiveSample:
 
     @property
     def reference(self) -> Reference | None:
-        """Where its payload is, if that is in a payload store."""
+        """The place of its payload in a payload store; None if the log has it."""
         return None if self.stored is None else Reference(self.stored, self.offset, self.nbytes)
 
     def entry(self, schema: Schema, payload: Payload, arrived: float) -> Entry:
-        """As the core has it."""
+        """The entry of the core's buffer."""
         sample = Sample(
             self.sample_id, self.tokens, self.loss_tokens, schema, payload, self.group_id,
             self.group_size, self.policy_version, tuple(self.rows), self.staleness_exempt,
@@ -76,12 +74,12 @@ class LiveSample:
         return Entry(sample, self.ticket, arrived, self.group, self.skips, self.producer)
 
 
-#: The values that each row has; those behind them are few samples' own.
+#: The values of every row; only some have the values behind these.
 _STORED_ALWAYS = attrgetter(*LiveSample.__slots__[: LiveSample.__slots__.index("rows")])
 
 
 class Stage(StrEnum):
-    """Where a step stands; payloads of one that was ever committed are not held in memory."""
+    """The state of a step; payloads of one that was ever committed are not in memory."""
 
     OPEN = "open"
     RETAINED = "retained"
@@ -90,11 +88,11 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class StepRecord:
-    """An open or retained step: digest, wall time of its plan, tickets by DP rank and micro-batch.
+    """An open or retained step, fields in the order of its row.
 
-    The order of the fields is the index's. digest: empty of a step that has lost its plan.
-    usual_loss: loss tokens of the mean arrival when it was planned, 0 where that is not known.
-    cp_sizes: ranks that train each micro-batch together; empty where each is one rank's own.
+    digest: empty for a step without a plan. planned_at: wall time. micro_batches: tickets by DP
+    rank and micro-batch. usual_loss: loss tokens of the mean arrival when it was planned, 0 if not
+    known. cp_sizes: ranks that train each micro-batch together; empty if one trains each.
     """
 
     digest: str
@@ -106,21 +104,21 @@ class StepRecord:
     cp_sizes: Sequence[Sequence[int]] = ()
 
     def row(self) -> Row:
-        """As the index stores it."""
+        """The row of the index."""
         row = list(astuple(self))
         return row if self.cp_sizes else row[:-1]
 
     def tickets(self) -> Iterator[int]:
-        """Every ticket in it."""
+        """All its tickets."""
         return (ticket for rank in self.micro_batches for part in rank for ticket in part)
 
 
 @dataclass(slots=True)
 class ProducerRecord:
-    """Numbers at or above `floor` that were accepted, and what the producer said last.
+    """Accepted numbers at or above `floor`, and the ends that the producer has announced.
 
-    phase: the newest one that it has ended, 0 for none. ended: whether its stream. key: the digest
-    of its key, if it has shown one. left: it has said goodbye, and nothing since.
+    phase: the newest that it has ended, 0 for none. ended: whether it has ended its stream. key:
+    the digest of its key, if it has sent one. left: its last message was a goodbye.
     """
 
     floor: int = 0
@@ -131,13 +129,13 @@ class ProducerRecord:
     left: bool = False
 
     def row(self, name: str) -> Row:
-        """As the index stores it."""
+        """The row of the index."""
         return [
             name, self.floor, sorted(self.accepted), self.phase, self.ended, self.key, self.left,
         ]  # fmt: skip
 
     def raise_floor(self, floor: int) -> None:
-        """Forget what never comes again."""
+        """Forget numbers that the producer never sends again."""
         if floor > self.floor:
             self.floor = floor
             self.accepted = {seq for seq in self.accepted if seq >= floor}
@@ -145,7 +143,7 @@ class ProducerRecord:
 
 @dataclass(slots=True)
 class Changed:
-    """What the index does not have yet, or has too much of; samples by shelf."""
+    """Changes since the last snapshot; samples by shelf."""
 
     shelves: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
@@ -155,7 +153,7 @@ class Changed:
 
 @dataclass(slots=True)
 class Live:
-    """Kept samples of one segment, and their bytes."""
+    """Number and payload bytes of the kept samples of one segment."""
 
     samples: int = 0
     nbytes: int = 0
@@ -163,11 +161,11 @@ class Live:
 
 @dataclass(slots=True)
 class Ledger:
-    """The single values, and what is a few as a rule.
+    """Single values, and collections that stay small.
 
-    withdrawn: pairs of a step that was withdrawn and not planned again, and the last attempt at it.
-    unneeded: by store, then by key, how many bytes each object has that is to be released: workers
-    empty the list as it grows. incarnations: those that are not swept, with their producers.
+    withdrawn: steps that were withdrawn and not planned again, with their last attempt. unneeded:
+    by store and key, the bytes of objects that workers have to release. incarnations: those whose
+    objects are not swept, with their producers.
     """
 
     next_ticket: int = 0

@@ -1,11 +1,11 @@
 """When a batch of facts counts as durable.
 
-    off             once it is written: survives the death of the process, not a power cut
-    interval:100ms  the same, and synced at least this often: a power cut takes the last interval
-    batch           once it is synced: survives a power cut
+    off             once written: survives the death of the process, not a power cut
+    interval:100ms  once written, and synced this often: a power cut loses the last interval
+    batch           once synced: survives a power cut
 
-Under every policy a snapshot syncs the log before it commits the index, so that a power cut
-shortens the journal and never leaves it unreadable. That is why `off` syncs too, once a segment.
+Under every policy a snapshot syncs the log before the index, so that a power cut shortens the
+journal and never makes it unreadable. So `off` syncs too, once a segment.
 """
 
 import re
@@ -21,7 +21,7 @@ _LONGEST = 60.0
 
 
 class SyncMode(StrEnum):
-    """What a batch has to wait for."""
+    """The condition for a batch to be durable."""
 
     OFF = "off"
     INTERVAL = "interval"

@@ -1,8 +1,8 @@
 """Facts as rows of plain JSON values, and batches of them.
 
-A row is a list: its kind, then its values in a fixed order. Rows are made when facts are appended,
-on the caller's thread, and never change after but for the checksum that the writer fills in:
-entries are the core's, and it counts skips in them while a batch still waits to be written.
+A row is a list: its kind, then its values in a fixed order. Rows are made on the caller's thread,
+when facts are appended, as the core goes on changing its entries while a batch is queued. They do
+not change afterwards, except for checksums, which the writer fills in.
 """
 
 import json
@@ -24,32 +24,32 @@ from rollout_dispatcher.payload import InMemory, Reference, StoredObject
 from rollout_dispatcher.sample import DType, Field, Schema
 from rollout_dispatcher.spans import aligned
 
-#: A row is what `json` reads back; its shape is known by its kind.
+#: A JSON array; the kind determines its shape.
 Row = list[Any]
 
-#: Rows that are no facts of their own, or not by their fields.
+#: Kinds of rows that are no facts, or have other values than their fields.
 SCHEMA, MOVED, OBJECT, REFERENCED = "schema", "moved", "object", "referenced"
 ACCEPTED, FIXED = Accepted.kind, SchemaFixed.kind
 
-#: Where an accepted or moved row has its payload's size and, once written, its checksum.
+#: Indices of payload size and checksum in accepted and moved rows.
 NBYTES, CHECKSUM = 2, 3
-#: Where an accepted row has its producer, and what follows is of that and not of the sample; but
-#: for the rows of ragged fields, which come last where there are any.
+#: Indices in an accepted row: of the producer, whose values follow those of the sample; and of the
+#: rows of ragged fields, if there are any.
 PRODUCER, ROWS = 15, 19
-#: A referenced row is as an accepted one, with its rows of ragged fields even if there are none,
-#: and ends with where it begins in its object, which the last object row before it names.
+#: Index in a referenced row of the offset in its object, which the last object row before it names.
+#: The rest is as in an accepted row, with rows of ragged fields even if there are none.
 OFFSET = 20
-#: The most that JSON takes: of a character (two \\uXXXX), of a number and its comma, of an accepted
-#: row without names; and what a block takes besides rows, totals and payloads.
+#: Most bytes of JSON for a character (two \\uXXXX), a number and its comma, and an accepted row
+#: without names; and of a block besides rows, totals and payloads.
 _CHARACTER_BYTES, _NUMBER_BYTES, _ACCEPTED_BYTES, _BLOCK_BYTES = 12, 26, 252, 128
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one `append` brought, ready to be written.
+    """The rows of one `append`, ready to be written.
 
     payloads: of the accepted rows, in their order. nbytes: of the payloads, each aligned. most:
-    the log takes no more bytes for it.
+    upper bound of its bytes in the log.
     """
 
     lsn: int
@@ -65,10 +65,10 @@ class Batch:
 
 
 def most_bytes(rows: Sequence[Row], totals: str) -> int:
-    """The log takes no more than this for a block of these, without its payloads."""
+    """Upper bound of a block's bytes in the log, without its payloads."""
     found = _BLOCK_BYTES + 2 * len(totals)
     for row in rows:
-        if row[0] in {ACCEPTED, REFERENCED}:  # there are many, with names that users give
+        if row[0] in {ACCEPTED, REFERENCED}:  # the many rows, and those with users' names
             names = len(row[6]) + len(row[7] or "") + len(row[PRODUCER]) + len(row[ROWS - 2] or "")
             found += _ACCEPTED_BYTES + _CHARACTER_BYTES * names
             found += sum(map(_most_bytes_of, row[ROWS:]))
@@ -82,13 +82,13 @@ def _most_bytes_of(value: object) -> int:
         return _CHARACTER_BYTES * len(value) + 4
     if not isinstance(value, (list, tuple)) or not value:
         return _NUMBER_BYTES
-    if isinstance(value[0], int):  # of tickets there may be thousands
+    if isinstance(value[0], int):  # maybe thousands of tickets
         return _NUMBER_BYTES * (len(value) + 1)
     return _NUMBER_BYTES + sum(map(_most_bytes_of, value))
 
 
 class Encoder:
-    """Turns facts into rows; each schema is written once and then named by its number."""
+    """Turns facts into rows. A schema is written once, then referred to by its number."""
 
     def __init__(self, schemas: Mapping[int, Schema], to_wall: Callable[[float], float]) -> None:
         self._numbers = {schema: number for number, schema in schemas.items()}
@@ -97,11 +97,11 @@ class Encoder:
         self._stored: StoredObject | None = None
 
     def batch(self, lsn: int, facts: Sequence[Fact], totals: Mapping[str, object]) -> Batch:
-        """Raises TypeError or ValueError for totals that are not JSON."""
+        """Make a batch. Raises TypeError or ValueError for totals that are not JSON."""
         text = json.dumps(totals)
         rows: list[Row] = []
         payloads: list[memoryview] = []
-        self._stored = None  # a batch is read by itself
+        self._stored = None  # each batch names its objects again
         for fact in facts:
             if isinstance(fact, Accepted):
                 payload = fact.entry.sample.payload
@@ -130,7 +130,7 @@ class Encoder:
         ]  # fmt: skip
 
     def _referenced(self, fact: Accepted, payload: Reference, rows: list[Row]) -> None:
-        """A row of where the payload is, behind one of the object unless that was the last."""
+        """Append a row with the payload's place, after one of its object if that has changed."""
         if payload.stored is not self._stored:
             self._stored = payload.stored
             rows.append([OBJECT, *astuple(payload.stored)])
@@ -138,7 +138,7 @@ class Encoder:
         rows.append([REFERENCED, *accepted, fact.entry.sample.rows, payload.offset])
 
     def _row(self, fact: Fact) -> Row:
-        """Its fields behind its kind, as far as they are plain values already."""
+        """The fact's kind and fields, as plain values."""
         row: Row = [fact.kind, *(getattr(fact, name) for name in fact.__slots__)]
         match fact:
             case Planned():
@@ -158,7 +158,7 @@ class Encoder:
 
     def _number(self, schema: Schema, before: list[Row]) -> int:
         last, number = self._last
-        if schema is last:  # as a rule every sample of a run shares one object
+        if schema is last:  # usually all samples of a run share one object
             return number
         known = self._numbers.get(schema)
         if known is None:
@@ -169,7 +169,7 @@ class Encoder:
 
 
 def schema_row(schema: Schema) -> Row:
-    """A schema as plain values; that a field is ragged stands behind them."""
+    """A schema as plain values; ragged fields have a fifth."""
     return [
         [item.name, item.dtype, item.per_token, item.shape, *([True] if item.ragged else ())]
         for item in schema.fields
@@ -177,7 +177,7 @@ def schema_row(schema: Schema) -> Row:
 
 
 def schema_of(row: Iterable[Row]) -> Schema:
-    """The schema of such a row."""
+    """The inverse of `schema_row`."""
     return Schema(
         tuple(
             Field(name, DType(dtype), per_token, tuple(shape), *ragged)

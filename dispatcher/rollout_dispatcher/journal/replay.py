@@ -1,14 +1,14 @@
-"""Recovery: from a snapshot forward through the log, and then the payloads.
+"""Recovery: replays the log from a snapshot, then loads the payloads.
 
-The log ends at the first block that is not whole. Whether that is a *torn tail* (a crash cut off
-what was not synced) or *damage* is decided by what is known to have been on the disk: a segment's
-marks say up to where it was, the front of the next one that all of it was, and `newest` that there
-was a next one. A torn tail is ignored; damage raises JournalCorrupt, and nothing on the disk has
-been changed then. A block is looked for in one place only, behind the one before it: it costs one
-read of what was written since the snapshot, whatever payloads look like.
+The log ends at the first block that is not whole. That is a *torn tail* (a crash cut off unsynced
+data) or *damage* (synced data is lost). The marks of a segment state up to where it was synced, the
+header of the next one that all of it was, and `newest` that there was a next one. A torn tail is
+ignored; damage raises JournalCorrupt, before anything on the disk is changed. A block is read at
+one place only, behind the one before it, so recovery reads the log since the snapshot once,
+whatever payloads contain.
 
-A power cut may also take the last mark. So damage to the last blocks that were synced before one
-cannot be told from a torn write, as in any log; after a kill it can.
+A power cut may lose the last mark, too. Damage to the last blocks synced before it is then
+indistinguishable from a torn write, as in any log; after a kill it is reported.
 """
 
 import json
@@ -36,14 +36,14 @@ from rollout_planner.cost import Quadratic
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """end: behind the last whole block. torn: whether something that is not whole came then."""
+    """end: behind the last whole block. torn: whether a part of a block follows."""
 
     end: LogPosition
     torn: bool
 
 
 def replay(state: State, files: SegmentFiles, position: LogPosition, newest: int) -> Replayed:
-    """Apply every whole block after `position`; newest: the last segment that there has to be."""
+    """Apply every whole block after `position`. newest: the last segment that has to exist."""
     last = max([newest, *files.sizes])
     while True:
         with files.reader(position.segment) as reader:
@@ -64,7 +64,7 @@ def replay(state: State, files: SegmentFiles, position: LogPosition, newest: int
 
 
 def check_empty(directory: Path, files: SegmentFiles, newest: int) -> None:
-    """Raise JournalCorrupt if anything was ever written, as an index that lacks it is damaged."""
+    """Raise JournalCorrupt if a segment has blocks, as the empty index is damaged then."""
     numbers = {*files.sizes, newest} - {0}
     if any(_has_blocks(files, number) for number in sorted(numbers)):
         raise JournalCorrupt(
@@ -73,7 +73,7 @@ def check_empty(directory: Path, files: SegmentFiles, newest: int) -> None:
 
 
 def _has_blocks(files: SegmentFiles, segment: int) -> bool:
-    """Whether anything was ever written to this segment, or to one before it."""
+    """Whether a block was ever written to this segment, or to one before it."""
     with files.reader(segment) as reader:
         return reader.synced > 0 or read_block(reader, FIRST_BLOCK, 1) is not None
 
@@ -99,7 +99,7 @@ def _replay_segment(
     return position
 
 
-#: Values of the ledger that the core has under the same names.
+#: Values with the same names in the ledger and in RecoveredState.
 _AS_THEY_ARE = (
     "next_ticket", "next_step", "run_id", "generation", "resumed", "saved", "evicted", "dp_size",
     "policy_version", "policy_step", "group_size", "set_by", "ended", "finished", "was_finished",
@@ -107,7 +107,7 @@ _AS_THEY_ARE = (
 )  # fmt: skip
 
 
-def remembered(
+def recovered_state(
     state: State,
     files: SegmentFiles,
     given_ids: tuple[tuple[str, int | None], ...],
@@ -116,10 +116,10 @@ def remembered(
     *,
     payload_bytes: int | None,
 ) -> RecoveredState:
-    """The state as the core wants it, with payloads read and verified; a damaged one is left there.
+    """The state for the core, with verified payloads; damaged ones are left in the journal.
 
-    But for those of steps that were ever committed, and of the youngest buffered samples that
-    exceed `payload_bytes`: those may be many, and are read when they are wanted.
+    Payloads of steps that were ever committed, and of the youngest buffered samples beyond
+    `payload_bytes`, are left there, too: they may be many, and are read on demand.
     """
     entries = _entries(state, files, from_wall, _first(state, payload_bytes))
     ledger = state.ledger
@@ -192,7 +192,7 @@ def _step(
 
 
 def read_payload(reader: Reader, kept: LiveSample) -> bytes:
-    """A kept sample's payload. Raises JournalCorrupt if it is not what was written."""
+    """The payload of a live sample. Raises JournalCorrupt if it is damaged."""
     try:
         payload = reader.read(kept.offset, kept.nbytes)
     except JournalError as error:
@@ -210,7 +210,7 @@ def read_payload(reader: Reader, kept: LiveSample) -> bytes:
 
 
 def _first(state: State, payload_bytes: int | None) -> set[int]:
-    """Tickets of the oldest buffered samples whose payloads have so many bytes together."""
+    """Tickets of the oldest buffered samples whose payloads fit into `payload_bytes`."""
     buffered = (
         kept for _, kept in sorted(state.kept.items()) if kept.step < 0 and kept.stored is None
     )
@@ -228,7 +228,7 @@ def _first(state: State, payload_bytes: int | None) -> set[int]:
 def _entries(
     state: State, files: SegmentFiles, from_wall: Callable[[float], float], first: set[int]
 ) -> dict[int, Entry]:
-    """Every entry by ticket, its payload in memory if it is of the `first` or of an open step."""
+    """All entries by ticket, with payloads in memory of the `first` and of open steps."""
     members: dict[int, list[LiveSample]] = defaultdict(list)
     entries: dict[int, Entry] = {}
     for kept in state.kept.values():
@@ -248,7 +248,7 @@ def _entries(
                 payload: memoryview | InJournal
                 try:
                     payload = memoryview(read_payload(reader, kept))
-                except JournalCorrupt:  # it costs this sample, once it is to be handed out
+                except JournalCorrupt:  # this sample is dropped at its delivery
                     payload = InJournal(kept.nbytes)
                 schema = state.schemas[kept.schema]
                 entries[kept.ticket] = kept.entry(schema, payload, from_wall(kept.arrived))

@@ -1,13 +1,12 @@
-"""What the rows of the log add up to, and how the index differs from it.
+"""The state that the rows of the log add up to, and its changes since the last snapshot.
 
-One reducer serves both directions: the writer applies each block as it writes it, recovery applies
-each block as it reads it. Invariants: a sample is in `kept` from its acceptance until it is
-dropped, or committed and not retained; `live` counts exactly the kept samples' payload bytes by
-segment, of payloads that the log has; what has changed since the last snapshot is in the `changed`
-sets, so a snapshot costs what has changed and not what there is. A row that does not fit (an
-unknown ticket, say) raises ValueError before anything of it is applied.
+The writer applies each block as it writes it, recovery as it reads it. Invariants: a sample is in
+`kept` from its acceptance until it is dropped, or committed and not retained; `live` has the number
+and payload bytes of the kept samples in each segment; `changed` has everything that the index
+lacks, so a snapshot costs what has changed. A row that contradicts the state (an unknown ticket,
+say) raises ValueError before any of it is applied.
 
-A row of the kind `planned` is for the method `on_planned`, which is called with its values.
+A row of the kind `planned` calls the method `on_planned` with its values.
 """
 
 from collections import OrderedDict, deque
@@ -28,18 +27,20 @@ from rollout_dispatcher.journal.records import Row
 from rollout_dispatcher.payload import StoredObject
 from rollout_dispatcher.sample import Schema
 
-#: Consecutive tickets that the index keeps in one value: encoding them one by one costs twice as
-#: much, and as a rule they change together anyway.
+#: Consecutive tickets in one value of the index: encoding them one by one costs twice as much, and
+#: they mostly change together.
 SHELF = 64
+
+#: Kinds whose names in the journal are kept for compatibility, and their methods.
+_METHODS = {"said": "producer_ended"}
 
 T = TypeVar("T")
 
 
 class Newest(Generic[T]):
-    """The last `horizon` values of their kind, numbered from `first` on.
+    """The last `horizon` values of a kind, numbered from `first` on.
 
-    Those below `stored` are in the index alone, as there may be a million of them; `new` has the
-    others.
+    Values below `stored` are in the index alone, as there may be a million; the others in `new`.
     """
 
     def __init__(self, horizon: int) -> None:
@@ -52,11 +53,11 @@ class Newest(Generic[T]):
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest that is remembered."""
+        """Number of the oldest value within the horizon."""
         return max(self.first, self.stored + len(self.new) - self._horizon)
 
     def append(self, value: T) -> None:
-        """One more; one that is too old by now is forgotten."""
+        """Add a value; the oldest leaves beyond the horizon."""
         self.new.append(value)
         self.first = self.oldest
         while self.new and self.stored < self.first:
@@ -64,7 +65,7 @@ class Newest(Generic[T]):
             self.stored += 1
 
     def are_stored(self) -> None:
-        """The index has all of them now."""
+        """The index has all values now."""
         self.stored += len(self.new)
         self.new.clear()
 
@@ -72,8 +73,8 @@ class Newest(Generic[T]):
 class State:
     """Everything but the payloads.
 
-    id_horizon: ids given by users that are remembered, and ended groups. max_producers: the longest
-    silent producer is forgotten beyond it.
+    id_horizon: number of ids given by users that are kept, and of ended groups. max_producers: of
+    more producers, the one silent for longest is deleted.
     """
 
     def __init__(self, id_horizon: int, max_producers: int) -> None:
@@ -87,7 +88,7 @@ class State:
         self.ended_groups = Newest[tuple[str, str]](id_horizon)
         self.live: dict[int, Live] = {}
         self.changed = Changed()
-        # Where a block's payloads are, and the object of the referenced rows that follow.
+        # Offsets of the block's payloads, and the object of the referenced rows that follow.
         self._segment = 0
         self._places: Iterator[int] = iter(())
         self._stored: StoredObject | None = None
@@ -98,21 +99,21 @@ class State:
         return sum(live.nbytes for live in self.live.values())
 
     def apply(self, rows: Iterable[Row], segment: int, places: Iterator[int]) -> None:
-        """Add a block's rows; `places`: where its payloads lie in `segment`, in row order."""
+        """Apply a block's rows. places: offsets of its payloads in `segment`, in row order."""
         self._segment, self._places = segment, places
         for kind, *values in rows:
-            apply = getattr(self, f"on_{kind.replace('-', '_')}", None)
+            apply = getattr(self, f"on_{_METHODS.get(kind, kind)}".replace("-", "_"), None)
             if apply is None:
                 raise ValueError(f"a row of kind {kind!r} is not known")
             apply(*values)
 
     def shelf(self, number: int) -> list[LiveSample]:
-        """The kept samples of a shelf."""
+        """The kept samples of a shelf of tickets."""
         tickets = range(number * SHELF, (number + 1) * SHELF)
         return [self.kept[ticket] for ticket in tickets if ticket in self.kept]
 
     def keep(self, kept: LiveSample) -> None:
-        """Count a sample as kept, where it lies."""
+        """Add a sample to `kept`, and to its segment in `live`."""
         self.kept[kept.ticket] = kept
         if kept.stored is not None:
             return
@@ -121,13 +122,13 @@ class State:
         live.nbytes += kept.nbytes
 
     def snapshot_taken(self) -> None:
-        """The index has everything now."""
+        """The index has all changes now."""
         self.given_ids.are_stored()
         self.ended_groups.are_stored()
         self.changed = Changed()
 
     def phases(self) -> list[int]:
-        """Ended phases that may still have buffered samples, and the newest, which bars others."""
+        """Ended phases that may still have buffered samples, and the newest ended one."""
         phases = sorted(set(self.ledger.phases))
         versions = [
             None if kept.staleness_exempt else kept.policy_version
@@ -177,7 +178,7 @@ class State:
         self.changed.shelves.add(kept.ticket // SHELF)
 
     def on_sized(self, tickets: Sequence[int], size: int) -> None:
-        """A group has another number of members than its samples said."""
+        """A group has another number of members than its samples were pushed with."""
         for kept in [self._known(ticket) for ticket in tickets]:
             kept.group_size = size
             self.changed.shelves.add(kept.ticket // SHELF)
@@ -205,7 +206,7 @@ class State:
     def on_dropped(self, tickets: Sequence[int], _: str) -> None:
         doomed = [self._known(ticket) for ticket in tickets]
         for number in {kept.step for kept in doomed} - {-1}:
-            # A sample may be given up inside a step; the step is then planned again.
+            # A sample of an open step may be dropped; the step is then planned again.
             step = self.steps[number]
             step.micro_batches = [
                 [[ticket for ticket in part if ticket not in tickets] for part in rank]
@@ -226,14 +227,14 @@ class State:
         passed_over: Sequence[int],
         *more: Any,
     ) -> None:
-        """A step has a plan, or another one, or has lost it."""
+        """A step has a plan, another plan, or no plan any more."""
         step = StepRecord(digest, planned_at, micro_batches, Stage.OPEN, *more)
         members = [self._known(ticket) for ticket in step.tickets()]
         passed = [self._known(ticket) for ticket in passed_over]
-        if number in self.steps:  # planned again: who is not in it any more is buffered
+        if number in self.steps:  # planned again: samples that left it are buffered
             step.stage = self.steps[number].stage
             for ticket in self.steps[number].tickets():
-                if self.kept[ticket].step == number:  # else the step before has taken it over
+                if self.kept[ticket].step == number:  # else it has moved to the step before
                     self.kept[ticket].step = -1
         for kept in members:
             kept.step = number
@@ -246,7 +247,7 @@ class State:
         self.ledger.withdrawn = [pair for pair in self.ledger.withdrawn if pair[0] != number]
 
     def on_withdrawn(self, number: int, attempt: int) -> None:
-        """The last step is none; samples that it had are in the one before it."""
+        """The last step is withdrawn; its samples are in the one before."""
         members = self.steps[number].tickets()
         if number != self.ledger.next_step - 1 or any(self._is_in(at, number) for at in members):
             raise ValueError(f"step {number} is not the last, or has samples")
@@ -277,23 +278,23 @@ class State:
         return [number for number, step in self.steps.items() if step.stage == Stage.RETAINED]
 
     def on_resumed(self, after: int) -> None:
-        """The generation goes on after that step: what is retained of later ones is open again."""
+        """The generation resumes after that step: later retained steps are open again."""
         rewound = [number for number in self._retained() if number > after]
         for number in rewound:
             self.steps[number].stage = Stage.REWOUND
         self.changed.steps.update(rewound)
         if rewound:
-            # The weights are older ones again.
+            # The trainer has older weights again.
             self.ledger.policy_version = self.ledger.policy_step = None
         self.ledger.resumed = after
 
     def on_saved(self, through: int) -> None:
-        """The retained steps up to there are not needed."""
+        """A checkpoint covers the steps up to this one."""
         self.ledger.saved = through
         self._forget_retained(through)
 
     def on_evicted(self, through: int) -> None:
-        """There was no room for them."""
+        """Retained steps up to this one were evicted."""
         self.ledger.evicted = through
         self._forget_retained(through)
 
@@ -325,7 +326,7 @@ class State:
         self.ledger.speeds = speeds
 
     def on_configured(self, _: list[Row]) -> None:
-        """Settings that were posted, as 0.1 had them: none are now."""
+        """Ignored: settings that 0.1 accepted over HTTP."""
 
     def on_generation(self, number: int, dp_size: int) -> None:
         self.ledger.generation, self.ledger.dp_size = number, dp_size
@@ -345,7 +346,7 @@ class State:
         self.ledger.ended = True
 
     def on_finished(self, pending: bool) -> None:
-        """A finished run goes on in the process after all were told."""
+        """pending: ranks have not all received the end; else the run may go on in a new process."""
         self.ledger.finished, self.ledger.was_finished = pending, not pending
 
     def on_unneeded(self, objects: Sequence[Row]) -> None:
@@ -384,6 +385,6 @@ class State:
     def on_left(self, name: str) -> None:
         self._producer(name).left = True
 
-    def on_said(self, name: str, phase: int, ended: bool) -> None:
+    def on_producer_ended(self, name: str, phase: int, ended: bool) -> None:
         producer = self._producer(name)
         producer.phase, producer.ended, producer.left = phase, ended, False

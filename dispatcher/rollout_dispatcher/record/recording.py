@@ -98,7 +98,6 @@ class RecordedStep:
 class Waited:
     """A rank's training loop waited for a step, from `at` for `seconds`."""
 
-    run: str
     at: float
     rank: int
     seconds: float
@@ -144,7 +143,6 @@ class Recording:
     processes: dict[str, Header] = field(default_factory=dict)
     settings: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     rank_time: dict[str, Mapping[str, float]] = field(default_factory=dict)
-    runs: dict[str, None] = field(default_factory=dict)
     lost: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -275,7 +273,7 @@ class Recording:
     def on_waited(self, header: Header, event: Event) -> None:
         columns = zip(event["ranks"], event["since"], event["seconds"], strict=True)
         for rank, since, seconds in columns:
-            self.waits.append(Waited(header.run, header.unix + since, rank, seconds))
+            self.waits.append(Waited(header.unix + since, rank, seconds))
 
     def on_redelivered(self, header: Header, event: Event) -> None:
         self.redelivered[event["reason"]] += 1
@@ -322,7 +320,6 @@ def load_recording(
             recording = Recording(directory.resolve().name, header)
         recording.header = header
         recording.processes[header.process] = header
-        recording.runs[header.run] = None
         handle = getattr(recording, f"on_{event['event']}", None)
         if handle is not None:  # else the event is of a later release, or of no use here
             try:

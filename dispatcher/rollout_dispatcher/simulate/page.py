@@ -75,7 +75,7 @@ def _head(recording: Recording, steps: list[RecordedStep], setting: Setting) -> 
     )
     lines = [course]
     if (count := len(recording.processes)) > 1:
-        runs = len(recording.runs)
+        runs = len({header.run for header in recording.processes.values()})
         of_runs = "one run" if runs == 1 else f"{runs} runs (--run shows one of them)"
         lines.append(f"written by {count} processes, of {of_runs}")
     if recording.lost:

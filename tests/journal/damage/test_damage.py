@@ -42,10 +42,10 @@ class Image:
         self.directory = directory / "killed"
         self.starts = []
         with opened(directory / "journal", OFF) as (journal, listener, _):
-            self.starts.append(journal._store._active.end)
+            self.starts.append(journal._store.active.end)
             for ticket in range(3):
                 listener.wait(journal.append([accepted(ticket)], {}))
-                self.starts.append(journal._store._active.end)
+                self.starts.append(journal._store.active.end)
                 if ticket < synced:
                     journal._store.sync()
             as_if_killed(directory / "journal", self.directory)
@@ -208,7 +208,7 @@ def test_an_index_that_is_something_else_is_an_error(tmp_path: Path) -> None:
 def test_a_segment_lost_from_the_middle_of_the_log_is_an_error(tmp_path: Path) -> None:
     with opened(tmp_path / "j", BATCH, map_bytes=40 << 10) as (journal, listener, _):
         ticket = 0
-        while journal._store.active < 6:  # the index is full early on, and the log goes on
+        while journal._store.active.number < 6:  # the index is full early on, and the log goes on
             listener.wait(journal.append([accepted(ticket), accepted(ticket + 1)], {}))
             ticket += 2
         assert journal.failure is not None

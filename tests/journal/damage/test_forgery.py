@@ -84,14 +84,14 @@ def test_a_file_that_is_used_again_brings_nothing_of_before_back(tmp_path: Path)
             assert [entry.ticket for entry in found.entries] == kept
             store = journal._store
             for _ in range(random.randrange(4, 12)):
-                salt = SegmentHeader.read((store._active.path).read_bytes())
+                salt = SegmentHeader.read(store.active.path.read_bytes())
                 assert salt is not None
                 following = [
-                    forged(store.active + more, at, store.sequence + 1 + ahead, b"e" * 64,
+                    forged(store.active.number + more, at, store.sequence + 1 + ahead, b"e" * 64,
                            salt.salt)
                     for more in range(3)
                     for ahead in range(4)
-                    for at in (FIRST_BLOCK, store._active.end, store._active.end + 512)
+                    for at in (FIRST_BLOCK, store.active.end, store.active.end + 512)
                 ]  # fmt: skip
                 evil = b"".join(following)
                 evil *= 40_000 // len(evil)
@@ -100,7 +100,7 @@ def test_a_file_that_is_used_again_brings_nothing_of_before_back(tmp_path: Path)
                 ticket += 1
             gone, kept = kept[:-2], kept[-2:]
             listener.wait(journal.append([Dropped(tuple(gone), DropReason.STALE)], {}))
-            survived = store.active
+            survived = store.active.number
             directory = as_if_killed(directory, tmp_path / f"{life + 1}")
     assert survived > 12
     assert [
@@ -116,7 +116,7 @@ def test_a_torn_block_is_not_replaced_by_what_its_file_held_before(tmp_path: Pat
     directory = tmp_path / "j"
     with opened(directory, BATCH, segment_bytes=SEGMENT_BYTES) as (journal, listener, _):
         listener.wait(journal.append([pushed(0, b"a" * 64)], {}))
-        segment, end = journal._store._active, journal._store._active.end
+        segment, end = journal._store.active, journal._store.active.end
         killed = as_if_killed(directory, tmp_path / "killed")
         killed_before = as_if_killed(killed, tmp_path / "killed-before")
     path = killed / segment.path.name
@@ -148,7 +148,7 @@ def test_a_file_full_of_headers_of_segments_to_come_is_opened_at_once(
         for ticket in range(1, 20):
             evil = b"".join(
                 _HEADER.pack(MAGIC, 1, b"", number, sequence + ahead, 10**6, claim, 0)
-                for number in range(journal._store.active, journal._store.active + 8)
+                for number in range(journal._store.active.number, journal._store.active.number + 8)
                 for ahead in (1, 2, 3)
             )
             payload = evil * (size // 3 // len(evil))

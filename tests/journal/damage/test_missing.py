@@ -116,13 +116,13 @@ def test_a_kill_before_the_new_segment_is_named_costs_nothing(tmp_path: Path) ->
         listener.wait(journal.append([accepted(0)], {}))
         before = (tmp_path / "j" / "newest").read_bytes()
         listener.wait(journal.append([accepted(1, tokens=2000)], {}))
-        active = journal._store.active
+        active = journal._store.active.number
     assert active == 2
     killed = tmp_path / "killed"
     with opened(tmp_path / "j", BATCH) as (journal, _, found):
         assert len(found.entries) == 2
         as_if_killed(tmp_path / "j", killed)
-        assert journal._store.active == 3
+        assert journal._store.active.number == 3
     assert len(segments(killed)) == 3
     newest = bytearray((killed / "newest").read_bytes())
     newest[512:] = before[512:]

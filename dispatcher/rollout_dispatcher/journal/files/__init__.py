@@ -1,7 +1,7 @@
-"""The log's files: a directory with one user, segments in it, and blocks in those.
+"""The log's files: a locked directory, segments in it, and blocks in these.
 
-    blocks (a group of batches) -> segments (preallocated files) -> front (what a file is)
-    newest (the last segment's name)    directory (lock and format)    disk (errors, names)
+    blocks (a group of batches) -> segments (preallocated files) -> segment_header
+    directory (lock, format, newest segment)    disk (errors, durable names)
 
-What rows mean is not known here, but for which of them come with a payload.
+This folder does not interpret rows, except that some have a payload.
 """

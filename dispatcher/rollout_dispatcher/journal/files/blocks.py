@@ -1,17 +1,17 @@
-"""The block: a group of batches as one piece of the log, that is whole or does not exist.
+"""The block: a group of batches as one atomic piece of the log.
 
     header     64 bytes: magic, number of payloads, digest of the rest of the head, segment,
                sequence, last LSN, bytes of rows and of payloads
     checksums  a crc32 of 4 bytes for each payload
-    rows       JSON: [rows, totals], padded to 8 bytes; so far it is the *head*
+    rows       JSON: [rows, totals], padded to 8 bytes; up to here it is the *head*
     payloads   one after the other, each padded to 8 bytes
 
-The head is written last. Checksums lie apart from the rows so that its size is known before they
-are: the disk can work on the payloads while they are summed.
+The head is written last. Checksums are apart from the rows, so the size of the head is known before
+them, and the disk can write payloads while they are summed.
 
-Blocks are numbered without gaps by `sequence`. One is read only where the one before it ends, and
-its digest is keyed by its segment's salt and bound to its place: neither what the file held before
-it was used again nor what a payload holds is ever taken for a block.
+`sequence` numbers blocks without gaps. A block is read only at the end of the one before, and its
+digest is keyed by its segment's salt and its offset: neither earlier content of a reused file nor
+the content of a payload is ever taken for a block.
 """
 
 import json
@@ -36,7 +36,7 @@ _PADDING = [b"\0" * size for size in range(ALIGNMENT)]
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A block's header, as it is there: only its digest says whether it is one."""
+    """A block's header as read; it is one only if the digest matches."""
 
     num_payloads: int
     digest: bytes
@@ -59,7 +59,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block that was read whole: its header, rows, totals, and where its payloads lie."""
+    """A whole block as read: header, rows, totals, and the offsets of its payloads."""
 
     header: Header
     rows: list[Row]
@@ -73,12 +73,12 @@ def checksum(payload: memoryview | bytes, ticket: int) -> int:
 
 
 def has_payload(row: Row) -> bool:
-    """Whether a row comes with a payload."""
+    """Whether a row has a payload."""
     return row[0] in {ACCEPTED, MOVED}
 
 
 def places(rows: Sequence[Row], start: int) -> Iterator[int]:
-    """Where the payloads of these rows lie if the first one is at `start`."""
+    """Offsets of the payloads of these rows if the first one is at `start`."""
     for row in rows:
         if has_payload(row):
             yield start
@@ -87,7 +87,7 @@ def places(rows: Sequence[Row], start: int) -> Iterator[int]:
 
 @dataclass(slots=True)
 class Draft:
-    """A block without a place yet. text: rows and totals as JSON, without checksums."""
+    """A block without an offset yet. text: rows and totals as JSON, without checksums."""
 
     rows: list[Row]
     payloads: list[memoryview]
@@ -104,7 +104,7 @@ class Draft:
         return sum(aligned(payload.nbytes) for payload in self.payloads)
 
     def padded(self) -> list[memoryview]:
-        """The payloads as they are written."""
+        """The payloads and their padding."""
         found = []
         for payload in self.payloads:
             found.append(payload)
@@ -120,7 +120,7 @@ class Draft:
                 row[CHECKSUM] = checksum(next(pending), row[1])
 
     def head(self, front: SegmentHeader, offset: int, sequence: int, lsn: int) -> memoryview:
-        """The head of the block at `offset`, once the checksums are there."""
+        """The head of the block at `offset`; `sum_up` comes first."""
         header = _HEADER.pack(
             MAGIC, len(self.payloads), b"", front.number, sequence, lsn, len(self.text),
             self.payload_bytes,
@@ -133,15 +133,15 @@ class Draft:
 
 
 def draft(rows: list[Row], payloads: list[memoryview], totals: str) -> Draft:
-    """Put rows and payloads together."""
+    """Encode rows and totals."""
     return Draft(rows, payloads, json.dumps([rows, totals], separators=(",", ":")).encode())
 
 
 def read_block(reader: Reader, offset: int, sequence: int, synced: int = 0) -> Block | None:
-    """The block of this sequence at `offset`, if it is there as a whole.
+    """The block of this sequence at `offset`; None if it is not whole.
 
-    synced: blocks up to that sequence were on the disk as a whole, so they are not torn. Of such a
-    block a payload that has changed since is told when that one is read.
+    synced: blocks up to that sequence were synced, so they cannot be torn; damage to a payload of
+    theirs is reported when the payload is read.
     Raises ValueError, TypeError, KeyError or IndexError for a block that we cannot have written.
     """
     header = _read_header(reader, offset)
@@ -164,7 +164,7 @@ def read_block(reader: Reader, offset: int, sequence: int, synced: int = 0) -> B
 def _fill_in(
     reader: Reader, rows: list[Row], found: list[int], sums: Iterable[int], *, checked: bool
 ) -> bool:
-    """Put the payloads' checksums into their rows; whether they are those of what is there."""
+    """Put checksums into their rows; if `checked`, returns whether they match the payloads."""
     for row, place, sum_ in zip(filter(has_payload, rows), found, sums, strict=True):
         row[CHECKSUM] = sum_
         if checked and checksum(reader.read(place, row[NBYTES]), row[1]) != sum_:
@@ -173,7 +173,7 @@ def _fill_in(
 
 
 def begins_block(reader: Reader, offset: int, sequence: int) -> bool:
-    """Whether something at `offset` begins as the block of this sequence would."""
+    """Whether the bytes at `offset` begin like the block of this sequence."""
     header = _read_header(reader, offset)
     return header is not None and header.sequence == sequence
 
@@ -188,6 +188,6 @@ def _read_header(reader: Reader, offset: int) -> Header | None:
 
 
 def _digest(front: SegmentHeader, head: bytearray, offset: int) -> bytes:
-    """Of a whole head without padding, wherever it has its digest."""
+    """The digest of a head without padding, the digest itself left out."""
     start = bytes(head[: _DIGEST.start])
     return front.digest(offset, start, memoryview(head)[_DIGEST.stop :])

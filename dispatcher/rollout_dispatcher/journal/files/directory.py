@@ -1,21 +1,20 @@
 """The journal's directory: one dispatcher at a time, one format.
 
-    lock    the pid of the dispatcher that runs, for the message to another one
-    format  the format's number; a journal of another one is left alone
+    lock    the pid of the running dispatcher, for the error of another one
+    format  the format's number; a journal of another format is not changed
     newest  the newest segment's number
     index   the last snapshot; the segments lie beside it
 
-The directory itself is locked (flock), since a file in it can be removed and made again while the
-first dispatcher holds its lock. NFS locks no directories: there the file `lock` is all that is
-locked.
+The directory itself is locked (flock), since a file in it can be removed and created again while
+the first dispatcher holds its lock. NFS cannot lock directories: there only the file `lock` is.
 
-A segment is named in `newest` before any block is written to it, so that one which is gone is
-missed; apart from the index, since that may be full while the log goes on. There are two records in
-two sectors, written in turn: a torn one leaves the other. The file has its full size from the
+`newest` names a segment before any block is written to it, so that its loss is detected. It is
+apart from the index, since that may be full while the log goes on. It has two records in two
+sectors, written in turn: a torn one leaves the other. The file has its full size from the
 beginning, so that naming a segment takes no room.
 
-Invariants: nothing else in the directory is read or written before the lock is held and the
-format is known to be ours; no segment is begun once the path names another directory.
+Invariants: nothing else in the directory is read or written before the lock is held and the format
+is known; no segment is begun once the path names another directory.
 """
 
 import errno
@@ -23,7 +22,6 @@ import fcntl
 import os
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
 
 from rollout_dispatcher.errors import JournalCorrupt, JournalError
 from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_directory, write_new
@@ -33,12 +31,12 @@ FORMAT = 4
 _PREFIX = "rollout-dispatcher journal, format "
 
 
-#: What file systems say that lock files and no directories (NFS: a lock needs a file to write to).
+#: Errors of file systems that cannot lock directories (NFS: a lock needs a writable file).
 _NO_DIRECTORY_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class Directory:
-    """A journal directory that is ours until `close`."""
+    """A journal directory, locked until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,11 +54,11 @@ class Directory:
             self._release = undo.pop_all()
 
     def close(self) -> None:
-        """Let another dispatcher have it."""
+        """Release the locks."""
         self._release.close()
 
     def check_is_there(self) -> None:
-        """Raise JournalError if the path names another directory by now, or none."""
+        """Raise JournalError if the path names another directory now, or none."""
         with disk_errors("find the journal directory", self.path):
             if os.path.samestat(os.fstat(self._itself), self.path.stat()):
                 return
@@ -105,7 +103,7 @@ class Directory:
             )
 
     def _begin(self, path: Path) -> None:
-        """Only what is empty may become a journal."""
+        """Turn an empty directory into a journal; any other is refused."""
         draft = path.with_suffix(".new")
         if any(item.name not in {"lock", draft.name, "lost+found"} for item in self.path.iterdir()):
             raise self._not_ours()
@@ -121,18 +119,23 @@ class Directory:
         )
 
 
-#: What its records are marks of: no segment has this number.
+#: Keys the marks in `newest`; no segment has this number.
 _NO_SEGMENT = 0
 
 
 class NewestSegment:
     """The file `newest` of a journal directory. number: of the newest segment, 0 for none yet.
 
-    Raises JournalCorrupt if no record is whole.
+    begun: the journal has other files, so this one has to exist; else it is created. Raises
+    JournalCorrupt if it is missing, or no record is whole.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, begun: bool = True) -> None:
         self.path = directory / "newest"
+        if not self.path.exists():
+            if begun:
+                raise JournalCorrupt(self.path, 0, "the file is missing")
+            self._create()
         with disk_errors("read", self.path):
             data = self.path.read_bytes()
         number = marked(data, (0, SECTOR), _NO_SEGMENT)
@@ -141,29 +144,17 @@ class NewestSegment:
         self.number = number
         self._turn = int(data.startswith(mark(number, _NO_SEGMENT)))
 
-    @classmethod
-    def find(cls, directory: Path, *, begun: bool) -> Self:
-        """That of this directory, made if nothing was `begun` in it; else it has to be there."""
-        path = directory / "newest"
-        if not path.exists():
-            if begun:
-                raise JournalCorrupt(path, 0, "the file is missing")
-            cls.create(directory)
-        return cls(directory)
-
-    @classmethod
-    def create(cls, directory: Path) -> None:
-        """Begin with none; whole or not at all."""
-        path = directory / "newest"
-        draft = path.with_suffix(".new")
+    def _create(self) -> None:
+        """Create the file atomically, with no segment."""
+        draft = self.path.with_suffix(".new")
         with disk_errors("write", draft):
             draft.unlink(missing_ok=True)  # of a process that was killed meanwhile
             write_new(draft, mark(0, _NO_SEGMENT).ljust(SECTOR, b"\0") * 2)
-            draft.rename(path)
-            sync_directory(directory)
+            draft.rename(self.path)
+            sync_directory(self.path.parent)
 
     def name(self, number: int) -> None:
-        """This segment is the newest from now on. Raises JournalError, JournalFull."""
+        """Record the newest segment. Raises JournalError, JournalFull."""
         with disk_errors("write", self.path):
             handle = open_ours(self.path)
             try:

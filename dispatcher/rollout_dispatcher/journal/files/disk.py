@@ -1,4 +1,4 @@
-"""What the system says of files, in the journal's words, and what makes names durable."""
+"""Errors of the system as errors of the journal, and durable file names."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollout_dispatcher.errors import JournalError, JournalFull
 
-#: What gives room again, by what the system says when there is none.
+#: The remedy by errno, where there is no room.
 NO_ROOM = {
     errno.ENOSPC: "free space on its file system",
     errno.EDQUOT: "free space, or raise the quota of this user",
@@ -18,7 +18,7 @@ NO_ROOM = {
 
 @contextmanager
 def disk_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn what the system says into what it means for the journal."""
+    """Turn OSError into JournalFull or JournalError, with the remedy."""
     try:
         yield
     except OSError as error:
@@ -33,10 +33,7 @@ def disk_errors(doing: str, path: Path) -> Iterator[None]:
 
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) -> None:
-    """Write a file that is not there yet. Raises OSError if one is.
-
-    A link that stands there, however it came to, is not followed.
-    """
+    """Write a new file. Raises OSError if it exists; a link is not followed."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
@@ -46,12 +43,12 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = True) 
 
 
 def open_ours(path: Path, flags: int = 0) -> int:
-    """A descriptor to read and write a file of ours, which is no link to another one."""
+    """A descriptor to read and write a file. Raises OSError for a link."""
     return os.open(path, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
+    """Make created and renamed files in a directory durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""One segment file: what appends blocks to it, and what reads any bytes of it.
+"""One segment file: `Segment` appends blocks to it, `Reader` reads any bytes of it.
 
-Invariant: a segment has the size that its front says, or it is damaged.
+Invariant: a segment has the size that its header states, or it is damaged.
 """
 
 import os
@@ -18,9 +18,9 @@ _MAX_BUFFERS = 1024
 
 
 class Segment:
-    """An open segment that blocks are appended to.
+    """An open segment that blocks are appended to. end: offset behind the last one.
 
-    After a failure to write the same bytes may be tried again: nothing counts before its head.
+    A failed write may be repeated: a block counts once its head is written.
     """
 
     def __init__(self, path: Path, handle: int, front: SegmentHeader) -> None:
@@ -32,21 +32,21 @@ class Segment:
         self._marks = 0
 
     def write_ahead(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write what belongs behind something that `append` is still to bring."""
+        """Write bytes that belong behind the next `append`."""
         with disk_errors("write to", self.path):
             for first in range(0, len(buffers), _MAX_BUFFERS):
                 offset = self._write_all(list(buffers[first : first + _MAX_BUFFERS]), offset)
 
     def start_writeback(self, offset: int, nbytes: int) -> None:
-        """Let the disk begin with these bytes, as a sync will wait for them anyway.
+        """Start writing these bytes to the disk, as a sync will wait for them anyway.
 
-        Linux starts writing back what it is told will not be needed; elsewhere it is only a hint.
+        Linux does so for bytes that are declared as not needed; elsewhere this is only a hint.
         """
         with suppress(OSError):
             os.posix_fadvise(self.handle, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def append(self, head: memoryview, size: int) -> None:
-        """Write at the end, and move it on by `size` bytes, what was written ahead included."""
+        """Write at the end, and advance it by `size` bytes, those written ahead included."""
         self.write_ahead(self.end, [head])
         self.end += size
         self.dirty = True
@@ -62,11 +62,10 @@ class Segment:
         return offset
 
     def sync(self, sequence: int) -> None:
-        """Make everything written durable, and mark that it is, up to this sequence.
+        """Make all written bytes durable, and mark them as such, up to this sequence.
 
-        The mark itself is on the disk with the next sync, or when the system likes. A failure is
-        final: the system may have thrown away what it could not write, and a second attempt would
-        succeed without it.
+        The mark itself becomes durable with the next sync at the latest. A failure is final: the
+        system may have discarded what it could not write, and a second sync would succeed.
         """
         try:
             os.fdatasync(self.handle)
@@ -77,20 +76,25 @@ class Segment:
             ) from error
         self.dirty = False
         self._marks += 1
-        with suppress(JournalFull), disk_errors("write to", self.path):  # what it says holds anyway
+        with suppress(JournalFull), disk_errors("write to", self.path):  # recovery works without it
             os.pwrite(self.handle, self.front.mark(sequence), MARKS[self._marks % len(MARKS)])
 
+    @property
+    def left(self) -> int:
+        """Bytes of blocks that it still takes."""
+        return self.size - self.end
+
     def close(self) -> None:
-        """Let go of the file; a second time does nothing."""
+        """Close the file; a second time does nothing."""
         if self.handle >= 0:
             os.close(self.handle)
         self.handle = -1
 
 
 class Reader:
-    """A segment to read from: verified front, then any bytes of it.
+    """A segment to read from, with a verified header.
 
-    synced: the last sequence that it says is on the disk.
+    synced: the last sequence that is marked as on the disk.
     """
 
     def __init__(self, path: Path, number: int) -> None:
@@ -127,12 +131,12 @@ class Reader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def sync(self) -> None:
-        """Make what is read here durable."""
+        """Make the segment durable."""
         with disk_errors("sync", self.path):
             os.fsync(self._handle)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._handle)
 
     def __enter__(self) -> Self:

@@ -1,15 +1,15 @@
-"""The front of a segment: which file it is, and how far it is known to be on the disk.
+"""The front of a segment: its identity, and how far it is known to be on the disk.
 
     0      header, 64 bytes: magic, format, number, bytes of the file, the last sequence before
            it, salt, digest
-    512    mark, 24 bytes: a sequence up to which everything is on the disk, and its digest
+    512    mark, 24 bytes: a sequence up to which all blocks are on the disk, and its digest
     1024   another mark; they are written in turn, so that a torn one leaves the other
     1536   the first block
 
-The header is written when the file becomes this segment, and is on the disk before anything else is
-written. Its salt is random and new each time, and keys the digests of blocks: what the file held
-before, and whatever bytes its payloads have, cannot pass for one. Each part has a sector of its
-own, since a disk writes a sector whole or not at all.
+The header is written when the file becomes this segment, and is durable before anything else is
+written. Its salt is random and new each time, and keys the digests of blocks, so neither earlier
+content of the file nor bytes of payloads pass for a block. Each part has its own sector, since a
+disk writes a sector whole or not at all.
 """
 
 import os
@@ -25,20 +25,20 @@ _MAGIC = b"rdsegmnt"
 _FORMAT = 3
 #: A number and its digest.
 MARK_BYTES = 24
-#: Where the marks are.
+#: Offsets of the marks.
 MARKS = (SECTOR, 2 * SECTOR)
-#: Where a segment's first block begins.
+#: Offset of a segment's first block.
 FIRST_BLOCK = 3 * SECTOR
 
 
 def mark(number: int, of: int) -> bytes:
-    """A number that is there as a whole or not at all; of: what it is a mark of."""
+    """A number with its digest; of: the segment's number, or 0, which keys the digest."""
     text = number.to_bytes(8, "little")
     return text + blake2b(text, salt=of.to_bytes(8, "little"), digest_size=16).digest()
 
 
 def marked(data: bytes, places: Iterable[int], of: int) -> int | None:
-    """The largest number of which there is a mark at one of these places; None if none is whole."""
+    """The largest number of the whole marks at these places; None if none is whole."""
     found = []
     for at in places:
         number = int.from_bytes(data[at : at + 8], "little")
@@ -49,7 +49,7 @@ def marked(data: bytes, places: Iterable[int], of: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """A segment's header. after: every block up to this sequence was on the disk before it."""
+    """A segment's header. after: all blocks up to this sequence were on the disk before it."""
 
     number: int
     nbytes: int
@@ -57,31 +57,31 @@ class SegmentHeader:
     salt: bytes
 
     def salted(self) -> Self:
-        """The same with another salt, under which none of its blocks is one any more."""
+        """The same with another salt, which invalidates all its blocks."""
         return replace(self, salt=os.urandom(16))
 
     @classmethod
     def new(cls, number: int, nbytes: int, after: int) -> Self:
-        """Of a file that becomes this segment now."""
+        """The header of a new segment, with a new salt."""
         return cls(number, nbytes, after, os.urandom(16))
 
     def pack(self) -> bytes:
-        """Everything before the first block."""
+        """All bytes before the first block."""
         header = self.header()
         parts = [header.ljust(SECTOR, b"\0")]
         parts += [self.mark(self.after).ljust(SECTOR, b"\0")] * len(MARKS)
         return b"".join(parts)
 
     def mark(self, sequence: int) -> bytes:
-        """What says that everything up to this sequence is on the disk."""
+        """The mark that all blocks up to this sequence are on the disk."""
         return mark(sequence, self.number)
 
     def marked(self, data: bytes) -> int | None:
-        """The last sequence that a mark in the front says is on the disk; None if none is whole."""
+        """The last sequence that is marked as on the disk; None if no mark is whole."""
         return marked(data, MARKS, self.number)
 
     def digest(self, offset: int, *parts: bytes | memoryview) -> bytes:
-        """16 bytes that nobody can make without the salt, of what must stay at this offset."""
+        """16 bytes, keyed by the salt, of data at this offset."""
         found = blake2b(offset.to_bytes(8, "little"), key=self.salt, digest_size=16)
         for part in parts:
             found.update(part)
@@ -95,7 +95,7 @@ class SegmentHeader:
 
     @classmethod
     def read(cls, data: bytes) -> Self | None:
-        """The header that a file begins with, if it is whole."""
+        """The header at the beginning of a file; None if it is not whole."""
         if len(data) < FIRST_BLOCK:
             return None
         _, _, _, number, nbytes, after, salt, _ = _HEADER.unpack_from(data)

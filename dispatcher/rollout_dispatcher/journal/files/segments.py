@@ -1,16 +1,16 @@
-"""Segment files: preallocated, written in order, used again; small at first, and doubling.
+"""Segment files: preallocated, written in order, reused; small at first, then doubled in size.
 
-    000000000007.segment   its front (`front`), then blocks
-    3.spare                preallocated and without content, will be the next segment
+    000000000007.segment   its header, then blocks
+    3.spare                preallocated and without content, the next segment
 
-Invariants: a segment's number is used once and grows with time; a file is renamed into a segment
-only after its front is on the disk, and the directory is synced before anything in it counts.
+Invariants: segment numbers ascend and are used once; a spare is renamed to a segment only after its
+header is on the disk, and the directory is synced before a block in it counts.
 """
 
 import os
 import re
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -20,15 +20,15 @@ from rollout_dispatcher.journal.files.disk import disk_errors, open_ours, sync_d
 from rollout_dispatcher.journal.files.segment import Reader, Segment
 from rollout_dispatcher.journal.files.segment_header import FIRST_BLOCK, SegmentHeader
 
-#: Spares that there have to be: one for new samples, and one that these never get.
+#: Required spares: one for new samples, and one that these never use.
 SPARES = 2
-#: Spares kept of what was freed; more than have to be save allocations when load comes in bursts.
+#: Spares kept of freed segments; one more than required saves allocations in bursts.
 _MAX_SPARES = SPARES + 1
-#: The first segments; each that is full makes the next ones twice as large, up to the full size. A
-#: journal that is hardly used takes little disk, a busy one has full segments within seconds.
+#: Size of the first segments; each full one doubles the next, up to the full size. A journal with
+#: little load takes little disk, a busy one reaches the full size within seconds.
 FIRST_BYTES = 4 << 20
-#: They grow while the disk has so many of the larger ones: the spares, the active one, what the
-#: index reserves for them, and as much again, so that growth alone never fills a disk.
+#: Segments grow while the disk has this many of the larger ones free: spares, the active one, the
+#: index's reserve, and as much again, so that growth alone never fills a disk.
 ROOM_TO_GROW = 6
 _SEGMENT_NAME = re.compile(r"(\d{12})\.segment")
 _SPARE_NAME = re.compile(r"(\d+)\.spare")
@@ -37,16 +37,16 @@ _SPARE_NAME = re.compile(r"(\d+)\.spare")
 class SegmentFiles:
     """The segment files of a journal directory, and its spares.
 
-    segment_bytes: the full size. next_bytes: what segments are allocated with by now.
+    segment_bytes: the full size. next_bytes: the present size of new segments.
     """
 
     def __init__(self, directory: Path, segment_bytes: int) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.next_bytes = min(FIRST_BYTES, segment_bytes)
-        #: Size of each segment by number, of the active one too.
+        #: Size of each segment by number, with the active one.
         self.sizes: dict[int, int] = {}
-        #: Segments with payloads that cannot be read: nothing of them is placed elsewhere.
+        #: Segments with unreadable payloads, which are not compacted.
         self.damaged: set[int] = set()
         self._spares: dict[Path, int] = {}
         for path in sorted(directory.iterdir()):
@@ -65,7 +65,7 @@ class SegmentFiles:
         return sum(self.sizes.values()) + sum(self._spares.values())
 
     def path(self, number: int) -> Path:
-        """Where a segment is."""
+        """The file of a segment."""
         return self.directory / f"{number:012d}.segment"
 
     def reader(self, number: int) -> Reader:
@@ -75,7 +75,7 @@ class SegmentFiles:
         return Reader(self.path(number), number)
 
     def activate(self, number: int, capacity: int, after: int) -> Segment:
-        """Make the largest spare the next segment, with at least `capacity` bytes for blocks.
+        """Turn the largest spare into the next segment, with at least `capacity` bytes for blocks.
 
         after: the last sequence before it, which is on the disk.
         """
@@ -99,31 +99,20 @@ class SegmentFiles:
         self.sizes[number] = size
         return Segment(path, handle, front)
 
-    def sync(self, numbers: Iterable[int]) -> None:
-        """Make these segments durable, as far as they are written."""
-        for number in numbers:
-            with self.reader(number) as reader:
-                reader.sync()
-
-    def check(self, numbers: Iterable[int]) -> None:
-        """Raise JournalCorrupt if one of these segments is missing or was cut."""
-        for number in numbers:
-            self.reader(number).close()
-
     @property
     def capacity(self) -> int:
-        """Bytes of blocks that the next segment has, if one more is left then; else 0."""
+        """Bytes for blocks of the next segment if a spare is left behind it; else 0."""
         return max(self._spares.values()) - FIRST_BLOCK if len(self._spares) >= SPARES else 0
 
     def has_for_another(self) -> bool:
-        """Whether the disk has a segment besides the spares that there have to be."""
+        """Whether there is a spare beyond the required ones; allocates it if the disk has room."""
         with suppress(JournalFull):
             while len(self._spares) <= SPARES:
                 self._allocate(self.next_bytes)
         return len(self._spares) > SPARES
 
     def grow(self) -> None:
-        """A segment is full: those that come are larger, where the disk has room for such."""
+        """Double the size of the next segments, if the disk has room for such."""
         larger = min(2 * self.next_bytes, self.segment_bytes)
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit != resource.RLIM_INFINITY and larger > limit:
@@ -134,35 +123,28 @@ class SegmentFiles:
                 self.next_bytes = larger
 
     def ensure_spares(self, capacity: int = 0) -> None:
-        """Have `SPARES`, the largest with so many bytes for blocks. Raises JournalFull.
+        """Have `SPARES`, the largest with `capacity` bytes for blocks. Raises JournalFull.
 
-        Those that are smaller than segments are by now give way to others, if the disk has them.
+        Spares smaller than `next_bytes` are replaced, if the disk has room.
         """
         while len(self._spares) < SPARES:
             self._allocate(self.next_bytes)
         with suppress(JournalFull):
-            while (small := self._outgrown()) is not None:
+            for small in [path for path, size in self._spares.items() if size < self.next_bytes]:
                 self._allocate(self.next_bytes)
-                self._drop(small)
+                with disk_errors("free", small):
+                    small.unlink()
+                del self._spares[small]
         if self.capacity < capacity:
             self._allocate(self._size_for(capacity + FIRST_BLOCK))
 
     def _size_for(self, need: int) -> int:
-        """Of a new segment with at least so many bytes."""
+        """The size of a new segment with at least `need` bytes."""
         enough = (size for size in self._usual_sizes() if size >= max(need, self.next_bytes))
         return next(enough, need)
 
-    def _outgrown(self) -> Path | None:
-        small = (path for path, size in self._spares.items() if size < self.next_bytes)
-        return next(small, None)
-
-    def _drop(self, spare: Path) -> None:
-        with disk_errors("free", spare):
-            spare.unlink()
-        del self._spares[spare]
-
     def resume(self, number: int, offset: int) -> Segment:
-        """Go on with a segment at this offset; what is in it counts as a block no more."""
+        """Reopen a segment to append at this offset; its old blocks become invalid."""
         with self.reader(number) as reader:
             front = reader.front.salted()
         path = self.path(number)
@@ -179,7 +161,7 @@ class SegmentFiles:
         return segment
 
     def free(self, number: int) -> None:
-        """Nothing in this segment is needed any more: make it a spare, or delete it."""
+        """Turn a segment without live data into a spare, or delete it."""
         path, size = self.path(number), self.sizes[number]
         with disk_errors("free", path):
             usual = self.next_bytes <= size <= self.segment_bytes
@@ -192,7 +174,7 @@ class SegmentFiles:
         del self.sizes[number]
 
     def _adopt(self, path: Path) -> None:
-        """A spare of an earlier run, unless its allocation was cut short or sizes have changed."""
+        """Take over a spare of an earlier run, unless it has an unusual size."""
         size = path.lstat().st_size
         if size in self._usual_sizes():
             self._spares[path] = size
@@ -200,7 +182,7 @@ class SegmentFiles:
             path.unlink()
 
     def _usual_sizes(self) -> Iterator[int]:
-        """What segments have on their way to the full size."""
+        """Sizes of segments up to the full size."""
         size = min(FIRST_BYTES, self.segment_bytes)
         while size < self.segment_bytes:
             yield size

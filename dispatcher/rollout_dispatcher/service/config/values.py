@@ -14,7 +14,7 @@ sample, is `env:str`.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from fractions import Fraction
@@ -219,15 +219,8 @@ PER_SAMPLE, PER_TOKEN, RAGGED = PLACES = "per-sample", "per-token", "ragged"
 _TYPE = re.compile(r"(\w+)(?:\[(\d+(?:x\d+)*)\])?", re.ASCII)
 
 
-def _is_flat(field: Field) -> bool:
-    return field.per_token and not field.shape
-
-
-_EXPECTED: dict[str, Callable[[Field], bool]] = {
-    "input_ids": lambda field: "int" in field.dtype and _is_flat(field),
-    "loss_mask": _is_flat,
-}
-_WORDS = {"input_ids": "an integer", "loss_mask": "0 or 1"}
+#: Fields that have one number a token, and which.
+_NUMBERS = {"input_ids": "an integer", "loss_mask": "0 or 1"}
 
 
 def parse_field(text: str) -> Field:
@@ -251,9 +244,9 @@ def parse_field(text: str) -> Field:
         if shape or len(rest) > 1:
             raise ValueError(f"{name} is one text a sample; write {name}:{DType.STR}, not {text!r}")
         field = Field.text(name)
-    expected = _EXPECTED.get(name)
-    if expected is not None and not expected(field):
-        raise ValueError(f"{name} is one number a token ({_WORDS[name]}), not {field}")
+    is_flat = field.per_token and not field.shape
+    if name in _NUMBERS and not (is_flat and (name != "input_ids" or "int" in field.dtype)):
+        raise ValueError(f"{name} is one number a token ({_NUMBERS[name]}), not {field}")
     return field
 
 
