@@ -208,7 +208,7 @@ class EffectRunner:
             return
         told = welcomes.schema_known(*decided)
         for peer in self._connections.producers.values():
-            if peer.hears_feedback:
+            if peer.wants_feedback:
                 peer.send(told)
 
     def _tell_dropped(self, effect: e.SamplesDropped) -> None:
@@ -262,7 +262,7 @@ class EffectRunner:
         who = f"producer {producer}" if producer else "an HTTP client"
         log.warning("%s: %s", who, effect.text, extra={"event": "advice", "producer": producer})
         peer = self._connections.producers.get(producer)
-        if peer is not None and peer.hears_feedback:
+        if peer is not None and peer.wants_feedback:
             peer.send(advice)
 
     def _fail_ranks(self, effect: e.FailRanks) -> None:
