@@ -77,7 +77,7 @@ class Ranks:
             self._metrics.waiting_since.clear()
             if self._connections.rank_of(peer) is not None:  # it gives its own place up
                 self._connections.detach(peer.client_id)
-        self._connections.said_hello(peer)
+        self._connections.decided_hello(peer)
         self._perform(decision)
         if self._connections.rank_of(peer) is None:
             return  # it was refused

@@ -149,7 +149,7 @@ class Router:
                 raise refusal
             self._connections.introduced(peer)
 
-    def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
+    def on_message(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
         """Handle a legal message of a peer; raises DispatcherError for the peer's own faults.
 
         Effects are guarded apart, so that of our own bugs only an IllegalTransition of the core may

@@ -27,7 +27,7 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
+from rollout_dispatcher.protocol.sessions import LEAVING, Received, Session, SessionState, Side
 from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.connections.receiving import Receiving
@@ -89,7 +89,7 @@ class PeerListener(Protocol):
     def connected(self, peer: "Peer") -> None:
         """A connection was made."""
 
-    def said(self, peer: "Peer", message: m.Message, spans: Sequence[memoryview]) -> None:
+    def on_message(self, peer: "Peer", message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message, a push with its samples' spans.
 
         Raises DispatcherError to end this connection with it.
@@ -201,9 +201,9 @@ class Peer(StreamProtocol):
         if self._transport is None or self._ending is not None:
             return
         try:
-            frames = b"".join(map(self._session.say, messages))
+            frames = b"".join(map(self._session.send, messages))
         except IllegalTransition as bug:
-            self._said_wrong(bug)
+            self._sent_out_of_turn(bug)
         else:
             self._transport.write(frames)
 
@@ -304,12 +304,12 @@ class Peer(StreamProtocol):
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
+    def _handle(self, message: m.Message, spans: Sequence[memoryview]) -> None:
         # By its type: pydantic's classes take 0.7 us to say that a message is none of theirs.
         if type(message) in (m.HelloProducer, m.HelloRank):
             assert isinstance(message, m.Hello)
             self._introduce(message)
-        self._listener.said(self, message, spans)
+        self._listener.on_message(self, message, spans)
 
     def _introduce(self, message: m.Hello) -> None:
         self._clear_deadline("handshake")
@@ -321,12 +321,12 @@ class Peer(StreamProtocol):
         self.wants_feedback = isinstance(message, m.HelloProducer) and message.feedback
         self.slicing = message.slicing if isinstance(message, m.HelloRank) else None
 
-    def _take(self, heard: Heard) -> None:
+    def _take(self, messages: Received) -> None:
         """Handle what became complete; a frame has room until its message was handled."""
         try:
-            for message, spans in heard:
+            for message, spans in messages:
                 self.last_heard = self._clock()
-                self._hear(message, spans)
+                self._handle(message, spans)
                 if self._counted:
                     self._counted = False
                     self._listener.receiving.done(self)
@@ -337,7 +337,7 @@ class Peer(StreamProtocol):
 
     def _admit(self, nbytes: int) -> bool:
         """Whether there is room for a frame; else nothing is read until there is."""
-        # A rank's frames have no payload, and are heard always: they free what others wait for.
+        # A rank's frames have no payload, and are always received: they free memory and room.
         if self.role != "producer":
             return True
         receiving = self._listener.receiving
@@ -402,13 +402,13 @@ class Peer(StreamProtocol):
 
     def _may_send(self, frame: Buffer) -> bool:
         try:
-            self._session.said(frame)
+            self._session.sent(frame)
         except IllegalTransition as bug:
-            self._said_wrong(bug)
+            self._sent_out_of_turn(bug)
             return False
         return True
 
-    def _said_wrong(self, bug: IllegalTransition) -> None:
+    def _sent_out_of_turn(self, bug: IllegalTransition) -> None:
         """A bug of ours: the peer gets the error, and messages to others go on."""
         log.error(
             "bug: a message to %s was out of protocol order; the connection is closed: %s",
