@@ -16,7 +16,7 @@ import pytest
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import PREFIX, FrameLimits
-from rollout_dispatcher.protocol.sessions import HEARS, SAYS, Session, Side
+from rollout_dispatcher.protocol.sessions import RECEIVES, SENDS, Session, Side
 from tests.support.generated import between, rewrite
 from tests.support.wire.protocol_tables import PARTS, codes, meanings_of, messages, offer, states
 
@@ -70,7 +70,7 @@ def _vector(vector: Vector, client: Session) -> dict[str, Any]:
     if vector.speaker is Side.DISPATCHER:
         _hear(client, frame)
     else:
-        client.said(frame)
+        client.sent(frame)
     start = len(frame) - len(vector.payload)
     header = frame[PREFIX.size : start]
     return {
@@ -146,8 +146,8 @@ def test_each_role_says_and_hears_every_message_in_a_vector() -> None:
         for vector in frames
     }
     for role in (Side.PRODUCER, Side.RANK):
-        legal = {(role, False, kind) for _, kind in SAYS[role]}
-        legal |= {(role, True, kind) for _, kind in HEARS[role]}
+        legal = {(role, False, kind) for _, kind in SENDS[role]}
+        legal |= {(role, True, kind) for _, kind in RECEIVES[role]}
         assert not legal - shown - {(role, False, m.Error)}
 
 
@@ -166,7 +166,7 @@ def test_a_conversation_goes_through_the_states_that_are_shown_on_both_sides(tit
     sides = {role: Session(role, LIMITS), Side.DISPATCHER: Session(Side.DISPATCHER, LIMITS)}
     for vector in shown:
         (other,) = set(sides) - {vector.speaker}
-        sides[vector.speaker].said(vector.frame)
+        sides[vector.speaker].sent(vector.frame)
         assert _hear(sides[other], vector.frame) == [(vector.message, vector.payload)]
         assert {session.state for session in sides.values()} == {vector.state}
 

@@ -76,7 +76,7 @@ def _check_push(push: m.Push, spans: tuple[bytes, ...]) -> None:
 def welcome(session: Session, message: m.Message) -> None:
     """Say what the dispatcher says at once, so that the conversation goes on."""
     if type(message) in WELCOMES:
-        session.say(WELCOMES[type(message)])
+        session.send(WELCOMES[type(message)])
 
 
 def _hear(
@@ -84,7 +84,7 @@ def _hear(
 ) -> tuple[Heard, type[ProtocolError] | None]:
     session = Session(side, LIMITS)
     if side is not Side.DISPATCHER:
-        session.say(HELLOS[side is Side.RANK])
+        session.send(HELLOS[side is Side.RANK])
     heard: Heard = []
     at, sizes = 0, iter(cuts)
     try:

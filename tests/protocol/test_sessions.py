@@ -16,7 +16,7 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import codec
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import HANDSHAKE_LIMITS, PREFIX, FrameLimits, encode_frame
-from rollout_dispatcher.protocol.sessions import SAYS, Session, SessionState, Side
+from rollout_dispatcher.protocol.sessions import SENDS, Session, SessionState, Side
 from tests.support.client import make_push
 from tests.support.wire.legal import may_hear, may_say
 from tests.support.wire.messages import EXAMPLES
@@ -58,8 +58,8 @@ def hear(session: Session, data: bytes) -> list[tuple[m.Message, Sequence[memory
 def session_in(state: SessionState, side: Side = Side.DISPATCHER) -> Session:
     session = Session(side, LIMITS)
     for kind in WAY[state]:
-        if (session.state, kind) in SAYS[side]:
-            session.say(EXAMPLES[kind])
+        if (session.state, kind) in SENDS[side]:
+            session.send(EXAMPLES[kind])
         else:
             hear(session, codec.encode(EXAMPLES[kind]))
     assert session.state is state
@@ -94,15 +94,15 @@ def test_the_table_of_what_is_said_is_kept(side: Side, state: SessionState, kind
     after = may_say(side, state).get(kind)
     if after is not None:
         first, second = session_in(state, side), session_in(state, side)
-        frame = first.say(sent)
-        second.said(frame)
+        frame = first.send(sent)
+        second.sent(frame)
         assert (frame, first.state, second.state) == (codec.encode(sent), after, after)
         return
     session = session_in(state, side)
     with pytest.raises(IllegalTransition, match=f"from {state} on saying {kind.__name__}$"):
-        session.say(sent)
+        session.send(sent)
     with pytest.raises(IllegalTransition):
-        session.said(codec.encode(sent))
+        session.sent(codec.encode(sent))
     assert session.state is state
 
 
@@ -123,7 +123,7 @@ def test_what_one_side_may_say_the_other_may_hear_however_long_it_is_on_its_way(
         side, kind = data.draw(st.sampled_from(moves))
         other = next(found for found in sessions if found is not side)
         if kind is not None:
-            on_their_way[other].append(sessions[side].say(EXAMPLES[kind]))
+            on_their_way[other].append(sessions[side].send(EXAMPLES[kind]))
         elif sessions[side].state is S.CLOSED:  # nobody reads on
             on_their_way[side].clear()
         else:
@@ -163,7 +163,7 @@ def test_a_push_whose_payload_comes_after_an_error_was_said_is_the_peers_fault()
     push, payload = make_push("p", 0, [3, 5])
     frame, session = codec.encode(push, len(payload)) + payload, session_in(S.PRODUCER)
     assert hear(session, frame[:-8]) == []
-    session.say(EXAMPLES[m.Error])
+    session.send(EXAMPLES[m.Error])
     with pytest.raises(ProtocolError, match="Push is not legal in state closed"):
         hear(session, frame[-8:])
 
@@ -204,7 +204,7 @@ def test_a_micro_batch_comes_in_one_piece_of_the_memory_that_is_given() -> None:
         return memoryview(bytearray(nbytes))
 
     session = Session(Side.RANK, LIMITS, memory)
-    session.say(EXAMPLES[m.HelloRank])
+    session.send(EXAMPLES[m.HelloRank])
     batch = EXAMPLES[m.MicroBatch]
     stream = codec.encode(EXAMPLES[m.WelcomeRank]) + codec.encode(batch, 40) + bytes(range(40))
     _, (heard, (payload,)) = hear(session, stream)
@@ -216,7 +216,7 @@ def test_a_rank_that_says_hello_again_or_leaves_while_a_micro_batch_comes_stays_
     for said, state in ((m.HelloRank, S.RANK_RESUMES), (m.Bye, S.RANK_LEAVES)):
         session = session_in(S.RANK, Side.RANK)
         assert hear(session, frame[:-4]) == []
-        session.say(EXAMPLES[said])
+        session.send(EXAMPLES[said])
         assert len(hear(session, frame[-4:])) == 1
         assert session.state is state
 

@@ -1,4 +1,4 @@
-"""One connection's conversation: who may say what, when. All three roles use it; no IO here.
+"""One connection's conversation: the messages that each side may send. For all roles; no IO here.
 
     AWAIT_HELLO --HelloProducer--> PRODUCER_GREETS --WelcomeProducer--> PRODUCER
          |                                |                                |
@@ -9,16 +9,16 @@
          +-----HelloRank--> RANK_GREETS --WelcomeRank--> RANK --HelloRank--> RANK_RESUMES
                                                            ^                      |
                                                            +-----WelcomeRank------+
-    A rank says Bye as a producer does. An Error of the dispatcher's closes in any state.
+    A rank sends Bye as a producer does. An Error of the dispatcher's closes in any state.
 
-A session is told which `Side` it is. Both sides have the same states, and each changes its own with
-what it says and what it hears, so for as long as a message is on its way they differ: that is why
-there is a table for each side and each direction. A message that a table does not have changes
-nothing: to hear one is the peer's fault (ProtocolError), to say one our own (IllegalTransition).
+A session is one `Side` of it. Both sides have the same states, and each changes its own with the
+messages that it sends and receives, so they differ while a message is on its way: hence a table for
+each side and direction. A message that a table does not have changes nothing: to receive one is the
+peer's fault (ProtocolError), to send one our own (IllegalTransition).
 
-Bytes go in through `get_buffers` and `received`, messages come out. A message is read before its
-payload is received, since it says how that is cut up, and a frame with a payload only when it is
-admitted: until then the session waits (`waits_for`), and `go_on`s.
+Bytes go in through `get_buffers` and `received`, messages come out. A message is decoded before its
+payload is received, as it says how that is cut up, and a frame with a payload is received only once
+it is admitted: until then the session waits (`waits_for`), and `go_on`s.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,8 +48,8 @@ class Side(StrEnum):
 class SessionState(StrEnum):
     """Where a conversation stands.
 
-    *_GREETS: hello is said, and nothing else before the welcome. RANK_RESUMES: hello is said again,
-    as a checkpoint was loaded. *_LEAVES: Bye is said and not answered yet.
+    *_GREETS: hello is sent, and nothing else before the welcome. RANK_RESUMES: hello is sent again,
+    as a checkpoint was loaded. *_LEAVES: Bye is sent and not answered yet.
     """
 
     AWAIT_HELLO = "await-hello"
@@ -67,7 +67,7 @@ S = SessionState
 Kinds = tuple[type[m.Message], ...]
 Table = dict[tuple[SessionState, type[m.Message]], SessionState]
 
-#: What welcomed peers say, and hear.
+#: Messages from and to welcomed peers.
 FROM_PRODUCER: Kinds = (
     m.Push, m.CloseGroup, m.EndPhase, m.EndStream, m.Freed, m.Swept, m.Ping,
 )  # fmt: skip
@@ -84,9 +84,9 @@ TO_RANK: Kinds = (
     m.Sweep, m.Pong,
 )  # fmt: skip
 
-#: What a client may say after its Bye: the last one there is asked to release what is left.
+#: Messages of a client after its Bye: the last client is asked to release the objects left.
 ANSWERS: Kinds = (m.Freed, m.Swept)
-#: Where the client has said Bye.
+#: Where the client has sent Bye.
 LEAVING = frozenset({S.PRODUCER_LEAVES, S.RANK_LEAVES})
 _OPEN = [state for state in S if state is not S.CLOSED]
 
@@ -96,14 +96,14 @@ def _stay(kinds: Kinds, *states: SessionState) -> Table:
     return {(state, kind): state for state in states for kind in kinds}
 
 
-_PRODUCER_SAYS: Table = {
+_PRODUCER_SENDS: Table = {
     (S.AWAIT_HELLO, m.HelloProducer): S.PRODUCER_GREETS,
     (S.PRODUCER_GREETS, m.Bye): S.PRODUCER_LEAVES,
     (S.PRODUCER, m.Bye): S.PRODUCER_LEAVES,
     **_stay(FROM_PRODUCER, S.PRODUCER),
     **_stay(ANSWERS, S.PRODUCER_LEAVES),
 }
-_RANK_SAYS: Table = {
+_RANK_SENDS: Table = {
     (S.AWAIT_HELLO, m.HelloRank): S.RANK_GREETS,
     (S.RANK, m.HelloRank): S.RANK_RESUMES,
     (S.RANK_GREETS, m.Bye): S.RANK_LEAVES,
@@ -113,7 +113,7 @@ _RANK_SAYS: Table = {
     **_stay((m.Ping,), S.RANK_RESUMES),
     **_stay(ANSWERS, S.RANK_LEAVES),
 }
-#: What is the same whether it is said or heard.
+#: The same in both directions.
 _ERRORS: Table = {(state, m.Error): S.CLOSED for state in _OPEN}
 _TO_CLIENTS: Table = {
     **_ERRORS,
@@ -129,20 +129,20 @@ _TO_CLIENTS: Table = {
     **_stay((m.Pong,), S.RANK_RESUMES),
 }
 
-#: What each side may say.
-SAYS: dict[Side, Table] = {
-    Side.PRODUCER: _PRODUCER_SAYS,
-    Side.RANK: _RANK_SAYS,
+#: The messages that each side may send.
+SENDS: dict[Side, Table] = {
+    Side.PRODUCER: _PRODUCER_SENDS,
+    Side.RANK: _RANK_SENDS,
     Side.DISPATCHER: _TO_CLIENTS,
 }
-#: What each side may hear: what the other may say, and what was on its way to a rank that resumes.
-HEARS: dict[Side, Table] = {
+#: The messages that each side may receive: those of the other, also on the way to a resuming rank.
+RECEIVES: dict[Side, Table] = {
     Side.PRODUCER: {key: then for key, then in _TO_CLIENTS.items() if "rank" not in key[0]},
     Side.RANK: {
         **{key: then for key, then in _TO_CLIENTS.items() if "producer" not in key[0]},
         **_stay(TO_RANK, S.RANK_RESUMES),
     },
-    Side.DISPATCHER: {**_PRODUCER_SAYS, **_RANK_SAYS},
+    Side.DISPATCHER: {**_PRODUCER_SENDS, **_RANK_SENDS},
 }
 
 
@@ -154,14 +154,14 @@ def _by_state(table: Table) -> dict[SessionState, dict[type[m.Message], SessionS
 
 
 #: Messages and their payloads, as they become complete.
-Heard = Iterator[tuple[m.Message, Sequence[memoryview]]]
+Received = Iterator[tuple[m.Message, Sequence[memoryview]]]
 
 
 class Session:
-    """One side of a conversation: decodes what the peer says, encodes what we say.
+    """One side of a conversation: decodes the peer's messages, encodes ours.
 
-    limits: of what is heard once the peer has introduced itself. memory: gives what a piece of a
-    payload is received into, for a number of bytes.
+    limits: of frames after the peer's hello or welcome. memory: allocates a piece of a payload, for
+    a number of bytes.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Session:
         limits: FrameLimits,
         memory: Callable[[int], memoryview] = lambda nbytes: memoryview(bytearray(nbytes)),
     ) -> None:
-        self._says, self._hears = _by_state(SAYS[side]), _by_state(HEARS[side])
+        self._sends, self._receives = _by_state(SENDS[side]), _by_state(RECEIVES[side])
         self._enter(SessionState.AWAIT_HELLO)
         self._memory, self._limits = memory, limits
         self._reader = FrameReader(HANDSHAKE_LIMITS)
@@ -178,31 +178,31 @@ class Session:
         self.get_buffers = self._reader.get_buffers
         self._message: m.Message = m.Bye()
 
-    # -- what we say
+    # -- sending
 
-    def say(self, message: m.Message, payload_size: int = 0) -> bytes:
+    def send(self, message: m.Message, payload_size: int = 0) -> bytes:
         """The frame of a message that is sent now, up to its payload."""
-        if self._may_say.get(type(message)) is not self.state:
+        if self._may_send.get(type(message)) is not self.state:
             self._note(type(message))
         return codec.encode(message, payload_size)
 
-    def said(self, frame: bytes | bytearray | memoryview) -> None:
+    def sent(self, frame: bytes | bytearray | memoryview) -> None:
         """Note that a frame is sent that was encoded before."""
         kind = m.MESSAGES[frame[2]]
-        if self._may_say.get(kind) is not self.state:  # nearly all leave it as it is
+        if self._may_send.get(kind) is not self.state:  # nearly all leave it as it is
             self._note(kind)
 
     def _note(self, kind: type[m.Message]) -> None:
-        after = self._may_say.get(kind)
+        after = self._may_send.get(kind)
         if after is None:
             raise IllegalTransition(self.state, f"saying {kind.__name__}")
         self._enter(after)
 
     def _enter(self, state: SessionState) -> None:
         self.state = state
-        self._may_say, self._may_hear = self._says[state], self._hears[state]
+        self._may_send, self._may_receive = self._sends[state], self._receives[state]
 
-    # -- what we hear
+    # -- receiving
 
     def get_buffer(self) -> memoryview:
         """The first of `get_buffers`."""
@@ -218,7 +218,7 @@ class Session:
         """How many bytes of the current frame have arrived."""
         return self._reader.filled
 
-    def received(self, nbytes: int, admit: Admit = at_once) -> Heard:
+    def received(self, nbytes: int, admit: Admit = at_once) -> Received:
         """Messages now complete, each with its payload in as many pieces as `Message.spans` says.
 
         Every piece has memory of its own. The iterator raises ProtocolError; the connection is
@@ -226,18 +226,18 @@ class Session:
         """
         return map(self._accept, self._reader.received(nbytes, self._allocate, admit))
 
-    def go_on(self, admit: Admit = at_once) -> Heard:
+    def go_on(self, admit: Admit = at_once) -> Received:
         """The frame that waits is admitted; the messages now complete, as in `received`."""
         return map(self._accept, self._reader.go_on(self._allocate, admit))
 
     def drop(self) -> None:
-        """Let go of the memory of the current frame: nothing more is read."""
+        """Free the memory of the current frame: nothing more is read."""
         self._reader.drop()
 
     def _allocate(self, code: int, header: memoryview, size: int) -> Sequence[memoryview]:
         kind = m.MESSAGES.get(code)
         if kind is not None:
-            if kind not in self._may_hear:
+            if kind not in self._may_receive:
                 raise self._illegal(kind)
             if issubclass(kind, m.Hello):  # first: what is newer must not hide what is wrong
                 codec.check_version(header, kind.__name__)
@@ -246,9 +246,9 @@ class Session:
 
     def _accept(self, frame: Frame) -> tuple[m.Message, Sequence[memoryview]]:
         message = self._message
-        after = self._may_hear.get(type(message))
+        after = self._may_receive.get(type(message))
         if after is not self.state:  # nearly all leave it as it is
-            if after is None:  # we have said something since the header came
+            if after is None:  # a message was sent since the header came
                 raise self._illegal(type(message))
             self._enter(after)
             self._reader.limits = self._limits

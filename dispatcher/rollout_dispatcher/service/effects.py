@@ -211,7 +211,7 @@ class EffectRunner:
             return
         message = welcomes.schema_known(*decided)
         for peer in self._connections.producers.values():
-            if peer.hears_feedback:
+            if peer.wants_feedback:
                 peer.send(message)
 
     def _report_dropped(self, effect: e.SamplesDropped) -> None:
@@ -263,7 +263,7 @@ class EffectRunner:
         who = f"producer {producer}" if producer else "an HTTP client"
         log.warning("%s: %s", who, effect.text, extra={"event": "advice", "producer": producer})
         peer = self._connections.producers.get(producer)
-        if peer is not None and peer.hears_feedback:
+        if peer is not None and peer.wants_feedback:
             peer.send(advice)
 
     def _fail_ranks(self, effect: e.FailRanks) -> None:

@@ -1,9 +1,9 @@
-"""What producers hear: outcomes of their pushes, where the trainer is, and what was dropped.
+"""Feedback to producers: outcomes of their pushes, the trainer's progress, dropped samples.
 
-Who has said `feedback` is told what has changed since it was told last, with its answers
-and, as changes come, for who waits and pushes nothing. Invariant: whatever happens is told with at
-most one message to a producer a `TOLD_EVERY_SECONDS`, besides its answers and its dropped samples;
-who does not read is told nothing more until it has.
+A producer with `feedback` in its hello gets changes of the trainer's progress in the answers to its
+pushes and, for those that push nothing, in messages of their own. Invariant: beside answers and
+dropped samples a producer gets at most one message in `SEND_INTERVAL_S`, and none while it does not
+read those before.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from rollout_dispatcher.sample import Outcome
 from rollout_dispatcher.service.connections.connections import Connections
 from rollout_dispatcher.service.connections.peer import Peer
 
-#: Far below the time of a step.
-TOLD_EVERY_SECONDS = 0.1
-#: Producers that are told in one turn of the event loop: a write takes some ten microseconds.
-TOLD_AT_ONCE = 64
+#: Seconds; far below the time of a step.
+SEND_INTERVAL_S = 0.1
+#: Producers that are sent to in one turn of the event loop: a write takes some ten microseconds.
+PRODUCERS_A_TURN = 64
 
 
 class Feedback:
-    """Tells producers. run: calls for the event loop, so that what fails is known."""
+    """Sends feedback. run: makes a call of the event loop, so that an error ends the service."""
 
     def __init__(
         self,
@@ -37,18 +37,18 @@ class Feedback:
     ) -> None:
         self._core, self._connections, self._run = core, connections, run
         self._timer: asyncio.Handle | None = None
-        #: Whether anything has changed since it was begun to tell everybody, and who is left.
+        #: Whether progress has changed since the current round began, and the producers left in it.
         self._news = False
         self._to_send: deque[Peer] = deque()
 
     def close(self) -> None:
-        """Tell nobody anything more."""
+        """Send nothing more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def answer(self, effect: PushAnswered) -> None:
-        """Say what became of a push, to who pushed it; a plain dictionary, as there are many."""
+        """Send the outcomes of a push; a plain dictionary, as there are many."""
         if (peer := self._connections.producers.get(effect.producer)) is None:
             return
         header: dict[str, object] = {
@@ -58,27 +58,27 @@ class Feedback:
         if effect.errors:
             header["errors"] = {str(index): text for index, text in effect.errors.items()}
             header["reasons"] = {str(index): word for index, word in effect.reasons.items()}
-        if peer.hears_feedback:
+        if peer.wants_feedback:
             progress = self._core.trainer_progress
-            header |= _news(peer.told, progress)
-            peer.told = progress
+            header |= _news(peer.progress_sent, progress)
+            peer.progress_sent = progress
             oldest = effect.oldest
             if oldest is not None and (staleness := progress.staleness(oldest)) is not None:
                 header["staleness"] = staleness
         peer.write(codec.encode_checked(m.Pushed, header, 0))
 
     def welcome(self, peer: Peer) -> None:
-        """Say all that there is to know to who has just come."""
-        peer.told = None
-        if peer.hears_feedback:
+        """Send the trainer's whole progress to a new connection."""
+        peer.progress_sent = None
+        if peer.wants_feedback:
             self._send([peer])
 
     def changed(self) -> None:
-        """The trainer has moved: tell everybody soon, and of what follows at once."""
+        """The trainer's progress has changed: send it to all producers within `SEND_INTERVAL_S`."""
         self._news = True
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(TOLD_EVERY_SECONDS, self._run, self._send_all)
+            self._timer = loop.call_later(SEND_INTERVAL_S, self._run, self._send_all)
 
     def _send_all(self) -> None:
         self._news = False
@@ -86,9 +86,9 @@ class Feedback:
         self._send_some()
 
     def _send_some(self) -> None:
-        """Tell those whose turn it is; there may be thousands, and ranks wait meanwhile."""
-        some = [self._to_send.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._to_send)))]
-        self._send([peer for peer in some if peer.hears_feedback])
+        """Send to the next producers; there may be thousands, and ranks wait meanwhile."""
+        some = [self._to_send.popleft() for _ in range(min(PRODUCERS_A_TURN, len(self._to_send)))]
+        self._send([peer for peer in some if peer.wants_feedback])
         if self._to_send:
             self._timer = asyncio.get_running_loop().call_soon(self._run, self._send_some)
             return
@@ -97,23 +97,23 @@ class Feedback:
             self.changed()
 
     def _send(self, peers: Sequence[Peer]) -> None:
-        """Tell these what they do not know; of as many as know the same it is written once."""
+        """Send what has changed; a frame is encoded once for all peers with the same progress."""
         progress = self._core.trainer_progress
         frames: dict[TrainerProgress | None, bytes] = {progress: b""}
         for peer in peers:
             if peer.is_behind:
                 self._news = True
                 continue
-            if (frame := frames.get(peer.told)) is None:
-                news = _news(peer.told, progress)
+            if (frame := frames.get(peer.progress_sent)) is None:
+                news = _news(peer.progress_sent, progress)
                 frame = codec.encode_checked(m.Feedback, news, 0) if news else b""
-                frames[peer.told] = frame
-            peer.told = progress
+                frames[peer.progress_sent] = frame
+            peer.progress_sent = progress
             if frame:
                 peer.write(frame)
 
     def dropped(self, effect: SamplesDropped) -> None:
-        """Say which accepted samples will not be trained on, to who pushed them and is there."""
+        """Report accepted samples that will not be trained on to their connected producers."""
         self.changed()
         for reason, entries in effect.dropped.items():
             lost: dict[str, list[Entry]] = defaultdict(list)
@@ -121,20 +121,20 @@ class Feedback:
                 lost[entry.producer].append(entry)
             for producer, its in lost.items():
                 peer = self._connections.producers.get(producer)
-                if peer is not None and peer.hears_feedback:
+                if peer is not None and peer.wants_feedback:
                     peer.send(*_dropped(reason, its))
 
 
-def _news(told: TrainerProgress | None, progress: TrainerProgress) -> dict[str, object]:
-    """What a producer does not know that was told that of where the trainer is."""
+def _news(sent: TrainerProgress | None, progress: TrainerProgress) -> dict[str, object]:
+    """The changes of the progress since it was sent last."""
     found: dict[str, object] = {}
-    if told is None or told.remaining != progress.remaining:
+    if sent is None or sent.remaining != progress.remaining:
         found["remaining"] = progress.remaining
     if progress.policy_version is None:
         return found
-    if told is None or told.policy_version != progress.policy_version:
+    if sent is None or sent.policy_version != progress.policy_version:
         found["policy_version"] = progress.policy_version
-    if told is None or told.expected_version != progress.expected_version:
+    if sent is None or sent.expected_version != progress.expected_version:
         found["expected_version"] = progress.expected_version
     return found
 
@@ -152,6 +152,6 @@ def _dropped(reason: str, entries: Sequence[Entry]) -> Iterator[m.Dropped]:
 
 
 def _shortest(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-    """How `Pushed` says these outcomes: one for all where they are all the same."""
+    """The outcomes of a `Pushed`: a single one where all are the same."""
     same = outcomes[:1]
     return same if outcomes == same * len(outcomes) else outcomes

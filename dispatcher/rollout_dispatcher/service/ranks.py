@@ -71,13 +71,13 @@ class Ranks:
             finished=message.finished,
             discards=message.discard,
         )
-        self._store_workers.gone(peer)  # said again, it hears nothing else before its welcome
+        self._store_workers.gone(peer)  # after another hello it gets nothing before its welcome
         decision = self._core.join(hello, now)
         if hello.generation is None:
             self._metrics.waiting_since.clear()
-            if self._connections.rank_of(peer) is not None:  # it leaves its own place itself
+            if self._connections.rank_of(peer) is not None:  # it gives its own place up
                 self._connections.detach(peer.client_id)
-        self._connections.said_hello(peer)
+        self._connections.decided_hello(peer)
         self._perform(decision)
         if self._connections.rank_of(peer) is None:
             return  # it was refused
@@ -143,7 +143,7 @@ class Ranks:
     def _note_hunger(self, dp_rank: int, *, hungry: bool, now: float) -> None:
         waiting_since = self._metrics.waiting_since
         if hungry:
-            waiting_since.setdefault(dp_rank, now)  # said again, it is the same wait
+            waiting_since.setdefault(dp_rank, now)  # a repeated Demand is the same wait
         elif (since := waiting_since.pop(dp_rank, None)) is not None:
             self._metrics.rank_wait_duration.observe(now - since)
             self._step_trace.waited(dp_rank, since, now - since)

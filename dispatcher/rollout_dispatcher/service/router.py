@@ -1,6 +1,6 @@
-"""The router: carries what peers say to the core, and has its answers performed.
+"""The router: turns messages of peers into calls on the core, and has its decisions performed.
 
-It runs on one event loop, so the core sees one event at a time, and decides nothing itself.
+It runs on one event loop, so the core handles one event at a time. It decides nothing itself.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from rollout_dispatcher.transport.listener import Pending
 
 log = logging.getLogger(__name__)
 
-#: What a peer's message is for: called with the peer, the message and the time.
+#: Handles messages of a type: called with the peer, the message and the time.
 Handler = Callable[[Peer, Any, float], object]
 
 
@@ -129,18 +129,18 @@ class Router:
     # -- peers report (peer.PeerListener) -------------------------------------------------------
 
     def admits(self) -> DispatcherError | None:
-        """Refuse connections beyond the limit, to which those count that have said hello."""
+        """Refuse connections beyond the limit, which counts those that have sent a hello."""
         limit = self.limits.sample
         return errors.ConnectionLimit(limit) if self._connections.num_introduced >= limit else None
 
     def connected(self, peer: Peer) -> None:
-        """A connection was made; it counts for its role once it has said hello."""
+        """A connection was made; it counts for its role from its hello on."""
         error = errors.MadeRoom(self.limits.pending)
         place = self.pending.enter(lambda: peer.make_room(error))
         self._connections.connected(peer, place)
 
     def _introduce(self, peer: Peer, message: m.Hello) -> None:
-        """It may say who it is, and is pending no more. Raises DispatcherError otherwise."""
+        """Admit a peer with its hello, so that it is pending no more. Raises DispatcherError."""
         peer.rights = self.access.rights(message.token, self.clock())
         if isinstance(message, m.HelloRank):
             _check_control(peer, "take a DP rank's place")
@@ -149,11 +149,11 @@ class Router:
                 raise refusal
             self._connections.introduced(peer)
 
-    def said(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
-        """A peer sent a legal message; raises what is its own fault.
+    def on_message(self, peer: Peer, message: m.Message, spans: Sequence[memoryview]) -> None:
+        """Handle a legal message of a peer; raises DispatcherError for the peer's own faults.
 
-        What is performed for it is guarded for itself, so that of our own errors only those of the
-        core's tables come here as one that a peer might have made.
+        Effects are guarded apart, so that of our own bugs only an IllegalTransition of the core may
+        look like a peer's fault here.
         """
         try:
             now = self.clock()
@@ -167,7 +167,7 @@ class Router:
             raise
         except Exception as error:
             self._failure.fail(error)
-        # Ranks are heard always: their commits free the journal's room.
+        # Ranks are always read from: their commits free the journal's room.
         if peer.role != "producer" or not self.barrier.message_handled(peer):
             self._answered(peer, peer.readable_since)
             return
@@ -175,7 +175,7 @@ class Router:
         self.barrier.after(partial(self._answered, peer, peer.readable_since))
 
     def _answered(self, peer: Peer, since: float | None) -> None:
-        """A message was answered that can be read since then; None where no turns are taken."""
+        """Observe how long a message waited and took. since: when it could be read, if known."""
         seconds = 0.0 if since is None else asyncio.get_running_loop().time() - since
         self.metrics.message_duration.observe(seconds, peer.role)
 
@@ -214,7 +214,7 @@ class Router:
 
     def _pinged(self, peer: Peer, message: m.Ping, now: float) -> None:
         if peer.role == "producer":
-            # It confirms what the producer said before; a rank repeats itself in its hello.
+            # It confirms the producer's messages before it; a rank repeats its own in its hello.
             self.barrier.after(partial(self._confirm, peer))
             return
         rank = self._connections.rank_of(peer)
@@ -238,7 +238,7 @@ class Router:
             self._store_workers.gone(peer)
         if not connections.peers:
             self._everybody_left.set()
-        if self._hangs_up:  # it is we who leave: the core goes on as it is, if at all
+        if self._hangs_up:  # this process ends: nothing changes for the core
             return
         if not for_good:
             self.metrics.connection_errors.labels(peer.role, reason).inc()
@@ -269,7 +269,7 @@ class Router:
         self._completion.check()
 
     def _configure(self, config: ServeConfig) -> None:
-        """Heed settings that have changed, as far as they may."""
+        """Apply changed settings, as far as they may change."""
         update = {name: getattr(config, name) for name in RELOADABLE}
         self.config = self.config.model_copy(update=update)
         self.metrics.configured(self.config, self.reloads.generation)
@@ -280,18 +280,18 @@ class Router:
     # -- producers --------------------------------------------------------------------------
 
     def push_now(self, samples: tuple[Sample, ...], *, named: bool) -> PushAnswered:
-        """Push on behalf of an HTTP request; what finds no room is answered `full`."""
+        """Push on behalf of an HTTP request; samples without room are answered `full`."""
         push = Push("", 0, samples, 0, named)
         decision = self.ask(partial(self.core.push, push, self.clock(), may_wait=False))
         return next(effect for effect in decision.effects if isinstance(effect, PushAnswered))
 
-    def ask(self, say: Callable[[], Decision]) -> Decision:
-        """Tell the core something on behalf of an HTTP request, and perform what it decides.
+    def ask(self, call: Callable[[], Decision]) -> Decision:
+        """Call the core on behalf of an HTTP request, and perform its decision.
 
-        Raises DispatcherError for what is the client's fault; for a bug of ours, which ends the
-        service, what that has raised.
+        Raises DispatcherError for the client's faults, and any other error for a bug of ours, which
+        ends the service.
         """
-        decision = self._failure.guard_asking(say)
+        decision = self._failure.guard_asking(call)
         self.perform(decision)
         return decision
 
@@ -331,16 +331,15 @@ class Router:
     # -- the end ----------------------------------------------------------------------------
 
     async def finished(self) -> None:
-        """Return when everything is committed and everybody has left. Raises what broke us."""
+        """Return when all is committed and all clients have left. Raises the service's failure."""
         await self._completion.over(self._failure.future)
 
     def close_silent(self, away: float) -> None:
-        """Close the connections of clients of whom no message became whole for too long.
+        """Close the connections of clients that have completed no message for too long.
 
-        A live client connects again; the place of one that is not is free for its successor.
-        away: seconds since the last look in which this process was stopped, or its clock jumped.
-        What clients said meanwhile is still to be read, so these seconds are not held against them,
-        nor is the time in which they are not read from.
+        A live client connects again; the place of a dead one is free for its successor. away:
+        seconds since the last call in which this process was stopped, or its clock jumped. Messages
+        of that time are still to be read, so it does not count, nor does a pause of reading.
         """
         config, now = self.config, self.clock()
         watched = [(peer, config.idle_timeout) for peer in self._connections.producers.values()]
@@ -355,9 +354,10 @@ class Router:
                 peer.close("silent")
 
     def keep_pace(self, away: float) -> None:
-        """End frames that come too slowly, and tell those who wait for room that we are alive.
+        """Reject frames that come too slowly, and send `Blocked` to peers that wait for room.
 
-        They say their pings behind what waits, and would take us for dead. away: as above.
+        Their pings stand behind the waiting frame, so no other message shows them that the
+        dispatcher is alive. away: as above.
         """
         now, receiving = self.clock(), self.receiving
         for peer in receiving.too_slow(now, away):
@@ -380,21 +380,21 @@ class Router:
         return self._connections.clients.as_json(self.clock())
 
     def fail(self, error: BaseException) -> None:
-        """Something broke that we cannot go on without; `finished` raises the first such error."""
+        """The service cannot go on; `finished` raises the first such error."""
         self._failure.fail(error)
 
     @property
     def failure(self) -> BaseException | None:
-        """What has broken, if anything has."""
+        """The error that ended the service, if any has."""
         return self._failure.error
 
     def drain(self) -> None:
-        """Accept nothing more; dispatch what is here, and end the ranks."""
+        """Accept nothing more; dispatch the buffered samples, then end the ranks' streams."""
         self.stopping = errors.Stopping("the dispatcher is shutting down")
         self.perform(self.core.drain(self.clock()))
 
     def stop(self, why: str) -> None:
-        """Send everybody away who may come back to the next process."""
+        """Close all connections with a retriable error: clients go on with the next process."""
         self.stopping = errors.Stopping(why)
         for peer in list(self._connections.peers):
             peer.fail(errors.Stopping(why))
@@ -402,7 +402,7 @@ class Router:
     async def hang_up(self) -> None:
         """End every connection; returns once all are over, which has a deadline.
 
-        What was written is sent first. The core is told of none.
+        Written bytes are sent first. The core gets no event of it.
         """
         self._hangs_up = True
         self._everybody_left.clear()
@@ -412,7 +412,7 @@ class Router:
             await self._everybody_left.wait()
 
     def close(self) -> None:
-        """Let go of everything, at once; nothing is performed any more."""
+        """Close all connections and timers at once; no effect is performed any more."""
         self._hangs_up = True
         for peer in list(self._connections.peers):
             peer.hang_up()
@@ -421,11 +421,11 @@ class Router:
         self._failure.cancel()
 
 
-#: What a producer with its own token alone may not do.
+#: The action that takes more than a producers' token.
 FORCE = "end for all producers (force)"
 
 
 def _check_control(peer: Peer, what: str) -> None:
-    """Raise Forbidden if it has shown a producers' token alone. what: it does, in words."""
+    """Raise Forbidden for a peer with a producers' token alone. what: the action, in words."""
     if peer.rights is Rights.PUSH:
         raise errors.Forbidden(what)

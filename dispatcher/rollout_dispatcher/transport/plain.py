@@ -1,10 +1,10 @@
-"""A plain stream socket as an asyncio transport that neither joins nor copies what it carries.
+"""A plain stream socket as an asyncio transport that neither joins nor copies its buffers.
 
-asyncio's own receives into one buffer at a time and joins the buffers that it is asked to write;
-here a protocol offers many buffers (`get_buffers`) and gathered writes go out as they are. What is
-written in one turn of the event loop leaves together. Invariants: bytes leave in the order in which
-they were written; `connection_lost` is called once, after everything else; a peer that does not
-read costs what was written before `pause_writing`, and references rather than copies.
+asyncio's own receives into one buffer at a time and joins the buffers of a write; here a protocol
+offers many buffers (`get_buffers`) and gathered writes go out as they are. Writes of one turn of
+the event loop leave together. Invariants: bytes leave in the order in which they were written;
+`connection_lost` is called once, after everything else; a peer that does not read costs the bytes
+that were written before `pause_writing`, as references rather than copies.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class StreamTransport(asyncio.Transport):
     # -- reading ----------------------------------------------------------------------------
 
     def pause_reading(self) -> None:
-        """Leave what arrives with the kernel."""
+        """Receive nothing until `resume_reading`."""
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._sock)
@@ -143,12 +143,12 @@ class StreamTransport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """Nothing more will be written: tell the peer once the rest is sent."""
+        """Nothing more will be written: send the end of the stream behind the rest."""
         self._ends = True
         self._write()
 
     def _write(self) -> None:
-        """Send what the socket takes; then wait for room, or tell that there is room."""
+        """Send as much as the socket takes; then wait for room, or let the protocol write again."""
         self._scheduled = False
         try:
             left = WRITE_BYTES
@@ -214,7 +214,7 @@ class StreamTransport(asyncio.Transport):
         self._lose(None)
 
     def _give_up(self, error: Exception) -> None:
-        """The protocol does not know how to go on: its connection ends, as asyncio's own do."""
+        """The protocol has failed: end its connection, as asyncio's own transports do."""
         context = {"message": "a protocol has failed", "exception": error, "transport": self}
         self._loop.call_exception_handler(context)
         self._lose(error)
@@ -227,10 +227,10 @@ class StreamTransport(asyncio.Transport):
         self._outbox.clear()
         if not self._lost:
             self._lost = True
-            # In a turn of its own: the protocol may be in the midst of something.
-            self._loop.call_soon(self._tell_lost, error)
+            # In a later turn: this may be inside a call of the protocol's.
+            self._loop.call_soon(self._call_connection_lost, error)
 
-    def _tell_lost(self, error: Exception | None) -> None:
+    def _call_connection_lost(self, error: Exception | None) -> None:
         try:
             self._protocol.connection_lost(error)
         finally:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.service.feedback import TOLD_AT_ONCE
+from rollout_dispatcher.service.feedback import PRODUCERS_A_TURN
 from rollout_dispatcher.service.router import Router
 from tests.service.wires import Wire, make_router
 
@@ -37,13 +37,13 @@ async def until(true: Callable[[], bool]) -> None:
 
 async def test_thousands_are_told_in_turns_and_others_come_in_between() -> None:
     router = make_router(receive_bytes=2**16)
-    everybody = [Listener(router, f"p{at}") for at in range(5 * TOLD_AT_ONCE)]
+    everybody = [Listener(router, f"p{at}") for at in range(5 * PRODUCERS_A_TURN)]
     report(router, 3)
     told = [0]
     while told[-1] < len(everybody):
         await asyncio.sleep(0)
         told.append(sum(bool(one.sent) for one in everybody))
-        assert told[-1] - told[-2] <= TOLD_AT_ONCE
+        assert told[-1] - told[-2] <= PRODUCERS_A_TURN
     assert all(one.is_told(3) for one in everybody)
     report(router, 4)  # also to those who come while others are told
     await until(lambda: bool(everybody[0].sent))

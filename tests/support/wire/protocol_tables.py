@@ -8,7 +8,7 @@ from typing import Any
 from rollout_dispatcher import errors
 from rollout_dispatcher.errors import DispatcherError
 from rollout_dispatcher.protocol import messages as m
-from rollout_dispatcher.protocol.sessions import HEARS, SAYS, SessionState, Side
+from rollout_dispatcher.protocol.sessions import RECEIVES, SENDS, SessionState, Side
 from rollout_dispatcher.sample import DType, Outcome
 
 #: Errors that no dispatcher sends: the base of all, and what clients raise by themselves.
@@ -29,7 +29,7 @@ def states() -> str:
     """The dispatcher's states, a row each: a client's are their mirror."""
     found = ["| state | the dispatcher may say | it may hear |", "|---|---|---|"]
     for state in SessionState:
-        said, heard = (_moves(table[Side.DISPATCHER], state) for table in (SAYS, HEARS))
+        said, heard = (_moves(table[Side.DISPATCHER], state) for table in (SENDS, RECEIVES))
         if said or heard:
             found.append(f"| `{state}` | {said} | {heard} |")
     return "\n".join(found)
@@ -76,8 +76,8 @@ def _own(part: type[m.Part]) -> set[str]:
 
 
 def _direction(kind: type[m.Message]) -> str:
-    said = {side for side in Side if kind in {said for _, said in SAYS[side]}}
-    heard = {side for side in Side if kind in {heard for _, heard in HEARS[side]}}
+    said = {side for side in Side if kind in {said for _, said in SENDS[side]}}
+    heard = {side for side in Side if kind in {heard for _, heard in RECEIVES[side]}}
     return "; ".join(
         f"{speaker} to {listener}"
         for speaker in Side

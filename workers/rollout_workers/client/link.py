@@ -202,7 +202,7 @@ class Link(StreamProtocol):
         if self._transport is None or self._session.state is SessionState.CLOSED:
             return
         nbytes = sum(map(len, payload))
-        header = self._session.say(message, nbytes)
+        header = self._session.send(message, nbytes)
         frame = [header, *payload]
         self._written += len(header) + nbytes
         if isinstance(self._transport, StreamTransport):

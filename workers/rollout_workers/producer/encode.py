@@ -1,11 +1,10 @@
-"""Turn what a rollout worker holds into what is sent of it: arrays end to end, none of them copied.
+"""Encodes a rollout worker's samples: the arrays of a span end to end, none of them copied.
 
-A sample's span is its fields' memory with zeros between them. Who sends it reads that memory, so it
-must not change until the sample is answered.
+A sample's span is its fields' memory with zeros between them. Sending reads that memory, so it must
+not change until the sample is answered.
 
-Of what is said of a sample beside its fields, numbers may be numpy's or torch's. What would be
-taken for something else is refused here, where its name is known: a `group_size` of 0 would be a
-group that is never whole.
+Numbers of metadata may be numpy's or torch's. Metadata that the dispatcher would misunderstand are
+refused here, where their names are known: a `group_size` of 0 would be a group that is never whole.
 """
 
 import logging
@@ -30,12 +29,12 @@ from rollout_workers.producer.layout import Array, ArrayLike, Layout, Named, lay
 log = logging.getLogger(__name__)
 
 
-#: Members of a group: a number, or that it is told when the group is closed.
+#: Members of a group: a number, or `at-close` where `close_group` gives it.
 GroupSize = int | Literal["at-close"]
 AT_CLOSE: Literal["at-close"] = "at-close"
 TOLD_AT_CLOSE = 0
 
-#: Columns of a push, and what users call a value of one.
+#: Columns of a push, and the users' name of a value of one.
 _CALLED = {
     "sample_ids": "sample_id",
     "group_ids": "group_id",
@@ -69,7 +68,7 @@ def size_of(given: Any, group_id: str | None) -> int:
 
 
 def refusal(fault: Mapping[str, Any]) -> SampleRefused:
-    """What is wrong with a column of a push, in the words of who pushed."""
+    """The refusal for a fault of a push's column, by the users' name of it."""
     place = ".".join(str(part) for part in fault["loc"])
     name = _CALLED.get(str(fault["loc"][0])) if fault["loc"] else None
     where = f"{name} is {reprlib.repr(fault['input'])}" if name else place
@@ -100,8 +99,8 @@ class RolloutSample:
         says. Weights of other values are a field of their own. A str is one text a
         sample. Large arrays and tensors are sent from where they are: leave them as they are until
         the push has returned or raised.
-    group_id: names one group of the run: what is generated for its prompt again, or in another
-        epoch, is a group of another id (`f"{prompt}@{epoch}"`).
+    group_id: names one group of the run; further samples of its prompt, as in another epoch, are a
+        group of another id (`f"{prompt}@{epoch}"`).
     group_size: members that the group will have in the end, or `at-close` if nobody knows before
         `close_group`.
     policy_version: version of the weights that generated the oldest token.
@@ -125,8 +124,8 @@ class EncodedSample(NamedTuple):
     """A sample ready to be sent.
 
     arrays: its fields in the order of `schema`, C-contiguous and little-endian; the caller's own
-        memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens, rows)`. group_size: 0 if it
-        is told when the group is closed. rows: of each ragged field, in the order of `schema`.
+        memory mostly. nbytes: bytes of its span, `schema.nbytes(tokens, rows)`. group_size: 0 if
+        `close_group` gives it. rows: of each ragged field, in the order of `schema`.
         reference: where the span is if it lies in a payload store; no arrays and no bytes then.
         left_out: tokens that the mask marks and `loss_tokens` leaves out, 0 or 1.
         checksum: of its content, if the user gave its id.
@@ -236,14 +235,14 @@ class Encoder:
         self._allow_non_finite = allow_non_finite
         self._named = Named.of(per_sample, ragged)
         self._loss_mask_shifted, self._warned = loss_mask_shifted, False
-        # Two, as one thread is told of the run's samples while others encode.
+        # Two, as one thread sets the run's schema while others encode.
         self._known: Layout | None = None  # of the run's samples
         self._latest: Layout | None = None  # of the sample before, while those are not known
 
     def heed(self, known: m.SchemaKnown | None) -> None:
-        """The run's samples have these fields: values are made of their types from now on.
+        """Convert values to the types of the run's schema from now on.
 
-        None: that is not decided, in what may be another run than before.
+        None: the schema is not decided yet, as in a new run.
         """
         layout = None
         if known is not None:
@@ -252,7 +251,7 @@ class Encoder:
         self._known = layout
 
     def encode(self, samples: Iterable[RolloutSample]) -> list[EncodedSample]:
-        """Check samples and find the memory that they are made of.
+        """Check samples and find the memory of their fields.
 
         Raises SampleRefused that names the field and what is wrong with it.
         """
@@ -290,7 +289,7 @@ class Encoder:
         ))  # fmt: skip
 
     def _warn(self) -> None:
-        """Say once that a mask marks what cannot be predicted: it may mean something else."""
+        """Log once that a mask marks first tokens: it may be shifted."""
         if self._warned:
             return
         self._warned = True
@@ -341,9 +340,9 @@ class ReferencedSample:
 def encode_references(
     samples: Iterable[ReferencedSample], allowed: Collection[str], group_size: GroupSize | None
 ) -> list[EncodedSample]:
-    """What is pushed of them. allowed: the payload stores that they may lie in.
+    """The samples to push. allowed: the payload stores that they may lie in.
 
-    Raises SampleRefused for what cannot be as it is said.
+    Raises SampleRefused for contradictory facts of a sample.
     """
     return [_encoded(at, sample, allowed, group_size) for at, sample in enumerate(samples)]
 

@@ -1,4 +1,4 @@
-"""What samples of one kind have in common: worked out for the first, recognised in the others.
+"""The layout of a worker's samples: worked out for the first, recognised in the others.
 
 A field is *per-sample* if it has no dimensions or is named in `per_sample`, and *ragged* if it is
 named in `ragged`, or text: its first dimension is a number of rows of its own. Every other field is
@@ -8,14 +8,14 @@ Fields are ordered by name, so that the order of a dict never matters.
 The samples of a rollout worker differ in their lengths and values only, so each is held against the
 layout of the one before, which is several times faster than to check and describe it afresh.
 
-What a rollout worker holds (a tensor, an array, a list) as an array whose memory can travel.
+Also converts a field's value (a tensor, an array, a list) to an array whose memory can be sent.
 
 torch tensors are recognised without importing torch. Memory is copied only where it has to be: out
 of lists, off a GPU, into C order and little endian, into another type. Text becomes its UTF-8.
 
 A value never decides on a type. Arrays and tensors keep theirs; Python's numbers, those in lists
 too, have that of their field's name (`values.py:type_of_numbers`). Where the schema of the run's
-samples is known, what stays the same number is made of its type:
+samples is known, a value is converted to its type where it stays the same number:
 
     from                      into
     integers, booleans        any type that holds each value exactly (1 into float32, 0/1 into bool)
@@ -26,7 +26,7 @@ samples is known, what stays the same number is made of its type:
     other floats              floats that hold each value exactly
     floats                    integers: never, whatever their values
 
-What does not fit is refused by the name of the field, the value and its index.
+A value that does not fit is refused by the name of the field, the value and its index.
 """
 
 import math
@@ -79,7 +79,7 @@ def to_array(name: str, value: ArrayLike) -> tuple[Array, DType]:
 def to_typed(name: str, value: ArrayLike, dtype: DType, set_by: str) -> Array:
     """The field as a C-contiguous little-endian array of this type.
 
-    set_by: in words, who has decided on it. Raises SampleRefused for what it does not hold.
+    set_by: in words, the origin of the type. Raises SampleRefused for values that it cannot hold.
     """
     array, found = _found(name, value)
     if found is dtype:
@@ -145,7 +145,7 @@ def _torch_dtype(name: str, dtype: object) -> DType:
 
 
 def cast(name: str, array: Array, dtype: DType, why: str, *, rounds: bool) -> Array:
-    """An array of one type on the wire as one of another; raises SampleRefused, and says why.
+    """An array of one type on the wire as one of another; raises SampleRefused with `why`.
 
     rounds: whether floats may be rounded to others.
     """
@@ -174,7 +174,7 @@ ANY = (-1,)
 
 
 class Named(NamedTuple):
-    """The fields of which a name says that they are not per-token."""
+    """The fields that are not per-token by their name."""
 
     per_sample: frozenset[str]
     ragged: frozenset[str]
@@ -190,14 +190,14 @@ class Named(NamedTuple):
         return found
 
     def also(self, schema: Schema) -> "Named":
-        """These, and what is so in the run's samples."""
+        """These, and the fields of the run's schema that are not per-token."""
         ragged = {item.name for item in schema.fields if item.ragged}
         others = {item.name for item in schema.fields if not item.per_token}
         return Named(self.per_sample | others, self.ragged | ragged)
 
 
 class Trait(NamedTuple):
-    """What a field's value is compared with.
+    """A field's value is compared with this.
 
     numpy_dtype: None where numpy has no such type. shape: of a token's value, or a sample's; of a
     ragged field (-1, ...), which is no array's shape.
@@ -211,11 +211,11 @@ class Trait(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The schema of checked fields, and what it takes to recognise others like them.
+    """The schema of checked fields, in a form that recognises others like them fast.
 
     ids, mask: which of the traits are `input_ids` and `loss_mask`, None without a mask. ragged:
-    which are ragged. floats: which have one float a token or a sample. set_by: in words, who has
-    decided that the run's samples are laid out like this; None if it is only those before.
+    which are ragged. floats: which have one float a token or a sample. set_by: in words,
+    the origin of the run's schema; None if the layout is only that of samples before.
     """
 
     schema: Schema
@@ -321,7 +321,7 @@ def _finite(array: Array) -> NDArray[np.bool_]:
 
 
 def layout_of(schema: Schema, set_by: str) -> Layout:
-    """The layout of a run's samples. Raises SampleRefused for what no sample can have."""
+    """The layout of a run's samples. Raises SampleRefused for fields that no sample can have."""
     return _layout(schema.fields)._replace(set_by=set_by)
 
 
@@ -355,7 +355,7 @@ def lay_out(
 
 
 def _field(name: str, array: Array, dtype: DType, tokens: int, named: Named) -> Field:
-    """What this array is in a sample of so many tokens; raises SampleRefused."""
+    """The field that this array is in a sample of so many tokens; raises SampleRefused."""
     if name in named.ragged or dtype is DType.STR:
         if not array.ndim:
             raise SampleRefused("bad-field", f"{name} is ragged, and one number has no rows")

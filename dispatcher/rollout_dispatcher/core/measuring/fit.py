@@ -108,8 +108,8 @@ def _solved(rows: FloatArray, weight: FloatArray, ratio: float, share: FloatArra
     prior = (np.log(RATIOS) / RATIO_OFF) ** 2
     best, least = np.zeros(TERMS), np.inf
     for chosen in map(list, _SUBSETS):
-        own = np.ix_(range(len(ratios)), chosen, chosen)
-        x = np.linalg.solve(grams[own], rights[:, chosen, None])[..., 0]
+        own = grams[:, chosen][:, :, chosen]
+        x = np.linalg.solve(own, rights[:, chosen, None])[..., 0]
         loss = prior - (x * rights[:, chosen]).sum(axis=1)
         loss[(x < 0).any(axis=1)] = np.inf
         at = int(loss.argmin())

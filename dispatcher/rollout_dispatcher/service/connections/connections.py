@@ -1,9 +1,8 @@
 """The connections: which connection speaks for which client.
 
 A client has one connection. When it connects again, the newer connection speaks for it and the
-older one is closed, whatever it may still say. Invariant: a DP rank's connection is attached only
-in the generation that the core has decided on; once detached it is heard no more, though it may
-wait to be told so.
+older one is closed. Invariant: a DP rank's connection is attached only in the generation that the
+core has decided on; messages of a detached one are ignored, though it may wait for its `Error`.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ class RankConnection:
 
 
 class Connections:
-    """Connections by what they said they are."""
+    """Connections by role and client."""
 
     def __init__(self) -> None:
         self.peers: set[Peer] = set()
@@ -41,16 +40,16 @@ class Connections:
     # -- connections, whoever they speak for
 
     def connected(self, peer: Peer, place: Place) -> None:
-        """A connection is there, and has not said who it is; it has this place meanwhile."""
+        """A connection is there; it has this place until its hello."""
         self.peers.add(peer)
         self._pending[peer] = place
 
     def is_pending(self, peer: Peer) -> bool:
-        """Whether it has not introduced itself."""
+        """Whether its hello is not there yet."""
         return peer in self._pending
 
     def introduced(self, peer: Peer) -> None:
-        """It has said who it is, and may be that."""
+        """Its hello was accepted."""
         self._pending.pop(peer).leave()
 
     def lost(self, peer: Peer) -> None:
@@ -61,13 +60,13 @@ class Connections:
 
     @property
     def num_introduced(self) -> int:
-        """Connections that have said who they are."""
+        """Connections after their hello."""
         return len(self.peers) - len(self._pending)
 
     # -- the end of the stream
 
     def ends(self, client_id: str) -> None:
-        """This producer ends the stream, and waits to hear that it was heard."""
+        """This producer ends the stream, and waits for the confirmation."""
         self._enders[client_id] = None
         self._unanswered.add(client_id)
         if len(self._enders) > MAX_ENDERS:
@@ -76,11 +75,11 @@ class Connections:
             self._unanswered.discard(oldest)
 
     def answered(self, client_id: str) -> None:
-        """Everything that this producer has said was answered on its connection."""
+        """All messages of this producer were answered on its connection."""
         self._unanswered.discard(client_id)
 
     def left(self, client_id: str, *, for_good: bool) -> None:
-        """A producer is gone; unless it said goodbye, the answer may have been lost with it."""
+        """A producer is gone; without a goodbye the answer may have been lost with it."""
         if for_good:
             self._enders.pop(client_id, None)
             self._unanswered.discard(client_id)
@@ -89,12 +88,12 @@ class Connections:
 
     @property
     def end_is_known(self) -> bool:
-        """Whether every producer that ended the stream has been told so."""
+        """Whether the end is confirmed to every producer that ended the stream."""
         return not self._unanswered
 
     # -- DP ranks
 
-    def said_hello(self, peer: Peer) -> None:
+    def decided_hello(self, peer: Peer) -> None:
         """The core has decided on this DP rank's hello: its connection is attached or refused."""
         self._hellos[peer.client_id] = peer
 
@@ -117,11 +116,11 @@ class Connections:
         return rank if rank is not None and rank.peer is peer else None
 
     def is_attached(self, rank: RankConnection) -> bool:
-        """Whether nobody has said hello in this one's place since, and it was not detached."""
+        """Whether no later hello took its place, and it was not detached."""
         return self.ranks.get(rank.peer.client_id) is rank
 
     def detach(self, *client_ids: str) -> list[Peer]:
-        """Nobody speaks for these clients any more; returns who did."""
+        """Detach these clients; returns their connections."""
         ranks = (self.ranks.pop(client_id, None) for client_id in client_ids)
         return [rank.peer for rank in ranks if rank is not None]
 
@@ -131,6 +130,6 @@ class Connections:
         return rank if rank is not None and rank.peer.welcomed else None
 
     def to_producer(self, client_id: str, message: m.Message) -> None:
-        """Tell a producer, if it is connected."""
+        """Send to a producer, if it is connected."""
         if (peer := self.producers.get(client_id)) is not None:
             peer.send(message)

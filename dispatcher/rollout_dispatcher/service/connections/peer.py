@@ -1,11 +1,11 @@
 """One connection of the sample plane: bytes to messages, frames to bytes, deadlines.
 
 Everything happens in the transport's callbacks, so a connection needs no task. Invariants: a peer
-that breaks the protocol, stays silent or stops reading harms nobody else: it is told why, where it
-still listens, and its connection ends within a deadline; so does one that we would tell something
-out of turn. Bulk frames are produced one at a time and
-only while the transport takes them, so a slow peer costs one frame of memory and no more; what it
-sends has memory only as far as `Receiving` has room for it. It is read from while no `Pause` is on.
+that breaks the protocol, stays silent or stops reading harms no other: it gets an `Error`, and its
+connection ends within a deadline; so does one to which a message of ours would be out of turn. Bulk
+frames are produced one at a time and only while the transport takes them, so a slow peer costs one
+frame of memory and no more. A received frame has memory only as far as `Receiving` has room for it.
+A peer is read from while no `Pause` is on.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from rollout_dispatcher.errors import (
 from rollout_dispatcher.protocol import messages as m
 from rollout_dispatcher.protocol.frame import FrameLimits, frame_bytes
 from rollout_dispatcher.protocol.outbox import Buffer
-from rollout_dispatcher.protocol.sessions import LEAVING, Heard, Session, SessionState, Side
+from rollout_dispatcher.protocol.sessions import LEAVING, Received, Session, SessionState, Side
 from rollout_dispatcher.protocol.slices import Slicing
 from rollout_dispatcher.service.access import Rights
 from rollout_dispatcher.service.connections.receiving import Receiving
@@ -59,9 +59,9 @@ Job = Callable[[], Sequence[Buffer] | None]
 class Pause(Enum):
     """A reason for which a peer is not read from."""
 
-    #: Too much of what it said waits for an answer.
+    #: Too many of its messages wait for an answer.
     UNANSWERED = auto()
-    #: It does not read what it is sent, and what a producer says would only ask for more writing.
+    #: It does not read, and messages of a producer would only cause more writing.
     UNREAD = auto()
     #: Its next frame waits until those of others have been received.
     NO_ROOM = auto()
@@ -79,17 +79,17 @@ class PeerLimits:
 
 
 class PeerListener(Protocol):
-    """What a peer reports to; `receiving` has room for the frames of all peers."""
+    """Handles the events of peers; `receiving` has room for the frames of all of them."""
 
     receiving: Receiving
 
     def admits(self) -> DispatcherError | None:
-        """Why a new connection is not welcome, if it is not."""
+        """The error with which a new connection is refused, if it is."""
 
     def connected(self, peer: "Peer") -> None:
         """A connection was made."""
 
-    def said(self, peer: "Peer", message: m.Message, spans: Sequence[memoryview]) -> None:
+    def on_message(self, peer: "Peer", message: m.Message, spans: Sequence[memoryview]) -> None:
         """A peer sent a legal message, a push with its samples' spans.
 
         Raises DispatcherError to end this connection with it.
@@ -124,21 +124,21 @@ class Peer(StreamProtocol):
         #: By the token that its last hello has shown.
         self.rights = Rights.ALL
         self.role = "unknown"
-        #: Whether its hello was answered; a DP rank is told nothing before that.
+        #: Whether its hello was answered; a DP rank gets nothing before that.
         self.welcomed = False
-        #: When a message of it was whole last: a frame that drips is silence.
+        #: When its last message was complete: a frame that drips is silence.
         self.last_heard = clock()
-        #: By its hello: whether it opens payload stores, and is told things unasked.
-        self.opens_stores = self.hears_feedback = False
-        #: The same: what it is sent of samples that it trains with others; None: all of them.
+        #: By its hello: whether it opens payload stores, and gets the trainer's progress.
+        self.opens_stores = self.wants_feedback = False
+        #: The slices that it gets of samples that it trains with others; None: the whole of them.
         self.slicing: Slicing | None = None
-        #: What it was told last of where the trainer is.
-        self.told: TrainerProgress | None = None
+        #: The trainer's progress that it was sent last.
+        self.progress_sent: TrainerProgress | None = None
 
-    # -- the transport speaks ---------------------------------------------------------------
+    # -- called by the transport ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept the connection, or say why not."""
+        """Accept the connection, or refuse it with an error."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.host = _host(transport.get_extra_info("socket"))
@@ -153,7 +153,7 @@ class Peer(StreamProtocol):
         self._set_deadline("handshake", timeout, lambda: self._too_slow("hello", timeout))
 
     def get_buffers(self) -> list[memoryview]:
-        """Memory for the next bytes; once ending, a place to forget them."""
+        """Memory for the next bytes, which are discarded once the connection ends."""
         if self._ending is not None:
             return [memoryview(bytearray(65536))]
         return self._session.get_buffers()
@@ -181,9 +181,9 @@ class Peer(StreamProtocol):
         self._listener.lost(self, reason)
 
     def pause_writing(self) -> None:
-        """The peer reads more slowly than we write: stop, and hold it to a deadline."""
+        """The peer reads too slowly: write no more bulk, and set a deadline."""
         self._paused = True
-        if self.role != "rank":  # what ranks say makes room
+        if self.role != "rank":  # messages of ranks make room
             self._pause(Pause.UNREAD)
         self._expect_reading()
 
@@ -194,16 +194,16 @@ class Peer(StreamProtocol):
         self._unpause(Pause.UNREAD)
         self._pump()
 
-    # -- the service speaks -----------------------------------------------------------------
+    # -- called by the service --------------------------------------------------------------
 
     def send(self, *messages: m.Message) -> None:
         """Write small control messages, ahead of bulk frames that wait."""
         if self._transport is None or self._ending is not None:
             return
         try:
-            frames = b"".join(map(self._session.say, messages))
+            frames = b"".join(map(self._session.send, messages))
         except IllegalTransition as bug:
-            self._said_wrong(bug)
+            self._sent_out_of_turn(bug)
         else:
             self._transport.write(frames)
 
@@ -228,7 +228,7 @@ class Peer(StreamProtocol):
 
     @property
     def held(self) -> bool:
-        """Whether it is not read from, and so cannot be heard."""
+        """Whether it is not read from."""
         return bool(self._pauses)
 
     @property
@@ -238,12 +238,12 @@ class Peer(StreamProtocol):
 
     @property
     def filled(self) -> int | None:
-        """Bytes of its frame that have arrived; None while it is we who do not read them."""
+        """Bytes of its frame that have arrived; None while reading is paused here."""
         ours = Pause.UNANSWERED in self._pauses or Pause.BEHIND in self._pauses
         return None if ours else self._session.filled
 
     def let_in(self) -> None:
-        """Its frame may have memory, in a turn of its own: others are in the midst of something."""
+        """Its frame may have memory, in a later turn of the event loop."""
         self._counted = True
         asyncio.get_running_loop().call_soon(self._receive_on)
 
@@ -256,12 +256,12 @@ class Peer(StreamProtocol):
         self._unpause(Pause.BEHIND)
 
     def forget(self) -> None:
-        """Drop the bulk frames that wait: the peer says hello again, and gets them anew."""
+        """Drop queued bulk frames: the peer sends another hello, and gets them anew."""
         self.welcomed = False
         self._jobs.clear()
 
     def fail(self, error: DispatcherError) -> None:
-        """End the connection with an error that the peer can read."""
+        """Send an error, and end the connection."""
         if self._ending is not None or self._transport is None:
             return
         self.send(m.Error(code=error.code, message=str(error), retriable=error.retriable))
@@ -272,11 +272,11 @@ class Peer(StreamProtocol):
         log.info("connection of %s ended: %s", self, error, extra=fields)
         if self._transport.can_write_eof():
             self._transport.write_eof()
-        # Closing at once could reset the connection before the peer has read why.
+        # Closing at once could reset the connection before the peer has read the error.
         self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
 
     def acknowledge_bye(self) -> None:
-        """Answer a goodbye: everything that the peer said before it is safe."""
+        """Answer a goodbye: everything that the peer sent before it is safe."""
         self.send(m.Bye())
         self.close("bye")
 
@@ -295,7 +295,7 @@ class Peer(StreamProtocol):
             self._transport.abort()
 
     def hang_up(self) -> None:
-        """The same without waiting for the peer to read why; `lost` follows within a deadline."""
+        """End the connection without an error; `lost` follows within a deadline."""
         self._end("closed")
 
     def __str__(self) -> str:
@@ -304,12 +304,12 @@ class Peer(StreamProtocol):
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _hear(self, message: m.Message, spans: Sequence[memoryview]) -> None:
+    def _handle(self, message: m.Message, spans: Sequence[memoryview]) -> None:
         # By its type: pydantic's classes take 0.7 us to say that a message is none of theirs.
         if type(message) in (m.HelloProducer, m.HelloRank):
             assert isinstance(message, m.Hello)
             self._introduce(message)
-        self._listener.said(self, message, spans)
+        self._listener.on_message(self, message, spans)
 
     def _introduce(self, message: m.Hello) -> None:
         self._clear_deadline("handshake")
@@ -318,15 +318,15 @@ class Peer(StreamProtocol):
         self.client_id = message.client_id
         self.role = "producer" if isinstance(message, m.HelloProducer) else "rank"
         self.opens_stores = message.opens_stores
-        self.hears_feedback = isinstance(message, m.HelloProducer) and message.feedback
+        self.wants_feedback = isinstance(message, m.HelloProducer) and message.feedback
         self.slicing = message.slicing if isinstance(message, m.HelloRank) else None
 
-    def _take(self, heard: Heard) -> None:
+    def _take(self, messages: Received) -> None:
         """Handle what became complete; a frame has room until its message was handled."""
         try:
-            for message, spans in heard:
+            for message, spans in messages:
                 self.last_heard = self._clock()
-                self._hear(message, spans)
+                self._handle(message, spans)
                 if self._counted:
                     self._counted = False
                     self._listener.receiving.done(self)
@@ -337,7 +337,7 @@ class Peer(StreamProtocol):
 
     def _admit(self, nbytes: int) -> bool:
         """Whether there is room for a frame; else nothing is read until there is."""
-        # A rank's frames have no payload, and are heard always: they free what others wait for.
+        # A rank's frames have no payload, and are always received: they free memory and room.
         if self.role != "producer":
             return True
         receiving = self._listener.receiving
@@ -355,7 +355,7 @@ class Peer(StreamProtocol):
             self._unpause(Pause.NO_ROOM)
 
     def _receive_no_more(self) -> None:
-        """Give room back, and memory; from now on what comes is read to be forgotten."""
+        """Release room and memory; further bytes are read and discarded."""
         self._session.drop()
         self._listener.receiving.done(self)
         for pause in list(self._pauses):
@@ -373,7 +373,7 @@ class Peer(StreamProtocol):
         self._transport.resume_reading()
 
     def _reason(self, otherwise: str) -> str:
-        """Why the connection ended: a peer that said goodbye need not wait for the answer."""
+        """The reason of the end: `bye` after a goodbye, answered or not."""
         state = self._session.state
         return "bye" if state in LEAVING or state is SessionState.CLOSED else otherwise
 
@@ -387,7 +387,7 @@ class Peer(StreamProtocol):
             self._set_deadline("goodbye", GOODBYE_SECONDS, self._transport.abort)
 
     def _pump(self) -> None:
-        """Write bulk frames while there is room; in a later turn what exceeds a turn's share."""
+        """Write bulk frames while there is room; those beyond a turn's share in the next turn."""
         while self._jobs and not self._paused and self._share > 0 and self._transport is not None:
             frame = self._jobs.popleft()()
             if frame is not None and self._may_send(frame[0]):
@@ -402,14 +402,14 @@ class Peer(StreamProtocol):
 
     def _may_send(self, frame: Buffer) -> bool:
         try:
-            self._session.said(frame)
+            self._session.sent(frame)
         except IllegalTransition as bug:
-            self._said_wrong(bug)
+            self._sent_out_of_turn(bug)
             return False
         return True
 
-    def _said_wrong(self, bug: IllegalTransition) -> None:
-        """A bug of ours: the peer hears of it, and what others were to be told is not held up."""
+    def _sent_out_of_turn(self, bug: IllegalTransition) -> None:
+        """A bug of ours: the peer gets the error, and messages to others go on."""
         log.error(
             "bug: a message to %s was out of protocol order; the connection is closed: %s",
             self,
@@ -422,7 +422,7 @@ class Peer(StreamProtocol):
         self.fail(ProtocolError(f"no {what} within {timeout:g} s"))
 
     def _expect_reading(self) -> None:
-        """Give the peer until the deadline to read some of what is written; slow is no fault."""
+        """Give the peer until the deadline to read some bytes; slow is no fault."""
         if self._transport is not None:
             unread = self._transport.get_write_buffer_size()
             timeout = self._limits.write_timeout

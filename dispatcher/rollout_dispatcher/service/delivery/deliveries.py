@@ -1,9 +1,9 @@
-"""Whose micro-batches are handed out next, a slice of time at once.
+"""Hands micro-batches out to DP ranks in turn, for a slice of time at once.
 
     Deliver --> header, at once --> in turn --> a frame a micro-batch, when its peer has room for it
 
-What was decided for one connection of a rank is not for its next, and what was planned again, or is
-over, is not sent: it is looked at again when its turn comes.
+A delivery is for one connection of a rank and one attempt of a step: when its turn comes and either
+is over, nothing is sent.
 """
 
 from collections import deque
@@ -26,10 +26,10 @@ from rollout_dispatcher.service.metrics.registry import Metrics
 
 #: How long micro-batches are handed out before others get their turn on the event loop.
 DELIVERY_SLICE_SECONDS = 0.005
-#: Micro-batches between two looks at the clock.
-LOOKED_AT_EVERY = 4
+#: Micro-batches between two readings of the clock.
+CLOCK_EVERY = 4
 #: Micro-batches of a step that is handed out whole with its headers; of a larger one every rank
-#: hears before any of them gets its part.
+#: gets the header before any rank gets micro-batches.
 HANDED_OUT_AT_ONCE = 8
 
 
@@ -55,9 +55,9 @@ class Deliveries:
         self._frames, self._failure = frames, failure
         self._metrics = metrics
         self._clock, self._later, self._perform = clock, later, perform
-        #: By step until it is committed: the plan's digest, its header and what is told of groups.
+        #: By step until it is committed: the plan's digest, its header and the totals of groups.
         self._announced: dict[int, tuple[str, bytes, GroupTotals | None]] = {}
-        #: Ranks, the step that they get and what they are told of its groups, the next micro-batch.
+        #: Ranks, their step, the totals of its groups, and the next micro-batch.
         self._line: deque[tuple[RankConnection, OpenStep, GroupTotals | None, int]] = deque()
 
     def deliver(self, effect: e.Deliver) -> None:
@@ -79,11 +79,11 @@ class Deliveries:
             self._later(self._hand_out)
 
     def forget(self, step: int) -> None:
-        """Nobody has to be told of it any more."""
+        """The step is committed: forget its header."""
         self._announced.pop(step, None)
 
     def _announcement(self, step: OpenStep) -> tuple[bytes, GroupTotals | None]:
-        """What ranks are told of a step beside its samples; made once a plan, for all of them."""
+        """The header of a step and the totals of its groups; made once a plan, for all ranks."""
         found = self._announced.get(step.number)
         if found is None or found[0] != step.digest:
             groups = GroupTotals.of(step.micro_batches)
@@ -96,13 +96,13 @@ class Deliveries:
         return found[1:]
 
     def _are_readable(self, rank: RankConnection, step: OpenStep, first: int) -> bool:
-        """Whether the journal has all that this rank gets; what it lacks costs those samples."""
+        """Whether the journal can read this rank's samples back; drops those that it cannot."""
         if not (lost := self._frames.unreadable(rank.dp_rank, step, first)):
             return True
-        said = Unresolved(
+        unresolved = Unresolved(
             step.number, step.attempt, tuple(lost), next(iter(lost.values())), DropReason.UNREADABLE
         )
-        self._perform(self._core.unreadable(rank.dp_rank, said))
+        self._perform(self._core.unreadable(rank.dp_rank, unresolved))
         self._later(self._act_on_it)
         return False
 
@@ -114,10 +114,10 @@ class Deliveries:
         until = self._clock() + DELIVERY_SLICE_SECONDS
         while self._line:
             rank, step, groups, index = self._line.popleft()
-            if not self._connections.is_attached(rank):  # who has said hello since gets it anew
+            if not self._connections.is_attached(rank):  # after another hello it gets them anew
                 continue
             for at in range(index, len(step.micro_batches[rank.dp_rank])):
-                if at > index and at % LOOKED_AT_EVERY == 0 and self._clock() > until:
+                if at > index and at % CLOCK_EVERY == 0 and self._clock() > until:
                     self._line.appendleft((rank, step, groups, at))
                     break
                 rank.peer.enqueue(partial(self._bulk, rank, step, groups, at))
@@ -135,7 +135,7 @@ class Deliveries:
             self._metrics.delivery_duration.observe(self._clock() - step.planned_at)
         try:
             return self._frames.of(rank.dp_rank, step, groups, index, rank.peer.slicing)
-        except JournalCorrupt:  # since it was looked at
+        except JournalCorrupt:  # since the header was sent
             self._are_readable(rank, step, index)
             return None
         except Exception as error:  # a payload cannot be read back, or a bug of ours

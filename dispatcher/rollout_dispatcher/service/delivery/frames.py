@@ -1,7 +1,7 @@
 """The frame of a micro-batch for one DP rank, from where its samples' payloads are.
 
-Payloads that the journal alone has are read back for this once; what lies in a payload store goes
-as a reference.
+Payloads that are in the journal alone are read back for it; samples in payload stores are sent as
+references.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from rollout_dispatcher.service.barrier import DurabilityBarrier
 
 
 class Frames:
-    """Builds them. barrier: reads back what the journal alone has. multiple: of tokens, to which
+    """Builds frames. barrier: reads payloads back from the journal. multiple: of tokens, to which
     ranks pad samples.
     """
 
@@ -33,10 +33,10 @@ class Frames:
         index: int,
         slicing: Slicing | None,
     ) -> Sequence[Buffer]:
-        """That of one micro-batch, a filler where it has no samples; raises what the journal does.
+        """The frame of a micro-batch, a filler where it has no samples; raises JournalCorrupt.
 
-        groups: None where no sample has one. slicing: what the rank wants of samples that it trains
-        with others; None: the whole of them.
+        groups: None where no sample has one. slicing: of samples that the rank trains with others;
+        None: it gets the whole of them.
         """
         entries, attempt = step.trained_by(dp_rank, index), step.attempt
         if not entries:
@@ -52,8 +52,8 @@ class Frames:
     def unreadable(self, dp_rank: int, step: OpenStep, first: int) -> dict[str, str]:
         """Samples that the journal cannot read back for a rank from that micro-batch on, and why.
 
-        What the journal alone has is read twice so, before the rank may be prepared and once more
-        for its frame: a rank that waits inside a collective can be told of no error.
+        Such payloads are read twice, before the rank may be prepared and for its frame: an error
+        cannot reach a rank that waits inside a collective.
         """
         indices = range(first, len(step.micro_batches[dp_rank]))
         parts = [step.trained_by(dp_rank, index) for index in indices]
