@@ -75,7 +75,6 @@ def fill_sets(
     *,
     start: FloatArray | None = None,
     slowness: tuple[float, ...] | None = None,
-    tightly: bool = True,
 ) -> Labels:
     """The same of each set of items by itself, or else tightly; -1 where an item finds no room.
 
@@ -87,7 +86,7 @@ def fill_sets(
             each,
             lpt_budget(x[each], s[each], bins, budget, start=start, slowness=slowness),
         )
-        if found is None and tightly:
+        if found is None:
             own = each[np.argsort(-s[each], kind="stable")]
             found = differencing_labels(s[own], bins, equal_size=False)
             if np.bincount(found, s[own]).max() > budget:

@@ -105,13 +105,13 @@ def fill(
 def _fill(x: FloatArray, s: IntArray, R: int, M: int, budget: int) -> IntArray | None:
     """By cost, ruled micro-steps up to their levels first; else all at once; else by tokens."""
     tokens = np.minimum(s, budget)
-    if is_ruled(x, R, M):
+    if is_ruled(x, R, M) and (x[1:] <= x[:-1]).all():  # whole groups may fall in tokens alone
         level = levels_under(x, tokens, R, M, budget)
         most = np.where(level > level[-1], level * (1 + tuning.ROUNDING), np.inf)
         kinds = [assign.Kind(most=each) for each in most.repeat(R).tolist()]
-        labels = assign.put(x, tokens, [budget] * (R * M), kinds)
-        if labels.min() >= 0:
-            return labels
+        found = assign.put(x, tokens, [budget] * (R * M), kinds)
+        if found.min() >= 0:
+            return found
     labels = assign.lpt_budget(x, s, R * M, budget)
     if labels is None:
         labels = assign.lpt_budget(s.astype(np.float64), s, R * M, budget)
@@ -214,15 +214,6 @@ def pack_ranks(
         start = _by_samples(x, t, R, M, budget)
         found = found if start is None else min((found, levelled(start)), key=time)
     return found, M
-
-
-def count_ranks(x: FloatArray, R: int, M: int, most: int) -> IntArray:
-    """The same where a micro-batch has room for `most` items: then any M * `most` of a rank fit."""
-    ids = assign.members(assign.lpt(x, R, M * most), R)[:, : M * most]
-    assign.swap_level(ids[None], np.append(x, 0.0))
-    labels = np.empty(len(x) + 1, dtype=np.int64)
-    labels[ids] = np.arange(R)[:, None] * M + np.arange(ids.shape[1]) % M
-    return labels[:-1]
 
 
 def _by_samples(x: FloatArray, t: IntArray, R: int, M: int, budget: int) -> IntArray | None:
