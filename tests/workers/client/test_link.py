@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import selectors
 import socket
 import ssl
 import weakref
@@ -9,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -156,6 +157,56 @@ async def joined(folder: Path, way: str) -> AsyncIterator[Ends]:
 async def ends(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
     async with joined(tmp_path, request.param) as found:
         yield found
+
+
+class Poll(selectors.DefaultSelector):
+    """The poll of a process that is stopped (SIGSTOP) in it, if `stopped` is set, while that runs.
+
+    Once the process goes on, the time of the poll is up, and it returns nothing of what has come.
+    """
+
+    stopped: Callable[[], None] | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.stopped is None or timeout == 0:
+            return super().select(timeout)
+        meanwhile, self.stopped = self.stopped, None
+        meanwhile()
+        return []
+
+
+def test_a_process_that_was_stopped_reads_what_came_meanwhile_before_it_gives_up() -> None:
+    poll, accepted = Poll(), list[socket.socket]()
+    server = socket.create_server(("127.0.0.1", 0))
+
+    class Stopped(Words):
+        """Its process is stopped when it has said Ping, until after the answer has come."""
+
+        def ping(self) -> m.Ping:
+            poll.stopped = self.stopped
+            return super().ping()
+
+        def stopped(self) -> None:
+            accepted[0].sendall(codec.encode(m.Pong()))
+            sleep(0.3)
+
+    async def run() -> None:
+        core, loop = Stopped(), asyncio.get_running_loop()
+        link = Link(Role(core, Side.PRODUCER, LIMITS, core.news.set), loop)
+        await connect(Endpoint("127.0.0.1", server.getsockname()[1]), link, None)
+        accepted.append(server.accept()[0])
+        accepted[0].sendall(codec.encode(producer_welcome(heartbeat_interval_s=0.1)))
+        await link.welcomed
+        until = loop.create_future()
+        watching = asyncio.ensure_future(link.watch(until))
+        assert m.Pong() in await core.hears(2)
+        until.set_result(None)
+        await watching
+        link.abort()
+
+    with server, asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(poll)) as runner:
+        runner.run(run())
+    accepted[0].close()
 
 
 async def test_a_small_frame_right_behind_a_large_one_is_not_waited_for(ends: Ends) -> None:

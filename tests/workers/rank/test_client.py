@@ -94,6 +94,26 @@ def test_a_goodbye_without_an_answer_is_said_again_on_a_new_connection(
     closing.result(10)
 
 
+def test_a_close_after_the_end_delivers_the_last_commit_to_a_dispatcher_that_is_started_again(
+    dispatcher: ScriptedDispatcher,
+) -> None:
+    client, peer = dispatcher.rank()
+    peer.give(0, [1])
+    taken = taken_from(client)
+    peer.send(m.End(reason=EndReason.ENDED))
+    taken.commit()
+    assert client.next_step(10) is None
+    closing = dispatcher.meanwhile(client.close)
+    peer.wait_for(m.Commit)
+    peer.close()
+    for _ in range(3):
+        dispatcher.accept().close()  # it does not serve yet
+    again = dispatcher.accept()
+    assert again.welcome_rank().committed == 0
+    again.acknowledge_bye()
+    closing.result(10)
+
+
 def test_a_close_without_a_dispatcher_warns_of_what_it_may_not_know(
     dispatcher: ScriptedDispatcher, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -204,7 +204,7 @@ class Connector:
                     raise refused from lost
                 if self._over():
                     return
-                if last_attempt or self._is_late():
+                if (last_attempt and not self._finished) or self._is_late():
                     log.log(
                         self._level,
                         "%s closed without a connection to the dispatcher at %s (%s): it may not "
@@ -230,7 +230,8 @@ class Connector:
     def _is_late(self) -> bool:
         """Whether a client with nothing left to do has looked for the dispatcher for long enough.
 
-        It may have stopped; or it lives, and lost the last word with the connection.
+        It may have stopped; or it lives, and lost the last word with the connection; or it is
+        started again, and waits for the last commit of a rank that closes meanwhile.
         """
         if not self._finished:
             return False
@@ -244,7 +245,10 @@ class Connector:
         if delay is None:
             raise DispatcherUnreachable(self._endpoint, self._backoff.timeout, lost) from lost
         self._say_lost(lost)
-        await asyncio.wait((self._leaving,), timeout=delay)
+        if self._leaving.done():
+            await asyncio.sleep(delay)
+        else:
+            await asyncio.wait((self._leaving,), timeout=delay)
 
     def _say_lost(self, lost: OSError) -> None:
         """Tell the log at once, and then now and then: a thousand ranks may be looking."""

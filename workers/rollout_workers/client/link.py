@@ -118,6 +118,8 @@ class Link(StreamProtocol):
                 timeout=heartbeat.wait(now),
                 return_when=asyncio.FIRST_COMPLETED,
             )
+            # If SIGSTOP has cut the poll short, it has returned nothing: the next one reads.
+            await asyncio.sleep(0)
             if self.ended.done():
                 await self.ended
             before, left = left, self._left()
