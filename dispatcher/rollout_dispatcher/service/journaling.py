@@ -127,7 +127,8 @@ def _check_stores(config: ServeConfig, memory: RecoveredState) -> None:
 
 def _check_accepted_in_groups(config: ServeConfig, entries: Iterable[Entry]) -> None:
     """Check samples that were accepted one by one: a part of their group may have been trained."""
-    apart = [entry.sample for entry in entries if entry.group < 0 and _has_company(entry)]
+    samples = [entry.sample for entry in entries if entry.group < 0]
+    apart = [it for it in samples if it.group_id is not None and it.group_size != 1]
     if apart:
         raise ConfigError(
             f"{_held(config, len(apart))} accepted under --groups ignore, whose groups (such as "
@@ -194,10 +195,6 @@ def _declared(group: list[Entry]) -> int:
 
 def _size(group: list[Entry]) -> int:
     return max(_declared(group), len(group))
-
-
-def _has_company(entry: Entry) -> bool:
-    return entry.sample.group_id is not None and entry.sample.group_size != 1
 
 
 def _in_steps(memory: RecoveredState) -> Iterator[Entry]:

@@ -11,7 +11,6 @@ with samples of 1 MB an eighth of the dispatcher's system time or more. Here it 
 """
 
 import asyncio
-import contextlib
 import ctypes
 import json
 import logging
@@ -21,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -76,31 +76,27 @@ async def in_own_thread(work: Callable[[], T], undo: Callable[[T], object] = lam
 
     undo: called in a thread with the result if the call was cancelled meanwhile.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if error is None and done.cancelled():
-            threading.Thread(target=undo, args=(result,), daemon=True).start()
-        elif error is None:
-            done.set_result(result)  # type: ignore[arg-type]  # None only where that is a T
-        elif not done.cancelled():
-            done.set_exception(error)
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
             result = work()
         except BaseException as error:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, None, error)
+            with suppress(InvalidStateError):
+                future.set_exception(error)
             return
         try:
-            loop.call_soon_threadsafe(settle, result, None)
-        except RuntimeError:
+            future.set_result(result)
+        except InvalidStateError:  # cancelled, as the call was
             undo(result)
 
     threading.Thread(target=run, daemon=True).start()
-    return await done
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        if not future.cancel() and future.exception() is None:  # the result came at the same time
+            threading.Thread(target=undo, args=(future.result(),), daemon=True).start()
+        raise
 
 
 #: Free memory to keep at the end of the heap: about the bytes received while a step is committed.

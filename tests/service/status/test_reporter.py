@@ -1,7 +1,6 @@
 """What the service says of itself: since when a reason is there, and a line now and then."""
 
 import logging
-import math
 import re
 
 import pytest
@@ -19,6 +18,7 @@ from rollout_dispatcher.service.reporter import (
     RunLog,
 )
 from tests.service.conftest import Serve
+from tests.service.wires import make_router
 from tests.support.client import Producer, Trainer
 from tests.support.core.cores import Bench
 from tests.support.samples import make_sample
@@ -245,11 +245,11 @@ def test_each_reason_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
     ]  # fmt: skip
 
 
-def test_the_end_tells_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
-    log = DropsLog()
-    log.note({DropReason.STALE: entries("a")}, 0.0)
-    log.note({DropReason.STALE: entries("b")}, 0.0)
-    log.check(math.inf)
+async def test_the_end_logs_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    router = make_router()
+    router.drops_log.note({DropReason.STALE: entries("a")}, 0.0)
+    router.drops_log.note({DropReason.STALE: entries("b")}, 0.0)
+    router.close()
     assert [line[-1] for line in caplog.messages] == ["a", "b"]
 
 
