@@ -219,8 +219,7 @@ class RankState:
 
     def disconnected(self, *, for_good: bool) -> None:
         """Its connection is gone, `for_good` if it sent Bye."""
-        self.connected = self.hungry = self.end_sent = False
-        self.limit_sent = None
+        self.connected = self.hungry = False
         self.gone = for_good
 
     @property
